@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use proxy::{NamespacedName, Owner};
 
 use crate::config::Config;
@@ -13,15 +13,11 @@ use crate::tables::Tables;
 #[derive(Default)]
 pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Box<[Arc<ServedPort>]>>,
+    /// Those that go on to be served as they were, since not every object could be read.
+    going_on: HashSet<NamespacedName>,
 }
 
 impl Claims {
-    /// Whether something leads to endpoints of a Service port of which none is known.
-    pub(crate) fn lost_endpoints(&self, owner: &Arc<Owner>, tables: &Tables) -> bool {
-        let port = self.port(owner);
-        port.is_some_and(|port| !port.has_endpoints()) && tables.leads_to(owner)
-    }
-
     /// All Services that claim something.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
@@ -36,16 +32,20 @@ impl Claims {
     /// Whether all that a Service claims is there.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
-        tables.has_base() && ports.all(|port| tables.has_all_of(&port.owner))
+        tables.has_base()
+            && !self.going_on.contains(service)
+            && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Makes these all that a Service claims.
+    /// Makes these all that a Service claims. As long as nothing may be deleted, what leads to
+    /// endpoints goes on to.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
         ports: Vec<ServedPort>,
         tables: &mut Tables,
         config: &Config,
+        may_delete: bool,
     ) {
         let ports: Box<[Arc<ServedPort>]> = ports.into_iter().map(Arc::new).collect();
         let before = if ports.is_empty() {
@@ -61,12 +61,68 @@ impl Claims {
                 tables.affinity.release(&old.owner);
             }
         }
+        let mut goes_on = false;
         for port in &ports {
-            tables.slots.claim(&port.owner, port.slots(config.layout));
             let members = port.members().map(|member| (member, ()));
             tables.members.claim(&port.owner, members);
-            tables.chains.claim(&port.owner, port.chains(config));
             tables.affinity.claim(&port.owner, port.affinity());
+            if !may_delete && port.is_cut_off() {
+                goes_on |= claim_as_there(port, tables, config);
+            } else {
+                tables.slots.claim(&port.owner, port.slots(config.layout));
+                tables.chains.claim(&port.owner, port.chains(config));
+            }
+        }
+        if goes_on {
+            self.going_on.insert(service.clone());
+        } else {
+            self.going_on.remove(service);
         }
     }
+
+    /// Something else was found in the kernel while nothing may be deleted: claims anew what goes on
+    /// to be as it is there.
+    pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
+        self.going_on.clear();
+        for (service, ports) in &self.ports {
+            for port in ports.iter().filter(|port| port.is_cut_off()) {
+                if claim_as_there(port, tables, config) {
+                    self.going_on.insert(service.clone());
+                }
+            }
+        }
+    }
+}
+
+/// Claims what a Service port has been compiled to, and what leads to endpoints of it as it is
+/// there; whether there is any such thing.
+fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
+    let mut goes_on = false;
+    let slots = port.slots(config.layout).into_iter().map(|(slot, route)| {
+        let holder = tables.slots.owner(&slot);
+        let there = tables.slots.actual(&slot);
+        let there = there.filter(|_| holder.is_none_or(|holder| *holder == port.owner));
+        match there.filter(|there| port.goes_on(there, &route)) {
+            Some(there) => {
+                goes_on = true;
+                (slot, there.clone())
+            }
+            None => (slot, route),
+        }
+    });
+    let slots: Vec<_> = slots.collect();
+    tables.slots.claim(&port.owner, slots);
+    let chains = port.chains(config).into_iter().map(|(chain, content)| {
+        let there = tables.chains.actual(&chain);
+        match there.filter(|_| port.ends_in_nothing(&chain, config.layout)) {
+            Some(there) => {
+                goes_on |= *there != content;
+                (chain, *there)
+            }
+            None => (chain, content),
+        }
+    });
+    let chains: Vec<_> = chains.collect();
+    tables.chains.claim(&port.owner, chains);
+    goes_on
 }

@@ -127,6 +127,19 @@ impl Base {
         [purpose.prefix(), &self.0].concat().into()
     }
 
+    /// Whether a chain is one of these.
+    pub(crate) fn has(&self, chain: &str) -> bool {
+        let all = [
+            Purpose::Cluster,
+            Purpose::Local,
+            Purpose::External,
+            Purpose::Firewall,
+            Purpose::Endpoint,
+        ];
+        let prefix = chain.strip_suffix(&self.0);
+        prefix.is_some_and(|prefix| all.iter().any(|purpose| purpose.prefix() == prefix))
+    }
+
     /// The set of an endpoint's clients.
     pub(crate) fn affinity(&self) -> Name {
         [AFFINITY, &self.0].concat().into()

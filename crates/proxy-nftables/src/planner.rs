@@ -336,7 +336,6 @@ impl<'a> Planner<'a> {
         let slots = tables.slots.due(self.now);
         for slot in slots.filter(|slot| !tables.slots.is_failing(slot)) {
             let owner = tables.slots.owner(slot);
-            let owner = owner.filter(|owner| !self.goes_on(owner));
             let is_more = owners.len() < MANY_PARTS;
             owners.extend(owner.filter(|owner| is_more || owner.rank < Rank::Other));
         }
@@ -391,19 +390,12 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether a Service port goes on to be served as it is: no endpoint of it is known any more,
-    /// while an object is known to exist that could not be read.
-    fn goes_on(&self, owner: &Arc<Owner>) -> bool {
-        !self.may_delete && self.claims.lost_endpoints(owner, self.tables)
-    }
-
     fn due(&self) -> Due<'a> {
         let (tables, now) = (self.tables, self.now);
         let mut due = Due::default();
         let mut stale: BTreeSet<(bool, &Name)> = BTreeSet::new();
         for chain in tables.chains.due(now) {
             match (tables.chains.owner(chain), self.written(chain)) {
-                (Some(owner), _) if self.goes_on(owner) => {}
                 (Some(owner), Some(written)) => {
                     due.part(owner).chains.insert(Arc::clone(chain), written);
                 }
@@ -414,7 +406,6 @@ impl<'a> Planner<'a> {
         }
         for set in tables.affinity.due(now) {
             match (tables.affinity.owner(set), self.seconds(set)) {
-                (Some(owner), _) if self.goes_on(owner) => {}
                 (Some(owner), Some(seconds)) => {
                     let part = due.part(owner);
                     part.affinity.push((Arc::clone(set), seconds));
@@ -427,7 +418,6 @@ impl<'a> Planner<'a> {
         for slot in tables.slots.due(now) {
             let change = self.change(slot);
             match tables.slots.owner(slot) {
-                Some(owner) if self.goes_on(owner) => {}
                 Some(owner) => due.part(owner).slots.push(change),
                 None if self.may_delete => due.unowned.push(Part {
                     slots: vec![change],

@@ -69,10 +69,16 @@ pub struct Route {
 }
 
 impl Route {
-    /// Whether it leads to endpoints.
-    pub(crate) fn leads(&self) -> bool {
+    /// Whether it leads to endpoints for some sender at least.
+    fn leads(&self) -> bool {
         let is_chain = |to: &Verdict| matches!(to, Verdict::Goto(chain) if **chain != *REJECT);
         self.to.as_ref().is_some_and(is_chain) || self.choices != Choices::default()
+    }
+
+    /// Whether somebody has endpoints by this that would have none by the other.
+    fn serves_more_than(&self, other: &Self) -> bool {
+        let leads_all = |route: &Self| route.leads() && route.unserved.is_none();
+        (self.leads() && !other.leads()) || (leads_all(self) && !leads_all(other))
     }
 
     /// The chains of Service ports that it leads to.
@@ -386,9 +392,29 @@ impl ServedPort {
         }
     }
 
-    /// Whether any endpoint of it is known.
-    pub(crate) fn has_endpoints(&self) -> bool {
-        self.any
+    // ---- while not every object could be read ----
+
+    /// Whether some address of it leads nobody, or not everybody, to endpoints.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        !self.is_served(self.internal_local)
+            || (self.is_reachable_from_outside() && !self.is_served(self.external_local))
+    }
+
+    /// What stays of an address as it is there: what leads to endpoints of its own where it would
+    /// lead to none. An object that cannot be read may hold these.
+    pub(crate) fn goes_on(&self, there: &Route, compiled: &Route) -> bool {
+        let base = Base::of_port(&self.owner.name);
+        let mut chains = there.chains();
+        chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
+    }
+
+    /// Whether a chain of it may have led somebody to endpoints whom it would no longer lead there.
+    pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
+        let base = Base::of_port(&self.owner.name);
+        let is_of = |purpose| base.chain(purpose) == *chain;
+        let is_way =
+            is_of(Purpose::External) || (layout == Layout::Flat && is_of(Purpose::Firewall));
+        is_way && !self.is_served(self.external_local)
     }
 
     /// Its elements of sets that it shares with others.

@@ -202,8 +202,9 @@ impl Nftables {
             self.choosers.extend(choosers);
             self.lacks_choosers |= self.choosers.len() > known;
         }
+        let (tables, may_delete) = (&mut self.tables, state.may_delete());
         self.claims
-            .put(name, ports, &mut self.tables, &state.config);
+            .put(name, ports, tables, &state.config, may_delete);
         state.news.changed(name);
     }
 
@@ -236,6 +237,9 @@ impl Nftables {
         let members = tables.members.observe(members);
         let chains = tables.chains.observe(chains);
         let affinity = tables.affinity.observe(affinity);
+        if !state.may_delete() {
+            self.claims.go_on(&mut self.tables, &state.config);
+        }
         self.want_base(state);
         if !is_drift {
             return;
@@ -267,17 +271,6 @@ impl Nftables {
             let owner = self.tables.affinity.owner(&set);
             news.disturb(owner.map(|owner| owner.name.service.clone()));
         }
-    }
-
-    /// Whether Service ports go on to be served as they are only because not every object could be
-    /// read.
-    fn has_ports_that_go_on(&self) -> bool {
-        let slots = &self.tables.slots;
-        let slots = slots.pending().filter_map(|slot| slots.owner(slot));
-        let chains = &self.tables.chains;
-        let chains = chains.pending().filter_map(|chain| chains.owner(chain));
-        let mut owners = slots.chain(chains);
-        owners.any(|owner| self.claims.lost_endpoints(owner, &self.tables))
     }
 }
 
@@ -332,9 +325,6 @@ impl engine::Scheme for Nftables {
     fn concern(&self, state: &State, part: Part) -> Concern {
         if part == Part::Addresses && state.node.serves_node_ports_everywhere() {
             Concern::Nobody
-        } else if part == Part::Table && !state.may_delete() && self.has_ports_that_go_on() {
-            // They wait for somebody who mends an object.
-            Concern::Operator
         } else {
             Concern::Clients
         }

@@ -79,15 +79,6 @@ impl Tables {
         .into_iter()
     }
 
-    /// Whether anything leads to endpoints of a Service port.
-    pub(crate) fn leads_to(&self, owner: &Arc<Owner>) -> bool {
-        let mut slots = self.slots.keys_of(owner).iter();
-        slots.any(|slot| {
-            let is_own = self.slots.owner(slot) == Some(owner);
-            is_own && self.slots.actual(slot).is_some_and(Route::leads)
-        })
-    }
-
     /// Whether what nobody wants counts as late: not while it may not be removed.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
