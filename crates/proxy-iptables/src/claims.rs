@@ -26,6 +26,8 @@ pub(crate) struct Claims {
     /// Of all Services.
     pub(crate) rules: Counts,
     pub(crate) is_terse: bool,
+    /// Whether what nobody wants may be taken away: every object could be read.
+    pub(crate) may_delete: bool,
 }
 
 /// How many rules there are in filter and nat.
@@ -50,7 +52,8 @@ impl Claims {
     /// Whether all that a Service claims is there.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
-        tables.has_base() && ports.all(|port| tables.has_all_of(&port.owner))
+        let is_known = |port: &ServedPort| self.may_delete || !port.is_cut_off();
+        tables.has_base() && ports.all(|port| is_known(port) && tables.has_all_of(&port.owner))
     }
 
     /// Makes these all that a Service claims.
@@ -87,7 +90,16 @@ impl Claims {
             is_terse: self.is_terse,
         };
         let slots = port.slots(style);
-        let chains = port.chains(style);
+        let mut chains = port.chains(style);
+        if !self.may_delete && port.is_cut_off() {
+            // The endpoints of this node may be in an object that could not be read. All else that
+            // leads to them is wanted by nobody then, and stays.
+            let external = port.external_chain();
+            let there = tables.chains.actual(&external);
+            for (chain, content) in &mut chains {
+                *content = *there.filter(|_| *chain == external).unwrap_or(content);
+            }
+        }
         let [mut filter, mut nat] = Counts::default();
         for (slot, text) in &slots {
             let of = if slot.chain.table() == Table::Nat {
@@ -102,6 +114,16 @@ impl Claims {
         tables.slots.claim(&port.owner, slots);
         tables.chains.claim(&port.owner, chains);
         self.count(&port.owner.clone(), Some((port, [filter, nat])));
+    }
+
+    /// Something else was found in the kernel while nothing may be deleted: claims anew what goes on
+    /// to be as it is there.
+    pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
+        let ports = self.ports.values().flatten();
+        let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();
+        for port in cut_off {
+            self.claim(port, tables, config);
+        }
     }
 
     /// Keeps what an owner has, and the sums.

@@ -209,6 +209,17 @@ impl ServedPort {
         self.any && !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
+    /// Whether the policy leaves nobody to serve what comes from outside, though there are
+    /// endpoints elsewhere.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.any && self.is_reachable_from_outside() && !self.is_served(self.external_local)
+    }
+
+    /// The chain for what comes from outside.
+    pub(crate) fn external_chain(&self) -> Chain {
+        self.chain(Purpose::External)
+    }
+
     /// Why packets that nobody takes are stopped, and how.
     fn stop(&self) -> (String, Target) {
         if self.any {

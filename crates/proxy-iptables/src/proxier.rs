@@ -125,6 +125,9 @@ impl Iptables {
         tables.disordered.observe(disordered.map(|of| (of, ())));
         let leftovers = (!leftovers.is_empty()).then_some(leftovers);
         tables.leftovers.observe(leftovers.map(|found| ((), found)));
+        if !state.may_delete() {
+            self.claims.go_on(&mut self.tables, &state.config);
+        }
         self.want_base(state);
         if !is_drift {
             return;
@@ -264,6 +267,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn removals_change(&mut self, state: &State) {
+        self.claims.may_delete = state.may_delete();
         self.tables.count_removals(state.removals());
     }
 

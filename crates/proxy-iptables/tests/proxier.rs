@@ -855,6 +855,50 @@ fn nothing_is_taken_away_before_everything_is_known() {
 }
 
 #[test]
+fn endpoints_of_this_node_go_on_to_be_served_before_everything_is_known() {
+    let mut local = service(1);
+    local.external_local = true;
+    local.ports[0].node_port = Some(30_001);
+    let elsewhere = || match slice(1, [3]) {
+        Event::SliceApplied(slice) => Event::SliceApplied(EndpointSlice {
+            name: name("web-1-b"),
+            ..slice
+        }),
+        other => other,
+    };
+    let mut held = World::new();
+    held.apply(Event::ServiceApplied(local.clone()));
+    held.apply(slice(1, [2]));
+    held.apply(elsewhere());
+    held.sync();
+    let leads_here = |world: &World| {
+        let all = world.holds();
+        let mut external = all
+            .iter()
+            .filter(|((_, chain), _)| chain.contains("KUBE-EXT-"));
+        external.any(|(_, rules)| rules.concat().contains("-j KUBE-SVL-"))
+    };
+    assert!(leads_here(&held), "{:?}", held.holds());
+
+    // The next process cannot read the slice of this node.
+    let mut world = World::on(held.kernel.clone(), false);
+    world.apply(Event::ServiceApplied(local));
+    world.apply(elsewhere());
+    world.sync();
+    let late = world.proxier.standing().pending_since;
+    assert_eq!(late, None, "what is there on purpose is not late");
+    assert!(leads_here(&world));
+    for kind in [Kind::Service, Kind::EndpointSlice] {
+        world.apply(Event::ListComplete {
+            kind,
+            is_whole: true,
+        });
+    }
+    world.sync();
+    assert!(!leads_here(&world), "nobody is here");
+}
+
+#[test]
 fn with_very_many_endpoints_comments_are_short() {
     let mut world = serving(1);
     world.apply(slice(1, 1..=1001));
