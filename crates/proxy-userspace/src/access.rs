@@ -11,7 +11,9 @@ use crate::config::Config;
 use crate::exchange::Found;
 use crate::kernel::Kernel;
 use crate::part::Part;
-use crate::plan::{Blame, Extent, Outcomes, Plan, Redirects, Refusal, SocketError, Written};
+use crate::plan::{
+    Blame, Change, Extent, Outcomes, Plan, Redirects, Refusal, SocketError, Written,
+};
 use crate::port::Listener;
 use crate::proxier::Userspace;
 use crate::relay::Serving;
@@ -72,8 +74,8 @@ fn serve(
     opened
 }
 
-/// Writes all at once; where that is refused, the base, and then the changes in halves of halves,
-/// until what is refused stands alone.
+/// Writes all at once; where that is refused, the base with what there was, and then the changes in
+/// halves of halves, until what is refused stands alone.
 fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> Written {
     let Err(refusal) = kernel.redirect(plan) else {
         return Written::default();
@@ -91,8 +93,17 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> Written {
         return refuse_all(refusal);
     }
     if plan.base.is_some() {
+        // A whole that would leave out what there was would take it away.
+        let was_there = plan
+            .changes
+            .iter()
+            .filter(|change| plan.extent == Extent::Whole && change.before.is_some());
+        let as_it_was = |change: &Change| Change {
+            after: change.before.clone(),
+            ..change.clone()
+        };
         let base = Redirects {
-            changes: Vec::new(),
+            changes: was_there.map(as_it_was).collect(),
             ..plan.clone()
         };
         if let Err(refusal) = kernel.redirect(&base) {
@@ -100,14 +111,7 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> Written {
         }
     }
     let mut written = Written::default();
-    let mut all = plan.changes.clone();
-    if plan.extent == Extent::Whole {
-        // With the base all is gone that was there.
-        for change in &mut all {
-            change.before = None;
-        }
-    }
-    let mut groups = VecDeque::from([(0, all.as_slice())]);
+    let mut groups = VecDeque::from([(0, plan.changes.as_slice())]);
     let mut left = MAX_WRITES;
     while let Some((from, changes)) = groups.pop_front() {
         if changes.is_empty() {

@@ -435,6 +435,34 @@ fn what_others_change_is_repaired_and_told() {
 }
 
 #[test]
+fn a_redirect_that_is_refused_takes_nothing_away_where_all_is_written_anew() {
+    let mut world = World::new().listed();
+    for number in 1..=9 {
+        let name = format!("web{number}");
+        world.apply(service(&name, &format!("10.96.0.{number}")));
+    }
+    world.sync();
+    world.apply(service("bad", "10.96.0.10"));
+    let bad = portal(Some("10.96.0.10"), 80);
+    let mut state = world.kernel.state();
+    state.refused.insert(bad);
+    // A rule of somebody else among ours.
+    state.base = None;
+    state.writes.clear();
+    drop(state);
+    world.mode.check(world.now);
+    let report = world.sync();
+    assert_eq!(report.failures.len(), 1);
+    assert_eq!(world.kernel.state().redirects.len(), 9);
+    let writes = world.writes();
+    let whole = writes.iter().filter(|plan| plan.extent == Extent::Whole);
+    for plan in whole {
+        let before = plan.changes.iter().filter(|of| of.before.is_some());
+        assert_eq!(before.count(), 9, "nothing is left out");
+    }
+}
+
+#[test]
 fn one_redirect_that_is_refused_harms_no_other() {
     let mut world = World::new().listed();
     for number in 1..=9 {
