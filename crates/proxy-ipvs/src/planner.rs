@@ -215,7 +215,9 @@ fn make(
         members.retain(|(rank, ..)| is_urgent(*rank));
         servers.retain(|(rank, _)| is_urgent(*rank));
     }
-    members.sort_unstable_by_key(|(_, set, member)| (*set, *member));
+    // What lets clients through comes before what refuses all others.
+    let refuses = |set: Set| set == Set::LoadBalancerFirewall;
+    members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
     let members = members.into_iter();
     ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
     for (_, key) in servers {
