@@ -136,6 +136,12 @@ impl Eq for Footprint {}
 /// Those of several modes.
 pub type Footprints = &'static [&'static Footprint];
 
+/// The names of their links: what these hold are no addresses of the node.
+pub fn links(modes: Footprints) -> Vec<&'static str> {
+    let links = modes.iter().filter_map(|mode| mode.link);
+    links.map(|link| link.name).collect()
+}
+
 /// That of upstream's nftables mode.
 pub const NFTABLES: Footprint = Footprint {
     nft_tables: &["kube-proxy"],

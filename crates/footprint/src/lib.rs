@@ -15,6 +15,6 @@ mod leftovers;
 pub mod nft;
 
 pub use footprint::{
-    Footprint, Footprints, Link, NFTABLES, OwnSet, Says, ServedBy, VirtualServers,
+    Footprint, Footprints, Link, NFTABLES, OwnSet, Says, ServedBy, VirtualServers, links,
 };
 pub use leftovers::{Finder, Held, Leftovers};

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use footprint::Footprints;
 use iptables::{Input, Iptables, Kind, Table};
 use proxy::{IpFamily, Unreadable};
 
@@ -54,18 +55,31 @@ pub struct Refusal {
 pub struct IptablesKernel {
     family: IpFamily,
     iptables: Iptables,
+    /// Of modes; what they hold are no addresses of the node.
+    links: Vec<&'static str>,
 }
 
 impl IptablesKernel {
     /// For one family, which iptables can write ([`Iptables::check`]).
     pub fn new(family: IpFamily, iptables: Iptables) -> Self {
-        Self { family, iptables }
+        Self {
+            family,
+            iptables,
+            links: Vec::new(),
+        }
+    }
+
+    /// The same that takes what the links of these modes hold for no addresses of the node.
+    #[must_use]
+    pub fn among(mut self, modes: Footprints) -> Self {
+        self.links = footprint::links(modes);
+        self
     }
 }
 
 impl Kernel for IptablesKernel {
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
-        route_netlink::all_addresses(self.family)
+        route_netlink::all_addresses(self.family, &self.links)
             .map_err(|error| Unreadable::new("the addresses of this node", error))
     }
 

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use footprint::Footprints;
 use nftables_netlink::{Error, Family, Nftables, OwnSockets, Transaction};
 use proxy::{IpFamily, Unreadable};
 
@@ -22,6 +23,8 @@ pub struct NetlinkKernel {
     nftables: Option<Nftables>,
     /// What this one changes is not told to its own program.
     own: Arc<OwnSockets>,
+    /// Of modes; what they hold are no addresses of the node.
+    links: Vec<&'static str>,
 }
 
 impl NetlinkKernel {
@@ -31,7 +34,15 @@ impl NetlinkKernel {
             family,
             nftables: None,
             own: Arc::default(),
+            links: Vec::new(),
         }
+    }
+
+    /// The same that takes what the links of these modes hold for no addresses of the node.
+    #[must_use]
+    pub fn among(mut self, modes: Footprints) -> Self {
+        self.links = footprint::links(modes);
+        self
     }
 
     /// The same, as one of those whose changes are not told.
@@ -63,7 +74,7 @@ impl Kernel for NetlinkKernel {
     }
 
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
-        route_netlink::all_addresses(self.family)
+        route_netlink::all_addresses(self.family, &self.links)
             .map_err(|error| Unreadable::new("the addresses of this node", error))
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
+use footprint::Footprints;
 use hashbrown::{HashMap, HashSet};
 use iptables::Iptables;
 use nftables_netlink::OwnSockets;
@@ -84,6 +85,8 @@ pub struct UserspaceKernel {
     relay: Relay,
     opened: HashMap<Listener, Opened>,
     traffic: Traffic,
+    /// Of modes; what they hold are no addresses of the node.
+    links: Vec<&'static str>,
 }
 
 impl UserspaceKernel {
@@ -95,7 +98,15 @@ impl UserspaceKernel {
             relay,
             opened: HashMap::new(),
             traffic: Traffic::default(),
+            links: Vec::new(),
         }
+    }
+
+    /// The same that takes what the links of these modes hold for no addresses of the node.
+    #[must_use]
+    pub fn among(mut self, modes: Footprints) -> Self {
+        self.links = footprint::links(modes);
+        self
     }
 
     /// Tells there what its listening ports count.
@@ -121,6 +132,7 @@ impl UserspaceKernel {
             relay,
             opened: HashMap::new(),
             traffic: Traffic::default(),
+            links: Vec::new(),
         })
     }
 
@@ -164,7 +176,7 @@ impl UserspaceKernel {
 
 impl Kernel for UserspaceKernel {
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
-        route_netlink::all_addresses(self.family)
+        route_netlink::all_addresses(self.family, &self.links)
             .map_err(|error| Unreadable::new("the addresses of this node", error))
     }
 

@@ -50,15 +50,23 @@ pub use route::LocalRoute;
 pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 
-/// The addresses of all links of the network namespace of the calling thread, by a connection of
-/// their own: one that failed is not used again.
+/// The addresses of all links but these of the network namespace of the calling thread, by a
+/// connection of their own: one that failed is not used again.
 ///
 /// # Errors
 ///
-/// As [`Rtnetlink::open`] and [`Rtnetlink::addresses`].
-pub fn all_addresses(family: IpFamily) -> Result<BTreeSet<IpAddr>, Error> {
-    let addresses = Rtnetlink::open()?.addresses(family.into())?;
-    Ok(addresses.into_iter().map(|held| held.address).collect())
+/// As [`Rtnetlink::open`], [`Rtnetlink::link`] and [`Rtnetlink::addresses`].
+pub fn all_addresses(family: IpFamily, but: &[&str]) -> Result<BTreeSet<IpAddr>, Error> {
+    let mut rtnetlink = Rtnetlink::open()?;
+    let links: Result<Vec<_>, Error> = but.iter().map(|name| rtnetlink.link(name)).collect();
+    let links: Vec<u32> = links?
+        .into_iter()
+        .flatten()
+        .map(|link| link.index)
+        .collect();
+    let all = rtnetlink.addresses(family.into())?.into_iter();
+    let all = all.filter(|held| !links.contains(&held.link));
+    Ok(all.map(|held| held.address).collect())
 }
 
 /// An IP version.

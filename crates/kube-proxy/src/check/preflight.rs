@@ -177,10 +177,7 @@ fn foreign(model: Option<&Model>) -> Vec<String> {
 /// The node's addresses with the names of their links, but for those that modes make.
 fn own_addresses(traces: &Traces) -> BTreeMap<IpAddr, String> {
     let mut found = BTreeMap::new();
-    let made: Vec<&str> = footprints::ALL
-        .iter()
-        .filter_map(|mode| mode.link.map(|link| link.name))
-        .collect();
+    let made = footprint::links(footprints::ALL);
     let Ok(mut rtnetlink) = Rtnetlink::open() else {
         return found;
     };

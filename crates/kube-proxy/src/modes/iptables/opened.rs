@@ -43,7 +43,7 @@ impl Rules {
             |family| access.check(&iptables, family),
             |family| is_disabled(family, "all") == Some(true),
             "rules",
-            move |family| Ok(IptablesKernel::new(family, own.clone())),
+            move |family| Ok(IptablesKernel::new(family, own.clone()).among(footprints::ALL)),
         )?;
         let opened = families.opened.iter().map(|(family, _)| *family);
         let counting = opened
@@ -78,7 +78,7 @@ impl Rules {
             let facts = start.node_facts(family);
             let further = iptables.clone();
             let looks = thread("looks", family, move || {
-                Ok(IptablesKernel::new(family, further))
+                Ok(IptablesKernel::new(family, further).among(footprints::ALL))
             })?;
             let lanes = Lanes::new([rules, looks]);
             Ok(Proxier::new(config, facts, lanes, start.now))

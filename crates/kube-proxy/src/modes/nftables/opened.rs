@@ -13,6 +13,7 @@ use proxy_nftables::{Config, Lanes, Layout, NetlinkKernel, Plan, Proxier, TABLE}
 use tracing::warn;
 
 use super::counters::TrackedFlows;
+use crate::footprints;
 use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
@@ -66,7 +67,8 @@ impl Table {
                     proxy_nftables::probe(family, layout)?;
                 }
                 // Each family's subscription leaves out what is written for either.
-                Ok(NetlinkKernel::new(family).one_of(Arc::clone(&own)))
+                let kernel = NetlinkKernel::new(family).among(footprints::ALL);
+                Ok(kernel.one_of(Arc::clone(&own)))
             },
         )?;
         if access == Access::Write
@@ -91,7 +93,9 @@ impl Table {
                 node_ip: shared.node_ip(family),
                 sync_period: shared.sync_period,
             };
-            let looks = thread("looks", family, move || Ok(NetlinkKernel::new(family)))?;
+            let looks = thread("looks", family, move || {
+                Ok(NetlinkKernel::new(family).among(footprints::ALL))
+            })?;
             let facts = start.node_facts(family);
             let lanes = Lanes::new([table, looks]);
             Ok(Proxier::new(config, facts, lanes, start.now))

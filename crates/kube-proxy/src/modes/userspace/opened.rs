@@ -89,7 +89,7 @@ impl Redirector {
                 UserspaceKernel::with_iptables(family, iptables.clone(), relay)
             }
         };
-        Ok(kernel.counted_in(traffic))
+        Ok(kernel.counted_in(traffic).among(footprints::ALL))
     }
 }
 

@@ -36,7 +36,7 @@ impl Real {
     }
 
     fn addresses(&self) -> BTreeSet<IpAddr> {
-        route_netlink::all_addresses(self.family).expect("the addresses")
+        route_netlink::all_addresses(self.family, &[]).expect("the addresses")
     }
 
     /// What there is now.
