@@ -413,7 +413,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     }
 
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
-        Some(&self.state.node.interface_addresses)
+        let has_addresses = self.state.node.has_addresses;
+        has_addresses.then_some(&self.state.node.interface_addresses)
     }
 
     fn drains(&self, named: usize) -> Drains {

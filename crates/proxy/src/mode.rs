@@ -71,11 +71,9 @@ pub trait Mode: Send {
     /// Where NodePorts are served; `None` while the node's addresses are not known.
     fn node_ports(&self) -> Option<&NodePorts>;
 
-    /// The node's own addresses of this family, on whatever interface; none while these are not
+    /// The node's own addresses of this family, on whatever interface; `None` while these are not
     /// known.
-    fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
-        None
-    }
+    fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
     /// What drains, of which at most so many are named: nothing in a mode that lets flows go on by
     /// themselves.

@@ -1,6 +1,7 @@
 //! A mode that does what it is told, and remembers what was done to it.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Instant;
@@ -112,6 +113,9 @@ impl Mode for Scripted {
     }
     fn go_on_serving(&mut self, _: Instant) {
         self.0.state().served_on += 1;
+    }
+    fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
+        None
     }
     fn node_ports(&self) -> Option<&NodePorts> {
         static LOCALHOST: NodePorts = NodePorts {
