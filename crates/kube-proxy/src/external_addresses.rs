@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use ipnet::IpNet;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -89,8 +90,9 @@ impl Contested {
             }
             Why::Refused(Refusal::ApiServer(port)) => format!(
                 "the API server is at {}, which this node would lose; take it out of {field}, or if it is meant, \
-                 name it alone in --allowed-external-cidrs",
-                SocketAddr::new(address, port)
+                 add {} to --allowed-external-cidrs, beside the networks of all other external addresses",
+                SocketAddr::new(address, port),
+                IpNet::from(address)
             ),
             Why::Refused(Refusal::NotAllowed) => format!(
                 "it is in no network of --allowed-external-cidrs; take it out of {field}, or add a network there"

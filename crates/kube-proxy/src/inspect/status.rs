@@ -106,6 +106,11 @@ fn add(status: &mut Status, facts: Facts, progress: &BTreeMap<IpFamily, Progress
             "an object exists that could not be read: until it can be, nothing is removed; the log names it".to_owned(),
         );
     }
+    for of in facts.families {
+        let updated = progress.get(&of.family).and_then(|of| of.updated);
+        status.families.push(family(&of, updated, facts.now));
+        add_seen(status, of, facts.now);
+    }
     let refused = facts.refused.iter().map(|(one, since)| Refused {
         family: one.family().to_string(),
         object: one.object(),
@@ -114,11 +119,6 @@ fn add(status: &mut Status, facts: Facts, progress: &BTreeMap<IpFamily, Progress
         seconds: ago(*since, facts.now),
     });
     status.errors.extend(refused);
-    for of in facts.families {
-        let updated = progress.get(&of.family).and_then(|of| of.updated);
-        status.families.push(family(&of, updated, facts.now));
-        add_seen(status, of, facts.now);
-    }
     status.errors.truncate(LISTED);
     status.conflicts.truncate(LISTED);
     status.draining.truncate(LISTED);
