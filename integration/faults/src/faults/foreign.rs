@@ -100,6 +100,10 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     if !has_rules {
         return nothing_of_ours(s, &script);
     }
+    // What is not there yet is made by whoever flushes it.
+    s.c.sh(&both(
+        "for t in nat filter; do $p-$backend -t $t -n -L >/dev/null; done",
+    ))?;
     let kinds: &[&str] = &["rule"];
     repair(
         s,

@@ -98,8 +98,9 @@ pub(super) fn small_buffers(s: &mut Stage<'_>) -> Result<Row> {
     let began = Instant::now();
     s.c.stop()?;
     let before = std::process::Command::new("sh")
-        .args(["-c", LEAST])
+        .args(["-ec", LEAST])
         .output()?;
+    ensure!(before.status.success(), "the buffers cannot be made small");
     let before = String::from_utf8_lossy(&before.stdout).into_owned();
     s.launch_on(&api, &[])?;
     let outcome = (|| -> Result<(Duration, usize, Duration)> {

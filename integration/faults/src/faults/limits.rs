@@ -66,7 +66,8 @@ pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
 pub(super) fn read_only(s: &mut Stage<'_>) -> Result<Row> {
     let script = "mount --bind -o ro /run /run && mount -o remount,bind,ro /run
         mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
-        ! touch /run/kube-proxy-may-not 2>/dev/null && ! (echo 1 >/proc/sys/net/ipv4/ip_forward) 2>/dev/null
+        touch /run/kube-proxy-may-not 2>/dev/null && exit 3
+        (echo 1 >/proc/sys/net/ipv4/ip_forward) 2>/dev/null && exit 4
         exec \"$@\"";
     Ok(restart_behind(s, &["unshare", "--mount", "sh", "-c", script, "sh"], &[])?.0)
 }
@@ -120,8 +121,7 @@ pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
 
 /// How often the kernel has ended somebody of the group for want of memory, and its peak in bytes.
 pub(super) fn pressed(s: &Stage<'_>, name: &str) -> Result<(u64, u64)> {
-    let number =
-        |script: &str| -> Result<u64> { Ok(s.c.sh(script)?.trim().parse().unwrap_or_default()) };
+    let number = |script: &str| -> Result<u64> { Ok(s.c.sh(script)?.trim().parse()?) };
     let ended = number(&format!(
         "sed -n 's/^oom_kill //p' /tmp/group/{name}/memory.events"
     ))?;
@@ -154,9 +154,9 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     let churn = Churn::start(api.objects(), count, 300);
     std::thread::sleep(Duration::from_secs(s.size.pick(2, 30)));
     let (made, _) = churn.stop()?;
-    s.follows(&api.objects())?;
     let (ended, peak) = pressed(s, "small").context("the memory group")?;
     ensure!(ended == 0, "the kernel has ended it {ended} times");
+    s.follows(&api.objects())?;
     s.repaired(ready);
     let megabytes = peak >> 20;
     s.did(format!("took over {count} Services within {ready:.0?}, and followed {made} changes, with {megabytes} MB"));

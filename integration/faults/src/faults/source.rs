@@ -47,12 +47,12 @@ pub(super) fn emptied(s: &mut Stage<'_>) -> Result<Row> {
         let dial = s.c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
         Ok(dial.timeout(Duration::from_millis(300)).ask().is_err())
     })?;
+    s.expect_line("the API server's list no longer names")?;
     sleep(Duration::from_millis(s.size.pick(500, 2_000)));
     api.apply(&web())?;
     let refilled = Instant::now();
     s.c.until_answered(&s.c.client, "10.96.0.10:80")?;
     s.repaired(refilled.elapsed());
-    s.expect_line("the API server's list no longer names")?;
     s.did("took away what the server no longer had, and programmed what was created, at once");
     let within = refilled.duration_since(damaged) + Duration::from_secs(5);
     s.close(damaged, Promise::WholeWithin(within))
