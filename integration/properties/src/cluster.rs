@@ -255,6 +255,14 @@ impl Cluster {
             let at = chance.index(self.slices.len());
             (Kind::EndpointSlice, self.slices.keys().nth(at)?.clone())
         };
+        // What no pod has would be all that is known of a Service.
+        let has_no_pod = |slice: &EndpointSlice| {
+            let mut endpoints = slice.endpoints.iter();
+            endpoints.any(|endpoint| endpoint.address.is_loopback())
+        };
+        if self.slices.values().any(has_no_pod) {
+            return None;
+        }
         self.garbled.insert((is_service, name.clone()));
         Some(Event::Unreadable(kind, name))
     }
@@ -373,7 +381,7 @@ impl Cluster {
         let node = chance.small(2);
         let octets = match chance.below(60) {
             // What no pod has.
-            0 => [127, 0, 0, 1],
+            0 if self.garbled.is_empty() => [127, 0, 0, 1],
             1 => NODE_ADDRESS,
             2 => [10, 96, 0, 10],
             _ => [10, 244, node + 1, 1 + chance.small(5)],

@@ -95,9 +95,6 @@ impl Subject for Userspace {
     fn served(&self, fronts: &BTreeSet<Front>) -> Served {
         let state = self.kernel.state();
         let mut served = Served::new();
-        if state.base.is_none() {
-            return served;
-        }
         for front in fronts {
             let portal = |address| Portal {
                 address,
@@ -184,11 +181,15 @@ impl Subject for Userspace {
                 told: is_told,
             })
         };
-        match chance.below(4) {
+        match chance.below(5) {
             0 => {
                 state.base = None;
                 state.redirects.clear();
                 damage("all redirects are flushed".to_owned())
+            }
+            4 => {
+                state.base = None;
+                damage("a rule of somebody else is among ours".to_owned())
             }
             1 => {
                 state.redirects.remove(&portal?);
