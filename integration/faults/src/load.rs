@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use lab::{Connection, Failure, Place, Transport};
-use scenarios::FIRST_TRY;
+use scenarios::{FIRST_TRY, Meter};
 
 /// Between two new connections of one way.
 const PAUSE: Duration = Duration::from_millis(25);
@@ -26,8 +26,6 @@ const ECHO: Duration = Duration::from_millis(100);
 /// How long an open connection may wait for an answer. TCP sends again meanwhile: what comes late is
 /// not lost.
 const OPEN_WAITS: Duration = Duration::from_secs(20);
-/// Nothing ran for longer than that: the guest stood still.
-const STALL: Duration = Duration::from_millis(150);
 /// How often somebody who waits for traffic looks.
 const GLANCE: Duration = Duration::from_millis(10);
 
@@ -87,46 +85,12 @@ impl fmt::Display for Account {
     }
 }
 
-/// How long nothing ran here.
-#[derive(Debug)]
-struct Stalls {
-    /// All that was longer than [`STALL`].
-    sum: Duration,
-    /// When the meter ran last.
-    seen: Instant,
-}
-
-impl Default for Stalls {
-    fn default() -> Self {
-        Self {
-            sum: Duration::ZERO,
-            seen: Instant::now(),
-        }
-    }
-}
-
-impl Stalls {
-    /// With the one that is just over, which the meter may not have seen yet.
-    fn so_far(&self) -> Duration {
-        let late = self.seen.elapsed().saturating_sub(PAUSE);
-        self.sum + if late > STALL { late } else { Duration::ZERO }
-    }
-
-    /// The meter runs; how late.
-    fn note(&mut self) -> Duration {
-        let late = self.seen.elapsed().saturating_sub(PAUSE);
-        self.sum = self.so_far();
-        self.seen = Instant::now();
-        late
-    }
-}
-
 /// Shared by the threads.
 #[derive(Debug, Default)]
 struct Shared {
     account: Mutex<Account>,
     is_over: AtomicBool,
-    stalls: Mutex<Stalls>,
+    meter: Meter,
     /// While set, only a way that has been answered once counts what fails.
     from_first_answer: bool,
 }
@@ -138,10 +102,6 @@ impl Shared {
 
     fn fails(&self, reason: String) {
         *self.account().reasons.entry(reason).or_default() += 1;
-    }
-
-    fn stalls(&self) -> MutexGuard<'_, Stalls> {
-        self.stalls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn goes_on(&self) -> bool {
@@ -194,7 +154,7 @@ impl Load {
             }
             spawn(Box::new(move |shared| ask(number, &way, &ports, shared)));
         }
-        spawn(Box::new(meter));
+        spawn(Box::new(|shared| shared.meter.run(|| !shared.goes_on())));
         Ok(Self {
             shared,
             ways: ways.len(),
@@ -204,7 +164,12 @@ impl Load {
 
     /// What has become of it so far.
     pub(crate) fn account(&self) -> Account {
-        self.shared.account().clone()
+        let account = self.shared.account().clone();
+        let stood_still = self.shared.meter.longest();
+        Account {
+            stood_still,
+            ..account
+        }
     }
 
     /// Waits until each way was answered after `moment`, and none failed after that.
@@ -257,9 +222,9 @@ fn ask(number: usize, way: &Way, ports: &Range<u16>, shared: &Shared) {
             return;
         }
         let dial = way.from.dial(Transport::Tcp, way.to).from_port(port);
-        let stood_before = shared.stalls().so_far();
+        let stood_before = shared.meter.so_far();
         let answer = dial.timeout(FIRST_TRY).reset_on_close().ask();
-        let stood_still = shared.stalls().so_far() > stood_before;
+        let stood_still = shared.meter.so_far() > stood_before;
         was_answered |= answer.is_ok();
         if was_answered {
             shared.account().sent += 1;
@@ -312,15 +277,6 @@ fn echo(way: &Way, held: Vec<Connection>, shared: &Shared) {
 }
 
 /// Measures how long nothing runs: a guest that its machine gives no time.
-fn meter(shared: &Shared) {
-    while shared.goes_on() {
-        thread::sleep(PAUSE);
-        let late = shared.stalls().note();
-        let mut account = shared.account();
-        account.stood_still = account.stood_still.max(late);
-    }
-}
-
 /// Source ports for each way. They are disjoint, as IPVS finds the connection of an answer by the
 /// client's port and the pod's alone.
 fn ports() -> impl Iterator<Item = Range<u16>> {
@@ -351,21 +307,6 @@ mod tests {
             text.ends_with("2 × client to 10.96.0.10:80: timed out"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn a_stall_is_seen_before_the_meter_has_seen_it() {
-        let mut stalls = Stalls {
-            sum: Duration::ZERO,
-            seen: Instant::now()
-                .checked_sub(STALL + 2 * PAUSE)
-                .expect("a machine that has run for a second"),
-        };
-        let so_far = stalls.so_far();
-        assert!(so_far >= STALL);
-        assert!(stalls.note() >= STALL && stalls.sum >= so_far);
-        // And is then a thing of the past.
-        assert_eq!(stalls.so_far(), stalls.sum);
     }
 
     #[test]

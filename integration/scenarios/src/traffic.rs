@@ -8,9 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lab::{Place, Transport};
+use lab::{Failure, Place, Transport};
 
 use crate::cluster::{ANSWERED_WITHIN, SOON, at};
+use crate::stalls::Meter;
 
 /// Between two requests of one way.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -69,35 +70,44 @@ pub fn under_traffic(
         }
     }
     let is_told = AtomicBool::new(false);
+    let meter = Meter::default();
     let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
-        let mut slowest = Duration::ZERO;
-        for (times, port) in ports.skip(held).enumerate() {
+        let (mut times, mut slowest, mut unjudged) = (0, Duration::ZERO, 0);
+        for port in ports.skip(held) {
             if times > 0 && is_told.load(Ordering::Relaxed) {
+                ensure!(
+                    times > 20 * unjudged,
+                    "{unjudged} of {times} were not judged"
+                );
                 return Ok::<_, anyhow::Error>((times, slowest));
             }
             let dial = from
                 .dial(Transport::Tcp, at(to))
                 .from_port(port)
                 .timeout(within);
-            let start = Instant::now();
+            let (start, stood_before) = (Instant::now(), meter.so_far());
             let asked = dial.reset_on_close().ask();
+            // Where nothing ran meanwhile, nobody could answer: then it is asked again.
+            if matches!(asked, Err(Failure::TimedOut)) && meter.so_far() > stood_before {
+                unjudged += 1;
+                continue;
+            }
             asked.with_context(|| format!("{} asks {to}, time {times}", from.name()))?;
+            times += 1;
             slowest = slowest.max(start.elapsed());
             thread::sleep(PAUSE);
         }
         anyhow::bail!("{} has no port left to ask {to} from", from.name())
     };
     let ask = &ask;
-    let mut stood_still = Duration::ZERO;
     let asked = thread::scope(|scope| {
-        let meter = scope.spawn(|| longest_pause(&is_told));
+        scope.spawn(|| meter.run(|| is_told.load(Ordering::Relaxed)));
         let ways = ways.iter().copied().zip(ports());
         let ways: Vec<_> = ways
             .map(|(way, ports)| scope.spawn(move || ask(way, ports)))
             .collect();
         let told = story();
         is_told.store(true, Ordering::Relaxed);
-        stood_still = meter.join().unwrap_or_default();
         let mut asked = Vec::new();
         for way in ways {
             match way.join() {
@@ -108,6 +118,7 @@ pub fn under_traffic(
         told.map(|()| asked)
     });
     // Whatever fails then may have failed for that.
+    let stood_still = meter.longest();
     let asked = asked.with_context(|| format!("nothing ran for {stood_still:.2?} meanwhile"))?;
     let times: Vec<_> = asked.iter().map(|(times, _)| times).collect();
     let slowest = asked.iter().map(|(_, slowest)| slowest).max();
@@ -121,18 +132,6 @@ pub fn under_traffic(
         assert_eq!(&answer.who, who);
     }
     Ok(())
-}
-
-/// How long nothing ran here at most, until the story is told: a guest that its machine gives no
-/// time, or a kernel that gives none.
-fn longest_pause(is_told: &AtomicBool) -> Duration {
-    let mut longest = Duration::ZERO;
-    while !is_told.load(Ordering::Relaxed) {
-        let start = Instant::now();
-        thread::sleep(PAUSE);
-        longest = longest.max(start.elapsed().saturating_sub(PAUSE));
-    }
-    longest
 }
 
 /// Source ports for each way. They are disjoint: IPVS finds the connection of a

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use lab::{Connection, Place, Transport};
+use lab::{Connection, Place, Signal, Transport};
 use scenarios::{Cluster, Outcome, Service, Story, at, is_module, tell, udp};
 
 const NEAR: &str = "10.244.1.10 fd44:1::10";
@@ -126,7 +126,9 @@ fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<D
     }
     let took = started.elapsed();
     for client in clients {
-        let answer = client.ask();
+        // On a busy machine an answer may be late; one of somebody else never is right.
+        let mut answers = (0..10).map(|_| client.ask());
+        let answer = answers.find_map(|answer| answer);
         ensure!(
             answer.as_deref() == Some(who),
             "{}: {answer:?}, and not {who} any more",
@@ -311,11 +313,12 @@ fn flows_that_never_pause_live_again_after_a_repair(c: &mut Cluster) -> Outcome 
         "ipvsadm -C",
         "ipvsadm -D -u 10.96.0.10:53; ipvsadm -D -u [fd96::10]:53",
     ] {
+        // It would be repaired before it is seen, now and then.
+        c.signal(Signal::STOP)?;
         c.sh(damage)?;
+        ask_in_vain(&mut clients)?;
+        c.signal(Signal::CONT)?;
         let began = Instant::now();
-        // Until the others have asked, it may be repaired.
-        let (first, _) = clients.split_at_mut(1);
-        ask_in_vain(first)?;
         let asked = until_all_ask(&mut clients, "near", 7 * OUTAGE);
         let outage = began.elapsed();
         let is_repaired = c.servers()?.len() == 2;

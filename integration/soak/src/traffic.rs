@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lab::{Connection, Place, Transport};
-use scenarios::{Cluster, at};
+use anyhow::{Context as _, ensure};
+use lab::{Connection, Failure, Place, Transport};
+use scenarios::{Cluster, Meter, at};
 
 use crate::churn::{Churn, STEADY, STEADY_V6, STICKY};
 
@@ -18,9 +19,6 @@ const BRIEF: Duration = Duration::from_millis(300);
 /// How many failures are told one by one.
 const TOLD: usize = 10;
 
-/// How long the meter sleeps at a time.
-const TICK: Duration = Duration::from_millis(20);
-
 /// What the clients of one kind got so far.
 #[derive(Debug, Default)]
 struct Count {
@@ -28,27 +26,6 @@ struct Count {
     failed: AtomicU64,
     /// Failed while this machine was not given the time to work.
     starved: AtomicU64,
-}
-
-/// How late a thread was that only sleeps, in all: a guest that its machine gives no time answers
-/// nobody, and that is no fault of whom it asked.
-#[derive(Debug, Default)]
-struct Meter(AtomicU64);
-
-impl Meter {
-    fn run(&self, stop: &AtomicBool) {
-        while !stop.load(Ordering::Relaxed) {
-            let start = Instant::now();
-            std::thread::sleep(TICK);
-            let late = start.elapsed().saturating_sub(TICK);
-            let late = u64::try_from(late.as_millis()).unwrap_or(u64::MAX);
-            self.0.fetch_add(late, Ordering::Relaxed);
-        }
-    }
-
-    fn late(&self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
-    }
 }
 
 /// Whether nothing ran for half of the time that something took.
@@ -77,7 +54,7 @@ pub(crate) struct Traffic {
     stop: Arc<AtomicBool>,
     steady: Arc<Count>,
     elsewhere: Arc<Count>,
-    meter: Arc<Meter>,
+    meter: Meter,
     told: Arc<std::sync::Mutex<Vec<String>>>,
     clients: Vec<JoinHandle<()>>,
 }
@@ -91,15 +68,15 @@ impl Traffic {
             stop: Arc::default(),
             steady: Arc::default(),
             elsewhere: Arc::default(),
-            meter: Arc::default(),
+            meter: Meter::default(),
             told: Arc::default(),
             clients: Vec::new(),
         };
-        let (meter, stop) = (Arc::clone(&traffic.meter), Arc::clone(&traffic.stop));
+        let (meter, stop) = (traffic.meter.clone(), Arc::clone(&traffic.stop));
         let thread = std::thread::Builder::new().name("meter".into());
         traffic
             .clients
-            .push(thread.spawn(move || meter.run(&stop))?);
+            .push(thread.spawn(move || meter.run(|| stop.load(Ordering::SeqCst)))?);
         let (outside, client) = (&cluster.outside, &cluster.client);
         // IPVS finds a connection on its way back by the client's port and the pod's address alone:
         // no two ways from a place have a port of one protocol in common.
@@ -144,16 +121,22 @@ impl Traffic {
     fn spawn(
         &mut self,
         rest: Duration,
-        mut ask: impl FnMut() -> Result<(), String> + Send + 'static,
+        mut ask: impl FnMut() -> anyhow::Result<()> + Send + 'static,
     ) -> std::io::Result<()> {
         let (stop, count) = (Arc::clone(&self.stop), Arc::clone(&self.steady));
-        let (told, meter) = (Arc::clone(&self.told), Arc::clone(&self.meter));
+        let (told, meter) = (Arc::clone(&self.told), self.meter.clone());
         let work = move || {
             while !stop.load(Ordering::SeqCst) {
-                let (start, late) = (Instant::now(), meter.late());
+                let (start, late) = (Instant::now(), meter.so_far());
                 match ask() {
                     Ok(()) => count.answered.fetch_add(1, Ordering::Relaxed),
-                    Err(_) if was_starved(meter.late().saturating_sub(late), start.elapsed()) => {
+                    Err(error)
+                        if matches!(error.downcast_ref(), Some(Failure::TimedOut))
+                            && was_starved(
+                                meter.so_far().saturating_sub(late),
+                                start.elapsed(),
+                            ) =>
+                    {
                         count.starved.fetch_add(1, Ordering::Relaxed)
                     }
                     Err(error) => {
@@ -161,7 +144,7 @@ impl Traffic {
                             .lock()
                             .unwrap_or_else(std::sync::PoisonError::into_inner);
                         if told.len() < TOLD {
-                            told.push(error);
+                            told.push(format!("{error:#}"));
                         }
                         count.failed.fetch_add(1, Ordering::Relaxed)
                     }
@@ -190,8 +173,8 @@ impl Traffic {
             let dial = dial.from_port(ports.next().unwrap_or_default());
             let asked = dial.reset_on_close().ask();
             asked
-                .map(|_| ())
-                .map_err(|error| format!("{transport:?} to {to}: {error}"))
+                .map(drop)
+                .with_context(|| format!("{transport:?} to {to}"))
         })
     }
 
@@ -207,10 +190,10 @@ impl Traffic {
                     .from_port(9_000)
                     .timeout(PATIENCE)
                     .open()
-                    .map_err(|error| format!("the held connection: {error}"))?,
+                    .context("the held connection")?,
             };
             let asked = connection.ask();
-            asked.map_err(|error| format!("the held connection: {error}"))?;
+            asked.context("the held connection")?;
             held = Some(connection);
             Ok(())
         })
@@ -225,13 +208,10 @@ impl Traffic {
             let dial = from.dial(Transport::Tcp, at(STICKY)).timeout(PATIENCE);
             let dial = dial.from_port(ports.next().unwrap_or_default());
             let asked = dial.reset_on_close().ask();
-            let who = asked.map_err(|error| format!("to {STICKY}: {error}"))?.who;
+            let who = asked.context(STICKY)?.who;
             let first = first.get_or_insert_with(|| who.clone());
-            if *first == who {
-                Ok(())
-            } else {
-                Err(format!("{STICKY}: {who} answers who was at {first}"))
-            }
+            ensure!(*first == who, "{STICKY}: {who} answers who was at {first}");
+            Ok(())
         })
     }
 

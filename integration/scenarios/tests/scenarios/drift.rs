@@ -28,15 +28,15 @@ pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
     c.apply(&web)?;
     c.start(&["--ipvs-sync-period=1s"])?;
     c.until_served(&web)?;
-    let looked = Instant::now();
     let whole = c.state()?;
-    // A look starts a dozen programs, which is slow on a busy machine.
-    let look = looked.elapsed();
     for damage in DAMAGE {
         // Some of it would be repaired before it is seen.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
+        // A look starts a dozen programs, which is slow on a busy machine.
+        let looked = Instant::now();
         assert_ne!(c.state()?, whole, "{damage} has damaged something");
+        let look = looked.elapsed();
         c.signal(Signal::CONT)?;
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
