@@ -10,7 +10,7 @@ use nftables_netlink::{
 };
 use proxy::Owner;
 
-use crate::base::Key;
+use crate::base::{Key, SERVICES_CHAIN};
 use crate::choice::{Choices, Map, Place};
 use crate::name::{
     CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
@@ -105,6 +105,11 @@ impl Plan {
         for subject in subjects {
             match subject {
                 Subject::Base => self.base_changes(&mut changes),
+                Subject::Ways => {
+                    if let Some(ways) = &self.ways {
+                        self.base_change(subject, &SERVICES_CHAIN, ways, &mut changes);
+                    }
+                }
                 Subject::Part(at) => {
                     if let Some(part) = self.parts.get(at) {
                         self.part_changes(subject, part, &mut changes);
@@ -122,52 +127,8 @@ impl Plan {
 
     fn base_changes(&self, changes: &mut Changes) {
         let subject = Subject::Base;
-        for (key, BaseChange { wanted, there }) in &self.base_changes {
-            match key {
-                Key::Table => {
-                    let table = self.base.table();
-                    changes.push(Stage::Table, subject, Change::AddTable(table));
-                }
-                Key::Set(name) => {
-                    if let Some(set) = self.base.set(name).filter(|_| wanted.is_some()) {
-                        if *there == There::Other {
-                            let delete = Change::DeleteSet(Arc::clone(&set.name));
-                            changes.push(Stage::DeleteReplaced, subject, delete);
-                        }
-                        let add = Change::AddSet(set.clone());
-                        changes.push(Stage::AddSets, subject, add);
-                    }
-                }
-                Key::Chain(_) | Key::Chooser(_) => {
-                    let Some((chain, rules)) = self.base.chain(key) else {
-                        // Nobody wants it; what it names is to be free.
-                        let name = match key {
-                            Key::Chooser(chooser) => chooser.name().into(),
-                            Key::Chain(name) | Key::Set(name) => Name::from(*name),
-                            Key::Table => continue,
-                        };
-                        changes.push(Stage::FlushChains, subject, Change::FlushChain(name));
-                        continue;
-                    };
-                    let name = &chain.name;
-                    if *there == There::Same {
-                        let flush = Change::FlushChain(Arc::clone(name));
-                        changes.push(Stage::FlushChains, subject, flush);
-                    } else {
-                        let add = Change::AddChain(chain.clone());
-                        changes.push(Stage::AddChains, subject, add);
-                    }
-                    if *there == There::Other {
-                        // Neither its hook nor its priority can be changed.
-                        let delete = Change::DeleteChain(Arc::clone(name));
-                        changes.push(Stage::DeleteReplaced, subject, delete);
-                    }
-                    for rule in rules {
-                        let add = Change::AddRule(Arc::clone(name), rule.clone());
-                        changes.push(Stage::AddRules, subject, add);
-                    }
-                }
-            }
+        for (key, change) in &self.base_changes {
+            self.base_change(subject, key, change, changes);
         }
         for (address, is_wanted) in &self.node_ports {
             let stage = if *is_wanted {
@@ -177,6 +138,55 @@ impl Plan {
             };
             let element = Element::of_set(octets(*address));
             changes.element(stage, subject, NODE_PORT_IPS, element);
+        }
+    }
+
+    fn base_change(&self, subject: Subject, key: &Key, change: &BaseChange, changes: &mut Changes) {
+        let BaseChange { wanted, there } = change;
+        match key {
+            Key::Table => {
+                let table = self.base.table();
+                changes.push(Stage::Table, subject, Change::AddTable(table));
+            }
+            Key::Set(name) => {
+                if let Some(set) = self.base.set(name).filter(|_| wanted.is_some()) {
+                    if *there == There::Other {
+                        let delete = Change::DeleteSet(Arc::clone(&set.name));
+                        changes.push(Stage::DeleteReplaced, subject, delete);
+                    }
+                    let add = Change::AddSet(set.clone());
+                    changes.push(Stage::AddSets, subject, add);
+                }
+            }
+            Key::Chain(_) | Key::Chooser(_) => {
+                let Some((chain, rules)) = self.base.chain(key) else {
+                    // Nobody wants it; what it names is to be free.
+                    let name = match key {
+                        Key::Chooser(chooser) => chooser.name().into(),
+                        Key::Chain(name) | Key::Set(name) => Name::from(*name),
+                        Key::Table => return,
+                    };
+                    changes.push(Stage::FlushChains, subject, Change::FlushChain(name));
+                    return;
+                };
+                let name = &chain.name;
+                if *there == There::Same {
+                    let flush = Change::FlushChain(Arc::clone(name));
+                    changes.push(Stage::FlushChains, subject, flush);
+                } else {
+                    let add = Change::AddChain(chain.clone());
+                    changes.push(Stage::AddChains, subject, add);
+                }
+                if *there == There::Other {
+                    // Neither its hook nor its priority can be changed.
+                    let delete = Change::DeleteChain(Arc::clone(name));
+                    changes.push(Stage::DeleteReplaced, subject, delete);
+                }
+                for rule in rules {
+                    let add = Change::AddRule(Arc::clone(name), rule.clone());
+                    changes.push(Stage::AddRules, subject, add);
+                }
+            }
         }
     }
 

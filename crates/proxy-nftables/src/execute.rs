@@ -168,8 +168,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Leaves out what guards Services, such as chains of another layout, unless what takes its place
-    /// was written.
+    /// Leaves out what guards Services, such as chains of another layout and the way to these, unless
+    /// what takes its place was written.
     fn keep_guards(&mut self, group: &mut Vec<Subject>) {
         if self.verdicts.has_all_wanted() {
             return;
@@ -177,6 +177,7 @@ impl Executor<'_> {
         let stale = &self.plan.stale;
         let is_guard = |subject: &mut Subject| match *subject {
             Subject::Stale(at) => matches!(stale.get(at), Some(Stale::Base(_))),
+            Subject::Ways => true,
             Subject::Base | Subject::Part(_) => false,
         };
         let guards: Vec<Subject> = group.extract_if(.., is_guard).collect();
@@ -249,6 +250,7 @@ impl Executor<'_> {
     fn set(&mut self, subject: Subject, verdict: Verdict) {
         let place = match subject {
             Subject::Base => Some(&mut self.verdicts.base),
+            Subject::Ways => Some(&mut self.verdicts.ways),
             Subject::Part(at) => self.verdicts.parts.get_mut(at),
             Subject::Stale(at) => self.verdicts.stale.get_mut(at),
         };

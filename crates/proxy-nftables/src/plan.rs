@@ -30,6 +30,9 @@ pub struct Plan {
     pub(crate) base: Arc<Base>,
     /// What is to be there whatever the Services are.
     pub(crate) base_changes: BTreeMap<Key, BaseChange>,
+    /// Of that, where the table moves from the layout `flat`: the chain that leads to Services. As
+    /// it is there it leads to what they have of either layout, and so comes last.
+    pub(crate) ways: Option<BaseChange>,
     /// Addresses that serve NodePorts from now on, or no longer.
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
     /// What single Service ports want.
@@ -178,6 +181,7 @@ pub(crate) enum Verdict {
 #[derive(Debug, Clone, Default)]
 pub struct Verdicts {
     pub(crate) base: Verdict,
+    pub(crate) ways: Verdict,
     /// One for each part.
     pub(crate) parts: Vec<Verdict>,
     /// One for each stale thing.
@@ -200,7 +204,7 @@ pub struct Verdicts {
 impl Verdicts {
     /// Whether all that is wanted was written, as far as it was tried.
     pub(crate) fn has_all_wanted(&self) -> bool {
-        let mut wanted = [&self.base].into_iter().chain(&self.parts);
+        let mut wanted = [&self.base, &self.ways].into_iter().chain(&self.parts);
         wanted.all(|verdict| *verdict == Verdict::Done)
     }
 
@@ -223,6 +227,8 @@ pub(crate) enum Subject {
     Base,
     /// The part with this index.
     Part(usize),
+    /// The chain that leads to Services, where it goes over to another layout.
+    Ways,
     /// The stale thing with this index.
     Stale(usize),
 }
@@ -230,14 +236,13 @@ pub(crate) enum Subject {
 impl Plan {
     /// Whether it only takes away what nobody wants.
     pub(crate) fn is_cleanup(&self) -> bool {
-        let nothing_else =
-            self.base_changes.is_empty() && self.node_ports.is_empty() && self.parts.is_empty();
+        let nothing_else = !self.has_base() && self.ways.is_none() && self.parts.is_empty();
         nothing_else && !self.stale.is_empty()
     }
 
     /// Whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
-        !self.has_base() && self.parts.is_empty() && self.stale.is_empty()
+        !self.has_base() && self.ways.is_none() && self.parts.is_empty() && self.stale.is_empty()
     }
 
     /// Whether a set of another kind goes with all that it holds.
@@ -254,8 +259,9 @@ impl Plan {
     pub(crate) fn subjects(&self) -> impl Iterator<Item = Subject> {
         let base = self.has_base().then_some(Subject::Base);
         let parts = (0..self.parts.len()).map(Subject::Part);
+        let ways = self.ways.is_some().then_some(Subject::Ways);
         let stale = (0..self.stale.len()).map(Subject::Stale);
-        base.into_iter().chain(parts).chain(stale)
+        base.into_iter().chain(parts).chain(ways).chain(stale)
     }
 
     /// A set that has got another timeout, if there is one: of a part of which all is done.

@@ -85,6 +85,7 @@ impl<'a> Planner<'a> {
             config: Arc::clone(config),
             base: Arc::clone(self.base),
             base_changes: BTreeMap::new(),
+            ways: None,
             node_ports: Vec::new(),
             parts: Vec::new(),
             stale: Vec::new(),
@@ -98,6 +99,11 @@ impl<'a> Planner<'a> {
         }
         // From one layout to another in one transaction: packets meet the one or the other.
         let is_moving = self.is_moving();
+        let ways = plan.base_changes.get(&SERVICES_CHAIN);
+        let is_there = ways.is_some_and(|ways| ways.there == There::Same);
+        if is_moving && is_there && self.base.layout() == Layout::Upstream {
+            plan.ways = plan.base_changes.remove(&SERVICES_CHAIN);
+        }
         let some = if is_moving {
             Due::default()
         } else {

@@ -11,7 +11,7 @@ use nftables_netlink::Name;
 use proxy::{Failure, Owner, Report};
 use reconcile::{Removals, Rows, Table as Entries};
 
-use crate::base::{Key, Value};
+use crate::base::{Key, SERVICES_CHAIN, Value};
 use crate::content::Content;
 use crate::name::NODE_PORT_IPS;
 use crate::plan::{Part, Plan, Stale, Timeouts, Verdict, Verdicts};
@@ -151,6 +151,16 @@ impl Tables {
         };
         for (key, change) in &plan.base_changes {
             booking.book(&mut self.base, key, change.wanted.clone());
+        }
+        if let Some(ways) = &plan.ways {
+            let booking = Booking {
+                verdict: &verdicts.ways,
+                ..booking
+            };
+            booking.book(&mut self.base, &SERVICES_CHAIN, ways.wanted.clone());
+            if let Verdict::Refused(reason) = &verdicts.ways {
+                tell("write the nftables chain services".to_owned(), None, reason);
+            }
         }
         if verdicts.base == Verdict::Done
             && plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS))
