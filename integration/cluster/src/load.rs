@@ -131,10 +131,14 @@ fn ask(mut socket: TcpStream) -> io::Result<TcpStream> {
             length => answer.extend_from_slice(buffer.get(..length).unwrap_or_default()),
         }
         let text = String::from_utf8_lossy(&answer);
-        if text
-            .split_once("\r\n\r\n")
-            .is_some_and(|(_, body)| body.ends_with('\n'))
-        {
+        let Some((head, body)) = text.split_once("\r\n\r\n") else {
+            continue;
+        };
+        if !head.starts_with("HTTP/1.1 200 ") {
+            let status = head.lines().next().unwrap_or_default().to_owned();
+            return Err(io::Error::other(status));
+        }
+        if body.ends_with('\n') {
             return Ok(socket);
         }
     }

@@ -343,7 +343,7 @@ impl Cluster {
         let started = Instant::now();
         let mut running = run::start(self.first()?, &self.folders.logs.join("e2e.log"), &argv)?;
         // The lab's own limit is shorter.
-        running.wait(Duration::from_secs(arguments.minutes * 60))?;
+        let ended = running.wait(Duration::from_secs(arguments.minutes * 60))?;
         let results = e2e::read(&report)?;
         let account = results.account(started.elapsed());
         print!("{account}");
@@ -351,6 +351,12 @@ impl Cluster {
         ensure!(
             !results.passed.is_empty() || !results.failed.is_empty(),
             "no spec was run: {focus} without {skip} chooses none"
+        );
+        // What comes before and after the specs is none of them.
+        ensure!(
+            ended.status.success() || !results.failed.is_empty(),
+            "e2e.test ended with {}, though no spec failed: see e2e.log",
+            ended.status
         );
         Ok(if results.failed.is_empty() {
             ExitCode::SUCCESS

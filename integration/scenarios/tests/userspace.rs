@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use lab::{Place, Transport};
+use lab::{Failure, Place, Transport};
 use scenarios::{
     Cluster, Outcome, Service, Story, ask, ask_json, at, metric, tally, tcp, tell, udp,
     with_backend,
@@ -228,7 +228,10 @@ fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
     c.apply(&service.clone().endpoints("10.244.1.99"))?;
     c.until("a client is reset", || {
         let asked = c.client.dial(Transport::Tcp, cluster_ip);
-        Ok(asked.timeout(FIRST_TRY).ask().is_err())
+        let asked = asked.timeout(FIRST_TRY).ask();
+        let is_told =
+            |of: &Failure| matches!(of, Failure::Reset | Failure::Refused | Failure::Closed);
+        Ok(asked.as_ref().is_err_and(is_told))
     })?;
     // It accepts again.
     c.apply(&service.endpoints("10.244.2.10 10.244.1.10"))?;
