@@ -17,7 +17,8 @@ use std::time::Instant;
 use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::HashSet;
 use proxy::{
-    Failure, Fate, Model, NamespacedName, Notice, Owner, Selection, ServicePortName, Subject,
+    Failure, Fate, Model, NamespacedName, Notice, Owner, Protocol, Selection, ServicePortName,
+    Subject,
 };
 use reconcile::Rows;
 
@@ -111,10 +112,12 @@ impl Userspace {
         if !state.knows(Part::Rules) {
             return None;
         }
+        let being_used = being_used(state);
         let due = self.tables.sockets.due(state.now);
         let due = due.filter_map(|listener| {
             let serving = self.tables.sockets.wanted(listener).cloned();
-            let is_free = || !self.tables.is_used(listener) && !self.is_being_used(state, listener);
+            let port = (listener.name.protocol, self.tables.port(listener));
+            let is_free = || !self.tables.is_used(listener) && !being_used.contains(&port);
             let may_be = serving.is_some() || (state.may_delete() && is_free());
             let rank = self.tables.sockets.owner(listener).map(|owner| owner.rank);
             may_be.then(|| (rank, listener.clone(), serving))
@@ -130,20 +133,6 @@ impl Userspace {
                 changes,
                 avoided: self.tables.foreign_ports(),
             })
-        })
-    }
-
-    /// Whether redirects are being written that lead to a port.
-    fn is_being_used(&self, state: &State, listener: &Listener) -> bool {
-        let (protocol, port) = (listener.name.protocol, self.tables.port(listener));
-        let changes = state.in_flight().flat_map(|plan| match plan {
-            Plan::Redirects(redirects) => redirects.changes.as_slice(),
-            Plan::Sockets(_) => &[],
-        });
-        let mut of_protocol = changes.filter(|change| change.portal.protocol == protocol);
-        of_protocol.any(|change| {
-            let aim = change.after.as_ref();
-            aim.is_some_and(|aim| aim.ports().any(|to| to == port))
         })
     }
 
@@ -363,6 +352,17 @@ impl Userspace {
             tell(state, object, change.owner.as_ref(), refusal.to_string());
         }
     }
+}
+
+/// The ports that redirects lead to which are being written.
+fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
+    let changes = state.in_flight().flat_map(|plan| match plan {
+        Plan::Redirects(redirects) => redirects.changes.as_slice(),
+        Plan::Sockets(_) => &[],
+    });
+    let aims = changes.filter_map(|change| Some((change.portal.protocol, change.after.as_ref()?)));
+    aims.flat_map(|(protocol, aim)| aim.ports().map(move |port| (protocol, port)))
+        .collect()
 }
 
 /// Counts a write that was done.
