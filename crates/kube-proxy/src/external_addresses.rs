@@ -4,7 +4,7 @@
 //! Each is told once, in the log and as an event, few at a time: whoever may write a Service must
 //! not be able to flood either.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,9 @@ use crate::events::{Event, Recorder};
 /// How many are told within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
-/// How many are known by name. All are counted.
+/// How many are known by name, of all Services and of one. All are counted.
 const KNOWN_MAX: usize = 1_000;
+const KNOWN_OF_ONE: usize = 20;
 
 /// The gauge, by why.
 pub(crate) type Counts = Family<OfReason, Gauge>;
@@ -152,10 +153,19 @@ pub(crate) struct ExternalAddresses {
     counts: Counts,
     /// What was last looked at: a state of the model, and addresses of the node that Services name.
     looked_at: (u64, Vec<IpAddr>),
-    /// Since when it is known.
-    known: BTreeMap<Contested, Instant>,
+    known: BTreeMap<Contested, Known>,
+    /// How many of these are still to be told.
+    untold: usize,
     window: Instant,
+    /// How many were told in this window.
     told: usize,
+}
+
+/// What is known of one.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    since: Instant,
+    is_told: bool,
 }
 
 impl ExternalAddresses {
@@ -167,6 +177,7 @@ impl ExternalAddresses {
             counts,
             looked_at: (0, Vec::new()),
             known: BTreeMap::new(),
+            untold: 0,
             window: now,
             told: 0,
         }
@@ -174,7 +185,7 @@ impl ExternalAddresses {
 
     /// What is not served, and since when that is known.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&Contested, Instant)> {
-        let known = self.known.iter().map(|(one, since)| (one, *since));
+        let known = self.known.iter().map(|(one, known)| (one, known.since));
         known.filter(|(one, _)| one.is_refused())
     }
 
@@ -191,40 +202,63 @@ impl ExternalAddresses {
         of_node.sort_unstable();
         of_node.dedup();
         let looked_at = (model.external_addresses_version(), of_node);
-        if looked_at == self.looked_at {
-            return;
+        if looked_at != self.looked_at {
+            self.looked_at = looked_at;
+            self.learn(model, now);
         }
-        self.looked_at = looked_at;
-        let of_node = &self.looked_at.1;
+        if self.untold > 0 {
+            self.tell(model, now);
+        }
+    }
+
+    fn learn(&mut self, model: &Model, now: Instant) {
         let mut counted = [0_i64; Why::ALL.len()];
+        let mut named: HashMap<NamespacedName, usize> = HashMap::new();
         let mut known = BTreeMap::new();
-        for one in all_refused(model).chain(on_node(model, of_node)) {
+        // What is served comes first: nobody is to hide it behind what is refused anyway.
+        let served = on_node(model, &self.looked_at.1);
+        for one in served.chain(all_refused(model)) {
             let place = Why::ALL.iter().position(|of| *of == one.why.label());
             if let Some(count) = place.and_then(|at| counted.get_mut(at)) {
                 *count += 1;
             }
-            if known.len() < KNOWN_MAX {
-                let since = self.known.get(&one).copied().unwrap_or(now);
-                known.insert(one, since);
+            if known.len() == KNOWN_MAX {
+                continue;
+            }
+            let of_service = named.entry(one.service.clone()).or_default();
+            *of_service += 1;
+            if *of_service <= KNOWN_OF_ONE {
+                let fresh = Known {
+                    since: now,
+                    is_told: false,
+                };
+                let before = self.known.get(&one).copied();
+                known.insert(one, before.unwrap_or(fresh));
             }
         }
         for (reason, count) in Why::ALL.into_iter().zip(counted) {
             self.counts.get_or_create(&OfReason { reason }).set(count);
         }
-        let before = std::mem::replace(&mut self.known, known);
-        let fresh: Vec<Contested> = {
-            let fresh = self.known.keys().filter(|one| !before.contains_key(*one));
-            fresh.cloned().collect()
-        };
-        self.tell(&fresh, model, now);
+        self.untold = known.values().filter(|known| !known.is_told).count();
+        self.known = known;
     }
 
-    fn tell(&mut self, fresh: &[Contested], model: &Model, now: Instant) {
+    /// Tells some that were not told yet, those that are served first.
+    fn tell(&mut self, model: &Model, now: Instant) {
         if now.saturating_duration_since(self.window) >= WINDOW {
             (self.window, self.told) = (now, 0);
         }
         let room = TOLD_MAX.saturating_sub(self.told);
-        for one in fresh.iter().take(room) {
+        if room == 0 {
+            return;
+        }
+        let mut some: Vec<(&Contested, &mut Known)> = self.known.iter_mut().collect();
+        some.retain(|(_, known)| !known.is_told);
+        some.sort_by_key(|(one, _)| one.is_refused());
+        for (one, known) in some.into_iter().take(room) {
+            known.is_told = true;
+            self.told += 1;
+            self.untold -= 1;
             let line = one.line(model);
             // Where load balancers have the nodes' addresses, that is how they are made.
             if one.is_refused() || one.field == AddressField::ExternalIps {
@@ -236,12 +270,11 @@ impl ExternalAddresses {
                 info!("{line}");
             }
         }
-        self.told = self.told.saturating_add(fresh.len());
-        if room > 0 && fresh.len() > room {
+        if self.untold > 0 {
             warn!(
-                "and {} more external addresses; further ones are not told for a minute, and counted by \
+                "and {} more external addresses, which are told in the minutes to come; all are counted by \
                  kubeproxy_contested_external_addresses",
-                fresh.len() - room
+                self.untold
             );
         }
     }
@@ -265,4 +298,56 @@ fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = 
             })
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use proxy::{AddressRules, Event as Told, Service};
+
+    use super::*;
+
+    #[test]
+    fn what_is_refused_hides_nothing_that_is_served_and_all_is_told_in_time() {
+        let node: IpAddr = [192, 0, 2, 1].into();
+        let mut model = Model::new().with_address_rules(AddressRules {
+            allowed: Some(vec!["192.0.2.0/24".parse().unwrap()]),
+            api_server: None,
+        });
+        let mut give = |name: &str, external_ips: Vec<IpAddr>| {
+            let name = NamespacedName::new("default", name);
+            let service = Service::at(name, [[10, 96, 0, 1].into()]);
+            model.apply(Told::ServiceApplied(Service {
+                external_ips,
+                ..service
+            }));
+        };
+        // Whoever floods has names that come first.
+        for number in 0..60 {
+            let many = (0..100).map(|host| Ipv4Addr::new(198, 51, number, host).into());
+            give(&format!("a-{number}"), many.collect());
+        }
+        give("z", vec![node]);
+        let (recorder, mut recorded) = Recorder::queued();
+        let mut now = Instant::now();
+        let mut addresses = ExternalAddresses::new("node1", recorder, counts(), now);
+        let mut told = |now| {
+            addresses.look(&model, [node].iter(), now);
+            let mut count = 0;
+            while recorded.try_recv().is_ok() {
+                count += 1;
+            }
+            let is_told = |(one, known): (&Contested, &Known)| known.is_told && !one.is_refused();
+            (count, addresses.known.iter().any(is_told))
+        };
+        assert_eq!(told(now), (TOLD_MAX, true));
+        assert_eq!(told(now), (0, true), "a minute has not passed");
+        let mut all = TOLD_MAX;
+        for _ in 0..60 {
+            now += WINDOW;
+            all += told(now).0;
+        }
+        assert_eq!(all, KNOWN_MAX);
+    }
 }
