@@ -1,11 +1,14 @@
 //! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
 //! Nothing else may use it.
 
-use crate::{Attributes, messages};
+use crate::Attributes;
+use crate::message::Messages;
 
-/// Messages of a datagram, and their attributes, four levels deep.
+/// Messages of a datagram, what they say if they are errors, and their attributes, four levels deep.
 pub fn datagram(bytes: &[u8]) {
-    for message in messages(bytes).flatten() {
+    for message in Messages::new(bytes).flatten() {
+        let _ = message.refusal();
+        let _ = message.dump_refusal();
         for header in [0, 4, 8, 12, 16, 20] {
             if let Ok(attributes) = Attributes::after(header, message.payload) {
                 walk(attributes, 4);

@@ -92,6 +92,16 @@ impl Cluster {
         cluster
     }
 
+    /// What somebody knows who has heard nothing of what was before.
+    pub fn model_of_now(&self) -> Model {
+        let mut model = model();
+        for event in self.list_all() {
+            model.apply(event);
+        }
+        model.take_changes();
+        model
+    }
+
     fn node_at(&self, zone: u8) -> Node {
         Node {
             name: NODE.into(),

@@ -612,7 +612,7 @@ impl<'a> World<'a> {
         let Fresh {
             subject: fresh,
             pending,
-        } = self.subject.afresh_on_same(&self.cluster.model)?;
+        } = self.subject.afresh_on_same(&self.cluster.model_of_now())?;
         let (there, made) = (self.subject.all_ours(), fresh.all_ours());
         for (entry, value) in &made {
             match there.get(entry) {
