@@ -77,9 +77,17 @@ pub(crate) fn page(parts: &[Part]) -> String {
             part.lane,
             table(&part.rows)
         );
-        let is_run = |name: &str| part.rows.iter().any(|row| row.fault == name);
-        let missing = ALL.iter().map(|fault| fault.name);
-        let missing: Vec<&str> = missing.filter(|name| !is_run(name)).collect();
+        // Of the modes that this kernel has.
+        let is_run = |fault: &str, mode: &str| {
+            let mut rows = part.rows.iter();
+            rows.any(|row| (fault.is_empty() || row.fault == fault) && row.mode == mode)
+        };
+        let missing = ALL.iter().flat_map(|fault| {
+            let modes = fault.modes.iter().map(|mode| mode.name);
+            let modes = modes.filter(|mode| is_run("", mode) && !is_run(fault.name, mode));
+            modes.map(|mode| format!("{} ({mode})", fault.name))
+        });
+        let missing: Vec<String> = missing.collect();
         if !missing.is_empty() {
             let _ = writeln!(text, "\nNot run there: {}.", missing.join(", "));
         }
@@ -97,14 +105,20 @@ mod tests {
 
     #[test]
     fn the_page_says_what_each_fault_is() {
+        let row = Row {
+            fault: "restart".into(),
+            mode: "ipvs".into(),
+            ..Row::default()
+        };
         let part = Part {
             lane: "lane A".into(),
             kernel: "6.1".into(),
-            rows: Vec::new(),
+            rows: vec![row],
         };
         let page = page(&[part]);
         assert!(page.contains("## Linux 6.1 (lane A)"));
-        assert!(page.contains("Not run there: restart, "));
+        assert!(page.contains("Not run there: upgrade and back (ipvs), "));
+        assert!(!page.contains("(nftables)"), "that kernel may not have it");
         for fault in ALL {
             assert!(page.contains(&format!("* **{}**: ", fault.name)));
         }

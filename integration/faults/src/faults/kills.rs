@@ -17,7 +17,10 @@ use crate::stage::{Promise, Stage, crowd, web};
 pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     let rounds = s.size.pick(1, 3);
     s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;
+    let undisturbed = Instant::now();
     s.serve(&[])?;
+    // Twenty kills before it is ready, on whatever machine.
+    let step = (undisturbed.elapsed() / 20).max(Duration::from_millis(50));
     let whole = s.c.state()?;
     let (mut kills, mut row) = (0, None);
     let began = Instant::now();
@@ -25,9 +28,6 @@ pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
         s.c.stop()?;
         clean_up(s)?;
         s.traffic_before()?;
-        let step = s
-            .size
-            .pick(Duration::from_millis(60), Duration::from_millis(50));
         for kill in 1.. {
             s.launch(&[])?;
             sleep(step * kill);
