@@ -80,6 +80,13 @@ impl Tables {
                 Outcome::Unknown => {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
+                    // Perhaps nobody goes there any more: so none of the others is to go for it.
+                    if let Op::SetDestination(_, real) = op
+                        && let Some(there) = actual.and_then(|it| it.destination(real.target))
+                        && real.weight < there.weight
+                    {
+                        Draft::apply(&mut draft, op);
+                    }
                 }
                 // A virtual server that was refused takes its destinations with it: that is no
                 // surprise, and it is said once.

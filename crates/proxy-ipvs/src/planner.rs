@@ -336,7 +336,10 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
 fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    for key in sorted(tables.servers.due(of.now)).into_iter().rev() {
+    // Of one of which an answer was lost it is not known who still gets anything.
+    let due = tables.servers.due(of.now);
+    let due = due.filter(|key| !tables.uncertain.contains(*key));
+    for key in sorted(due).into_iter().rev() {
         let Some(actual) = tables.servers.actual(&key) else {
             continue;
         };
