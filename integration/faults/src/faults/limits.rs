@@ -151,8 +151,9 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     s.c.prefix = group("small", LIMIT)?;
     s.launch_on(&api, &[])?;
     let ready = s.until_ready()?;
-    let churn = Churn::start(api.objects(), count, 300);
-    std::thread::sleep(Duration::from_secs(s.size.pick(2, 30)));
+    // Beside changes, everything is looked at in this time.
+    let churn = Churn::start(api.objects(), 0, 100);
+    std::thread::sleep(s.size.period * 3 / 2);
     let (made, _) = churn.stop()?;
     let (ended, peak) = pressed(s, "small").context("the memory group")?;
     ensure!(ended == 0, "the kernel has ended it {ended} times");

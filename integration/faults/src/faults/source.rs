@@ -174,7 +174,9 @@ pub(super) fn all_endpoints(s: &mut Stage<'_>) -> Result<Row> {
     let made = Instant::now();
     // All of them, and nothing before them is left but what drains.
     let lines = match s.mode.name {
-        "nftables" => r"nft list table ip kube-proxy | grep -c 'dnat to 10.244.1[2-6][0-9]\.'",
+        "nftables" => {
+            r"nft list table ip kube-proxy | grep -oE '10\.244\.1[2-6][0-9]\.[0-9]+ \. 8080' | sort -u | grep -c ."
+        }
         _ => r"ipvsadm -Sn | grep -c -- '-a -t 10.96.0.50:80 -r 10.244.1[2-6][0-9]\..* -w 1$'",
     };
     let took = s.until_holds(&format!("test \"$({lines})\" = {count}"), made)?;
