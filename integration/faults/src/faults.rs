@@ -150,7 +150,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     limits::descriptors, "64 descriptors", BY_KERNEL, ONLY_IPVS, anywhere,
         "The limit of open files, with connections held open to its pages.";
     limits::small_memory, "48 MB, 10,000 Services", OF_EACH_KIND, NEVER, has_memory_groups_and_release,
-        "A memory group without swap: started, and endpoints change.";
+        "A memory group without swap, Services of one family with two endpoints: started, and endpoints change.";
     source::killed, "API server killed", OF_EACH_KIND, ONLY_IPVS, anywhere,
         "It goes while endpoints change, and comes back with other endpoints and without its history.";
     source::emptied, "API server emptied", BY_KERNEL, ONLY_IPVS, anywhere,

@@ -91,16 +91,26 @@ fn last() -> Service {
 
 /// What else there is: `count` Services, which nobody asks.
 pub(crate) fn crowd(count: usize) -> String {
+    crowd_with(count, |high, low| {
+        let addresses = format!("10.96.{high}.{low} fd96::{high:x}:{low:x}");
+        (addresses, "10.244.1.10 10.244.2.10 fd44:1::10")
+    })
+}
+
+/// The same in IPv4 alone.
+pub(crate) fn crowd_of_ipv4(count: usize) -> String {
+    crowd_with(count, |high, low| {
+        (format!("10.96.{high}.{low}"), "10.244.1.10 10.244.2.10")
+    })
+}
+
+fn crowd_with(count: usize, at: fn(usize, usize) -> (String, &'static str)) -> String {
     let mut text = String::new();
     for number in 0..count {
-        let (high, low) = (number / 250 + 100, number % 250 + 1);
-        let (four, six) = (
-            format!("10.96.{high}.{low}"),
-            format!("fd96::{high:x}:{low:x}"),
-        );
-        let service = Service::new(&format!("crowd-{number}"), &format!("{four} {six}"))
+        let (addresses, endpoints) = at(number / 250 + 100, number % 250 + 1);
+        let service = Service::new(&format!("crowd-{number}"), &addresses)
             .port(tcp(80, 8080))
-            .endpoints("10.244.1.10 10.244.2.10 fd44:1::10");
+            .endpoints(endpoints);
         let _ = writeln!(text, "---\n{service}");
     }
     text

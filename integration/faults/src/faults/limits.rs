@@ -10,7 +10,7 @@ use scenarios::{METRICS, at, health};
 
 use crate::churn::Churn;
 use crate::row::Row;
-use crate::stage::{Promise, Stage, crowd};
+use crate::stage::{Promise, Stage, crowd_of_ipv4};
 
 /// Starts the daemon again, with traffic, in front of it `prefix`; endpoints change, and all is
 /// followed.
@@ -137,7 +137,7 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     s.c.patience = Duration::from_mins(4);
     let count = s.size.pick(500, COUNT);
     let api = s.serve_on_api(&[])?;
-    for part in crowd(count)
+    for part in crowd_of_ipv4(count)
         .split_inclusive("\n---\n")
         .collect::<Vec<_>>()
         .chunks(1_000)
