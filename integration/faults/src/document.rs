@@ -21,7 +21,7 @@ pub(crate) struct Part {
 const HEAD: &str = "\
 # Faults, and what they cost
 
-This page is made by `make faults` ([integration/faults](../integration/faults)), which keeps its rows: those of a fault that is run again by
+This page is made by `make faults RELEASE=1 BEFORE=COMMIT` ([integration/faults](../integration/faults)), which keeps its rows: those of a fault that is run again by
 `FAULT=name` take the place of older ones. Each row is one fault on a node of the lab while traffic runs: new TCP connections by five ways, each at most
 40 a second (from a pod to a ClusterIP of each family, from outside to a node port and to a load balancer's address, from the node itself), and six
 connections that are held open and asked ten times a second.
