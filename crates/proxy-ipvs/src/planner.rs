@@ -393,13 +393,7 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
         return Plan::default();
     }
     // Virtual servers that could not be removed yet, by their ports.
-    let left: HashSet<(Protocol, u16)> = tables
-        .servers
-        .pending()
-        .chain(&tables.uncertain)
-        .filter(|key| is_left(tables, key))
-        .map(|key| (key.protocol, key.port))
-        .collect();
+    let left: HashSet<(Protocol, u16)> = left(tables).map(|key| (key.protocol, key.port)).collect();
     // Whether a member still says that one of these is ours.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
         (Set::NodePortTcp, Member::Port(port)) => left.contains(&(Protocol::Tcp, port)),
@@ -427,6 +421,12 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
 /// Whether a virtual server is there that nobody wants, or may be: the answer was lost.
 fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.is_ours(key) && tables.servers.wanted(key).is_none()
+}
+
+/// All of these.
+fn left(tables: &Tables) -> impl Iterator<Item = &VirtualServerKey> {
+    let all = tables.servers.pending().chain(&tables.uncertain);
+    all.filter(|key| is_left(tables, key))
 }
 
 /// The link, and the addresses on it.
@@ -534,13 +534,7 @@ fn may_go(tables: &Tables, place: Place, of: &Situation<'_>) -> bool {
         Place::Other(_) | Place::Nftables => is_all_made(tables, of),
         // Sets of another shim say which virtual servers are ours, until those have gone.
         Place::OwnTable | Place::Ipsets => {
-            of.knows(Part::Servers)
-                && of.has_taken_over
-                && !tables
-                    .servers
-                    .pending()
-                    .chain(&tables.uncertain)
-                    .any(|key| is_left(tables, key))
+            of.knows(Part::Servers) && of.has_taken_over && left(tables).next().is_none()
         }
     }
 }
