@@ -189,16 +189,21 @@ impl ExternalAddresses {
         known.filter(|(one, _)| one.is_refused())
     }
 
-    /// Looks at what Services name now, on a node with these addresses.
+    /// Looks at what Services name now, on a node with these addresses. While they are not known, as
+    /// where another mode has just taken over, those count that were known before.
     pub(crate) fn look<'a>(
         &mut self,
         model: &Model,
-        of_node: impl Iterator<Item = &'a IpAddr>,
+        of_node: Option<impl Iterator<Item = &'a IpAddr>>,
         now: Instant,
     ) {
-        let is_named = |ip: &&IpAddr| model.naming_externally(**ip).next().is_some();
-        let named = of_node.filter(is_named);
-        let mut of_node: Vec<IpAddr> = named.copied().collect();
+        let mut of_node: Vec<IpAddr> = match of_node {
+            Some(all) => {
+                let is_named = |ip: &&IpAddr| model.naming_externally(**ip).next().is_some();
+                all.filter(is_named).copied().collect()
+            }
+            None => self.looked_at.1.clone(),
+        };
         of_node.sort_unstable();
         of_node.dedup();
         let looked_at = (model.external_addresses_version(), of_node);
@@ -333,7 +338,7 @@ mod tests {
         let mut now = Instant::now();
         let mut addresses = ExternalAddresses::new("node1", recorder, counts(), now);
         let mut told = |now| {
-            addresses.look(&model, [node].iter(), now);
+            addresses.look(&model, Some([node].iter()), now);
             let mut count = 0;
             while recorded.try_recv().is_ok() {
                 count += 1;
@@ -349,5 +354,10 @@ mod tests {
             all += told(now).0;
         }
         assert_eq!(all, KNOWN_MAX);
+
+        // Another mode that has not read them yet forgets nothing.
+        addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+        assert!(addresses.known.keys().any(|one| !one.is_refused()));
+        assert_eq!(addresses.untold, 0);
     }
 }

@@ -203,8 +203,8 @@ impl Daemon {
         if self.book(now).await? {
             self.proceed(now);
         }
-        let families = self.families.iter();
-        let of_node = families.filter_map(Family::node_addresses).flatten();
+        let of_node: Option<Vec<_>> = self.families.iter().map(Family::node_addresses).collect();
+        let of_node = of_node.map(|all| all.into_iter().flatten());
         self.external_addresses.look(&self.model, of_node, now);
         let changed = self.model.has_changes().then(|| {
             let services = self.model.changes().services.len();
