@@ -83,7 +83,7 @@ struct Ipvs {
     foreign: BTreeMap<VirtualServerKey, VirtualServer>,
     /// Virtual servers of ours of which somebody has taken away what says so, or may have.
     orphans: BTreeSet<VirtualServerKey>,
-    /// Members of sets that were refused.
+    /// Members of sets, and addresses, that were refused, or that somebody has taken away.
     unproven: BTreeSet<String>,
     /// What a shim of the other kind had in its sets, until they go.
     former: Former,
