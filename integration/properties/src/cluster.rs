@@ -24,6 +24,16 @@ const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
 
 /// So many Services.
 const SERVICES: u8 = 6;
+/// Of a Service that there may be; also an endpoint's address, now and then.
+const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
+
+/// Whether somebody has another Service's cluster IP for an address: who is sent there may be refused,
+/// as the layouts of nftables see it before or after the address is changed.
+pub fn is_a_cluster_ip(target: &Target) -> bool {
+    [IpFamily::V4, IpFamily::V6]
+        .iter()
+        .any(|family| at(*family, CLUSTER_IP) == target.ip)
+}
 
 /// An address, or what stands for it in the other family.
 pub fn at(family: IpFamily, octets: [u8; 4]) -> IpAddr {
@@ -393,7 +403,7 @@ impl Cluster {
             // What no pod has.
             0 if self.garbled.is_empty() => [127, 0, 0, 1],
             1 => NODE_ADDRESS,
-            2 => [10, 96, 0, 10],
+            2 => CLUSTER_IP,
             _ => [10, 244, node + 1, 1 + chance.small(5)],
         };
         let (ready, serving, terminating) = match chance.below(12) {

@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hashbrown::HashMap;
 use proxy::Target;
 
+use crate::cluster::is_a_cluster_ip;
 use crate::subject::{Entries, Served};
 use crate::turnstile::{Front, Serves, Write};
 
@@ -180,7 +181,8 @@ impl Watch {
         for (front, period) in &self.fronts {
             let is_claimed_twice = self.claims.get(front).is_some_and(|by| by.len() > 1);
             let is_news = period.since.is_none_or(|since| since > heard);
-            if period.is_disturbed || is_news || is_claimed_twice {
+            let is_nobody = period.wanted.iter().all(is_a_cluster_ip);
+            if period.is_disturbed || is_news || is_claimed_twice || is_nobody {
                 continue;
             }
             let serves =
