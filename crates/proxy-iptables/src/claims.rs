@@ -95,9 +95,11 @@ impl Claims {
             // The endpoints of this node may be in an object that could not be read. All else that
             // leads to them is wanted by nobody then, and stays.
             let external = port.external_chain();
-            let there = tables.chains.actual(&external);
-            for (chain, content) in &mut chains {
-                *content = *there.filter(|_| *chain == external).unwrap_or(content);
+            let mut compiled = chains.iter_mut().filter(|(chain, _)| *chain == external);
+            if let (Some((_, content)), Some(there)) =
+                (compiled.next(), tables.chains.actual(&external))
+            {
+                *content = *there;
             }
         }
         let [mut filter, mut nat] = Counts::default();

@@ -162,6 +162,16 @@ impl World {
     }
 }
 
+/// With `web1` at 10.96.0.1 to `web9` at 10.96.0.9, of which nothing is written yet.
+fn of_nine_services() -> World {
+    let mut world = World::new().listed();
+    for number in 1..=9 {
+        let name = format!("web{number}");
+        world.apply(service(&name, &format!("10.96.0.{number}")));
+    }
+    world
+}
+
 fn portal(address: Option<&str>, port: u16) -> Portal {
     Portal {
         address: address.map(|ip| ip.parse().unwrap()),
@@ -436,11 +446,7 @@ fn what_others_change_is_repaired_and_told() {
 
 #[test]
 fn a_redirect_that_is_refused_takes_nothing_away_where_all_is_written_anew() {
-    let mut world = World::new().listed();
-    for number in 1..=9 {
-        let name = format!("web{number}");
-        world.apply(service(&name, &format!("10.96.0.{number}")));
-    }
+    let mut world = of_nine_services();
     world.sync();
     world.apply(service("bad", "10.96.0.10"));
     let bad = portal(Some("10.96.0.10"), 80);
@@ -464,11 +470,7 @@ fn a_redirect_that_is_refused_takes_nothing_away_where_all_is_written_anew() {
 
 #[test]
 fn one_redirect_that_is_refused_harms_no_other() {
-    let mut world = World::new().listed();
-    for number in 1..=9 {
-        let name = format!("web{number}");
-        world.apply(service(&name, &format!("10.96.0.{number}")));
-    }
+    let mut world = of_nine_services();
     let bad = portal(Some("10.96.0.5"), 80);
     world.kernel.state().refused.insert(bad);
     let report = world.sync();
