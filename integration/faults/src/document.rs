@@ -1,5 +1,6 @@
 //! docs/faults.md.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -77,14 +78,14 @@ pub(crate) fn page(parts: &[Part]) -> String {
             part.lane,
             table(&part.rows)
         );
+        let rows = part.rows.iter();
+        let run: BTreeSet<_> = rows.map(|row| (&*row.fault, &*row.mode)).collect();
         // Of the modes that this kernel has.
-        let is_run = |fault: &str, mode: &str| {
-            let mut rows = part.rows.iter();
-            rows.any(|row| (fault.is_empty() || row.fault == fault) && row.mode == mode)
-        };
+        let modes_there: BTreeSet<_> = run.iter().map(|(_, mode)| *mode).collect();
         let missing = ALL.iter().flat_map(|fault| {
             let modes = fault.modes.iter().map(|mode| mode.name);
-            let modes = modes.filter(|mode| is_run("", mode) && !is_run(fault.name, mode));
+            let modes = modes.filter(|mode| modes_there.contains(mode));
+            let modes = modes.filter(|mode| !run.contains(&(fault.name, *mode)));
             modes.map(|mode| format!("{} ({mode})", fault.name))
         });
         let missing: Vec<String> = missing.collect();

@@ -276,7 +276,6 @@ fn echo(way: &Way, held: Vec<Connection>, shared: &Shared) {
     }
 }
 
-/// Measures how long nothing runs: a guest that its machine gives no time.
 /// Source ports for each way. They are disjoint, as IPVS finds the connection of an answer by the
 /// client's port and the pod's alone.
 fn ports() -> impl Iterator<Item = Range<u16>> {
