@@ -38,7 +38,7 @@ pub use modules::{Modprobe, is_module};
 pub use object::{Port, Service, sctp, tcp, udp};
 pub use pages::{HEALTH, METRICS, get, health, metric};
 pub use programs::Programs;
-pub use stalls::Meter;
+pub use stalls::{Meter, less_stalls};
 pub use story::{Outcome, Story, tell};
 pub use terminal::Terminal;
 pub use traffic::{FIRST_TRY, Tally, tally, under_traffic};

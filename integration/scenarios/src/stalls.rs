@@ -1,9 +1,12 @@
 //! Whether anything ran here at all: a guest that its machine gives no time answers nobody, and that
 //! is no fault of whom it asked.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use anyhow::Result;
 
 /// How long it sleeps at a time.
 const TICK: Duration = Duration::from_millis(20);
@@ -43,6 +46,16 @@ impl Meter {
         }
     }
 
+    /// Does something while it runs on a thread of its own.
+    fn during<T>(&self, what: impl FnOnce() -> T) -> T {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| self.run(|| is_over.load(Ordering::Relaxed)));
+            let _over = Over(&is_over);
+            what()
+        })
+    }
+
     /// How long nothing ran in all, with the stall that is just over, which it may not have seen
     /// yet: who compares two of these knows whether there was one between.
     pub fn so_far(&self) -> Duration {
@@ -56,6 +69,25 @@ impl Meter {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How long something took by its own account, less the time in which nothing ran here.
+///
+/// # Errors
+/// Its own.
+pub fn less_stalls(what: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
+    let meter = Meter::default();
+    let took = meter.during(what)?;
+    Ok(took.saturating_sub(meter.so_far()))
+}
+
+/// Says to threads that they may end, also where what they go on beside panics.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

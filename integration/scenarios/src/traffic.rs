@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use lab::{Failure, Place, Transport};
 
 use crate::cluster::{ANSWERED_WITHIN, SOON, at};
-use crate::stalls::Meter;
+use crate::stalls::{Meter, Over};
 
 /// Between two requests of one way.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -106,8 +106,10 @@ pub fn under_traffic(
         let ways: Vec<_> = ways
             .map(|(way, ports)| scope.spawn(move || ask(way, ports)))
             .collect();
-        let told = story();
-        is_told.store(true, Ordering::Relaxed);
+        let told = {
+            let _over = Over(&is_told);
+            story()
+        };
         let mut asked = Vec::new();
         for way in ways {
             match way.join() {
