@@ -10,7 +10,8 @@
 //!
 //! - the engine had heard of the period's begin when it planned the piece;
 //! - nobody else has damaged anything in the kernel, and nothing on the way to the front was
-//!   refused, since all its endpoints served last, and all plans knew of them.
+//!   refused, since all its endpoints served last, and all plans knew of them;
+//! - nothing is as somebody else has made it, who may have changed what nothing led to then.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,6 +45,8 @@ pub struct Watch {
     handed_over: BTreeSet<Front>,
     /// What somebody has taken away, until it is there again.
     lost: BTreeSet<String>,
+    /// What somebody has made of something, as long as it is that.
+    altered: Entries,
 }
 
 impl Watch {
@@ -101,13 +104,23 @@ impl Watch {
 
     /// The same: what there was before it, and after it.
     pub fn lose(&mut self, before: &Entries, after: &Entries) {
-        let lost = before.keys().filter(|entry| !after.contains_key(*entry));
-        self.lost.extend(lost.cloned());
+        for (entry, was) in before {
+            match after.get(entry) {
+                None => {
+                    self.lost.insert(entry.clone());
+                }
+                Some(is) if is != was => {
+                    self.altered.insert(entry.clone(), is.clone());
+                }
+                Some(_) => {}
+            }
+        }
     }
 
-    /// Whether something that somebody took away is not there again.
+    /// Whether something that somebody took away is not there again, or what somebody changed is as
+    /// they left it.
     pub fn has_lost(&self) -> bool {
-        !self.lost.is_empty()
+        !(self.lost.is_empty() && self.altered.is_empty())
     }
 
     /// What there is by now; what nobody wants any more need not come back.
@@ -115,6 +128,8 @@ impl Watch {
         let wanted = &self.entries;
         let is_missing = |entry: &String| wanted.contains_key(entry) && !there.contains_key(entry);
         self.lost.retain(is_missing);
+        let is_still = |entry: &String, made: &mut String| there.get(entry) == Some(made);
+        self.altered.retain(is_still);
     }
 
     /// Something was not done.
@@ -178,7 +193,7 @@ impl Watch {
     ///
     /// Somebody lost the last endpoint.
     pub fn after(&mut self, served: Served, heard: u64, by_all: u64) -> Result<(), String> {
-        for (front, period) in &self.fronts {
+        for (front, period) in &mut self.fronts {
             let is_claimed_twice = self.claims.get(front).is_some_and(|by| by.len() > 1);
             let is_news = period.since.is_none_or(|since| since > heard);
             let is_nobody = period.wanted.iter().all(is_a_cluster_ip);
@@ -188,6 +203,11 @@ impl Watch {
             let serves =
                 |by: Option<&BTreeSet<Target>>| by.is_some_and(|by| !by.is_disjoint(&period.good));
             if serves(self.before.get(front)) && !serves(served.get(front)) {
+                if !self.altered.is_empty() {
+                    // Nothing led to it when somebody changed it, and now something does.
+                    period.is_disturbed = true;
+                    continue;
+                }
                 return Err(format!(
                     "{front} is without an endpoint: it was served by {:?}, now by {:?}, wanted are {:?}, and were at some moment {:?}",
                     self.before.get(front),
