@@ -1,5 +1,9 @@
 //! What is the network namespace's, and no service's.
 
+use netlink_batch::{Attributes, Malformed};
+
+use crate::uapi::{self, info, top};
+
 /// What IPVS says of itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Info {
@@ -19,4 +23,39 @@ pub struct Timeouts {
     pub tcp_fin: u32,
     /// UDP.
     pub udp: u32,
+}
+
+impl Info {
+    /// Reads the payload of the answer to `IPVS_CMD_GET_INFO`, `genlmsghdr` included. What it does
+    /// not say is 0.
+    pub(crate) fn decode(payload: &[u8]) -> Result<Self, Malformed> {
+        let mut read = Self::default();
+        for attribute in Attributes::after(uapi::HEADER, payload)? {
+            let attribute = attribute?;
+            match attribute.kind {
+                info::VERSION => read.version = attribute.u32()?,
+                info::CONN_TAB_SIZE => read.table_size = attribute.u32()?,
+                _ => {}
+            }
+        }
+        Ok(read)
+    }
+}
+
+impl Timeouts {
+    /// Reads the payload of the answer to `IPVS_CMD_GET_CONFIG`, `genlmsghdr` included. What it does
+    /// not say is 0.
+    pub(crate) fn decode(payload: &[u8]) -> Result<Self, Malformed> {
+        let mut read = Self::default();
+        for attribute in Attributes::after(uapi::HEADER, payload)? {
+            let attribute = attribute?;
+            match attribute.kind {
+                top::TIMEOUT_TCP => read.tcp = attribute.u32()?,
+                top::TIMEOUT_TCP_FIN => read.tcp_fin = attribute.u32()?,
+                top::TIMEOUT_UDP => read.udp = attribute.u32()?,
+                _ => {}
+            }
+        }
+        Ok(read)
+    }
 }

@@ -7,7 +7,7 @@ use crate::destination::DestinationEntry;
 use crate::error::Error;
 use crate::family::Family;
 use crate::service::{ServiceEntry, ServiceKey};
-use crate::uapi::{self, command, info, top};
+use crate::uapi::{self, command, top};
 
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
@@ -74,16 +74,7 @@ impl Ipvs {
     /// The socket failed, the kernel refused (`EPERM`), or the answer is malformed.
     pub fn info(&mut self) -> Result<Info, Error> {
         let answer = self.get(command::GET_INFO, |_| {})?;
-        let mut read = Info::default();
-        for attribute in Attributes::after(uapi::HEADER, first(&answer)?)? {
-            let attribute = attribute?;
-            match attribute.kind {
-                info::VERSION => read.version = attribute.u32()?,
-                info::CONN_TAB_SIZE => read.table_size = attribute.u32()?,
-                _ => {}
-            }
-        }
-        Ok(read)
+        Ok(Info::decode(first(&answer)?)?)
     }
 
     /// All services, of both address families. The kernel answers in parts and does not say if
@@ -142,17 +133,7 @@ impl Ipvs {
     /// As of [`Ipvs::info`].
     pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
         let answer = self.get(command::GET_CONFIG, |_| {})?;
-        let mut read = Timeouts::default();
-        for attribute in Attributes::after(uapi::HEADER, first(&answer)?)? {
-            let attribute = attribute?;
-            match attribute.kind {
-                top::TIMEOUT_TCP => read.tcp = attribute.u32()?,
-                top::TIMEOUT_TCP_FIN => read.tcp_fin = attribute.u32()?,
-                top::TIMEOUT_UDP => read.udp = attribute.u32()?,
-                _ => {}
-            }
-        }
-        Ok(read)
+        Ok(Timeouts::decode(first(&answer)?)?)
     }
 
     /// Sets the timeouts of connections.

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
 use crate::flags::nets::nets;
-use crate::{check, command_line, config, explain, inspect, logging, metrics};
+use crate::{check, command_line, config, explain, footprints, inspect, logging, metrics};
 
 /// A configuration file, and what it means.
 pub fn configuration(bytes: &[u8]) {
@@ -58,4 +58,22 @@ pub fn proc_files(bytes: &[u8]) {
     check::read_sockets(&text);
     explain::read_sockets(&text);
     metrics::read_proc(&text);
+}
+
+/// What `iptables-save` prints, as each mode and the clean-up read it.
+pub fn saved(bytes: &[u8]) {
+    let modes = footprints::ALL;
+    proxy_ipvs::fuzzed::saved(bytes, modes);
+    proxy_iptables::fuzzed::saved(bytes, modes);
+    proxy_userspace::fuzzed::saved(bytes, modes);
+    let text = String::from_utf8_lossy(bytes);
+    let found = footprint::Leftovers::find(footprint::Finder::all(modes), &text);
+    let _ = found.restore_text();
+}
+
+/// An object of a table of nftables, as each mode reads those of its own.
+pub fn tables(bytes: &[u8]) {
+    proxy_ipvs::fuzzed::object(bytes);
+    proxy_nftables::fuzzed::object(bytes);
+    proxy_userspace::fuzzed::object(bytes);
 }

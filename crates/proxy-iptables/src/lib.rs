@@ -24,6 +24,8 @@ mod counted;
 mod exchange;
 mod execute;
 pub mod fake;
+#[doc(hidden)]
+pub mod fuzzed;
 mod kernel;
 mod kinds;
 mod nfacct;

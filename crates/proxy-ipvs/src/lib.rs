@@ -23,6 +23,8 @@ mod drift;
 mod exchange;
 pub mod fake;
 mod footprint;
+#[doc(hidden)]
+pub mod fuzzed;
 mod kernel;
 mod kinds;
 mod leftovers;

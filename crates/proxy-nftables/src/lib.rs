@@ -25,6 +25,8 @@ mod exchange;
 mod execute;
 pub mod fake;
 mod found;
+#[doc(hidden)]
+pub mod fuzzed;
 mod interval;
 mod kernel;
 mod kinds;

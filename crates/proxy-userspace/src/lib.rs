@@ -19,6 +19,8 @@ mod claims;
 mod config;
 mod exchange;
 pub mod fake;
+#[doc(hidden)]
+pub mod fuzzed;
 mod held;
 mod kernel;
 mod kinds;

@@ -27,11 +27,11 @@ pub const TARGETS: &[Target] = &[
     target("ipvs", ipvs_netlink::fuzzed::answer),
     target("conntrack", conntrack_netlink::fuzzed::flow),
     target("route", route_netlink::fuzzed::message),
-    target("nftables", nftables_netlink::fuzzed::message),
+    target("nftables", nftables),
     target("xt_entries", iptables::fuzzed::entries),
     target("proc_files", kube_proxy::fuzzed::proc_files),
     // From programs.
-    target("iptables_save", iptables::fuzzed::saved),
+    target("iptables_save", saved),
     target("iptables_rules", packet_path::fuzzed::rules),
     target("ipset_entry", ipset_netlink::fuzzed::entry),
     // From the API server.
@@ -51,6 +51,18 @@ pub const TARGETS: &[Target] = &[
 
 const fn target(name: &'static str, run: fn(&[u8])) -> Target {
     Target { name, run }
+}
+
+/// What the kernel tells of tables of nftables, and what the modes make of it.
+fn nftables(bytes: &[u8]) {
+    nftables_netlink::fuzzed::message(bytes);
+    kube_proxy::fuzzed::tables(bytes);
+}
+
+/// What `iptables-save` prints, and what the modes make of it.
+fn saved(bytes: &[u8]) {
+    iptables::fuzzed::saved(bytes);
+    kube_proxy::fuzzed::saved(bytes);
 }
 
 /// The target of a name.

@@ -245,7 +245,7 @@ fn chains_of(portal: &Portal) -> (&'static str, &'static str) {
 }
 
 /// What `iptables-save` prints, read line by line.
-struct Saved<'a> {
+pub(crate) struct Saved<'a> {
     family: IpFamily,
     config: &'a Config,
     lines: Reader,
@@ -269,7 +269,7 @@ struct Rules {
 }
 
 impl<'a> Saved<'a> {
-    fn new(family: IpFamily, config: &'a Config) -> Self {
+    pub(crate) fn new(family: IpFamily, config: &'a Config) -> Self {
         Self {
             family,
             config,
@@ -282,7 +282,7 @@ impl<'a> Saved<'a> {
         }
     }
 
-    fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         match self.lines.read(line) {
             Some((NAT, Entry::Chain(name))) if CHAINS.contains(&name) => {
                 self.chains.insert(name.to_owned());
@@ -328,7 +328,7 @@ impl<'a> Saved<'a> {
         place.replace(port).is_none()
     }
 
-    fn finish(mut self) -> (Held, BTreeSet<String>) {
+    pub(crate) fn finish(mut self) -> (Held, BTreeSet<String>) {
         let mut redirects = HashMap::with_capacity(self.redirects.len());
         for (portal, rules) in std::mem::take(&mut self.redirects) {
             let node = rules.node.unwrap_or_default();

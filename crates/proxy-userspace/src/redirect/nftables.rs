@@ -11,8 +11,8 @@
 //! where pods are told apart. One redirect is one element of each map; nothing else changes with
 //! it.
 
-mod held;
-mod layout;
+pub(crate) mod held;
+pub(crate) mod layout;
 mod rules;
 
 use std::collections::BTreeSet;

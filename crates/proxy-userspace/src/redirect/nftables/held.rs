@@ -26,7 +26,7 @@ struct Found {
 type OfAll = [Option<Found>; 3];
 
 /// What there is of redirects.
-pub(super) fn held(family: IpFamily, config: &Config, whole: &Whole) -> Held {
+pub(crate) fn held(family: IpFamily, config: &Config, whole: &Whole) -> Held {
     let mut is_ours = whole.table.as_ref() == Some(&table(family)) && has_maps(family, whole);
     let mut portals: HashMap<Portal, OfAll> = HashMap::new();
     let mut count = 0;

@@ -52,7 +52,7 @@ pub(super) const fn address_type(family: IpFamily) -> DataType {
     }
 }
 
-pub(super) fn table(family: IpFamily) -> Table {
+pub(crate) fn table(family: IpFamily) -> Table {
     Table {
         family: family.into(),
         name: TABLE.into(),
@@ -62,7 +62,7 @@ pub(super) fn table(family: IpFamily) -> Table {
 }
 
 /// All maps, without elements.
-pub(super) fn maps(family: IpFamily) -> impl Iterator<Item = Set> {
+pub(crate) fn maps(family: IpFamily) -> impl Iterator<Item = Set> {
     Origin::ALL.into_iter().flat_map(move |from| {
         let address = address_type(family);
         let port = vec![DataType::InetProto, DataType::InetService];

@@ -1,0 +1,56 @@
+//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
+//! Nothing else may use it.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use footprint::Footprints;
+use nftables_netlink::fuzzed::pieces;
+use proxy::IpFamily;
+
+use crate::leftovers::beside_the_shim;
+use crate::native::{Content, HeldChain, forbidden_of, is_of, member, names};
+use crate::rules::Rules;
+
+/// What `iptables-save` prints: the shim, and what these modes have left beside it.
+pub fn saved(bytes: &[u8], modes: Footprints) {
+    let text = String::from_utf8_lossy(bytes);
+    let rules = Rules::parse(&text);
+    let _ = Rules::default().differences(&rules);
+    let _ = Rules::default().restore_text(&rules);
+    let _ = beside_the_shim(modes, &text).restore_text();
+}
+
+/// The names of sets and chains, of each family.
+static NAMES: LazyLock<[BTreeSet<String>; 2]> = LazyLock::new(|| IpFamily::ALL.map(names));
+
+/// An object of the table of the shim in nftables. Elements are taken for those of each set,
+/// whichever they are of.
+pub fn object(bytes: &[u8]) {
+    let read = pieces(bytes);
+    for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {
+        let mut content = Content::default();
+        if let Some((of, elements)) = &read.elements {
+            for set in names.iter().map(|name| &**name).chain([&**of]) {
+                for element in elements {
+                    let _ = member(set, &element.key, family);
+                }
+            }
+            let keys = elements.iter();
+            let forbidden = keys.filter_map(|element| forbidden_of(&element.key, family));
+            content.forbidden = forbidden.collect::<BTreeSet<_>>();
+        }
+        if let Some(set) = &read.set {
+            let _ = is_of(&set.name, family);
+        }
+        let (base, rules) = (
+            read.chain.as_ref().and_then(|chain| chain.base),
+            read.rule.iter().map(|found| found.rule.clone()).collect(),
+        );
+        let chain = HeldChain { base, rules };
+        content.chains.insert("nat-prerouting".into(), chain);
+        let _ = content.lines();
+        let _ = content.uncovered(&Content::default(), family);
+        let _ = Content::default().changes(&content, family);
+    }
+}

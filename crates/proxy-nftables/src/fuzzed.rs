@@ -1,0 +1,42 @@
+//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
+//! Nothing else may use it.
+
+use std::sync::{Arc, LazyLock};
+
+use nftables_netlink::Name;
+use nftables_netlink::fuzzed::pieces;
+use proxy::IpFamily;
+
+use crate::base;
+use crate::found::Reader;
+use crate::kernel::Object;
+
+/// The names of sets and chains, of each family.
+static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
+    IpFamily::ALL.map(|family| base::names(family).into_iter().map(Into::into).collect())
+});
+
+/// An object of the table. Elements are taken for those of each set, whichever they are of.
+pub fn object(bytes: &[u8]) {
+    let read = pieces(bytes);
+    for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {
+        let mut reader = Reader::new(family);
+        reader.take(Object::Begin);
+        if let Some(chain) = &read.chain {
+            reader.take(Object::Chain(chain.clone()));
+        }
+        if let Some(set) = &read.set {
+            reader.take(Object::Set(set.clone()));
+        }
+        if let Some(found) = &read.rule {
+            let (chain, rule) = (Arc::clone(&found.chain), found.rule.clone());
+            reader.take(Object::Rule(chain, rule));
+        }
+        if let Some((of, elements)) = &read.elements {
+            for set in names.iter().chain([of]).map(Arc::clone) {
+                reader.take(Object::Elements(set, elements.clone()));
+            }
+        }
+        let _ = reader.finish();
+    }
+}

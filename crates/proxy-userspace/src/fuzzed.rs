@@ -1,0 +1,52 @@
+//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
+//! Nothing else may use it.
+
+use footprint::Footprints;
+use nftables_netlink::fuzzed::pieces;
+use nftables_netlink::{FoundSet, Generation, Whole};
+use proxy::IpFamily;
+
+use crate::config::Config;
+use crate::redirect::iptables::Saved;
+use crate::redirect::nftables::held::held;
+use crate::redirect::nftables::layout::{maps, table};
+
+/// What `iptables-save` prints: redirects, and what these modes have left beside them.
+pub fn saved(bytes: &[u8], modes: Footprints) {
+    let text = String::from_utf8_lossy(bytes);
+    let config = Config {
+        modes,
+        ..Config::default()
+    };
+    for family in IpFamily::ALL {
+        let mut saved = Saved::new(family, &config);
+        for line in text.lines() {
+            saved.line(line);
+        }
+        let _ = saved.finish();
+    }
+}
+
+/// An object of the table of redirects. Elements are taken for those of each map, whichever they
+/// are of.
+pub fn object(bytes: &[u8]) {
+    let read = pieces(bytes);
+    let elements = read.elements.map(|(_, elements)| elements);
+    let elements = elements.unwrap_or_default();
+    for family in IpFamily::ALL {
+        let of_map = |set| FoundSet {
+            handle: 1,
+            set,
+            other_flags: 0,
+        };
+        let sets = maps(family).map(|set| (of_map(set), elements.clone()));
+        let whole = Whole {
+            generation: Generation(1),
+            table: Some(table(family)),
+            chains: read.chain.iter().cloned().collect(),
+            sets: sets.collect(),
+            rules: read.rule.iter().cloned().collect(),
+        };
+        let _ = held(family, &Config::default(), &whole);
+    }
+}
