@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
+use nftables_netlink::Name;
 use proxy::{NamespacedName, Owner};
 
 use crate::config::Config;
@@ -98,6 +99,8 @@ impl Claims {
 /// there; whether there is any such thing.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
+    // In another layout they may end otherwise.
+    let mut led_to: HashSet<Name> = HashSet::new();
     let slots = port.slots(config.layout).into_iter().map(|(slot, route)| {
         let holder = tables.slots.owner(&slot);
         let there = tables.slots.actual(&slot);
@@ -105,6 +108,7 @@ fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bo
         match there.filter(|there| port.goes_on(there, &route)) {
             Some(there) => {
                 goes_on = true;
+                led_to.extend(there.chains().cloned());
                 (slot, there.clone())
             }
             None => (slot, route),
@@ -114,7 +118,8 @@ fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bo
     tables.slots.claim(&port.owner, slots);
     let chains = port.chains(config).into_iter().map(|(chain, content)| {
         let there = tables.chains.actual(&chain);
-        match there.filter(|_| port.ends_in_nothing(&chain, config.layout)) {
+        let stays = led_to.contains(&chain) || port.ends_in_nothing(&chain, config.layout);
+        match there.filter(|_| stays) {
             Some(there) => {
                 goes_on |= *there != content;
                 (chain, *there)
