@@ -9,6 +9,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::Error;
 
+/// How long somebody whom a program left behind may hold its streams, before what was said is taken
+/// for all. What the program itself has written is read meanwhile, on a machine without time, too.
+const HELD_FOR: Duration = Duration::from_secs(2);
+
 /// What a program said and how it ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
@@ -226,7 +230,7 @@ impl Running {
         let slice = Duration::from_millis(50);
         while self.wait_text(left().min(slice), |_| false).ended < 2 && !left().is_zero() {
             if matches!(self.child.try_wait(), Ok(Some(_))) {
-                drop(self.wait_text(slice, |_| false));
+                drop(self.wait_text(HELD_FOR.min(left()), |_| false));
                 break;
             }
         }
