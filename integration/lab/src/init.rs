@@ -12,6 +12,7 @@
 //!    root/        tmpfs
 //!      upper/ work/
 //!      new/       overlay(lower = hostfs of /, ro) ─ pivot_root here
+//!         (or, on a kernel that opens nothing through it, a tmpfs with the host's folders bound in it)
 //!         proc sys dev run (own) · /lib/modules/RELEASE ─▶ the kernel's modules · kept folders (hostfs, rw)
 //! ```
 
@@ -25,7 +26,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 use rustix::process::{
     Pid, Resource, Rlimit, WaitOptions, chdir, getrlimit, pivot_root, setrlimit, wait,
 };
@@ -144,6 +145,12 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
         base.display()
     );
     attach("overlay", &new, "overlay", layers)?;
+    if let Err(error) = File::open(below(&new, &dir.join("argv"))) {
+        // Linux 5.10 lists what is in an overlay over hostfs, and opens nothing of it.
+        eprintln!("lab: no overlay over hostfs ({error}): the root is put together instead");
+        unmount(&new, UnmountFlags::DETACH).context("cannot detach the overlay")?;
+        put_together(&new)?;
+    }
 
     let inner = |path: &str| new.join(path);
     for path in ["proc", "sys", "dev", "run", "tmp"] {
@@ -180,7 +187,7 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
         }
     }
     for folder in &job.keep {
-        let here = new.join(folder.strip_prefix("/").unwrap_or(folder));
+        let here = below(&new, folder);
         make_dir(&here)?;
         attach("hostfs", &here, "hostfs", folder)?;
     }
@@ -194,6 +201,57 @@ fn enter_guest(dir: &Path, job: &Job) -> Result<Result<Report>> {
     sethostname(b"lab").context("sethostname")?;
     loopback_up()?;
     Ok(report)
+}
+
+fn below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// A root without an overlay: the host's folders as they are, read-only, beside a copy of `/etc`, and a
+/// `/tmp` and `/var` with nothing of the host's.
+fn put_together(new: &Path) -> Result<()> {
+    const OWN: [&str; 5] = ["proc", "sys", "dev", "run", "tmp"];
+    attach("tmpfs", new, "tmpfs", "mode=755")?;
+    for entry in std::fs::read_dir("/").context("/")? {
+        let entry = entry.context("/")?;
+        let (name, here) = (entry.file_name(), new.join(entry.file_name()));
+        let kind = entry.file_type().context("/")?;
+        if kind.is_symlink() || name == "etc" {
+            copy(&entry.path(), &here)?;
+        } else if kind.is_dir() && OWN.iter().all(|own| name != *own) && name != "var" {
+            make_dir(&here)?;
+            mount_bind(entry.path(), &here).with_context(|| here.display().to_string())?;
+        }
+    }
+    for folder in ["cache", "lib", "log", "tmp"] {
+        make_dir(&new.join("var").join(folder))?;
+    }
+    symlink("/run", new.join("var/run")).context("/var/run")
+}
+
+/// Copies a file, a folder with all that is in it, or a link as such. What is none of these, or may not be
+/// read, is left out.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let about = || format!("cannot copy {}", from.display());
+    let kind = from.symlink_metadata().with_context(about)?.file_type();
+    if kind.is_symlink() {
+        return symlink(std::fs::read_link(from).with_context(about)?, to).with_context(about);
+    }
+    if kind.is_dir() {
+        make_dir(to)?;
+        for entry in std::fs::read_dir(from).with_context(about)? {
+            let entry = entry.with_context(about)?;
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        }
+    } else if kind.is_file() {
+        match std::fs::copy(from, to) {
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => {
+                return Err(error).with_context(about);
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Overlayfs is a module in Debian's package; `modprobe` would look for it where it cannot be yet.
