@@ -168,8 +168,8 @@ pub(crate) struct Evidence<'a> {
 
 impl Evidence<'_> {
     /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on
-    /// `kube-ipvs0`, one of the sets names it, its port is a NodePort and its address the node's, or
-    /// it bears the note that a kube-proxy made it for a NodePort: that is proof by itself, as
+    /// `kube-ipvs0`, one of the sets names it or its address, its port is a NodePort and its address
+    /// the node's, or it bears the note that a kube-proxy made it for a NodePort: that is proof by itself, as
     /// nobody else sets that flag.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let holds =
@@ -178,6 +178,7 @@ impl Evidence<'_> {
         let is_noted = |server: &VirtualServer| server.properties.is_node_port();
         self.bound.contains(&key.address)
             || self.bound_otherwise.contains(&key.address)
+            || holds(Set::IpvsIps, Member::Address(key.address))
             || [
                 Set::ClusterIp,
                 Set::ExternalIp,

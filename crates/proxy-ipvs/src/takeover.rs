@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use footprint::Says;
 use ipnet::IpNet;
 
 use crate::kernel::{FoundAddresses, FoundSets, Snapshot};
@@ -27,7 +28,7 @@ impl TakeOver {
     }
 
     pub(crate) fn found_sets(&mut self, found: &FoundSets) {
-        let is_evidence = |(set, _): &(&Set, &BTreeSet<_>)| set.marks_ownership();
+        let is_evidence = |(set, _): &(&Set, &BTreeSet<_>)| set.says() != Says::Nothing;
         let all = found.members.iter().chain(&found.former);
         for (set, of) in all.filter(is_evidence) {
             let members = self.evidence.sets.entry(*set).or_default();
