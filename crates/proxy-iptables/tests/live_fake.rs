@@ -8,30 +8,15 @@
 )]
 
 use std::fmt::Write as _;
-use std::thread;
 
 use iptables::{Backend, Iptables, Kind};
+use namespace::in_namespace;
 use proxy::IpFamily;
 use proxy_iptables::fake::FakeKernel;
 use proxy_iptables::{IptablesKernel, Kernel, Table};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// So many restores, one after the other.
 const RESTORES: usize = 60;
-
-fn in_namespace(what: impl FnOnce() + Send) {
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            #[allow(unsafe_code, reason = "there is no safe call")]
-            // SAFETY: only the calling thread's network namespace changes, on which no memory
-            // safety depends.
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
-                .expect("this test makes a network namespace: run it as root");
-            what();
-        });
-        inside.join().unwrap();
-    });
-}
 
 /// Numbers that follow from a seed (splitmix64).
 struct Chance(u64);

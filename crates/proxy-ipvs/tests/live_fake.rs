@@ -2,9 +2,6 @@
 //! the same behind.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-#[path = "support/namespace.rs"]
-mod namespace;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::process::Command;

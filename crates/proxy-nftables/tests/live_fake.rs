@@ -8,8 +8,8 @@
 )]
 
 use std::collections::BTreeMap;
-use std::thread;
 
+use namespace::in_namespace;
 use nftables_netlink::{
     Activity, Bytes, Chain, Change, DataType, Element, ElementData, Expression, Name, Rule, Set,
     SetKind, Table, Transaction, Verdict,
@@ -17,24 +17,10 @@ use nftables_netlink::{
 use proxy::IpFamily;
 use proxy_nftables::fake::FakeKernel;
 use proxy_nftables::{Kernel, NetlinkKernel, Object, Refusal, TABLE};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// So many transactions, and so many tables.
 const TRANSACTIONS: usize = 60;
 const TABLES: u64 = 12;
-
-fn in_namespace(what: impl FnOnce() + Send) {
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            // SAFETY: the thread has no files of its own that others use.
-            #[allow(unsafe_code)]
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
-                .expect("needs nf_tables, and the right to make network namespaces");
-            what();
-        });
-        inside.join().unwrap();
-    });
-}
 
 /// Numbers that follow from a seed (splitmix64).
 struct Chance(u64);
