@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use cleanup::{Cleanup, Serving, clean_up_beside, disarm_ended, foresee_beside};
 use footprint::{Footprint, Footprints, NFTABLES};
 use iptables::{Backend, Iptables};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use namespace::in_namespace;
 
 const MODES: Footprints = &[
     &proxy_ipvs::FOOTPRINT,
@@ -40,13 +40,8 @@ COMMIT
 
 /// Runs a story in a network namespace of its own with the things of two modes and of others;
 /// `None` where the kernel has no nf_tables for IP.
-fn on_a_node<T: Send + 'static>(story: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let story = move || {
-        #[allow(unsafe_code, reason = "there is no safe call")]
-        // SAFETY: only the calling thread's network namespace changes, on which no memory safety
-        // depends.
-        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-        unshared.expect("this test makes a network namespace: run it in the lab");
+fn on_a_node<T: Send>(story: impl FnOnce() -> T + Send) -> Option<T> {
+    in_namespace(|| {
         let made = sh(
             "nft add table ip kube-proxy 2>/dev/null && echo yes || true",
             "",
@@ -59,8 +54,7 @@ fn on_a_node<T: Send + 'static>(story: impl FnOnce() -> T + Send + 'static) -> O
             RULES,
         );
         Some(story())
-    };
-    thread::spawn(story).join().unwrap()
+    })
 }
 
 fn sh(script: &str, input: &str) -> String {

@@ -11,11 +11,10 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
-use std::thread;
 
 use cleanup::Cleanup;
 use ipnet::IpNet;
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use namespace::in_namespace;
 
 /// Takes down what any mode has left.
 fn clean_up(excluded: &[IpNet]) -> Cleanup {
@@ -29,13 +28,8 @@ fn clean_up(excluded: &[IpNet]) -> Cleanup {
 
 /// Runs a story on a thread of its own, in a network namespace of its own, that holds things of
 /// others.
-fn on_a_node(story: impl FnOnce() + Send + 'static) {
-    let story = move || {
-        #[allow(unsafe_code, reason = "there is no safe call")]
-        // SAFETY: only the calling thread's network namespace changes, on which no memory safety
-        // depends.
-        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-        unshared.expect("this test makes a network namespace: run it in the lab");
+fn on_a_node(story: impl FnOnce() + Send) {
+    in_namespace(|| {
         sh(
             "modprobe -q -a ipv6 ip_vs dummy || true; ip link set lo up; ip link add eth0 type veth peer name peer0
             ip addr add 192.168.99.10/24 dev eth0; ip -6 addr add fd00:99::10/64 dev eth0 nodad
@@ -53,10 +47,7 @@ fn on_a_node(story: impl FnOnce() + Send + 'static) {
             );
         }
         story();
-    };
-    if let Err(panic) = thread::spawn(story).join() {
-        std::panic::resume_unwind(panic);
-    }
+    });
 }
 
 /// What the lab's lane is for; `$backend` in scripts.

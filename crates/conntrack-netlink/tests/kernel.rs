@@ -7,21 +7,11 @@
 use std::process::Command;
 
 use conntrack_netlink::{Conntrack, Family, Flow, Outcome, Protocol};
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
-};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 /// A connection in a new network namespace, in which the calling thread stays.
 fn new_namespace() -> Conntrack {
-    assert!(
-        rustix::process::geteuid().is_root(),
-        "this test makes a network namespace: run it as root"
-    );
-    #[allow(unsafe_code, reason = "there is no safe call")]
-    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
-    // depends.
-    let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-    unshared.expect("cannot make a network namespace: run this test with CAP_SYS_ADMIN");
+    namespace::enter().unwrap();
     Conntrack::open().unwrap()
 }
 

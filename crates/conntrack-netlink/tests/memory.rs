@@ -7,10 +7,9 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::process::Command;
-use std::thread;
 
 use conntrack_netlink::{Conntrack, Family, Protocol};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use namespace::in_namespace;
 
 const FLOWS: usize = 100_000;
 /// How much more memory the process may have needed at its peak. The flows are 25 MB of messages.
@@ -53,17 +52,10 @@ impl Drop for Room {
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
 fn a_large_table_is_not_held() {
     let _room = Room::make();
-    if let Err(panic) = thread::spawn(look).join() {
-        std::panic::resume_unwind(panic);
-    }
+    in_namespace(look);
 }
 
 fn look() {
-    #[allow(unsafe_code, reason = "there is no safe call")]
-    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
-    // depends.
-    let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-    unshared.expect("cannot make a network namespace: run this test with CAP_SYS_ADMIN");
     let mut conntrack = Conntrack::open().unwrap();
     let file = std::env::temp_dir().join(format!("conntrack-memory-{}", std::process::id()));
     for part in 0..10 {

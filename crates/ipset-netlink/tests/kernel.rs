@@ -10,19 +10,10 @@ use std::process::Command;
 use ipset_netlink::{
     Action, Change, Definition, Entry, Error, Family, Ipset, Outcome, Reason, SetType,
 };
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// A connection in a new network namespace, in which the calling thread stays.
 fn new_namespace() -> Ipset {
-    assert!(
-        rustix::process::geteuid().is_root(),
-        "this test makes a network namespace: run it as root"
-    );
-    #[allow(unsafe_code, reason = "there is no safe call")]
-    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
-    // depends.
-    let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-    unshared.expect("cannot make a network namespace: run this test with CAP_SYS_ADMIN");
+    namespace::enter().unwrap();
     Ipset::open().unwrap()
 }
 

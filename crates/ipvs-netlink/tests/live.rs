@@ -8,15 +8,15 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::thread::{self, sleep};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ipvs_netlink::{
     AddressFamily, Destination, DestinationKey, Family, Flags, Forward, Ipvs, Protocol, Service,
     ServiceKey, Timeouts, Tunnel,
 };
+use namespace::in_namespace;
 use netlink_batch::{Batch, Connection, Reply};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
@@ -25,20 +25,13 @@ const EINVAL: i32 = 22;
 const ERANGE: i32 = 34;
 
 /// Runs `story` with an IPVS of its own.
-fn on_ipvs(story: impl FnOnce(Ipvs) + Send + 'static) {
-    let thread = thread::spawn(move || {
-        #[allow(unsafe_code, reason = "rustix has no safe call for it")]
-        // SAFETY: without CLONE_FILES the table of file descriptors stays shared.
-        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-        unshared.expect("this test makes a network namespace: run it as root");
+fn on_ipvs(story: impl FnOnce(Ipvs) + Send) {
+    in_namespace(|| {
         // Without the routing table "local", which comes with the first address, every
         // destination is EINVAL.
         loopback_up();
         story(Ipvs::open().unwrap());
     });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
 }
 
 fn key(protocol: Protocol, address: &str) -> ServiceKey {

@@ -10,13 +10,12 @@
 
 use std::io;
 use std::net::Ipv4Addr;
-use std::thread;
 
+use namespace::in_namespace;
 use netlink_batch::{
     Attributes, Batch, Buffers, Connection, Error, NLM_F_CREATE, NLM_F_EXCL, Protocol, Reply,
     Worker,
 };
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
@@ -32,20 +31,6 @@ const EPERM: i32 = 1;
 const EEXIST: i32 = 17;
 const ENODEV: i32 = 19;
 const EADDRNOTAVAIL: i32 = 99;
-
-/// Runs `story` on a thread of its own in a new network namespace.
-fn in_namespace(story: impl FnOnce() + Send + 'static) {
-    let thread = thread::spawn(move || {
-        #[allow(unsafe_code, reason = "rustix has no safe call for it")]
-        // SAFETY: without CLONE_FILES the table of file descriptors stays shared.
-        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-        unshared.expect("this test makes a network namespace: run it as root");
-        story();
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
 
 fn open() -> Connection {
     Connection::open(Protocol::Route).unwrap()

@@ -16,16 +16,11 @@ use packet_path::read::{Live, rules};
 use packet_path::{
     Fate, Interface, Kernel, Question, Route, RouteQuestion, Ruleset, Sender, Source, Walk,
 };
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// A node in a new network namespace, in which the calling thread stays: eth0 with a default route, a
 /// pod's side cni0.
 fn node() {
-    #[allow(unsafe_code, reason = "there is no safe call")]
-    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
-    // depends.
-    let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-    unshared.expect("cannot make a network namespace: run this test as root");
+    namespace::enter().unwrap();
     for line in [
         "ip link set lo up",
         "ip link add eth0 type dummy",

@@ -8,69 +8,47 @@
 )]
 
 use std::fmt::Write as _;
-use std::thread;
 
+use chance::Chance;
 use iptables::{Backend, Iptables, Kind};
+use namespace::in_namespace;
 use proxy::IpFamily;
 use proxy_iptables::fake::FakeKernel;
 use proxy_iptables::{IptablesKernel, Kernel, Table};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// So many restores, one after the other.
 const RESTORES: usize = 60;
 
-fn in_namespace(what: impl FnOnce() + Send) {
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            #[allow(unsafe_code, reason = "there is no safe call")]
-            // SAFETY: only the calling thread's network namespace changes, on which no memory
-            // safety depends.
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
-                .expect("this test makes a network namespace: run it as root");
-            what();
-        });
-        inside.join().unwrap();
-    });
-}
+/// What is restored, by chance.
+struct Restores(Chance);
 
-/// Numbers that follow from a seed (splitmix64).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u8) -> u8 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        u8::try_from((mixed ^ (mixed >> 31)) % u64::from(limit)).unwrap()
-    }
-
+impl Restores {
     /// A rule, as `iptables-save` prints it. Jumps lead to chains of higher numbers: no loops.
     fn rule(&mut self, family: IpFamily) -> String {
-        let chain = self.below(4);
-        let name = if self.below(6) == 0 {
+        let chain = self.0.small(4);
+        let name = if self.0.small(6) == 0 {
             "OUTPUT".to_owned()
         } else {
             format!("KUBE-{chain}")
         };
         let source = match family {
-            IpFamily::V4 => format!("10.0.0.{}/32", self.below(3)),
-            IpFamily::V6 => format!("fd00::{:x}/128", 1 + self.below(3)),
+            IpFamily::V4 => format!("10.0.0.{}/32", self.0.small(3)),
+            IpFamily::V6 => format!("fd00::{:x}/128", 1 + self.0.small(3)),
         };
-        let to = chain + 1 + self.below(3);
-        match self.below(3) {
+        let to = chain + 1 + self.0.small(3);
+        match self.0.small(3) {
             0 => format!("{name} -s {source} -j RETURN"),
             _ => format!("{name} -s {source} -j KUBE-{to}"),
         }
     }
 
     fn command(&mut self, family: IpFamily) -> String {
-        match self.below(12) {
-            0..4 => format!(":KUBE-{} - [0:0]", self.below(5)),
+        match self.0.small(12) {
+            0..4 => format!(":KUBE-{} - [0:0]", self.0.small(5)),
             4..8 => format!("-A {}", self.rule(family)),
             8 => format!("-I {}", self.rule(family)),
             9 => format!("-D {}", self.rule(family)),
-            _ => format!("-X KUBE-{}", self.below(5)),
+            _ => format!("-X KUBE-{}", self.0.small(5)),
         }
     }
 
@@ -78,11 +56,12 @@ impl Chance {
     fn restore(&mut self, family: IpFamily) -> String {
         let mut text = String::new();
         for table in ["filter", "nat"] {
-            if self.below(3) == 0 {
+            if self.0.small(3) == 0 {
                 continue;
             }
-            let mut commands: Vec<String> =
-                (0..=self.below(5)).map(|_| self.command(family)).collect();
+            let mut commands: Vec<String> = (0..=self.0.small(5))
+                .map(|_| self.command(family))
+                .collect();
             commands.sort_by_key(|command| !command.starts_with(':'));
             let _ = writeln!(text, "*{table}\n{}\nCOMMIT", commands.join("\n"));
         }
@@ -133,9 +112,10 @@ fn compare(family: IpFamily, backend: Backend) {
     }
     let mut kernel = IptablesKernel::new(family, iptables);
     let mut fake = FakeKernel::new(&[]);
-    let (mut chance, mut refused, mut differences) = (Chance(1), 0, Vec::new());
+    let mut restores = Restores(Chance::new(1));
+    let (mut refused, mut differences) = (0, Vec::new());
     for at in 0..RESTORES {
-        let text = chance.restore(family);
+        let text = restores.restore(family);
         let (pretended, real) = (taken(&mut fake, &text), taken(&mut kernel, &text));
         refused += usize::from(!real);
         if pretended != real {

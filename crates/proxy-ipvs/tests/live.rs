@@ -11,8 +11,6 @@
     reason = "a test stops at the first surprise"
 )]
 
-#[path = "support/namespace.rs"]
-mod namespace;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,13 +2,11 @@
 //! the same behind.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-#[path = "support/namespace.rs"]
-mod namespace;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::process::Command;
 
+use chance::Chance;
 use namespace::in_namespace;
 use proxy::{IpFamily, Protocol, Target};
 use proxy_ipvs::fake::FakeKernel;
@@ -29,42 +27,33 @@ const SETS: [Set; 4] = [
     Set::LoopBack,
 ];
 
-/// Numbers that follow from a seed (splitmix64).
-struct Chance(u64);
+/// What is written, by chance.
+struct Writes(Chance);
 
-impl Chance {
-    fn below(&mut self, limit: u8) -> u8 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        u8::try_from((mixed ^ (mixed >> 31)) % u64::from(limit)).unwrap()
-    }
-
+impl Writes {
     fn address(&mut self) -> IpAddr {
-        if self.below(25) == 0 {
+        if self.0.small(25) == 0 {
             return "fd00::1".parse().unwrap();
         }
-        [10, 96, 0, self.below(4)].into()
+        [10, 96, 0, self.0.small(4)].into()
     }
 
     fn protocol(&mut self) -> Protocol {
-        *[Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
-            .get(usize::from(self.below(3)))
-            .unwrap()
+        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+        *self.0.one_of(&all).unwrap()
     }
 
     fn key(&mut self) -> VirtualServerKey {
         VirtualServerKey {
-            address: [10, 96, 0, self.below(3)].into(),
+            address: [10, 96, 0, self.0.small(3)].into(),
             port: 80,
             protocol: self.protocol(),
         }
     }
 
     fn properties(&mut self) -> Properties {
-        let is_persistent = self.below(3) == 0;
-        let scheduler = match self.below(12) {
+        let is_persistent = self.0.small(3) == 0;
+        let scheduler = match self.0.small(12) {
             0 => "nonsense",
             1..6 => "wrr",
             _ => "rr",
@@ -82,21 +71,25 @@ impl Chance {
 
     fn real(&mut self) -> RealServer {
         let target = Target {
-            ip: [10, 244, 0, 1 + self.below(3)].into(),
+            ip: [10, 244, 0, 1 + self.0.small(3)].into(),
             port: 8080,
         };
-        RealServer::new(target).with_weight(u16::from(self.below(3)))
+        RealServer::new(target).with_weight(u16::from(self.0.small(3)))
     }
 
     fn set(&mut self) -> Set {
-        *SETS.get(usize::from(self.below(4))).unwrap()
+        *self.0.one_of(&SETS).unwrap()
     }
 
     fn member(&mut self, set: Set) -> Member {
         // Now and then one of another type.
-        let set = if self.below(12) == 0 { self.set() } else { set };
+        let set = if self.0.small(12) == 0 {
+            self.set()
+        } else {
+            set
+        };
         let (address, protocol) = (self.address(), self.protocol());
-        let port = 80 + u16::from(self.below(3));
+        let port = 80 + u16::from(self.0.small(3));
         match set {
             Set::ClusterIp => Member::AddressPort(address, protocol, port),
             Set::IpvsIps => Member::Address(address),
@@ -106,7 +99,7 @@ impl Chance {
     }
 
     fn op(&mut self) -> Op {
-        match self.below(24) {
+        match self.0.small(24) {
             0 => Op::CreateLink,
             1 | 2 => Op::CreateSet(self.set(), ROOM),
             3..7 => {
@@ -123,8 +116,8 @@ impl Chance {
             14..17 => Op::AddDestination(self.key(), self.real()),
             17..19 => Op::SetDestination(self.key(), self.real()),
             19 => Op::RemoveDestination(self.key(), self.real().target),
-            20..22 => Op::BindAddress([10, 96, 0, self.below(4)].into()),
-            _ => Op::UnbindAddress([10, 96, 0, self.below(4)].into()),
+            20..22 => Op::BindAddress([10, 96, 0, self.0.small(4)].into()),
+            _ => Op::UnbindAddress([10, 96, 0, self.0.small(4)].into()),
         }
     }
 }
@@ -171,10 +164,10 @@ fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
         let iptables = Iptables::choose(None).unwrap();
         let mut kernel = NetlinkKernel::open(IpFamily::V4, iptables).unwrap();
         let mut fake = FakeKernel::new(IpFamily::V4, &[]);
-        let mut chance = Chance(1);
+        let mut writes = Writes(Chance::new(1));
         let (mut refused, mut beyond, mut differences) = (0, 0, Vec::new());
         for at in 0..WRITES {
-            let op = chance.op();
+            let op = writes.op();
             let (pretended, real) = (told(&mut fake, &op), told(&mut kernel, &op));
             refused += usize::from(real.is_err());
             // The kernel counts a hash's members where it locks, and at times takes one more than it

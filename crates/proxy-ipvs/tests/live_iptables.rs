@@ -6,9 +6,6 @@
 //! left to `live.rs`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
-#[path = "support/namespace.rs"]
-mod namespace;
-
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::Path;

@@ -5,9 +5,6 @@
     reason = "a test stops at the first surprise"
 )]
 
-#[path = "support/namespace.rs"]
-mod namespace;
-
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;

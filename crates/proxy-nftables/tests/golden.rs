@@ -12,18 +12,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use std::{env, fs, io::Write as _, thread};
+use std::{env, fs, io::Write as _};
 
 use engine::Lanes;
 use futures::StreamExt as _;
 use futures::executor::block_on;
 use ipnet::IpNet;
+use namespace::in_namespace;
 use proxy::{
     Event, IpFamily, Kind, LocalDetector, Mode as _, Model, NodeFacts, NodePortAddresses,
     ServiceCidr,
 };
 use proxy_nftables::{Config, NetlinkKernel, Proxier};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 fn cases() -> PathBuf {
     let folder = env::var_os("GOLDEN").map(PathBuf::from);
@@ -45,19 +45,6 @@ fn run(program: &str, arguments: &[&str], input: &str) -> String {
         .unwrap();
     let output = child.wait_with_output().unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// On a thread of its own, in a new network namespace.
-fn in_namespace<T: Send>(what: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            // SAFETY: the thread has no files of its own that others use.
-            #[allow(unsafe_code)]
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-            what()
-        });
-        inside.join().unwrap()
-    })
 }
 
 /// A listing, block by block, elements and flags in one order.

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
+use namespace::in_namespace;
 use nftables_netlink::{
     Change, Element, Family, Generation, Nftables, Rule, Subscription, Timeout, Transaction, Whole,
 };
@@ -25,21 +26,6 @@ use proxy::{
 use proxy_nftables::{
     Config, Kernel, Lanes, Layout, NetlinkKernel, Object, Proxier, Refusal, TABLE, probe,
 };
-use rustix::thread::{UnshareFlags, unshare_unsafe};
-
-const NO_NFTABLES: &str = "needs nf_tables, and the right to make network namespaces";
-
-fn in_namespace(what: impl FnOnce() + Send) {
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            // SAFETY: the thread has no files of its own that others use.
-            #[allow(unsafe_code)]
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect(NO_NFTABLES);
-            what();
-        });
-        inside.join().unwrap();
-    });
-}
 
 /// The real one, and how long its part of the work takes.
 struct Timed(NetlinkKernel, Arc<AtomicU64>);

@@ -8,8 +8,9 @@
 )]
 
 use std::collections::BTreeMap;
-use std::thread;
 
+use chance::Chance;
+use namespace::in_namespace;
 use nftables_netlink::{
     Activity, Bytes, Chain, Change, DataType, Element, ElementData, Expression, Name, Rule, Set,
     SetKind, Table, Transaction, Verdict,
@@ -17,37 +18,10 @@ use nftables_netlink::{
 use proxy::IpFamily;
 use proxy_nftables::fake::FakeKernel;
 use proxy_nftables::{Kernel, NetlinkKernel, Object, Refusal, TABLE};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// So many transactions, and so many tables.
 const TRANSACTIONS: usize = 60;
 const TABLES: u64 = 12;
-
-fn in_namespace(what: impl FnOnce() + Send) {
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            // SAFETY: the thread has no files of its own that others use.
-            #[allow(unsafe_code)]
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }
-                .expect("needs nf_tables, and the right to make network namespaces");
-            what();
-        });
-        inside.join().unwrap();
-    });
-}
-
-/// Numbers that follow from a seed (splitmix64).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u64) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        usize::try_from((mixed ^ (mixed >> 31)) % limit).unwrap()
-    }
-}
 
 fn name(kind: &str, number: usize) -> Name {
     format!("{kind}{number}").into()
@@ -81,9 +55,9 @@ fn set(number: usize) -> Set {
 }
 
 fn element(set: usize, chance: &mut Chance, is_added: bool) -> Element {
-    let port = u16::try_from(chance.below(4)).unwrap();
+    let port = u16::try_from(chance.index(4)).unwrap();
     let leads = set > 0 && is_added;
-    let to = name("chain", chance.below(4));
+    let to = name("chain", chance.index(4));
     Element {
         key: port.to_be_bytes().iter().copied().collect::<Bytes>(),
         key_end: None,
@@ -95,8 +69,8 @@ fn element(set: usize, chance: &mut Chance, is_added: bool) -> Element {
 }
 
 fn change(chance: &mut Chance) -> Change {
-    let (chain, of) = (chance.below(4), chance.below(3));
-    match chance.below(20) {
+    let (chain, of) = (chance.index(4), chance.index(3));
+    match chance.index(20) {
         0..4 => Change::AddChain(Chain {
             name: name("chain", chain),
             base: None,
@@ -118,7 +92,7 @@ fn change(chance: &mut Chance) -> Change {
         17 => table(),
         // Only to chains of higher numbers: there are no loops.
         _ => {
-            let to = chain + 1 + chance.below(3);
+            let to = chain + 1 + chance.index(3);
             let jump = Expression::Verdict(Verdict::Jump(name("chain", to)));
             let rule = Rule {
                 expressions: vec![jump],
@@ -175,7 +149,7 @@ fn transaction(changes: Vec<Change>) -> Transaction {
 fn is_old(kernel: &mut NetlinkKernel) -> bool {
     let mut only = Element {
         data: Some(ElementData::Verdict(Verdict::Goto(name("chain", 0)))),
-        ..element(0, &mut Chance(0), false)
+        ..element(0, &mut Chance::new(0), false)
     };
     let chain = Chain {
         name: name("chain", 0),
@@ -209,12 +183,12 @@ fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
         let is_old = is_old(&mut kernel);
         let mut refused = 0;
         for seed in 0..TABLES {
-            let mut chance = Chance(seed);
+            let mut chance = Chance::new(seed);
             let mut fake = FakeKernel::new(IpFamily::V4, &[]);
             fake.state().is_old = is_old;
             for at in 0..TRANSACTIONS {
                 let mut changes = vec![table()];
-                changes.extend((0..=chance.below(5)).map(|_| change(&mut chance)));
+                changes.extend((0..=chance.index(5)).map(|_| change(&mut chance)));
                 let planned = transaction(changes);
                 let (told, real) = (fake.commit(&planned), kernel.commit(&planned));
                 let context = || format!("seed {seed}, {at}: {:#?}", planned.changes);

@@ -22,7 +22,6 @@ use route_netlink::{
     Address, AddressGeneration, Batch, Event, Family, LinkState, LocalRoute, Refusal, Reply,
     Rtnetlink, Subscription,
 };
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 const LOOPBACK: u32 = 1;
 const DUMMY: &str = "dummy7";
@@ -31,17 +30,8 @@ const ROOM: usize = 8 << 20;
 const OURS: u8 = 107;
 
 /// Runs `story` on a thread of its own in a new network namespace.
-fn in_namespace(story: impl FnOnce(Rtnetlink) + Send + 'static) {
-    let thread = thread::spawn(move || {
-        #[allow(unsafe_code, reason = "rustix has no safe call for it")]
-        // SAFETY: without CLONE_FILES the table of file descriptors stays shared.
-        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-        unshared.expect("this test makes a network namespace: run it as root");
-        story(Rtnetlink::open().unwrap());
-    });
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
+fn in_namespace(story: impl FnOnce(Rtnetlink) + Send) {
+    namespace::in_namespace(|| story(Rtnetlink::open().unwrap()));
 }
 
 /// Where IPv6 is a module, the kernel does not load it by itself.

@@ -11,7 +11,8 @@ use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use fuzz::mutate::{Chance, mutate};
+use chance::Chance;
+use fuzz::mutate::mutate;
 use fuzz::{TARGETS, Target};
 
 /// For all targets together.
@@ -64,8 +65,8 @@ fn what_chance_makes_of_them_is_read() {
         let mut chance = Chance::new(seed);
         let (began, mut count) = (Instant::now(), 0);
         while began.elapsed() < share {
-            let (_, input) = &inputs[chance.below(inputs.len())];
-            let (_, other) = &inputs[chance.below(inputs.len())];
+            let (_, input) = &inputs[chance.index(inputs.len())];
+            let (_, other) = &inputs[chance.index(inputs.len())];
             let input = mutate(input, other, &mut chance);
             feed(target, &format!("SEED={seed}"), &input);
             count += 1;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::chance::Chance;
+use chance::Chance;
 
 /// A thing that happens. What it is in detail follows from its own number, and from what there is
 /// then: so that it means the same when others before it are left out.

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
+use chance::Chance;
 use ipnet::IpNet;
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, Model, NamespacedName, Node,
     Placement, Protocol, Service, ServicePort, ServiceType, Target,
 };
 
-use crate::chance::Chance;
 use crate::turnstile::{From, Front};
 
 /// The own node.

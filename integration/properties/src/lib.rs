@@ -28,7 +28,6 @@
 
 pub mod action;
 pub mod campaign;
-pub mod chance;
 pub mod cluster;
 pub mod modes;
 mod packets;

@@ -10,7 +10,6 @@ use std::thread;
 use netlink_batch::{Batch, Reply};
 use proxy::IpFamily;
 use route_netlink::{Address, AddressGeneration, LinkState, Rtnetlink};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::cluster::{NODE_ADDRESS, at};
 
@@ -62,10 +61,7 @@ fn words(panic: &(dyn Any + Send)) -> String {
 
 fn furnish(family: IpFamily) -> Result<(), String> {
     let said = |error: &dyn std::error::Error| format!("a node cannot be made: {error}");
-    #[allow(unsafe_code, reason = "there is no safe call")]
-    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
-    // depends.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.map_err(|error| said(&error))?;
+    namespace::enter().map_err(|error| said(&error))?;
     let mut rtnetlink = Rtnetlink::open().map_err(|error| said(&error))?;
     // Where IPv6 is a module of the kernel, nothing that is here makes it load it.
     drop(shell("test -e /proc/net/if_inet6 || modprobe -q ipv6"));

@@ -6,10 +6,10 @@ use std::hash::Hasher;
 use std::mem;
 use std::time::{Duration, Instant};
 
+use chance::Chance;
 use proxy::{Event, Mode, Model, Notice};
 
 use crate::action::{Action, Verb};
-use crate::chance::Chance;
 use crate::cluster::{self, Cluster};
 use crate::subject::{Fresh, Served, Subject};
 use crate::turnstile::{Ask, Blame, Front, Lane, Moved, Permit, Threads};

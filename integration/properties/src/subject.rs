@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
+use chance::Chance;
 use proxy::{Changes, IpFamily, Mode, Model, Notice, Target};
 
-use crate::chance::Chance;
 use crate::turnstile::{Front, Lane, Write};
 
 /// What is due by then is waited for.

@@ -9,26 +9,12 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
-use std::thread;
 
 use nftables_netlink::{Change, Family, Nftables, Transaction, Whole};
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// Runs `story` on a thread of its own in a new network namespace.
-pub(crate) fn in_namespace<T: Send + 'static>(
-    story: impl FnOnce(Nftables) -> T + Send + 'static,
-) -> T {
-    let thread = thread::spawn(move || {
-        #[allow(unsafe_code, reason = "rustix has no safe call for it")]
-        // SAFETY: without CLONE_FILES the table of file descriptors stays shared.
-        let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-        unshared.expect("this test makes a network namespace: run it as root");
-        story(Nftables::open().unwrap())
-    });
-    match thread.join() {
-        Ok(told) => told,
-        Err(panic) => std::panic::resume_unwind(panic),
-    }
+pub(crate) fn in_namespace<T: Send>(story: impl FnOnce(Nftables) -> T + Send) -> T {
+    namespace::in_namespace(|| story(Nftables::open().unwrap()))
 }
 
 /// Runs `nft`.

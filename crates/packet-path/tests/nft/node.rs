@@ -4,32 +4,25 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::process::{Command, Stdio};
-use std::thread;
 
 use inet::{IpFamily, Protocol};
 use ipvs_netlink::ServiceKey;
+use namespace::in_namespace;
 use nftables_netlink::Nftables;
 use packet_path::nft::{Nft, Reader};
 use packet_path::{
     AddressType, Branch, Fate, Hook, Interface, Kernel, Packet, Question, Route, RouteQuestion,
     Ruleset, Sender, Server, SetKey, Source, Unread, Walk, walk,
 };
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 pub(crate) const NODE: &str = "192.168.99.10";
 pub(crate) const NODE6: &str = "fd00:99::10";
 
 /// Runs `story` on a thread of its own, in a new network namespace with this ruleset.
 pub(crate) fn with_rules<T: Send>(rules: &str, story: impl FnOnce(&mut Nftables) -> T + Send) -> T {
-    thread::scope(|scope| {
-        let inside = scope.spawn(|| {
-            #[allow(unsafe_code, reason = "rustix has no safe call for it")]
-            // SAFETY: without CLONE_FILES the table of file descriptors stays shared.
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
-            nft(&["-f", "-"], rules);
-            story(&mut Nftables::open().unwrap())
-        });
-        inside.join().unwrap()
+    in_namespace(|| {
+        nft(&["-f", "-"], rules);
+        story(&mut Nftables::open().unwrap())
     })
 }
 

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Instant;
 
+use chance::Chance;
 use netlink_batch::Worker;
 use proxy::{Changes, Notice, Service, ServiceType, Unreadable};
 use proxy_ipvs::{
@@ -24,37 +25,30 @@ const SEEDS: u64 = 20;
 /// So much happens to each.
 const MOMENTS: u32 = 150;
 
-/// Random numbers of several threads (xorshift).
+/// Several threads take their numbers from it.
 #[derive(Clone)]
-struct Chance(Arc<Mutex<u64>>);
+struct Shared(Arc<Mutex<Chance>>);
 
-impl Chance {
+impl Shared {
     fn new(seed: u64) -> Self {
-        Self(Arc::new(Mutex::new(
-            seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1,
-        )))
+        Self(Arc::new(Mutex::new(Chance::new(seed))))
     }
 
-    /// Less than `limit`.
     fn below(&self, limit: u64) -> u64 {
-        let mut state = self.0.lock().unwrap();
-        *state ^= *state << 13;
-        *state ^= *state >> 7;
-        *state ^= *state << 17;
-        *state % limit
+        self.0.lock().unwrap().below(limit)
     }
 
     fn small(&self, limit: u8) -> u8 {
-        u8::try_from(self.below(limit.into())).unwrap()
+        self.0.lock().unwrap().small(limit)
     }
 
-    fn is_one_in(&self, limit: u64) -> bool {
-        self.below(limit) == 0
+    fn is_one_in(&self, times: u64) -> bool {
+        self.0.lock().unwrap().is_one_in(times)
     }
 }
 
 /// The fake kernel, for threads that take their time.
-struct Restless(FakeKernel, Chance);
+struct Restless(FakeKernel, Shared);
 
 impl Restless {
     fn rest(&self) {
@@ -116,7 +110,7 @@ impl Kernel for Restless {
 }
 
 /// Somebody changes a Service, or its endpoints.
-fn change(world: &mut World<Restless>, chance: &Chance) {
+fn change(world: &mut World<Restless>, chance: &Shared) {
     let number = chance.small(8);
     let at = format!("default/s{number}");
     match chance.below(6) {
@@ -134,7 +128,7 @@ fn change(world: &mut World<Restless>, chance: &Chance) {
     }
 }
 
-fn varied(at: &str, number: u8, chance: &Chance) -> Service {
+fn varied(at: &str, number: u8, chance: &Shared) -> Service {
     let mut varied = service(at, &format!("10.96.0.{}", 10 + number), 80);
     varied.created = Some(chance.small(3).into());
     if chance.is_one_in(2) {
@@ -156,7 +150,7 @@ fn varied(at: &str, number: u8, chance: &Chance) -> Service {
 }
 
 /// Somebody else changes what is there, and the kernel tells it, where it does.
-fn damage(world: &mut World<Restless>, chance: &Chance) {
+fn damage(world: &mut World<Restless>, chance: &Shared) {
     let told = {
         let mut state = world.kernel.state();
         let there = &mut state.snapshot;
@@ -240,7 +234,7 @@ fn with_shim(shim: ShimStyle, seeds: RangeInclusive<u64>) {
         ..Config::default()
     };
     for seed in seeds {
-        let chance = Chance::new(seed);
+        let chance = Shared::new(seed);
         let addresses = ["192.168.99.10", "192.168.99.11"].map(ip);
         let kernel = FakeKernel::new(IpFamily::V4, &addresses);
         kernel.state().shim = shim;

@@ -22,16 +22,7 @@ use proxy::{
 };
 use proxy_userspace::{Config, Lanes, Limits, Proxier, Relay, UserspaceKernel};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
-
-/// A network namespace of its own for the calling thread.
-pub(crate) fn leave() {
-    #[allow(unsafe_code, reason = "there is no safe call")]
-    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
-    // depends.
-    let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-    unshared.expect("this test makes a network namespace: run it in the lab, or as root");
-}
+use rustix::thread::gettid;
 
 /// Runs programs in the network namespace of the calling thread.
 pub(crate) fn sh(script: &str) -> String {
@@ -52,7 +43,7 @@ impl Host {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (told, id) = mpsc::channel();
         thread::spawn(move || {
-            leave();
+            namespace::enter().unwrap();
             told.send(gettid().as_raw_nonzero()).unwrap();
             for job in queue {
                 job();
@@ -266,7 +257,7 @@ pub(crate) fn all(ask: fn(&str) -> Result<String, ErrorKind>, at: &str) -> BTree
 
 pub(crate) fn on_a_node(story: impl FnOnce() + Send + 'static) {
     let story = move || {
-        leave();
+        namespace::enter().unwrap();
         story();
     };
     if let Err(panic) = thread::spawn(story).join() {

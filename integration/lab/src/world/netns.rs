@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::process::{Pid, Signal, kill_process};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Error;
 
@@ -39,15 +39,7 @@ impl Netns {
             .open(&path)
             .map_err(step)?;
         let made = in_thread(|| {
-            #[allow(
-                unsafe_code,
-                reason = "rustix marks every unshare unsafe because of CLONE_FILES"
-            )]
-            // SAFETY: a new network namespace shares no file descriptor table, and only this
-            // thread, which ends with the closure, moves into it.
-            unsafe {
-                unshare_unsafe(UnshareFlags::NEWNET)?;
-            }
+            namespace::enter()?;
             mount_bind("/proc/thread-self/ns/net", &path)?;
             write_sysctls(sysctls)
         });

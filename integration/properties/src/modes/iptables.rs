@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::MutexGuard;
 use std::time::Instant;
 
+use chance::Chance;
 use iptables::{Input, Kind};
 use packet_path::Xtables;
 use proxy::{
@@ -16,7 +17,6 @@ use proxy::{
 use proxy_iptables::fake::{FakeKernel, State};
 use proxy_iptables::{Config, IptablesKernel, Kernel, Lanes, Proxier, Refusal, Table};
 
-use crate::chance::Chance;
 use crate::cluster::{NODE, NODE_ADDRESS, at, net};
 use crate::packets;
 use crate::real::{add_bystanders, bystanders, on_a_node, set_addresses};

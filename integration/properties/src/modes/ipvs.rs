@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
+use chance::Chance;
 use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Target};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
@@ -17,7 +18,6 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-use crate::chance::Chance;
 use crate::cluster::{NODE, NODE_ADDRESS, at};
 use crate::real::{add_bystanders, bystanders, on_a_node};
 use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};

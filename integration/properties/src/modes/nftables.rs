@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
+use chance::Chance;
 use nftables_netlink::{Activity, Bytes, Element, ElementData, Name, Transaction, Verdict};
 use packet_path::nft::{Held, Nft};
 use proxy::{
@@ -19,7 +20,6 @@ use proxy_nftables::{
     TABLE,
 };
 
-use crate::chance::Chance;
 use crate::cluster::{NODE, NODE_ADDRESS, at, net};
 use crate::packets;
 use crate::real::{add_bystanders, bystanders, on_a_node, set_addresses};

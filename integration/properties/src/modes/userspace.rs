@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use chance::Chance;
 use hashbrown::HashSet;
 use proxy::{
     IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol, Target,
@@ -17,7 +18,6 @@ use proxy_userspace::{
     Refusal, SocketError,
 };
 
-use crate::chance::Chance;
 use crate::cluster::{NODE, NODE_ADDRESS, at, net};
 use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
 use crate::turnstile::{Ask, Blame, From, Front, Lane, Permit, Serves, Turnstile, Write};

@@ -1,12 +1,12 @@
 //! What others do to what the IPVS mode keeps, and to what is theirs.
 
+use chance::Chance;
 use proxy::{Notice, Protocol, Target};
 use proxy_ipvs::{
     Member, Properties, RealServer, Rules, Set, ShimStyle, VirtualServer, VirtualServerKey,
 };
 
 use super::Ipvs;
-use crate::chance::Chance;
 use crate::cluster::at;
 use crate::subject::Damage;
 

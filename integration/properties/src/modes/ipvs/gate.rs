@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use chance::Chance;
 use proxy::{Target, Unreadable};
 use proxy_ipvs::{
     Fault, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Op, Outcome, Plan, VirtualServer,
     VirtualServerKey,
 };
 
-use crate::chance::Chance;
 use crate::turnstile::{Ask, Blame, Permit, Serves, Turnstile, Write};
 
 impl<K: Kernel> Turnstile<K> {

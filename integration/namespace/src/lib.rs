@@ -1,0 +1,132 @@
+//! A thread in a network namespace of its own, for tests on the kernel that need one node, or none.
+//!
+//! It is the thread that moves, not the process: tests beside it stay where they are, and a program
+//! that it starts is where the thread is. Nodes with pods and hosts around them are `lab::world`.
+
+use std::{io, panic, thread};
+
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+/// Runs a story on a thread of its own in a new network namespace, and waits for it. The kernel
+/// removes the namespace when the last thread, program and socket in it has ended.
+///
+/// # Panics
+///
+/// With what the story panics with; and where there can be no namespace, see [`enter`].
+pub fn in_namespace<T: Send>(story: impl FnOnce() -> T + Send) -> T {
+    let story = || {
+        #[allow(clippy::panic, reason = "a test stops at the first surprise")]
+        enter().unwrap_or_else(|error| panic!("{error}"));
+        story()
+    };
+    let told = thread::scope(|scope| scope.spawn(story).join());
+    told.unwrap_or_else(|panic| panic::resume_unwind(panic))
+}
+
+/// Moves the calling thread into a new network namespace, where it stays until it ends, and with it
+/// the threads that it starts.
+///
+/// # Errors
+///
+/// The thread has no `CAP_SYS_ADMIN`, which root has, or there are as many namespaces as the kernel
+/// allows; the words say what was tried. The thread is where it was.
+pub fn enter() -> io::Result<()> {
+    #[allow(
+        unsafe_code,
+        reason = "rustix marks every unshare unsafe because of CLONE_FILES"
+    )]
+    // SAFETY: only the calling thread's network namespace changes, on which no memory safety
+    // depends. Without CLONE_FILES the table of file descriptors stays shared.
+    let unshared = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
+    unshared.map_err(|errno| {
+        let error = io::Error::from(errno);
+        let text = format!("no new network namespace, which takes root (CAP_SYS_ADMIN): {error}");
+        io::Error::new(error.kind(), text)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+    use std::process::Command;
+    use std::{fs, panic};
+
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+    use super::{enter, in_namespace};
+
+    /// That of the calling thread.
+    fn here() -> PathBuf {
+        fs::read_link("/proc/thread-self/ns/net").unwrap()
+    }
+
+    /// Makes and names links as `ip` does.
+    fn ip(arguments: &str) {
+        let status = Command::new("ip").args(arguments.split(' ')).status();
+        assert!(status.unwrap().success(), "ip {arguments}");
+    }
+
+    /// Those that the calling thread sees.
+    fn links() -> BTreeSet<String> {
+        let table = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+        let names = table.lines().filter_map(|line| line.split_once(':'));
+        names.map(|(name, _)| name.trim().to_owned()).collect()
+    }
+
+    #[test]
+    #[ignore = "needs root and a network namespace: run by make test in the lab"]
+    fn what_is_made_within_is_not_seen_outside() {
+        let (outside, before) = (here(), links());
+        let (first, within) = in_namespace(|| {
+            ip("link add within type bridge");
+            (here(), links())
+        });
+        assert!(within.contains("within") && within.contains("lo"));
+        assert_eq!((here(), links()), (outside.clone(), before));
+        let (second, anew) = in_namespace(|| (here(), links()));
+        assert!(second != outside && first != outside);
+        assert!(!anew.contains("within"), "{anew:?}");
+    }
+
+    #[test]
+    #[ignore = "needs root and a network namespace: run by make test in the lab"]
+    fn a_thread_that_enters_stays_with_those_that_it_starts() {
+        let (outer, inner, child) = in_namespace(|| {
+            let outer = here();
+            enter().unwrap();
+            let child = std::thread::spawn(here).join().unwrap();
+            (outer, here(), child)
+        });
+        assert_ne!(outer, inner);
+        assert_eq!(inner, child);
+    }
+
+    #[test]
+    #[ignore = "needs root and a network namespace: run by make test in the lab"]
+    fn a_panic_is_passed_on() {
+        let told = panic::catch_unwind(|| in_namespace(|| panic::panic_any(7_u8)));
+        assert_eq!(*told.unwrap_err().downcast::<u8>().unwrap(), 7);
+    }
+
+    #[test]
+    fn without_the_right_the_words_say_which() {
+        let none = CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        };
+        let (told, is_moved) = std::thread::spawn(move || {
+            let before = here();
+            set_capabilities(None, none).unwrap();
+            (enter().unwrap_err(), here() != before)
+        })
+        .join()
+        .unwrap();
+        assert!(told.to_string().contains("takes root (CAP_SYS_ADMIN)"));
+        assert_eq!(told.kind(), std::io::ErrorKind::PermissionDenied);
+        assert!(!is_moved);
+    }
+}
