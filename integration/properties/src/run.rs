@@ -291,14 +291,14 @@ impl<'a> World<'a> {
         }
         if let (Ask::Write(write), Permit::Refuse(_) | Permit::LoseUndone) = (&ask, permit) {
             self.watch.refused(write);
-            self.subject.refused(write);
             // The kernel is as it was: who is served as they should be counts for what comes next.
             let served = self.subject.served(&self.fronts);
             let by_all = self.heard_by_all().min(heard);
             self.watch.note(served, by_all);
         }
         let moved = self.lanes.get_mut(number).map(|lane| lane.permit(permit));
-        if let (Ask::Write(_), Permit::Go | Permit::LoseDone) = (&ask, permit) {
+        if let (Ask::Write(write), Permit::Go | Permit::LoseDone) = (&ask, permit) {
+            self.subject.done(write);
             if self.watch.has_lost() {
                 self.watch.repaired(&self.subject.ours());
             }

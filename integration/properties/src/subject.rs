@@ -49,8 +49,8 @@ pub trait Subject {
     /// What is read next leaves out one thing: by this number.
     fn passes_over(&mut self, _which: u64) {}
 
-    /// A write was not done.
-    fn refused(&mut self, _write: &Write) {}
+    /// A write was done.
+    fn done(&mut self, _write: &Write) {}
 
     /// Whether what it serves ends with its process.
     fn ends_with_process(&self) -> bool {

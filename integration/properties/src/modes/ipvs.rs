@@ -68,7 +68,6 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
         },
         foreign: BTreeMap::new(),
         orphans: BTreeSet::new(),
-        unproven: BTreeSet::new(),
         former: Former::default(),
         real: None,
     }
@@ -81,10 +80,9 @@ struct Ipvs {
     config: Config,
     /// Virtual servers of others.
     foreign: BTreeMap<VirtualServerKey, VirtualServer>,
-    /// Virtual servers of ours of which somebody has taken away what says so, or may have.
+    /// Virtual servers of ours of which somebody has taken away what says so, or may have; and those
+    /// that were made when nothing said so.
     orphans: BTreeSet<VirtualServerKey>,
-    /// Members of sets, and addresses, that were refused, or that somebody has taken away.
-    unproven: BTreeSet<String>,
     /// What a shim of the other kind had in its sets, until they go.
     former: Former,
     real: Option<RefCell<Real>>,
@@ -186,7 +184,6 @@ impl Ipvs {
             config: self.config.clone(),
             foreign: BTreeMap::new(),
             orphans: BTreeSet::new(),
-            unproven: BTreeSet::new(),
             former: Former::default(),
             real: None,
         }
@@ -315,29 +312,23 @@ impl Subject for Ipvs {
         self.orphans.extend(key);
     }
 
-    fn refused(&mut self, write: &Write) {
-        // A virtual server serves also where what says whose it is was refused.
-        let member = write.what.strip_prefix("add ");
-        let member = member.and_then(|rest| rest.split_once(" to set "));
-        self.unproven
-            .extend(member.map(|(member, _)| member.to_owned()));
-        if write.what.starts_with("create set") {
-            // Of all that it would hold.
-            self.unproven.insert(String::new());
-        }
+    fn done(&mut self, write: &Write) {
+        // It serves also where what says whose it is was refused, or nobody knows of it.
+        let Some(made) = write.what.strip_prefix("add virtual server ") else {
+            return;
+        };
+        let state = self.look(false);
+        let there = &state.snapshot;
+        let mut servers = there.servers.keys();
+        let unproven = servers.find(|key| key.to_string() == made && !there.says_ours(key));
+        let unproven = unproven.copied();
+        drop(state);
+        self.orphans.extend(unproven);
     }
 
     fn may_stay(&self, entry: &str) -> bool {
-        let Some(server) = entry.strip_prefix("server ") else {
-            return false;
-        };
-        let port = server.rsplit_once(':').map_or("", |(_, port)| port);
-        let is_of = |member: &String| {
-            let address = member.split(',').next().unwrap_or_default();
-            server.trim_start_matches('[').starts_with(address)
-                || port.split('/').next() == Some(member)
-        };
-        self.orphans.iter().any(|key| key.to_string() == server) || self.unproven.iter().any(is_of)
+        let server = entry.strip_prefix("server ");
+        server.is_some_and(|server| self.orphans.iter().any(|key| key.to_string() == server))
     }
 
     fn foreign(&self) -> Entries {

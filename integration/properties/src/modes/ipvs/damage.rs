@@ -77,8 +77,6 @@ impl Ipvs {
                 there.bound.remove(&address);
                 let of_address = ours.iter().filter(|key| key.address == address);
                 self.orphans.extend(of_address);
-                // Also of those that a plan under way makes yet.
-                self.unproven.insert(address.to_string());
                 Some(Damage {
                     what: format!("address {address} is removed"),
                     told: Some(Notice::ServiceAddressRemoved(address)),
@@ -106,7 +104,6 @@ impl Ipvs {
                         _ => member.to_string().starts_with(&key.address.to_string()),
                     };
                     self.orphans.extend(ours.iter().filter(is_of));
-                    self.unproven.insert(member.to_string());
                     format!("{member} is removed from set {set:?}")
                 } else {
                     return None;
