@@ -1188,7 +1188,10 @@ fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
                     timeout,
                 }
             };
-            let shown = || sh("ipvsadm -Sn; ipvsadm -Ln; cat /proc/net/ip_vs");
+            // Whatever order and size the kernel's table has, which may be made anew.
+            let shown = || {
+                sh("ipvsadm -Sn; ipvsadm -Ln | grep -v size=; grep -v size= /proc/net/ip_vs | sort")
+            };
             let make = |kernel: &mut NetlinkKernel, note| {
                 for (port, ..) in kinds {
                     let pod = RealServer::new(Target {

@@ -20,6 +20,7 @@ mod ways_in;
 mod wrong;
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use scenarios::{Story, tell};
@@ -56,7 +57,7 @@ fn main() {
         asking: what_is_told_is_what_the_kernel_has;
         top: the_terminal_is_given_back_however_it_ends;
         economy: changes_start_no_program;
-        nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_nft(), a_cleanup_takes_both_backends if has_nft(), flows_in_other_zones_stay if has_nft();
+        nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_both(), a_cleanup_takes_both_backends if has_both(), flows_in_other_zones_stay if has_nft();
     };
     tell(stories, LIMIT)
 }
@@ -64,6 +65,15 @@ fn main() {
 /// Whether this lane's iptables is the nft one.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
+}
+
+/// Whether the kernel has legacy iptables beside it, which went with Linux 7.
+fn has_both() -> bool {
+    has_nft()
+        && Command::new("iptables-legacy")
+            .args(["-t", "mangle", "-S"])
+            .output()
+            .is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
 }
 
 /// Whether `ip_vs` is a module that is not loaded yet, in a kernel that is this lab's own.
