@@ -455,7 +455,9 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
-    if ops.is_empty() && of.claims.may_delete {
+    // Whoever asked for a look may have been told that a place is gone which is still believed in.
+    let is_sure = !of.state.look(Part::Addresses).is_awaited();
+    if ops.is_empty() && of.claims.may_delete && is_sure {
         // An address that is wanted has a place at all times.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
