@@ -49,9 +49,9 @@ golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=
 	$(CARGO) build --locked -p kube-proxy -p golden
 	$(TARGET)/golden --kube-proxy $(TARGET)/kube-proxy --mode $(MODE) --cases "$(CASES)"
 
-soak: deps ## Hours of churn with traffic in the lab, and whether anything grows: HOURS=2 MODE=ipvs|iptables|nftables OUT=target/soak (docs/soak.md)
-	$(CARGO) build --locked -p kube-proxy -p lab -p soak
-	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) $(TARGET)/soak --mode $(MODE) \
+soak: deps ## Hours of churn with traffic in the lab, and whether anything grows: HOURS=2 RELEASE=1 MODE=ipvs|iptables|nftables OUT=target/soak (docs/soak.md)
+	$(CARGO) build --locked $(if $(RELEASE),--release) -p kube-proxy -p lab -p soak
+	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) $(if $(RELEASE),$(patsubst %/debug,%/release,$(TARGET)),$(TARGET))/soak --mode $(MODE) \
 		--minutes "$$(awk 'BEGIN { print 60 * $(or $(HOURS),2) }')" --out "$(or $(OUT),$(TARGET)/../soak)"
 
 # An image of the debug binary unless IMAGE names an archive: seconds, not minutes.
