@@ -240,6 +240,11 @@ impl Cluster {
         let mut world = World::new("cluster")?;
         let places = nodes::lay(&mut world, arguments.nodes)?;
         let outside = world.host("outside", "172.35.0.9/24 fd35::9/64")?;
+        // As any node has one: where no service address is the node's own, as in the modes without
+        // IPVS, its own packets need a way before they are sent elsewhere.
+        for place in &places {
+            world.route(place, "0.0.0.0/0 ::/0", &outside)?;
+        }
         let first = places.first().context("no node")?;
         say("the fabric and nodes without Kubernetes");
         let control_plane =
