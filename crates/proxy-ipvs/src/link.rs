@@ -19,6 +19,8 @@ pub(crate) struct Link {
     taken_off: HashMap<IpAddr, TakenOff>,
     /// Whether it has set the link down, which takes addresses away, until they are read again.
     was_set: bool,
+    /// Whether addresses are gone that may be believed to be there, until all are read again.
+    is_doubtful: bool,
 }
 
 /// An address of which the kernel has not told yet.
@@ -61,6 +63,21 @@ impl Link {
                 _ => {}
             }
         }
+    }
+
+    /// Some address may be gone that is believed to be there.
+    pub(crate) fn doubt(&mut self) {
+        self.is_doubtful = true;
+    }
+
+    /// No look at the addresses is awaited.
+    pub(crate) fn is_read(&mut self) {
+        self.is_doubtful = false;
+    }
+
+    /// Whether what is believed of addresses is all that was heard of them.
+    pub(crate) fn is_sure(&self) -> bool {
+        !self.is_doubtful
     }
 
     /// An address is gone, as the kernel tells.

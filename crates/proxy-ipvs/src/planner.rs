@@ -88,6 +88,8 @@ pub(crate) struct Situation<'a> {
     pub(crate) are_rules_pending: bool,
     /// Whether it is known which of the virtual servers that were there are ours.
     pub(crate) has_taken_over: bool,
+    /// Whether no address is gone that is believed to be there, as far as the kernel has told.
+    pub(crate) has_all_addresses: bool,
     pub(crate) now: Instant,
 }
 
@@ -455,9 +457,7 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
-    // Whoever asked for a look may have been told that a place is gone which is still believed in.
-    let is_sure = !of.state.look(Part::Addresses).is_awaited();
-    if ops.is_empty() && of.claims.may_delete && is_sure {
+    if ops.is_empty() && of.claims.may_delete && of.has_all_addresses {
         // An address that is wanted has a place at all times.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {

@@ -159,6 +159,7 @@ impl Ipvs {
             state,
             are_rules_pending: Cover::is_awaited(&self.tables) || !state.knows(Part::Rules),
             has_taken_over: self.takeover.as_ref().is_none_or(TakeOver::is_over),
+            has_all_addresses: self.link.is_sure(),
             now: state.now,
         }
     }
@@ -248,7 +249,10 @@ impl Ipvs {
         match self.link.lose(address) {
             Loss::Own => return false,
             Loss::Others if is_address => {}
-            Loss::Others | Loss::Unclear => return true,
+            Loss::Others | Loss::Unclear => {
+                self.link.doubt();
+                return true;
+            }
         }
         if self.tables.addresses.actual(&address).is_some() {
             tell_address(state, &self.tables, address);
@@ -369,6 +373,9 @@ impl engine::Scheme for Ipvs {
     }
 
     fn prepare(&mut self, state: &mut State) {
+        if !state.look(Part::Addresses).is_awaited() {
+            self.link.is_read();
+        }
         if self.pace.is_due(state.now) {
             self.compare_table(state);
         }
