@@ -196,7 +196,7 @@ impl Watch {
         for (front, period) in &mut self.fronts {
             let is_claimed_twice = self.claims.get(front).is_some_and(|by| by.len() > 1);
             let is_news = period.since.is_none_or(|since| since > heard);
-            let is_nobody = period.wanted.iter().all(is_a_cluster_ip);
+            let is_nobody = period.good.iter().any(is_a_cluster_ip);
             if period.is_disturbed || is_news || is_claimed_twice || is_nobody {
                 continue;
             }
