@@ -100,50 +100,58 @@ impl Native {
 
     /// Makes sets; where one is refused, each by itself.
     pub(super) fn create(&mut self, run: &[Op]) -> Vec<Outcome> {
-        match self.create_together(run) {
-            Err(Failure::Refused(_)) => {
-                self.remove_strangers();
-                let each = run.chunks(1).map(|one| {
-                    let created = self.create_together(one);
-                    created.map_or_else(
-                        |failure| failure.outcome("the set cannot be made"),
-                        |()| Outcome::Done,
-                    )
-                });
-                each.collect()
+        // Asked before: Linux 5.10 takes a second definition of another type without a word.
+        let mut stay = self.remove_strangers();
+        if stay.is_empty() {
+            match self.create_together(run) {
+                Err(Failure::Refused(_)) => {}
+                Err(failure) => return vec![failure.outcome("the sets cannot be made"); run.len()],
+                Ok(()) => return vec![Outcome::Done; run.len()],
             }
-            Err(failure) => vec![failure.outcome("the sets cannot be made"); run.len()],
-            Ok(()) => vec![Outcome::Done; run.len()],
         }
+        let each = run.chunks(1).map(|one| {
+            let stays = self.made_by(one).find_map(|set| stay.remove(&set.name));
+            let created = stays.map_or_else(|| self.create_together(one), Err);
+            created.map_or_else(
+                |failure| failure.outcome("the set cannot be made"),
+                |()| Outcome::Done,
+            )
+        });
+        each.collect()
     }
 
     fn create_together(&mut self, run: &[Op]) -> Result<(), Failure> {
-        let sets = run.iter().filter_map(|op| match op {
-            Op::CreateSet(set, _) => definition(*set, self.family),
-            _ => None,
-        });
-        let changes = [add_table(self.family)]
-            .into_iter()
-            .chain(sets.map(Change::AddSet));
+        let sets = self.made_by(run).map(Change::AddSet);
+        let changes = [add_table(self.family)].into_iter().chain(sets);
         self.commit(changes.collect())
     }
 
+    /// What these are to make.
+    fn made_by(&self, run: &[Op]) -> impl Iterator<Item = nftables_netlink::Set> {
+        let family = self.family;
+        run.iter().filter_map(move |op| match op {
+            Op::CreateSet(set, _) => definition(*set, family),
+            _ => None,
+        })
+    }
+
     /// Removes those sets that are named as ours and are of another type: nothing that this proxy
-    /// needs can be in them, and in their place none of its own can be made. What cannot be removed
-    /// is told by who needs the place.
-    fn remove_strangers(&mut self) {
+    /// needs can be in them, and in their place none of its own can be made. Those that cannot be
+    /// removed, and why, are returned.
+    fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
         let family = Family::from(self.family);
-        let Ok(there) = self.nftables.sets(family, TABLE) else {
-            return;
-        };
+        // Without a table there are none; what else is wrong is told by what is written next.
+        let there = self.nftables.sets(family, TABLE).unwrap_or_default();
+        let mut stay = BTreeMap::new();
         for found in there {
             let wanted = definition_of(&found.set.name, self.family);
             if wanted.is_some_and(|wanted| !is_alike(&wanted, &found.set))
                 && let Err(failure) = self.commit(vec![Change::DeleteSet(found.set.name.clone())])
             {
-                tracing::debug!(set = %found.set.name, ?failure, "a set of another type stays");
+                stay.insert(found.set.name, failure);
             }
         }
+        stay
     }
 
     /// Adds and removes members.
@@ -156,7 +164,7 @@ impl Native {
             Ok(()) => vec![Outcome::Done; run.len()],
             Err(Failure::Unknown) => vec![Outcome::Unknown; run.len()],
             Err(Failure::Refused(refusal)) => {
-                if refusal.errno == libc::EEXIST {
+                if may_be_a_strangers(&refusal) {
                     self.remove_strangers();
                 }
                 let runs: Vec<Run> = runs;
@@ -265,7 +273,7 @@ impl Native {
     pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
         let mut written = self.commit(wanted.changes(installed, self.family));
         if let Err(Failure::Refused(refusal)) = &written
-            && refusal.errno == libc::EEXIST
+            && may_be_a_strangers(refusal)
         {
             self.remove_strangers();
             written = self.commit(wanted.changes(installed, self.family));
@@ -359,6 +367,12 @@ fn runs(writes: &[(Set, Direction, Place)]) -> Vec<Run> {
 fn is_alike(wanted: &nftables_netlink::Set, there: &nftables_netlink::Set) -> bool {
     let kind = |of: &nftables_netlink::Set| (of.key.clone(), of.kind.clone(), of.intervals);
     kind(wanted) == kind(there)
+}
+
+/// Whether a set of another type may be in the way: its definition is refused, or, where the kernel
+/// takes that, what is put into it.
+fn may_be_a_strangers(refusal: &Refusal) -> bool {
+    matches!(refusal.errno, libc::EEXIST | libc::EINVAL)
 }
 
 fn is_missing(error: &Error) -> bool {
