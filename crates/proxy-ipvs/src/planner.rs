@@ -395,11 +395,17 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
         return Plan::default();
     }
     // Virtual servers that could not be removed yet, by their ports.
-    let left: HashSet<(Protocol, u16)> = left(tables).map(|key| (key.protocol, key.port)).collect();
+    let ports: HashSet<(Protocol, u16)> =
+        left(tables).map(|key| (key.protocol, key.port)).collect();
+    // Of those that nothing else names (a member was refused): the set of addresses also rejects,
+    // which an address that has become the node's own is not to meet for longer than needed.
+    let unnamed = left(tables).filter(|key| !is_named(tables, key));
+    let unnamed: HashSet<IpAddr> = unnamed.map(|key| key.address).collect();
     // Whether a member still says that one of these is ours.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
-        (Set::NodePortTcp, Member::Port(port)) => left.contains(&(Protocol::Tcp, port)),
-        (Set::NodePortUdp, Member::Port(port)) => left.contains(&(Protocol::Udp, port)),
+        (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
+        (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
+        (Set::IpvsIps, Member::Address(address)) => unnamed.contains(&address),
         (set, Member::AddressPort(address, protocol, port)) if set.marks_ownership() => {
             let key = VirtualServerKey {
                 address,
@@ -418,6 +424,13 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
         ops.extend(removed.map(|member| Op::RemoveMember(set, member)));
     }
     Plan { ops }
+}
+
+/// Whether a set says by address and port that a virtual server is ours.
+fn is_named(tables: &Tables, key: &VirtualServerKey) -> bool {
+    let member = Member::AddressPort(key.address, key.protocol, key.port);
+    let mut sets = Set::all().filter(|set| set.marks_ownership());
+    sets.any(|set| tables.members(set).actual(&member).is_some())
 }
 
 /// Whether a virtual server is there that nobody wants, or may be: the answer was lost.
