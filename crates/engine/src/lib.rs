@@ -323,6 +323,15 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
             }
             Notice::Anything => true,
         };
+        match *notice {
+            Notice::AddressAdded(address) if is_news => {
+                self.state.arriving.insert(address);
+            }
+            Notice::AddressRemoved(address) => {
+                self.state.arriving.remove(&address);
+            }
+            _ => {}
+        }
         if is_news {
             self.state.look_mut(S::ADDRESSES).ask_after(now, SETTLE);
         }
@@ -337,6 +346,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
         self.begin(now);
         if self.learn(model, NodeObject::Same) {
             self.scheme.update(&mut self.state, model, Extent::All);
+        }
+        if !self.state.look(S::ADDRESSES).is_owed() {
+            self.state.arriving.clear();
         }
         self.scheme.prepare(&mut self.state);
         for &lane in LaneOf::<S>::ALL {

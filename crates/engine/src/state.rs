@@ -1,5 +1,7 @@
 //! What the engine keeps for a mode, and lets it see and ask for.
 
+use std::collections::HashSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,6 +29,8 @@ pub struct State<K: Kinds> {
     pub now: Instant,
     /// This node.
     pub node: NodeFacts,
+    /// Addresses of which was told that the node has them now, until they are read.
+    pub(crate) arriving: HashSet<IpAddr>,
     /// Where NodePorts are served, for those who ask.
     pub serving: NodePorts,
     /// What is told next.
@@ -54,6 +58,7 @@ impl<K: Kinds> State<K> {
         Self {
             now,
             node,
+            arriving: HashSet::new(),
             serving: NodePorts {
                 addresses: Vec::new(),
                 on_localhost: config.serves_localhost(),
@@ -205,6 +210,11 @@ impl<K: Kinds> State<K> {
         self.node.ip = ip;
         self.node.zone = zone;
         has_changed
+    }
+
+    /// Whether the node may have an address by now that it had not when its addresses were read.
+    pub fn is_arriving(&self, address: &IpAddr) -> bool {
+        self.arriving.contains(address)
     }
 
     // ---- what is told ----

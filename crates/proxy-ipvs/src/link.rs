@@ -70,7 +70,7 @@ impl Link {
         self.is_doubtful = true;
     }
 
-    /// No look at the addresses is awaited.
+    /// All addresses were read since.
     pub(crate) fn is_read(&mut self) {
         self.is_doubtful = false;
     }

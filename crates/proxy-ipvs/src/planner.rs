@@ -349,6 +349,8 @@ fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
             // Its address first: as long as that is local, another process of the node would get
             // its clients.
             None if is_to_be_taken_off(tables, &key.address) => {}
+            // It may be wanted there again as soon as that is read.
+            None if of.state.is_arriving(&key.address) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
             // What comes is made first.
             Some(_) if makes(tables, &key) => {}

@@ -373,7 +373,7 @@ impl engine::Scheme for Ipvs {
     }
 
     fn prepare(&mut self, state: &mut State) {
-        if !state.look(Part::Addresses).is_awaited() {
+        if !state.look(Part::Addresses).is_owed() {
             self.link.is_read();
         }
         if self.pace.is_due(state.now) {

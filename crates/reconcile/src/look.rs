@@ -101,6 +101,12 @@ impl Look {
         self.is_under_way || (self.asked.is_some() && self.delay.is_none())
     }
 
+    /// Whether a look is asked for or under way, also where it is put off after a failure: there may
+    /// be something that was not seen.
+    pub fn is_owed(&self) -> bool {
+        self.is_under_way || self.asked.is_some()
+    }
+
     /// Whether it was looked at once.
     pub fn is_known(&self) -> bool {
         self.unknown.is_none()
@@ -143,6 +149,7 @@ mod tests {
             look.begin();
             assert!(!look.is_due(at(failed)), "one at a time");
             look.fail(at(failed));
+            assert!(look.is_owed() && !look.is_awaited());
             let before = at(due).checked_sub(Duration::from_millis(1));
             assert!(!look.is_due(before.unwrap()));
             assert_eq!(look.next_due(at(failed)), Some(at(due)));
@@ -150,7 +157,7 @@ mod tests {
         }
         look.begin();
         look.succeed(at(11));
-        assert!(look.is_known() && !look.is_due(at(99)));
+        assert!(look.is_known() && !look.is_owed() && !look.is_due(at(99)));
         assert_eq!(look.next_due(start), None);
     }
 
@@ -161,7 +168,7 @@ mod tests {
         look.begin();
         look.ask(now);
         look.succeed(now);
-        assert!(look.is_due(now));
+        assert!(look.is_due(now) && look.is_owed());
         look.begin();
         look.succeed(now);
         assert!(!look.is_due(now));
