@@ -16,6 +16,8 @@ use crate::run::{Kubectl, start, until};
 const SERVES_WITHIN: Duration = Duration::from_mins(3);
 const ETCD: &str = "http://127.0.0.1:2379";
 const STATIC_PODS: &str = "/etc/kubernetes/manifests";
+/// kubeadm's name of a group, and of what it may do.
+const ADMINS: &str = "kubeadm:cluster-admins";
 
 /// The control plane at work; dropped, it ends.
 #[derive(Debug)]
@@ -97,11 +99,20 @@ impl ControlPlane {
             Ok(kubectl.run(&["get", "--raw", "/readyz"])?.trim() == "ok")
         })
         .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
-        // As `kubeadm init` does between its phases: whoever asks kubelets for the API server is of
-        // this group.
-        let admins = "kubeadm:cluster-admins";
-        let (role, group) = ("--clusterrole=cluster-admin", format!("--group={admins}"));
-        kubectl.run(&["create", "clusterrolebinding", admins, role, &group])?;
+        // As `kubeadm init` does between its phases. The API server may ask kubelets, for `kubectl
+        // exec` and the like, by the group of its certificate, or where that has none (1.36), by its
+        // name.
+        for (name, role, who) in [
+            (ADMINS, "cluster-admin", format!("--group={ADMINS}")),
+            (
+                "kubeadm:apiserver-kubelet-client",
+                "system:kubelet-api-admin",
+                "--user=kube-apiserver-kubelet-client".to_owned(),
+            ),
+        ] {
+            let role = format!("--clusterrole={role}");
+            kubectl.run(&["create", "clusterrolebinding", name, &role, &who])?;
+        }
         Ok(Self {
             kubectl,
             kubeadm,

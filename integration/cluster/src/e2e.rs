@@ -20,7 +20,7 @@ pub(crate) struct Results {
 /// The network suite.
 pub(crate) const FOCUS: &str = r"\[sig-network\]";
 /// What needs what is not in a guest of the lab: a cloud, hosts beyond, policies, a DNS server, time.
-pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
+pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|ExternalName|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
 
 /// How `e2e.test` is called.
 pub(crate) fn command(
