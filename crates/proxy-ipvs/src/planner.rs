@@ -34,7 +34,7 @@ use crate::kinds::State;
 use crate::leftovers::Place;
 use crate::part::Part;
 use crate::plan::{Op, Plan};
-use crate::server::VirtualServerKey;
+use crate::server::{RealServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};
 use crate::tables::{SET_SIZE, Tables};
 
@@ -256,8 +256,22 @@ fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
         return true;
     };
     let mut wanted_ones = wanted.destinations.iter();
+    let may_lower = may_lower(tables, key);
     actual.properties != wanted.properties
-        || wanted_ones.any(|real| actual.destination(real.target) != Some(real))
+        || wanted_ones.any(|real| match actual.destination(real.target) {
+            Some(there) => there != real && (may_lower || !is_lowered(there, real)),
+            None => true,
+        })
+}
+
+fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
+    there.weight > wanted.weight
+}
+
+/// Whether weights may go down: where an answer was lost, what is raised for them may not be there
+/// any more.
+fn may_lower(tables: &Tables, key: &VirtualServerKey) -> bool {
+    !tables.uncertain.contains(key)
 }
 
 /// What comes is made before weights go down, so that there is a destination at all times.
@@ -279,7 +293,7 @@ fn make_server(tables: &Tables, key: VirtualServerKey, budget: Budget, ops: &mut
         match actual.and_then(|actual| actual.destination(real.target)) {
             None => ops.push(Op::AddDestination(key, real)),
             Some(there) if there == real => {}
-            Some(there) if there.weight > real.weight => {
+            Some(there) if is_lowered(there, real) => {
                 lowered.push(Op::SetDestination(key, real));
             }
             Some(_) => ops.push(Op::SetDestination(key, real)),
@@ -288,7 +302,9 @@ fn make_server(tables: &Tables, key: VirtualServerKey, budget: Budget, ops: &mut
             return;
         }
     }
-    ops.extend(lowered);
+    if may_lower(tables, &key) {
+        ops.extend(lowered);
+    }
 }
 
 /// Whether a virtual server that is not there yet has to wait for rules.
