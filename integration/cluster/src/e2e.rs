@@ -22,11 +22,13 @@ pub(crate) const FOCUS: &str = r"\[sig-network\]";
 /// What needs what is not in a guest of the lab: a cloud, hosts beyond, policies, a DNS server, time.
 pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|ExternalName|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
 
-/// How `e2e.test` is called.
+/// How `e2e.test` is called. After `limit` it begins no further spec, and reports what came of those
+/// that ran.
 pub(crate) fn command(
     program: &Path,
     kubeconfig: &str,
     report: &Path,
+    limit: Duration,
     focus: &str,
     skip: &str,
 ) -> Vec<String> {
@@ -38,7 +40,7 @@ pub(crate) fn command(
         format!("--ginkgo.focus={focus}"),
         format!("--ginkgo.skip={skip}"),
         "--ginkgo.no-color".to_owned(),
-        "--ginkgo.timeout=24h".to_owned(),
+        format!("--ginkgo.timeout={}s", limit.as_secs()),
         "--disable-log-dump".to_owned(),
         "--allowed-not-ready-nodes=0".to_owned(),
     ]);

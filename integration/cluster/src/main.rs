@@ -36,6 +36,9 @@ use proxy::{Image, Proxy};
 /// Something that the user has to bring is missing.
 const MISSING: u8 = 2;
 
+/// So long before all is ended e2e.test stops, and writes its report.
+const TO_REPORT: Duration = Duration::from_mins(2);
+
 /// What a node has loaded at its boot, as Kubernetes' documentation of IPVS mode asks for: upstream's
 /// kube-proxy ends where a sysctl of connection tracking is not there yet. And the guest has a link
 /// to the kernel's modules, which leads nowhere in a container that mounts `/lib/modules`: a folder,
@@ -176,6 +179,8 @@ fn carry(arguments: &Arguments) -> Result<ExitCode> {
 
 /// The cluster, while it is there.
 struct Cluster {
+    /// When it began to boot.
+    started: Instant,
     control_plane: ControlPlane,
     kubelets: Vec<Kubelet>,
     outside: Place,
@@ -284,6 +289,7 @@ impl Cluster {
         proxy::serve_web(&control_plane.kubectl, &folders.state, &outside, last)?;
         say("a Service answers at its node port and its ClusterIP, in both families");
         Ok(Self {
+            started,
             control_plane,
             kubelets,
             outside,
@@ -338,17 +344,27 @@ impl Cluster {
         let report = self.folders.logs.join("e2e");
         let _ = std::fs::remove_dir_all(&report);
         std::fs::create_dir_all(&report)?;
+        if !binaries.has_dns() {
+            println!(
+                "there is no images/coredns*.tar: specs that ask for a Service by its name will fail"
+            );
+        }
+        // Until all is ended, and before that its report is to be written.
+        let limit = Duration::from_secs(arguments.minutes * 60);
+        let left = limit.saturating_sub(self.started.elapsed());
         let argv = e2e::command(
             &binaries.program("e2e.test"),
             run::ADMIN,
             &report,
+            left.saturating_sub(TO_REPORT),
             focus,
             skip,
         );
         let started = Instant::now();
-        let mut running = run::start(self.first()?, &self.folders.logs.join("e2e.log"), &argv)?;
-        // The lab's own limit is shorter.
-        let ended = running.wait(Duration::from_secs(arguments.minutes * 60))?;
+        let log = self.folders.logs.join("e2e.log");
+        println!("e2e.test runs, and tells in {}", log.display());
+        let mut running = run::start(self.first()?, &log, &argv)?;
+        let ended = running.wait(left)?;
         let results = e2e::read(&report)?;
         let account = results.account(started.elapsed());
         print!("{account}");
