@@ -385,6 +385,8 @@ impl State {
                 self.snapshot.servers.insert(*key, server);
             }
             Op::SetServer(key, properties) => {
+                // The kernel looks for the virtual server first.
+                self.server(key)?;
                 if !self.schedulers.contains(&*properties.scheduler) {
                     return Err(("no such scheduler", Fault::Node));
                 }

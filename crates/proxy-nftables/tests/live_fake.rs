@@ -27,9 +27,9 @@ fn name(kind: &str, number: usize) -> Name {
     format!("{kind}{number}").into()
 }
 
-fn table() -> Change {
+fn table(family: IpFamily) -> Change {
     Change::AddTable(Table {
-        family: IpFamily::V4.into(),
+        family: family.into(),
         activity: Activity::Active,
         name: TABLE.into(),
         comment: None,
@@ -68,7 +68,7 @@ fn element(set: usize, chance: &mut Chance, is_added: bool) -> Element {
     }
 }
 
-fn change(chance: &mut Chance) -> Change {
+fn change(family: IpFamily, chance: &mut Chance) -> Change {
     let (chain, of) = (chance.index(4), chance.index(3));
     match chance.index(20) {
         0..4 => Change::AddChain(Chain {
@@ -89,7 +89,7 @@ fn change(chance: &mut Chance) -> Change {
             let elements = vec![element(of, chance, false)];
             Change::DeleteElements(name("set", of), elements)
         }
-        17 => table(),
+        17 => table(family),
         // Only to chains of higher numbers: there are no loops.
         _ => {
             let to = chain + 1 + chance.index(3);
@@ -137,16 +137,16 @@ fn held(kernel: &mut impl Kernel) -> Held {
     held
 }
 
-fn transaction(changes: Vec<Change>) -> Transaction {
+fn transaction(family: IpFamily, changes: Vec<Change>) -> Transaction {
     Transaction {
-        family: IpFamily::V4.into(),
+        family: family.into(),
         table: TABLE.into(),
         changes,
     }
 }
 
 /// Whether what leaves a map counts as a user of its chain until the transaction is over.
-fn is_old(kernel: &mut NetlinkKernel) -> bool {
+fn is_old(family: IpFamily, kernel: &mut NetlinkKernel) -> bool {
     let mut only = Element {
         data: Some(ElementData::Verdict(Verdict::Goto(name("chain", 0)))),
         ..element(0, &mut Chance::new(0), false)
@@ -157,20 +157,20 @@ fn is_old(kernel: &mut NetlinkKernel) -> bool {
         comment: None,
     };
     let changes = vec![
-        table(),
+        table(family),
         Change::AddChain(chain),
         Change::AddSet(set(1)),
         Change::AddElements(name("set", 1), vec![only.clone()]),
     ];
-    kernel.commit(&transaction(changes)).unwrap();
+    kernel.commit(&transaction(family, changes)).unwrap();
     only.data = None;
     let changes = vec![
         Change::DeleteElements(name("set", 1), vec![only]),
         Change::DeleteChain(name("chain", 0)),
     ];
-    let is_old = kernel.commit(&transaction(changes)).is_err();
+    let is_old = kernel.commit(&transaction(family, changes)).is_err();
     kernel
-        .commit(&transaction(vec![Change::DeleteTable]))
+        .commit(&transaction(family, vec![Change::DeleteTable]))
         .unwrap();
     is_old
 }
@@ -178,30 +178,34 @@ fn is_old(kernel: &mut NetlinkKernel) -> bool {
 #[test]
 #[ignore = "needs nf_tables, and the right to make network namespaces"]
 fn the_fake_refuses_what_the_kernel_refuses_and_holds_what_it_holds() {
-    in_namespace(|| {
-        let mut kernel = NetlinkKernel::new(IpFamily::V4);
-        let is_old = is_old(&mut kernel);
-        let mut refused = 0;
-        for seed in 0..TABLES {
-            let mut chance = Chance::new(seed);
-            let mut fake = FakeKernel::new(IpFamily::V4, &[]);
-            fake.state().is_old = is_old;
-            for at in 0..TRANSACTIONS {
-                let mut changes = vec![table()];
-                changes.extend((0..=chance.index(5)).map(|_| change(&mut chance)));
-                let planned = transaction(changes);
-                let (told, real) = (fake.commit(&planned), kernel.commit(&planned));
-                let context = || format!("seed {seed}, {at}: {:#?}", planned.changes);
-                let (told, real) = (verdict(told), verdict(real));
-                refused += usize::from(real.is_err());
-                assert_eq!(told, real, "the fake, the kernel: {}", context());
-                assert_eq!(held(&mut fake), held(&mut kernel), "{}", context());
-            }
-            kernel
-                .commit(&transaction(vec![Change::DeleteTable]))
-                .unwrap();
+    for family in [IpFamily::V4, IpFamily::V6] {
+        in_namespace(|| compare(family));
+    }
+}
+
+fn compare(family: IpFamily) {
+    let mut kernel = NetlinkKernel::new(family);
+    let is_old = is_old(family, &mut kernel);
+    let mut refused = 0;
+    for seed in 0..TABLES {
+        let mut chance = Chance::new(seed);
+        let mut fake = FakeKernel::new(family, &[]);
+        fake.state().is_old = is_old;
+        for at in 0..TRANSACTIONS {
+            let mut changes = vec![table(family)];
+            changes.extend((0..=chance.index(5)).map(|_| change(family, &mut chance)));
+            let planned = transaction(family, changes);
+            let (told, real) = (fake.commit(&planned), kernel.commit(&planned));
+            let context = || format!("seed {seed}, {at}: {:#?}", planned.changes);
+            let (told, real) = (verdict(told), verdict(real));
+            refused += usize::from(real.is_err());
+            assert_eq!(told, real, "the fake, the kernel: {}", context());
+            assert_eq!(held(&mut fake), held(&mut kernel), "{}", context());
         }
-        // Both happen.
-        assert!((40..680).contains(&refused), "{refused}");
-    });
+        kernel
+            .commit(&transaction(family, vec![Change::DeleteTable]))
+            .unwrap();
+    }
+    // Both happen.
+    assert!((40..680).contains(&refused), "{refused}");
 }
