@@ -23,6 +23,7 @@ fn long() -> String {
 #[derive(Debug)]
 pub struct World {
     services: Vec<Service>,
+    mode: &'static str,
     is_starting: bool,
     began: Instant,
     last: Mutex<Option<Instant>>,
@@ -36,10 +37,17 @@ impl World {
         services.sort_by(|one, other| one.name.cmp(&other.name));
         Self {
             services,
+            mode: "ipvs",
             is_starting: false,
             began: Instant::now(),
             last: Mutex::new(None),
         }
+    }
+
+    /// The same in another mode.
+    #[must_use]
+    pub fn in_mode(self, mode: &'static str) -> Self {
+        Self { mode, ..self }
     }
 
     /// A node whose first lists have not come.
@@ -153,7 +161,7 @@ impl World {
         }
         Status {
             node: "node-1".to_owned(),
-            mode: "ipvs".to_owned(),
+            mode: self.mode.to_owned(),
             forms: vec!["shim upstream".to_owned(), "scheduler rr".to_owned()],
             version: "0.1.0".to_owned(),
             kubernetes: "v1.36.2".to_owned(),

@@ -84,7 +84,8 @@ function titled() {
 }
 
 async function turn(place, memory, signal, number) {
-  const isStatus = place.view === overview || number % STATUS_EACH === STATUS_EACH - 1 || !status;
+  // Whoever answers after a while without an answer may be another: in another mode, of another version.
+  const isStatus = place.view === overview || number % STATUS_EACH === STATUS_EACH - 1 || !status || goneSince;
   const isView = place.view !== overview && (number % STATUS_EACH !== STATUS_EACH - 1 || !memory.answer);
   try {
     if (isStatus) {
