@@ -86,19 +86,20 @@ impl ControlPlane {
             "--unsafe-no-fsync".to_owned(),
         ];
         let mut running = vec![start(place, &logs.join("etcd.log"), &etcd)?];
-        for name in [
-            "kube-apiserver",
-            "kube-controller-manager",
-            "kube-scheduler",
-        ] {
+        let mut run = |name: &str| -> Result<()> {
             let argv = command(binaries, name)?;
             running.push(start(place, &logs.join(format!("{name}.log")), &argv)?);
-        }
+            Ok(())
+        };
+        run("kube-apiserver")?;
         let kubectl = Kubectl::new(place, binaries);
         until("the API server is ready", SERVES_WITHIN, || {
             Ok(kubectl.run(&["get", "--raw", "/readyz"])?.trim() == "ok")
         })
         .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
+        // They wait ten seconds for it and for their roles, then they end, and here nobody starts them again.
+        run("kube-controller-manager")?;
+        run("kube-scheduler")?;
         // As `kubeadm init` does between its phases. The API server may ask kubelets, for `kubectl
         // exec` and the like, by the group of its certificate, or where that has none (1.36), by its
         // name.
@@ -155,7 +156,9 @@ kubernetesVersion: {version}
 controlPlaneEndpoint: '{host}:6443'
 networking: {{serviceSubnet: '10.96.0.0/16,fd96::/112', podSubnet: '10.244.0.0/16,fd44::/48', dnsDomain: cluster.local}}
 etcd: {{external: {{endpoints: ['{ETCD}']}}}}
-controllerManager: {{extraArgs: [{{name: allocate-node-cidrs, value: 'false'}}]}}
+controllerManager: {{extraArgs: [{{name: allocate-node-cidrs, value: 'false'}}, {{name: leader-elect, value: 'false'}}]}}
+# There is one of each: on a busy machine it would lose its lease to nobody, and end.
+scheduler: {{extraArgs: [{{name: leader-elect, value: 'false'}}]}}
 ---
 apiVersion: kubeproxy.config.k8s.io/v1alpha1
 kind: KubeProxyConfiguration
