@@ -20,6 +20,9 @@ use tokio::runtime::Runtime;
 const COMMAND: Duration = Duration::from_secs(30);
 /// How often what is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(50);
+/// How long it is waited for. The page asks the slower the longer an answer takes, so that a second
+/// answer of a busy guest is ten seconds away.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Keys that are no characters, as WebDriver has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,9 +171,9 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// It does not within ten seconds: what the page shows then.
+    /// It does not within half a minute: what the page shows then.
     pub fn until(&self, what: &str, script: &str) -> Result<Value> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let found = self.run(script, &[])?;
             let is_it = match &found {
@@ -183,7 +186,10 @@ impl Browser {
                 return Ok(found);
             }
             if Instant::now() > deadline {
-                bail!("not within 10 s: {what}. The page shows:\n{}", self.text()?);
+                bail!(
+                    "not within {PATIENCE:?}: {what}. The page shows:\n{}",
+                    self.text()?
+                );
             }
             std::thread::sleep(LOOK);
         }
