@@ -15,6 +15,10 @@ pub(crate) struct Results {
     pub(crate) failed: Vec<(String, String)>,
     /// By reason, as the spec itself gave it.
     pub(crate) skipped: BTreeMap<String, Vec<String>>,
+    /// Those that ran when the time was up: nothing is known of them.
+    pub(crate) cut_off: Vec<String>,
+    /// How many others were chosen and not begun by then.
+    pub(crate) not_begun: usize,
 }
 
 /// The network suite.
@@ -47,20 +51,29 @@ pub(crate) fn command(
     argv
 }
 
-/// Reads the JUnit report that it leaves.
+/// Reads the JUnit report that it leaves, and of its log how many specs it had chosen.
 ///
 /// # Errors
-/// There is none.
-pub(crate) fn read(report: &Path) -> Result<Results> {
-    let file = report.join("junit_01.xml");
-    let text = std::fs::read_to_string(&file)
-        .with_context(|| format!("e2e.test has left no {}; see e2e.log", file.display()))?;
-    Ok(parse(&text))
+/// One of the two is not there, or the log does not say it.
+pub(crate) fn read(report: &Path, log: &Path) -> Result<Results> {
+    let read = |file: &Path| {
+        std::fs::read_to_string(file)
+            .with_context(|| format!("e2e.test has left no {}; see e2e.log", file.display()))
+    };
+    let chosen = chosen(&read(log)?)
+        .with_context(|| format!("{} does not say how many specs were chosen", log.display()))?;
+    Ok(parse(&read(&report.join("junit_01.xml"))?, chosen))
+}
+
+/// `Will run N of M specs`
+fn chosen(log: &str) -> Option<usize> {
+    let (_, rest) = log.split_once("Will run ")?;
+    rest.split(' ').next()?.parse().ok()
 }
 
 /// The elements `testcase` of ginkgo's report. Those that were not chosen are there, too, as skipped
-/// without a reason: they are left out.
-fn parse(text: &str) -> Results {
+/// without a reason, and so are those that were `chosen` and not begun: they are only counted.
+fn parse(text: &str, chosen: usize) -> Results {
     let mut results = Results::default();
     for case in text.split("<testcase ").skip(1) {
         let case = case.split("</testcase>").next().unwrap_or(case);
@@ -70,9 +83,17 @@ fn parse(text: &str) -> Results {
             continue;
         }
         let name = name.trim_start_matches("[It] ").to_owned();
+        // Where there is no message, the element's text begins with it.
         let reason = |element: &str| {
             let (_, rest) = case.split_once(&format!("<{element}"))?;
-            attribute(rest, "message").map(|message| first_line(&message))
+            let message = attribute(rest, "message").unwrap_or_default();
+            let (_, text) = rest.split_once('>')?;
+            let text = text.split('<').next()?;
+            Some(first_line(&if message.trim().is_empty() {
+                unescaped(text)
+            } else {
+                message
+            }))
         };
         match attribute(case, "status").as_deref() {
             Some("passed") => results.passed.push(name),
@@ -89,10 +110,18 @@ fn parse(text: &str) -> Results {
             }
             _ => {
                 let why = reason("failure").or_else(|| reason("error"));
-                results.failed.push((name, why.unwrap_or_default()));
+                let why = why.unwrap_or_default();
+                // Of ginkgo, where the time of all specs was up; one spec's own is called a spec's or a node's.
+                if why.contains("A suite timeout occurred") {
+                    results.cut_off.push(name);
+                } else {
+                    results.failed.push((name, why));
+                }
             }
         }
     }
+    let begun = results.passed.len() + results.failed.len() + results.cut_off.len();
+    results.not_begun = chosen.saturating_sub(begun + results.skipped());
     results
 }
 
@@ -100,7 +129,10 @@ fn parse(text: &str) -> Results {
 fn attribute(element: &str, name: &str) -> Option<String> {
     let head = element.split('>').next()?;
     let (_, rest) = head.split_once(&format!("{name}=\""))?;
-    let value = rest.split('"').next()?;
+    Some(unescaped(rest.split('"').next()?))
+}
+
+fn unescaped(text: &str) -> String {
     let escapes = [
         ("&#34;", "\""),
         ("&quot;", "\""),
@@ -112,10 +144,9 @@ fn attribute(element: &str, name: &str) -> Option<String> {
         ("&#x9;", "\t"),
         ("&amp;", "&"),
     ];
-    let value = escapes.iter().fold(value.to_owned(), |value, (from, to)| {
-        value.replace(from, to)
-    });
-    Some(value)
+    escapes
+        .iter()
+        .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
 fn first_line(text: &str) -> String {
@@ -127,7 +158,17 @@ fn first_line(text: &str) -> String {
 }
 
 impl Results {
-    /// The account: failed by name and reason, skipped by reason, and how many.
+    fn skipped(&self) -> usize {
+        self.skipped.values().map(Vec::len).sum()
+    }
+
+    /// Whether each spec that was chosen came to an end.
+    pub(crate) fn complete(&self) -> bool {
+        self.cut_off.is_empty() && self.not_begun == 0
+    }
+
+    /// The account: failed by name and reason, skipped by reason, how many, and what the time did not
+    /// suffice for.
     pub(crate) fn account(&self, took: Duration) -> String {
         let mut text = String::new();
         for name in &self.passed {
@@ -142,13 +183,24 @@ impl Results {
         for (name, why) in &self.failed {
             let _ = writeln!(text, "FAILED   {name}\n           {why}");
         }
-        let skipped: usize = self.skipped.values().map(Vec::len).sum();
+        for name in &self.cut_off {
+            let _ = writeln!(text, "cut off  {name}");
+        }
         let _ = writeln!(
             text,
-            "{} passed, {} failed, {skipped} skipped, in {took:.0?}",
+            "{} passed, {} failed, {} skipped, in {took:.0?}",
             self.passed.len(),
-            self.failed.len()
+            self.failed.len(),
+            self.skipped()
         );
+        if !self.complete() {
+            let _ = writeln!(
+                text,
+                "the time was up: {} cut off, {} not begun; MINUTES= gives more",
+                self.cut_off.len(),
+                self.not_begun
+            );
+        }
         text
     }
 }
@@ -174,22 +226,35 @@ mod tests {
           <testcase name="[It] [sig-network] Services is broken" classname="Kubernetes e2e suite" status="failed" time="3">
               <failure message="timed out &#34;waiting&#34;&#xA;second line" type="failed">at x.go:3</failure>
           </testcase>
+          <testcase name="[It] [sig-network] Services has no time" classname="Kubernetes e2e suite" status="timedout" time="64">
+              <failure message="" type="timedout">[TIMEDOUT] A suite timeout occurred&#xA;In [It] at: x.go:3</failure>
+          </testcase>
+          <testcase name="[It] [sig-network] Services is slow" classname="Kubernetes e2e suite" status="timedout" time="64">
+              <failure message="" type="timedout">[TIMEDOUT] A spec timeout occurred&#xA;In [It] at: x.go:3</failure>
+          </testcase>
+          <testcase name="[It] [sig-network] Services has no time, either" classname="Kubernetes e2e suite" status="skipped" time="0">
+              <skipped message="skipped"></skipped>
+          </testcase>
       </testsuite>
   </testsuites>"#;
 
     #[test]
     fn what_was_chosen_is_counted_with_reasons() {
-        let results = parse(REPORT);
+        let results = parse(REPORT, chosen("x\nWill run 6 of 8 specs\n").unwrap());
         assert_eq!(
             results.passed,
             ["[sig-network] Services should serve a basic endpoint <from> pods"]
         );
         assert_eq!(
             results.failed,
-            [(
-                "[sig-network] Services is broken".to_owned(),
-                "timed out \"waiting\"".to_owned()
-            )]
+            [
+                ("[sig-network] Services is broken", "timed out \"waiting\""),
+                (
+                    "[sig-network] Services is slow",
+                    "[TIMEDOUT] A spec timeout occurred"
+                ),
+            ]
+            .map(|(name, why)| (name.to_owned(), why.to_owned()))
         );
         let reason = "Only supported for providers [gce] (not skeleton)";
         assert_eq!(
@@ -198,7 +263,11 @@ mod tests {
         );
         let account = results.account(Duration::from_secs(12));
         assert!(
-            account.ends_with("1 passed, 1 failed, 1 skipped, in 12s\n"),
+            account.ends_with(
+                "cut off  [sig-network] Services has no time\n\
+                 1 passed, 2 failed, 1 skipped, in 12s\n\
+                 the time was up: 1 cut off, 1 not begun; MINUTES= gives more\n"
+            ),
             "{account}"
         );
     }
