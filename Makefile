@@ -5,6 +5,10 @@ CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)/debug
 MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
+# Every program: with another choice of packages cargo would build what they depend on once more, as other features of it are asked for.
+programs = $(CARGO) build --locked --workspace --bins
+# The daemon by itself, as it is shipped: without what tests ask for of its dependencies. Last, as others may have built it with that.
+release = $(CARGO) build --locked --release $(1) && $(CARGO) build --locked --release -p kube-proxy
 
 .PHONY: help demo tour test test-kernels properties fuzz faults golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
 
@@ -12,13 +16,13 @@ help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: deps ## Show real Services carried by real IPVS, with an account of who answered (LANE=B WITHOUT_IPTABLES=1: by a guest without its programs and ipset's)
-	$(CARGO) build --locked -p kube-proxy -p lab -p demo
+	$(programs)
 	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) \
 		$(TARGET)/demo --kube-proxy $(TARGET)/kube-proxy --examples manifests/examples $(if $(WITHOUT_IPTABLES),--without-iptables)
 
 tour: ## Print docs/tour.md: a Service of each type, as the subcommands of kube-proxy show it in the demo's lab
 	@integration/deps >&2
-	@$(CARGO) build --locked -p kube-proxy -p lab -p demo
+	@$(programs)
 	@$(TARGET)/demo --kube-proxy $(TARGET)/kube-proxy --examples manifests/examples --tour
 
 test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel (LANE=B: on one with nftables, which it builds)
@@ -39,18 +43,18 @@ fuzz: ## Feed every parser with what libFuzzer makes up, guided by coverage: SEC
 	@fuzz/run $(if $(filter command line,$(origin SECONDS)),$(SECONDS),60) $(if $(filter command line,$(origin TARGET)),$(TARGET))
 
 faults: deps ## Every fault with real traffic, on both lanes, and docs/faults.md of it: FAULT= MODE= LANE= RELEASE=1 BEFORE=(a commit, or an older kube-proxy)
-	$(CARGO) build --locked $(if $(RELEASE),--release) -p kube-proxy -p lab -p faults
+	$(if $(RELEASE),$(call release,-p lab -p faults),$(programs))
 	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) \
 		$(if $(RELEASE),$(patsubst %/debug,%/release,$(TARGET)),$(TARGET))/faults $(if $(LANE),,--kernel "$$(integration/kernel/build)") $(if $(FAULT),--fault "$(FAULT)") \
 		$(if $(filter command line environment,$(origin MODE)),--mode "$(MODE)") \
 		$(if $(BEFORE),--before "$$(integration/faults/before $(BEFORE))") --rows $(TARGET)/faults-rows --document docs/faults.md
 
 golden: deps ## Compare what is left in the kernel with upstream's dumps: CASES=DIR MODE=ipvs|iptables|nftables
-	$(CARGO) build --locked -p kube-proxy -p golden
+	$(programs)
 	$(TARGET)/golden --kube-proxy $(TARGET)/kube-proxy --mode $(MODE) --cases "$(CASES)"
 
 soak: deps ## Hours of churn with traffic in the lab, and whether anything grows: HOURS=2 RELEASE=1 MODE=ipvs|iptables|nftables OUT=target/soak (docs/soak.md)
-	$(CARGO) build --locked $(if $(RELEASE),--release) -p kube-proxy -p lab -p soak
+	$(if $(RELEASE),$(call release,-p lab -p soak),$(programs))
 	$(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL="$$(integration/kernel/build)")) $(if $(RELEASE),$(patsubst %/debug,%/release,$(TARGET)),$(TARGET))/soak --mode $(MODE) \
 		--minutes "$$(awk 'BEGIN { print 60 * $(or $(HOURS),2) }')" --out "$(or $(OUT),$(TARGET)/../soak)"
 
@@ -61,7 +65,7 @@ cluster_run = $(if $(LANE),LAB_LANE=$(LANE) $(if $(filter B,$(LANE)),LAB_KERNEL=
 
 .PHONY: cluster-parts
 cluster-parts:
-	@$(CARGO) build --locked -q -p kube-proxy -p lab -p cluster
+	@$(programs) -q
 	@$(if $(KUBERNETES),integration/deps && integration/deps cluster)
 	@$(if $(KUBERNETES),$(if $(IMAGE),,image/build $(TARGET)/kube-proxy $(TARGET)/image >/dev/null))
 
@@ -75,7 +79,7 @@ migrate: cluster-parts ## Swap two images under load on it, there and back: KUBE
 	@$(cluster_run) migrate $(if $(FROM),--from "$(FROM)") $(if $(FROM_MODE),--from-mode $(FROM_MODE))
 
 bench: deps ## Measure, beside a bare loader and other kube-proxies: SIZES= AXES= REPEATS= SUBJECTS= MINUTES= FULL=1 KUBE_PROXY="NAME=PATH:MODE ..."
-	$(CARGO) build --locked --release -p bench -p kube-proxy -p apiserver
+	$(call release,-p bench -p apiserver)
 	$(patsubst %/debug,%/release,$(TARGET))/bench run $(if $(SIZES),--sizes $(SIZES)) $(if $(AXES),--axes $(AXES)) \
 		$(if $(REPEATS),--repeats $(REPEATS)) $(if $(SUBJECTS),--subjects $(SUBJECTS)) $(if $(FULL),--full) $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(LANE),--lane $(LANE)) $(foreach other,$(KUBE_PROXY),--kube-proxy $(other))

@@ -19,13 +19,13 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::CONTENT_TYPE;
 use hyper::{Method, Response};
 use hyper_util::rt::TokioIo;
+use rustls::ServerConfig;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 
 use crate::answer::{self, Body};
 use crate::cluster::Cluster;
