@@ -16,7 +16,7 @@ use crate::name::{
     CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
     NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, is_of_service,
 };
-use crate::plan::{BaseChange, Part, Plan, SlotChange, Stale, Subject, There};
+use crate::plan::{BaseChange, Known, Part, Plan, SlotChange, Stale, Subject, There};
 use crate::port::{Member, Route, Slot, Unserved};
 use crate::rule::{address_type, octets};
 use crate::words::tell;
@@ -200,17 +200,20 @@ impl Plan {
             changes.push(Stage::AddSets, subject, Change::AddSet(set));
         }
         for (name, written) in &part.chains {
-            let (stage, change) = if written.is_there {
-                (Stage::FlushChains, Change::FlushChain(Arc::clone(name)))
-            } else {
-                let chain = nftables_netlink::Chain {
-                    name: Arc::clone(name),
-                    base: None,
-                    comment: None,
-                };
-                (Stage::AddChains, Change::AddChain(chain))
-            };
-            changes.push(stage, subject, change);
+            let new = Change::AddChain(nftables_netlink::Chain {
+                name: Arc::clone(name),
+                base: None,
+                comment: None,
+            });
+            match written.there {
+                Known::Absent => changes.push(Stage::AddChains, subject, new),
+                Known::There => {}
+                Known::Doubted => changes.push(Stage::FlushChains, subject, new),
+            }
+            if written.there != Known::Absent {
+                let flush = Change::FlushChain(Arc::clone(name));
+                changes.push(Stage::FlushChains, subject, flush);
+            }
         }
         for name in &part.emptied {
             let flush = Change::FlushChain(Arc::clone(name));

@@ -105,8 +105,17 @@ pub(crate) struct Part {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) content: Content,
-    /// Whether it is there, and so has to be emptied.
-    pub(crate) is_there: bool,
+    pub(crate) there: Known,
+}
+
+/// What is known of a chain that is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Known {
+    Absent,
+    /// It has to be emptied.
+    There,
+    /// The answer to its last write was lost: it is made if need be, and emptied.
+    Doubted,
 }
 
 /// How long clients stay in a set.

@@ -15,7 +15,7 @@ use crate::content::Content;
 use crate::layout::Layout;
 use crate::name::NODE_PORT_IPS;
 use crate::plan::{
-    BaseChange, Part, Plan, Removal, Seconds, SlotChange, Stale, There, Timeouts, Written,
+    BaseChange, Known, Part, Plan, Removal, Seconds, SlotChange, Stale, There, Timeouts, Written,
 };
 use crate::port::Slot;
 use crate::tables::Tables;
@@ -164,13 +164,17 @@ impl<'a> Planner<'a> {
     }
 
     /// Has all chains and sets of a Service port written with what leads to one that is not there, as
-    /// it was refused before and waits for its time: alone that would be refused too.
+    /// it was refused before and waits for its time: alone that would be refused too. And where one may
+    /// be as it was, as it waits to be looked at: packets would get to what is no longer wanted.
     fn add_missing_chains(&self, owner: &Arc<Owner>, part: &mut Part) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
-        let is_missing =
-            |chain: &Name| chains.actual(chain).is_none() && !part.chains.contains_key(chain);
+        let is_left = |chain: &Name| !part.chains.contains_key(chain);
+        let is_missing = |chain: &Name| chains.actual(chain).is_none() && is_left(chain);
+        let is_doubted = |chain: &Name| chains.is_doubted(chain) && is_left(chain);
         let mut routes = part.slots.iter().filter_map(|slot| slot.after.as_ref());
-        if !routes.any(|route| route.chains().any(is_missing)) {
+        if !routes.any(|route| route.chains().any(is_missing))
+            && !chains.keys_of(owner).iter().any(is_doubted)
+        {
             return;
         }
         let mine = chains.keys_of(owner).iter();
@@ -198,8 +202,8 @@ impl<'a> Planner<'a> {
             return;
         };
         for (chain, content) in port.chains(config) {
-            let is_there = self.tables.chains.actual(&chain).is_some();
-            part.chains.insert(chain, Written { content, is_there });
+            let there = self.known(&chain);
+            part.chains.insert(chain, Written { content, there });
         }
         // A set can go only when no rule names it. A chain that packets go to no longer goes after
         // the rest.
@@ -376,8 +380,19 @@ impl<'a> Planner<'a> {
         let chains = &self.tables.chains;
         Some(Written {
             content: *chains.wanted(chain)?,
-            is_there: chains.actual(chain).is_some(),
+            there: self.known(chain),
         })
+    }
+
+    fn known(&self, chain: &Name) -> Known {
+        let chains = &self.tables.chains;
+        if chains.is_doubted(chain) {
+            Known::Doubted
+        } else if chains.actual(chain).is_some() {
+            Known::There
+        } else {
+            Known::Absent
+        }
     }
 
     fn seconds(&self, set: &Name) -> Option<Seconds> {

@@ -504,6 +504,14 @@ where
         !self.retries.is_empty() && self.retries.contains_key(key)
     }
 
+    /// Whether nobody knows what is there for a key, as its last write was [doubted](Self::doubt), and it
+    /// was not looked at since.
+    pub fn is_doubted(&self, key: &K) -> bool {
+        let retry = Some(key).filter(|_| !self.retries.is_empty());
+        let retry = retry.and_then(|key| self.retries.get(key));
+        retry.is_some_and(|retry| retry.is_until_observed)
+    }
+
     /// Whether a key could not be written for a [reason of its own](Self::excuse) when that was
     /// last tried.
     pub fn is_excused(&self, key: &K) -> bool {
