@@ -200,19 +200,21 @@ impl Plan {
             changes.push(Stage::AddSets, subject, Change::AddSet(set));
         }
         for (name, written) in &part.chains {
-            let new = Change::AddChain(nftables_netlink::Chain {
-                name: Arc::clone(name),
-                base: None,
-                comment: None,
-            });
+            let new = || {
+                Change::AddChain(nftables_netlink::Chain {
+                    name: Arc::clone(name),
+                    base: None,
+                    comment: None,
+                })
+            };
+            let flush = || Change::FlushChain(Arc::clone(name));
             match written.there {
-                Known::Absent => changes.push(Stage::AddChains, subject, new),
-                Known::There => {}
-                Known::Doubted => changes.push(Stage::FlushChains, subject, new),
-            }
-            if written.there != Known::Absent {
-                let flush = Change::FlushChain(Arc::clone(name));
-                changes.push(Stage::FlushChains, subject, flush);
+                Known::Absent => changes.push(Stage::AddChains, subject, new()),
+                Known::There => changes.push(Stage::FlushChains, subject, flush()),
+                Known::Doubted => {
+                    changes.push(Stage::FlushChains, subject, new());
+                    changes.push(Stage::FlushChains, subject, flush());
+                }
             }
         }
         for name in &part.emptied {

@@ -129,7 +129,7 @@ impl<'a> Planner<'a> {
         plan.parts = owned
             .map(|((_, owner), mut part)| {
                 part.port = self.claims.port(owner).cloned();
-                self.add_missing_chains(owner, &mut part);
+                self.add_waiting_chains(owner, &mut part);
                 self.free_replaced(&mut part, config);
                 part.owner = Some(Arc::clone(owner));
                 part
@@ -163,10 +163,10 @@ impl<'a> Planner<'a> {
         fits.unwrap_or(due.owned.len()).max(1)
     }
 
-    /// Has all chains and sets of a Service port written with what leads to one that is not there, as
-    /// it was refused before and waits for its time: alone that would be refused too. And where one may
-    /// be as it was, as it waits to be looked at: packets would get to what is no longer wanted.
-    fn add_missing_chains(&self, owner: &Arc<Owner>, part: &mut Part) {
+    /// Has all chains and sets of a Service port written with what leads to one that waits: to one that is
+    /// not there, as it was refused before, alone that would be refused too; and where one may be as it
+    /// was, as nobody has looked at it, packets would get to what is no longer wanted.
+    fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut Part) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
         let is_left = |chain: &Name| !part.chains.contains_key(chain);
         let is_missing = |chain: &Name| chains.actual(chain).is_none() && is_left(chain);

@@ -250,8 +250,7 @@ where
         }
         // What failed was the old value: the new one deserves a try at once, unless nobody knows
         // what is there.
-        let is_doubted = |retry: &Retry| retry.is_until_observed;
-        if is_other && !self.retries.get(key).is_some_and(is_doubted) {
+        if is_other && !self.is_doubted(key) {
             self.forgive(key);
         }
         self.settle(key);
@@ -507,9 +506,8 @@ where
     /// Whether nobody knows what is there for a key, as its last write was [doubted](Self::doubt), and it
     /// was not looked at since.
     pub fn is_doubted(&self, key: &K) -> bool {
-        let retry = Some(key).filter(|_| !self.retries.is_empty());
-        let retry = retry.and_then(|key| self.retries.get(key));
-        retry.is_some_and(|retry| retry.is_until_observed)
+        let is_doubted = |retry: &Retry| retry.is_until_observed;
+        !self.retries.is_empty() && self.retries.get(key).is_some_and(is_doubted)
     }
 
     /// Whether a key could not be written for a [reason of its own](Self::excuse) when that was

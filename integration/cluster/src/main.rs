@@ -370,16 +370,16 @@ impl Cluster {
         print!("{account}");
         std::fs::write(self.folders.logs.join("e2e.txt"), &account)?;
         ensure!(
-            !results.complete() || !results.passed.is_empty() || !results.failed.is_empty(),
+            !results.is_complete() || !results.passed.is_empty() || !results.failed.is_empty(),
             "no spec was run: {focus} without {skip} chooses none"
         );
         // What comes before and after the specs is none of them.
         ensure!(
-            ended.status.success() || !results.failed.is_empty() || !results.complete(),
+            ended.status.success() || !results.failed.is_empty() || !results.is_complete(),
             "e2e.test ended with {}, though no spec failed: see e2e.log",
             ended.status
         );
-        Ok(if results.failed.is_empty() && results.complete() {
+        Ok(if results.failed.is_empty() && results.is_complete() {
             ExitCode::SUCCESS
         } else {
             ExitCode::FAILURE
