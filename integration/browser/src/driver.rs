@@ -18,6 +18,8 @@ use tokio::runtime::Runtime;
 
 /// A command that takes longer has failed.
 const COMMAND: Duration = Duration::from_secs(30);
+/// How often chromedriver is started that finds no port.
+const STARTS: usize = 10;
 /// How often what is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long it is waited for. The page asks the slower the longer an answer takes, so that a second
@@ -51,6 +53,33 @@ impl Key {
     }
 }
 
+/// Starts chromedriver; returns it and its port. It takes a free port of 127.0.0.1 and then the same one of `::1`, which
+/// another one may have, or a connection of a browser: then it ends, and is started again.
+fn driver() -> Result<(Child, u16)> {
+    let mut said = String::new();
+    for _ in 0..STARTS {
+        let mut driver = Command::new("chromedriver")
+            .arg("--port=0")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot start chromedriver: is Debian's package chromium-driver installed?")?;
+        let output = driver.stdout.take().context("chromedriver has no output")?;
+        said.clear();
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            let port = line.split_once("started successfully on port ");
+            if let Some(port) = port.and_then(|(_, port)| port.trim_end_matches('.').parse().ok()) {
+                return Ok((driver, port));
+            }
+            said.push_str(&line);
+            said.push('\n');
+        }
+        driver.wait()?;
+    }
+    bail!("chromedriver ended {STARTS} times without a port, and said: {said}")
+}
+
 /// A headless Chromium with one window, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Browser {
@@ -70,25 +99,11 @@ impl Browser {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let mut driver = Command::new("chromedriver")
-            .arg("--port=0")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("cannot start chromedriver: is Debian's package chromium-driver installed?")?;
-        let said = driver.stdout.take().context("chromedriver has no output")?;
-        let port = BufReader::new(said)
-            .lines()
-            .map_while(Result::ok)
-            .find_map(|line| {
-                let (_, port) = line.split_once("started successfully on port ")?;
-                port.trim_end_matches('.').parse().ok()
-            });
+        let (driver, port) = driver()?;
         let mut browser = Self {
             runtime,
             driver,
-            port: port.context("chromedriver did not say its port")?,
+            port,
             session: String::new(),
         };
         let profile = format!("--user-data-dir={}", profile.display());
