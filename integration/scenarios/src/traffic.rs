@@ -64,7 +64,8 @@ pub fn under_traffic(
     for ((from, to), ports) in ways.iter().zip(ports()) {
         for port in ports.take(held) {
             let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
-            let mut connection = dial.timeout(SOON).open()?;
+            // The next traffic by this way has the same ports, and may begin at once.
+            let mut connection = dial.timeout(SOON).reset_on_close().open()?;
             let who = connection.ask()?.who;
             open.push((connection, who, format!("{} to {to}", from.name())));
         }
