@@ -50,6 +50,14 @@ pub struct Way {
 }
 
 impl Way {
+    /// All of them.
+    pub(crate) const ALL: [Self; 4] = [
+        Self::of(Scope::Cluster, Sources::All),
+        Self::of(Scope::Cluster, Sources::Ranges),
+        Self::of(Scope::Local, Sources::All),
+        Self::of(Scope::Local, Sources::Ranges),
+    ];
+
     const fn of(scope: Scope, sources: Sources) -> Self {
         Self { scope, sources }
     }

@@ -6,8 +6,8 @@
 //!                         └ settle, observe
 //! ```
 //!
-//! A redirect waits for its listening ports, and a listening port is closed once no rule leads to
-//! it.
+//! A redirect waits for its listening ports; one that leaves a listening port of its Service for another
+//! one waits until the right endpoints serve there. A listening port is closed once no rule leads to it.
 
 use std::mem;
 use std::net::IpAddr;
@@ -174,8 +174,17 @@ impl Userspace {
             after: tables.redirects.wanted(&portal).cloned(),
             owner: tables.redirects.owner(&portal).map(|of| of.name.clone()),
         };
+        let is_early = |change: &Change| match change {
+            Change {
+                before: Some(before),
+                after: Some(after),
+                owner: Some(owner),
+                ..
+            } => tables.is_early(owner, before, after),
+            _ => false,
+        };
         let is_ready = |change: &Change| match &change.after {
-            Some(aim) => aim.is_open(),
+            Some(aim) => aim.is_open() && !is_early(change),
             None => state.may_delete(),
         };
         if plan.extent == Writes::Whole {

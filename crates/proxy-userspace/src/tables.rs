@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use footprint::Leftovers;
 use hashbrown::{HashMap, HashSet};
-use proxy::{Owner, Protocol};
+use proxy::{Owner, Protocol, ServicePortName};
 use reconcile::{Removals, Rows, Table};
 
 use crate::held::Held;
 use crate::plan::{Aim, Base};
-use crate::port::{Listener, Portal};
+use crate::port::{Listener, Portal, Way};
 use crate::relay::Serving;
 
 /// All tables of one IP family.
@@ -94,6 +94,22 @@ impl Tables {
     pub(crate) fn is_used(&self, listener: &Listener) -> bool {
         let port = (listener.name.protocol, self.port(listener));
         self.uses.contains_key(&port)
+    }
+
+    /// Whether a redirect would leave one of these listening ports for another one that does not yet
+    /// serve as is wanted: it may have no endpoint, where the one that is left has.
+    pub(crate) fn is_early(&self, of: &ServicePortName, before: &Aim, after: &Aim) -> bool {
+        let open = Way::ALL.map(|way| {
+            let name = of.clone();
+            Listener { name, way }
+        });
+        let at = |port: u16| open.iter().find(|one| port != 0 && self.port(one) == port);
+        let [before, after] = [before, after].map(|aim| [aim.outside, aim.pods, aim.node]);
+        before.into_iter().zip(after).any(|(before, after)| {
+            before != after
+                && at(before).is_some()
+                && at(after).is_some_and(|one| self.sockets.is_pending(one))
+        })
     }
 
     /// The ports that rules of a process before us lead to.
