@@ -174,17 +174,8 @@ impl Userspace {
             after: tables.redirects.wanted(&portal).cloned(),
             owner: tables.redirects.owner(&portal).map(|of| of.name.clone()),
         };
-        let is_early = |change: &Change| match change {
-            Change {
-                before: Some(before),
-                after: Some(after),
-                owner: Some(owner),
-                ..
-            } => tables.is_early(owner, before, after),
-            _ => false,
-        };
         let is_ready = |change: &Change| match &change.after {
-            Some(aim) => aim.is_open() && !is_early(change),
+            Some(aim) => aim.is_open() && !tables.is_early(change),
             None => state.may_delete(),
         };
         if plan.extent == Writes::Whole {

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use footprint::Leftovers;
 use hashbrown::{HashMap, HashSet};
-use proxy::{Owner, Protocol, ServicePortName};
+use proxy::{Owner, Protocol};
 use reconcile::{Removals, Rows, Table};
 
 use crate::held::Held;
-use crate::plan::{Aim, Base};
+use crate::plan::{Aim, Base, Change};
 use crate::port::{Listener, Portal, Way};
 use crate::relay::Serving;
 
@@ -96,19 +96,31 @@ impl Tables {
         self.uses.contains_key(&port)
     }
 
-    /// Whether a redirect would leave one of these listening ports for another one that does not yet
+    /// Whether a redirect would leave a listening port of its Service for another one that does not yet
     /// serve as is wanted: it may have no endpoint, where the one that is left has.
-    pub(crate) fn is_early(&self, of: &ServicePortName, before: &Aim, after: &Aim) -> bool {
-        let open = Way::ALL.map(|way| {
-            let name = of.clone();
+    pub(crate) fn is_early(&self, change: &Change) -> bool {
+        // Mostly so, and where all redirects are written at a start.
+        if self.sockets.pending_len() == 0 {
+            return false;
+        }
+        let (Some(owner), Some(before), Some(after)) =
+            (&change.owner, &change.before, &change.after)
+        else {
+            return false;
+        };
+        let of_owner = Way::ALL.map(|way| {
+            let name = owner.clone();
             Listener { name, way }
         });
-        let at = |port: u16| open.iter().find(|one| port != 0 && self.port(one) == port);
+        let at = |port: u16| {
+            let mut of_owner = of_owner.iter();
+            of_owner.find(|listener| port != 0 && self.port(listener) == port)
+        };
         let [before, after] = [before, after].map(|aim| [aim.outside, aim.pods, aim.node]);
         before.into_iter().zip(after).any(|(before, after)| {
             before != after
                 && at(before).is_some()
-                && at(after).is_some_and(|one| self.sockets.is_pending(one))
+                && at(after).is_some_and(|listener| self.sockets.is_pending(listener))
         })
     }
 
