@@ -182,8 +182,8 @@ impl Ipvs {
     }
 
     /// Computes Services again though nobody has told of a change of them. The model may know of one
-    /// that is told next; where they leave a virtual server by it, whoever has it from then on takes
-    /// it over at the same time, so that it is never taken away meanwhile.
+    /// that is told next; where they leave a virtual server by it, or an address altogether, whoever
+    /// has that from then on takes it over at the same time, so that it is never taken away meanwhile.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut left = self.claims.servers_of(names, &self.tables);
         self.update_services(state, model, names);
@@ -196,10 +196,13 @@ impl Ipvs {
             if known.is_empty() {
                 known.extend(names.iter().cloned());
             }
-            let mut free: HashMap<(Protocol, u16), Vec<IpAddr>> = HashMap::new();
+            let mut free = Free::default();
             for key in &left {
-                let at = free.entry((key.protocol, key.port)).or_default();
+                let at = free.at.entry((key.protocol, key.port)).or_default();
                 at.push(key.address);
+                if self.tables.addresses.wanted(&key.address).is_none() {
+                    free.addresses.insert(key.address);
+                }
             }
             let takes = |name: &&NamespacedName| {
                 let view = model.view(name).filter(|_| !known.contains(*name));
@@ -250,14 +253,24 @@ impl Ipvs {
     }
 }
 
+/// What Services have left.
+#[derive(Default)]
+struct Free {
+    /// Virtual servers: their addresses by the rest of them.
+    at: HashMap<(Protocol, u16), Vec<IpAddr>>,
+    /// Addresses at which no virtual server is wanted any more.
+    addresses: HashSet<IpAddr>,
+}
+
 /// Whether a Service says that it serves at one of these, whether or not another one has it.
-fn may_have(service: &Service, free: &HashMap<(Protocol, u16), Vec<IpAddr>>) -> bool {
+fn may_have(service: &Service, free: &Free) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
-    let addresses = service.cluster_ips.iter().chain(external);
-    service.ports.iter().any(|port| {
-        let at = free.get(&(port.protocol, port.port));
+    let mut addresses = service.cluster_ips.iter().chain(external);
+    let mut ports = service.ports.iter();
+    ports.any(|port| {
+        let at = free.at.get(&(port.protocol, port.port));
         let node_port = port.node_port.map(|number| (port.protocol, number));
         at.is_some_and(|at| addresses.clone().any(|address| at.contains(address)))
-            || node_port.is_some_and(|of| free.contains_key(&of))
-    })
+            || node_port.is_some_and(|of| free.at.contains_key(&of))
+    }) || addresses.any(|address| free.addresses.contains(address))
 }
