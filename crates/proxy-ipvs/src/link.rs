@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use crate::plan::{Op, Plan};
+use crate::plan::{Op, Outcome, Plan};
 
 /// What the kernel tells of an address that this proxy has taken off the link comes within so long.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
@@ -26,7 +26,8 @@ pub(crate) struct Link {
 /// An address of which the kernel has not told yet.
 struct TakenOff {
     at: Instant,
-    is_bound_again: bool,
+    /// Whether it may be there all the same: it was bound again, or nobody knows whether it was taken off.
+    is_unclear: bool,
 }
 
 /// What it means that an address is no longer on the link, as the kernel tells.
@@ -51,18 +52,42 @@ impl Link {
                 Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
                     let off = TakenOff {
                         at: now,
-                        is_bound_again: false,
+                        is_unclear: false,
                     };
                     self.taken_off.insert(*address, off);
                 }
                 Op::BindAddress(address) => {
                     if let Some(off) = self.taken_off.get_mut(address) {
-                        off.is_bound_again = true;
+                        off.is_unclear = true;
                     }
                 }
                 _ => {}
             }
         }
+    }
+
+    /// Books what became of what was noted; whether addresses have to be read: one that was told to be
+    /// gone was taken for what this proxy has not done.
+    pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome]) -> bool {
+        let mut was_misread = false;
+        for (op, outcome) in plan.ops.iter().zip(outcomes) {
+            let (Op::UnbindAddress(address) | Op::UnbindOtherwise(address)) = op else {
+                continue;
+            };
+            match outcome {
+                Outcome::Done => {}
+                Outcome::Refused { .. } => {
+                    was_misread |= self.taken_off.remove(address).is_none();
+                }
+                Outcome::Unknown => {
+                    if let Some(off) = self.taken_off.get_mut(address) {
+                        off.is_unclear = true;
+                    }
+                }
+            }
+        }
+        self.is_doubtful |= was_misread;
+        was_misread
     }
 
     /// Some address may be gone that is believed to be there.
@@ -83,8 +108,8 @@ impl Link {
     /// An address is gone, as the kernel tells.
     pub(crate) fn lose(&mut self, address: IpAddr) -> Loss {
         match self.taken_off.remove(&address) {
-            // It may have come late, or be somebody else's.
-            Some(off) if off.is_bound_again => Loss::Unclear,
+            // It may be of before, or somebody else's.
+            Some(off) if off.is_unclear => Loss::Unclear,
             Some(_) => Loss::Own,
             None if self.was_set => Loss::Unclear,
             None => Loss::Others,

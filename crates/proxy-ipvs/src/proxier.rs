@@ -445,6 +445,9 @@ impl engine::Scheme for Ipvs {
             self.turns.took(plan.ops.len(), took);
         }
         self.drifts.follow_count(plan, &outcomes);
+        if self.link.settle(plan, &outcomes) {
+            state.ask(Part::Addresses);
+        }
         let Booked {
             writes,
             failures,
