@@ -229,8 +229,9 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
             is_alone(c, to)
         };
         if let Err(error) = under_traffic(&asked, held, FIRST_TRY, change) {
+            // What failed comes first: what is seen afterwards is long.
             let seen = c.sh(SEEN).unwrap_or_default();
-            return Err(error.context(format!("{step}; afterwards: {seen}")));
+            anyhow::bail!("{step}: {error:#}\nafterwards:\n{seen}");
         }
     }
     clean(c)
