@@ -60,6 +60,7 @@ impl Watch {
         since: Option<u64>,
     ) {
         self.fronts.retain(|front, _| served.contains_key(front));
+        let has_lost = self.has_lost();
         for (front, wanted) in served {
             let is_handed_over = self.handed_over.contains(front);
             let period = self.fronts.entry(*front).or_insert_with(|| Period {
@@ -67,7 +68,9 @@ impl Watch {
                 wanted: BTreeSet::new(),
                 settled: None,
                 good: BTreeSet::new(),
-                is_disturbed: !self.claims.is_empty(),
+                // What somebody has made of an entry that nobody was to be served by counts as well: the mode
+                // may not have looked at it since, and puts its own to it as if it were as before.
+                is_disturbed: !self.claims.is_empty() || has_lost,
             });
             period.good.extend(wanted.union(makeshift).copied());
             if period.wanted != *wanted {
