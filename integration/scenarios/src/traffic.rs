@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Sooner than the first retransmission (1 s): what is lost once fails.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
+
+/// How many requests the traffic so far has sent by one way: the next one goes on with the ports
+/// behind these, so that none is soon asked from again. When a mode's virtual servers go, IPVS ends its connections, those
+/// it remembers for 10 s after a reset included, and with each what connection tracking holds of the same addresses and ports
+/// (`ip_vs_conn_drop_conntrack` in `net/netfilter/ipvs/ip_vs_nfct.c`), even if that is a connection of the mode that has come.
+static SENT: AtomicUsize = AtomicUsize::new(0);
 
 /// How often who answered, and whom it saw: `near from 10.244.1.99`.
 pub type Tally = BTreeMap<String, usize>;
@@ -71,15 +77,18 @@ pub fn under_traffic(
         }
     }
     let is_told = AtomicBool::new(false);
+    let sent = SENT.load(Ordering::Relaxed);
     let meter = Meter::default();
     let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
         let (mut times, mut slowest, mut unjudged) = (0, Duration::ZERO, 0);
-        for port in ports.skip(held) {
+        let fresh = ports.len() - held;
+        for port in ports.skip(held).cycle().skip(sent % fresh).take(fresh) {
             if times > 0 && is_told.load(Ordering::Relaxed) {
                 ensure!(
                     times > 20 * unjudged,
                     "{unjudged} of {times} were not judged"
                 );
+                SENT.fetch_max(sent + times + unjudged, Ordering::Relaxed);
                 return Ok::<_, anyhow::Error>((times, slowest));
             }
             let dial = from
