@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
+use crate::config::VipMode;
 use crate::plan::{Op, Outcome, Plan};
 
 /// What the kernel tells of an address that this proxy has taken off the link comes within so long.
@@ -30,6 +31,16 @@ struct TakenOff {
     is_unclear: bool,
 }
 
+/// The address that this takes off the link, which the kernel tells. Of the two places of a service
+/// address one is an address, the other one a route, and of routes nobody tells.
+fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
+    match (op, vip_mode) {
+        (Op::UnbindAddress(address), VipMode::Address)
+        | (Op::UnbindOtherwise(address), VipMode::Route) => Some(*address),
+        _ => None,
+    }
+}
+
 /// What it means that an address is no longer on the link, as the kernel tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
@@ -43,19 +54,19 @@ pub(crate) enum Loss {
 
 impl Link {
     /// Notes what is going to be written.
-    pub(crate) fn note(&mut self, plan: &Plan, now: Instant) {
+    pub(crate) fn note(&mut self, plan: &Plan, vip_mode: VipMode, now: Instant) {
         let is_recent = |off: &TakenOff| now.saturating_duration_since(off.at) < TOLD_WITHIN;
         self.taken_off.retain(|_, off| is_recent(off));
         for op in &plan.ops {
+            if let Some(address) = taken_off(op, vip_mode) {
+                let off = TakenOff {
+                    at: now,
+                    is_unclear: false,
+                };
+                self.taken_off.insert(address, off);
+            }
             match op {
                 Op::CreateLink => self.was_set = true,
-                Op::UnbindAddress(address) | Op::UnbindOtherwise(address) => {
-                    let off = TakenOff {
-                        at: now,
-                        is_unclear: false,
-                    };
-                    self.taken_off.insert(*address, off);
-                }
                 Op::BindAddress(address) => {
                     if let Some(off) = self.taken_off.get_mut(address) {
                         off.is_unclear = true;
@@ -68,19 +79,20 @@ impl Link {
 
     /// Books what became of what was noted; whether addresses have to be read: one that was told to be
     /// gone was taken for what this proxy has not done.
-    pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome]) -> bool {
+    pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome], vip_mode: VipMode) -> bool {
         let mut was_misread = false;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
-            let (Op::UnbindAddress(address) | Op::UnbindOtherwise(address)) = op else {
-                continue;
-            };
+            let is_unbinding = matches!(op, Op::UnbindAddress(_) | Op::UnbindOtherwise(_));
+            let off = taken_off(op, vip_mode);
             match outcome {
                 Outcome::Done => {}
                 Outcome::Refused { .. } => {
-                    was_misread |= self.taken_off.remove(address).is_none();
+                    was_misread |= off.is_some_and(|off| self.taken_off.remove(&off).is_none());
                 }
+                // The place where an address is believed to be may be none.
                 Outcome::Unknown => {
-                    if let Some(off) = self.taken_off.get_mut(address) {
+                    self.is_doubtful |= is_unbinding;
+                    if let Some(off) = off.and_then(|off| self.taken_off.get_mut(&off)) {
                         off.is_unclear = true;
                     }
                 }

@@ -181,12 +181,25 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Computes Services again though nobody has told of a change of them. The model may know of one
-    /// that is told next; where they leave a virtual server by it, or an address altogether, whoever
-    /// has that from then on takes it over at the same time, so that it is never taken away meanwhile.
+    /// Computes Services again though nobody has told of a change of them: the model may know of one
+    /// that is told next.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
-        let mut left = self.claims.servers_of(names, &self.tables);
-        self.update_services(state, model, names);
+        let mut had = self.claims.servers_of(names, &self.tables);
+        had.extend(self.compute(state, model, names));
+        self.hand_on(state, model, names, had);
+    }
+
+    /// Where Services that were computed before a change of them was told have left a virtual server
+    /// that they had, or an address altogether, whoever has that from then on takes it over at the same
+    /// time, so that it is never taken away meanwhile. `done`: who need not be asked.
+    pub(crate) fn hand_on(
+        &mut self,
+        state: &mut State,
+        model: &Model,
+        done: &[NamespacedName],
+        had: Vec<VirtualServerKey>,
+    ) {
+        let mut left = had;
         let (mut seen, mut known) = (HashSet::new(), HashSet::new());
         loop {
             left.retain(|key| self.tables.servers.wanted(key).is_none() && seen.insert(*key));
@@ -194,7 +207,7 @@ impl Ipvs {
                 return;
             }
             if known.is_empty() {
-                known.extend(names.iter().cloned());
+                known.extend(done.iter().cloned());
             }
             let mut free = Free::default();
             for key in &left {
@@ -210,7 +223,7 @@ impl Ipvs {
             };
             let heirs: Vec<_> = model.service_names().filter(takes).cloned().collect();
             left = self.claims.servers_of(&heirs, &self.tables);
-            self.update_services(state, model, &heirs);
+            left.extend(self.compute(state, model, &heirs));
             known.extend(heirs);
         }
     }
@@ -258,7 +271,7 @@ impl Ipvs {
 struct Free {
     /// Virtual servers: their addresses by the rest of them.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses at which no virtual server is wanted any more.
+    /// Addresses that no Service wants on the link: those that all have left, and the node's own.
     addresses: HashSet<IpAddr>,
 }
 

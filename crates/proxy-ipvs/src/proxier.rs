@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::slice;
 use std::time::Instant;
 
 use engine::{Concern, Engine, Extent, Served, Step};
@@ -106,19 +107,24 @@ impl Ipvs {
         found.into_iter().collect()
     }
 
-    pub(crate) fn update_services<'a>(
+    /// Computes these Services, and those that lose an address and port by it, or get one back; the
+    /// virtual servers that the latter had.
+    pub(crate) fn compute(
         &mut self,
         state: &mut State,
         model: &Model,
-        names: impl IntoIterator<Item = &'a NamespacedName>,
-    ) {
+        names: &[NamespacedName],
+    ) -> Vec<VirtualServerKey> {
         for name in names {
             self.update_service(state, model, name);
         }
+        let mut had = Vec::new();
         // Once more these claim the same virtual servers, so that nothing new becomes disputed.
         while let Some(name) = self.claims.next_disputed() {
+            had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
             self.update_service(state, model, &name);
         }
+        had
     }
 
     fn update_service(&mut self, state: &mut State, model: &Model, name: &NamespacedName) {
@@ -343,7 +349,9 @@ impl engine::Scheme for Ipvs {
             self.reserve(model, state.node.family, names);
         }
         let services = extent.services(model, self.claims.services());
-        self.update_services(state, model, &services);
+        let had = self.compute(state, model, &services);
+        // These may change by what nobody has told yet.
+        self.hand_on(state, model, &services, had);
         self.adopt_wanted();
     }
 
@@ -406,7 +414,7 @@ impl engine::Scheme for Ipvs {
         if let Some(plan) = &step.plan {
             self.drifts.note(plan);
             if lane == Lane::Addresses {
-                self.link.note(plan, state.now);
+                self.link.note(plan, state.config.vip_mode, state.now);
             }
         }
         step
@@ -445,7 +453,7 @@ impl engine::Scheme for Ipvs {
             self.turns.took(plan.ops.len(), took);
         }
         self.drifts.follow_count(plan, &outcomes);
-        if self.link.settle(plan, &outcomes) {
+        if self.link.settle(plan, &outcomes, state.config.vip_mode) {
             state.ask(Part::Addresses);
         }
         let Booked {

@@ -255,6 +255,26 @@ fn an_address_that_is_taken_away_is_back_at_once() {
 }
 
 #[test]
+fn a_refused_unbinding_hides_no_loss() {
+    let mut world = web();
+    let address = ip("10.96.0.10");
+    let refusal = "unbind 10.96.0.10 from kube-ipvs0";
+    let refusals = [(refusal.to_owned(), "no".to_owned())];
+    world.kernel.state().refusals.extend(refusals);
+    world.delete_service("default/web");
+    assert_eq!(world.sync().failures.len(), 1);
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    world.sync();
+    world.work();
+    world.kernel.state().snapshot.bound.remove(&address);
+    let notice = Notice::ServiceAddressRemoved(address);
+    world.proxier.notice(&notice, world.now);
+    world.settle();
+    assert_eq!(world.written(), ["bind 10.96.0.10 to kube-ipvs0"]);
+}
+
+#[test]
 fn the_link_is_back_at_once_also_during_a_check() {
     let mut world = web();
     world.wait(Duration::from_mins(1));

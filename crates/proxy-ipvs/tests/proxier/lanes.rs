@@ -440,3 +440,61 @@ fn a_virtual_server_that_a_check_has_passed_over_is_not_made_again() {
     assert!(synced.drift.is_empty(), "{:?}", synced.drift);
     assert_eq!(world.written(), Vec::<String>::new());
 }
+
+/// The node gets an address that one Service names, so that this one is computed again, before anybody has
+/// told that Services have changed.
+#[test]
+fn an_address_goes_on_to_its_heir_before_anybody_is_told() {
+    const OF_THE_NODE: &str = "203.0.113.9";
+    let claiming = |at: &str, cluster_ip: &str, addresses: &[&str], port: u16| {
+        let mut service = service(at, cluster_ip, port);
+        service.external_ips = addresses.iter().map(|address| ip(address)).collect();
+        service
+    };
+    let (shared, other) = ("203.0.113.1", "203.0.113.2");
+    let now = [OF_THE_NODE];
+    for (one, two, [two_then, three_then]) in [
+        // Both leave it, and the third takes it at another port.
+        (
+            [OF_THE_NODE, shared],
+            [shared].as_slice(),
+            [[].as_slice(), &[shared]],
+        ),
+        // The second gets what the first leaves, and leaves something to the third.
+        (
+            [OF_THE_NODE, shared],
+            &[shared, other],
+            [&[shared], &[other]],
+        ),
+    ] {
+        let mut world = web();
+        world.service(claiming("default/one", "10.96.0.11", &one, 80));
+        world.service(claiming("default/two", "10.96.0.12", two, 80));
+        for at in ["default/one", "default/two", "default/three"] {
+            world.slice(slice(at, &PAIR));
+        }
+        world.sync();
+        world.work();
+        world.service(claiming("default/one", "10.96.0.11", &now, 80));
+        world.service(claiming("default/two", "10.96.0.12", two_then, 80));
+        world.service(claiming("default/three", "10.96.0.13", three_then, 90));
+        let address = ip(OF_THE_NODE);
+        world
+            .kernel
+            .state()
+            .snapshot
+            .interface_addresses
+            .insert(address);
+        world
+            .proxier
+            .notice(&Notice::AddressAdded(address), world.now);
+        world.settle();
+        let written = world.written();
+        for gone in [shared, other].map(|address| format!("unbind {address} from kube-ipvs0")) {
+            assert!(!written.contains(&gone), "{written:#?}");
+        }
+        assert_eq!(world.sync().pending, 0);
+        let taken = format!("{}:90", three_then[0]);
+        assert!(world.destinations(&taken).is_some());
+    }
+}

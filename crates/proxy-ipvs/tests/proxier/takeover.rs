@@ -7,7 +7,7 @@ use proxy_ipvs::{Backend, Config, Op, Place, Rules, beside_the_shim};
 
 use super::support::Held;
 use super::{IpFamily, Kind, PAIR, World, ip, service, slice};
-use proxy::{Event, Mode as _};
+use proxy::{Event, Mode as _, Notice};
 
 const SAVED: &str = include_str!("../iptables-mode/iptables-save");
 const BESIDE: Place = Place::Beside(Backend::Legacy);
@@ -223,6 +223,20 @@ fn the_other_vip_mode_serves_until_this_one_does() {
     );
     world.check();
     assert_eq!((world.sync().written, world.written().len()), (0, 0));
+}
+
+/// The kernel tells of addresses, not of routes.
+#[test]
+fn what_goes_of_the_other_vip_mode_hides_no_loss() {
+    let mut world = bound_otherwise().listed();
+    world.sync();
+    world.work();
+    let address = ip("10.96.0.10");
+    world.kernel.state().snapshot.bound.remove(&address);
+    let notice = Notice::ServiceAddressRemoved(address);
+    world.proxier.notice(&notice, world.now);
+    world.settle();
+    assert_eq!(world.written(), ["bind 10.96.0.10 to kube-ipvs0"]);
 }
 
 #[test]
