@@ -16,8 +16,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
-/// A command that takes longer has failed.
-const COMMAND: Duration = Duration::from_secs(30);
+/// A command that takes longer has failed. In a guest that shares its processor a browser may take half a minute for its
+/// first page; how soon the page shows what it should is judged by [`PATIENCE`].
+const COMMAND: Duration = Duration::from_mins(2);
 /// How often chromedriver is started that finds no port.
 const STARTS: usize = 10;
 /// How often what is waited for is looked at.
