@@ -19,11 +19,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Sooner than the first retransmission (1 s): what is lost once fails.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// How many requests the traffic so far has sent by one way: the next one goes on with the ports
-/// behind these, so that none is soon asked from again. When a mode's virtual servers go, IPVS ends its connections, those
+/// How many ports the traffic so far has used by one way: the next one goes on with those
+/// behind, so that none is soon asked from again. When a mode's virtual servers go, IPVS ends its connections, those
 /// it remembers for 10 s after a reset included, and with each what connection tracking holds of the same addresses and ports
 /// (`ip_vs_conn_drop_conntrack` in `net/netfilter/ipvs/ip_vs_nfct.c`), even if that is a connection of the mode that has come.
-static SENT: AtomicUsize = AtomicUsize::new(0);
+static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// How often who answered, and whom it saw: `near from 10.244.1.99`.
 pub type Tally = BTreeMap<String, usize>;
@@ -67,28 +67,31 @@ pub fn under_traffic(
 ) -> Result<()> {
     ensure!(ways.len() <= ports().count(), "too many ways");
     let mut open = Vec::new();
+    let used = USED.load(Ordering::Relaxed);
+    let unused = |ports: Range<u16>| {
+        let all = ports.len();
+        ports.cycle().skip(used % all).take(all)
+    };
     for ((from, to), ports) in ways.iter().zip(ports()) {
-        for port in ports.take(held) {
+        for port in unused(ports).take(held) {
             let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
-            // The next traffic by this way has the same ports, and may begin at once.
+            // Where the ports begin anew, the next traffic may soon come to this one.
             let mut connection = dial.timeout(SOON).reset_on_close().open()?;
             let who = connection.ask()?.who;
             open.push((connection, who, format!("{} to {to}", from.name())));
         }
     }
     let is_told = AtomicBool::new(false);
-    let sent = SENT.load(Ordering::Relaxed);
     let meter = Meter::default();
     let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
         let (mut times, mut slowest, mut unjudged) = (0, Duration::ZERO, 0);
-        let fresh = ports.len() - held;
-        for port in ports.skip(held).cycle().skip(sent % fresh).take(fresh) {
+        for port in unused(ports).skip(held) {
             if times > 0 && is_told.load(Ordering::Relaxed) {
                 ensure!(
                     times > 20 * unjudged,
                     "{unjudged} of {times} were not judged"
                 );
-                SENT.fetch_max(sent + times + unjudged, Ordering::Relaxed);
+                USED.fetch_max(used + held + times + unjudged, Ordering::Relaxed);
                 return Ok::<_, anyhow::Error>((times, slowest));
             }
             let dial = from

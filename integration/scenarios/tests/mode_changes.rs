@@ -90,7 +90,7 @@ const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
 /// Services that nobody asks.
-const CROWD: usize = 2_000;
+const CROWD: usize = 1_000;
 
 /// Connections held open by each way, where they go on.
 const HELD: usize = 2;
@@ -112,12 +112,12 @@ fn main() {
     };
     let many = [
         Story {
-            name: "from_ipvs_on_nftables_to_nftables_among_2_000_services",
+            name: "from_ipvs_on_nftables_to_nftables_among_1_000_services",
             tell: |c| among_many(c, &IPVS_NFTABLES, &NFTABLES),
             is_possible: has_nftables,
         },
         Story {
-            name: "from_ipvs_to_nftables_among_2_000_services",
+            name: "from_ipvs_to_nftables_among_1_000_services",
             tell: |c| among_many(c, &IPVS, &NFTABLES),
             is_possible: has_nftables,
         },
