@@ -17,7 +17,7 @@ use crate::kernel::{self, VirtualServers};
 use crate::object::Service;
 
 /// How long anything may take that happens at once, on a loaded machine.
-pub const SOON: Duration = Duration::from_secs(10);
+pub const SOON: Duration = Duration::from_secs(30);
 /// How long one question may take.
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 /// How often the kernel is looked at while something is awaited.

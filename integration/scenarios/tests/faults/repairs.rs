@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use lab::Signal;
-use scenarios::{Cluster, Outcome, SOON, Service, less_stalls, metric, tcp};
+use scenarios::{Cluster, Outcome, Service, less_stalls, metric, tcp};
 
 fn web(number: u16) -> Service {
     let addresses = format!("10.96.0.{} fd96::{}", 10 + number, 10 + number);
@@ -51,7 +51,7 @@ pub(crate) fn each_takes_seconds_where_the_period_is_half_a_minute(c: &mut Clust
     let flags = "ip -oneline link show dev kube-ipvs0 | grep -o '<.*>'";
     let (whole, link, before) = (c.state()?, c.sh(flags)?, glance(c)?);
     // For those who wait for the next check.
-    c.patience = 4 * SOON;
+    c.patience = Duration::from_secs(40);
     let mut late = Vec::new();
     // It looks a second time whether anything is left, and would not end where that is back by then.
     // What it has taken away it calls incomplete after one look, and fails.

@@ -41,9 +41,9 @@ pub(crate) fn damage_is_repaired(c: &mut Cluster) -> Outcome {
         let took = c
             .until("it is repaired", || Ok(c.state()? == whole))
             .map_err(|error| error.context(damage))?;
-        // And as long again for the repair; one look may come just too early.
+        // The repair starts as many; one look may come just too early.
         assert!(
-            took < 2 * SYNC_PERIOD + 2 * look,
+            took < 3 * SYNC_PERIOD + 3 * look,
             "{damage}: repaired after {took:?}, and a look takes {look:?}"
         );
         for (from, to) in [
