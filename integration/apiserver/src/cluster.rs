@@ -108,6 +108,15 @@ impl Cluster {
         Ok(object.value())
     }
 
+    /// [`Self::apply`] for each of `objects` in turn, in one step: watches see all of them at once.
+    /// Ends at the first that is refused; those before it stay.
+    pub fn apply_all(&self, objects: impl IntoIterator<Item = Value>) -> Result<(), Status> {
+        self.write(|state| {
+            let mut objects = objects.into_iter();
+            objects.try_for_each(|object| state.apply(object).map(drop))
+        })
+    }
+
     /// Applies every object of a YAML (or JSON) text: several documents, and lists. Returns how
     /// many there were.
     pub fn apply_yaml(&self, text: &str) -> Result<usize, ApplyError> {
@@ -181,10 +190,10 @@ impl Cluster {
         edit: impl FnOnce(&mut State) -> Result<T, Status>,
     ) -> Result<T, Status> {
         let mut state = self.lock();
-        let result = edit(&mut state)?;
+        let result = edit(&mut state);
         self.changed
             .send_if_modified(|version| std::mem::replace(version, state.version) != state.version);
-        Ok(result)
+        result
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {

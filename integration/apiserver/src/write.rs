@@ -16,8 +16,9 @@ impl State {
         let kind = kind_of(&object)?;
         let key = identify(kind, &mut object, None, None)?;
         metadata(&mut object)?.remove("resourceVersion");
-        if let Some(held) = self.get(kind, &key)
+        if has_status(kind)
             && object.get("status").is_none()
+            && let Some(held) = self.get(kind, &key)
         {
             carry(&mut object, &held.value(), "status");
         }
@@ -79,7 +80,7 @@ impl State {
                 return Err(Status::conflict(kind, &key.1, field, &given, &is));
             }
         }
-        if kind == Kind::Service || kind == Kind::Node || kind == Kind::ServiceCidr {
+        if has_status(kind) {
             carry(&mut object, &held, "status");
         }
         self.store(kind, key, object)
@@ -283,6 +284,11 @@ fn is_map_of_strings(value: &Value) -> bool {
     value
         .as_object()
         .is_some_and(|map| map.values().all(Value::is_string))
+}
+
+/// Whether a write of the object leaves its status as it was.
+fn has_status(kind: Kind) -> bool {
+    matches!(kind, Kind::Service | Kind::Node | Kind::ServiceCidr)
 }
 
 fn carry(to: &mut Value, from: &Value, field: &str) {

@@ -42,35 +42,39 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Begins, with so many changes a second at most. `web`'s endpoint changes every 300 ms.
+    /// Begins, with so many changes a second at most, and of 1,000 and more a hundred at once.
+    /// `web`'s endpoint changes every 300 ms.
     pub(crate) fn start(objects: Cluster, crowd: usize, rate: u32) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let made = Arc::new(AtomicUsize::new(0));
         let (over, count, to) = (Arc::clone(&is_over), Arc::clone(&made), objects);
+        let at_once = if rate < 1_000 { 1 } else { 100 };
         let run = move || -> Result<()> {
+            let crowd = u32::try_from(crowd)?;
             let began = Instant::now();
             let mut moved = Instant::now();
             let mut is_less = false;
             let mut number: u32 = 0;
             while !over.load(Ordering::Relaxed) {
-                let change = if moved.elapsed() > Duration::from_millis(300) {
+                let done = if moved.elapsed() > Duration::from_millis(300) {
                     moved = Instant::now();
                     is_less = !is_less;
-                    slice("web", &web(is_less))
-                } else if let Some(of) = number.checked_rem(u32::try_from(crowd)?) {
-                    let last = 10 + number / u32::try_from(crowd)? % 200;
-                    slice(&format!("crowd-{of}"), &[format!("10.244.2.{last}")])
+                    number += 1;
+                    to.apply_all([slice("web", &web(is_less))])
+                } else if crowd > 0 {
+                    let first = number;
+                    number += at_once;
+                    // Each is made as it is applied: many at once are memory that is new each time.
+                    to.apply_all((first..number).map(|change| of_crowd(change, crowd)))
                 } else {
                     thread::sleep(Duration::from_millis(20));
                     continue;
                 };
-                if let Err(status) = to.apply(change) {
+                if let Err(status) = done {
                     bail!("a change was refused: {status:?}");
                 }
-                number += 1;
-                count.fetch_add(1, Ordering::Relaxed);
+                count.store(usize::try_from(number)?, Ordering::Relaxed);
                 let due = Duration::from_secs(1) / rate * number;
-                // What is behind is not made up for at once.
                 thread::sleep(due.saturating_sub(began.elapsed()));
             }
             // All there, in the end.
@@ -114,6 +118,15 @@ impl Drop for Churn {
             let _ = thread.join();
         }
     }
+}
+
+/// The change of that number: each Service of the crowd gets another endpoint in turn.
+fn of_crowd(number: u32, crowd: u32) -> Value {
+    let last = 10 + number / crowd % 200;
+    slice(
+        &format!("crowd-{}", number % crowd),
+        &[format!("10.244.2.{last}")],
+    )
 }
 
 fn web(is_less: bool) -> Vec<String> {

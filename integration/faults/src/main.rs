@@ -275,6 +275,15 @@ fn write_page(arguments: &Arguments) -> Result<()> {
         return Ok(());
     };
     let page = document::page(&document::kept(folder)?);
+    let rows = |page: &str| page.lines().filter(|line| line.starts_with("| ")).count();
+    if fs::read_to_string(file).is_ok_and(|there| rows(&page) < rows(&there)) {
+        println!(
+            "{} stays as it is: it has more rows than {} keeps. Remove it to have it written of these.",
+            file.display(),
+            folder.display(),
+        );
+        return Ok(());
+    }
     fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
 }
 
