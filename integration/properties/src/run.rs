@@ -305,6 +305,7 @@ impl<'a> World<'a> {
             let served = self.subject.served(&self.fronts);
             let by_all = self.heard_by_all().min(heard);
             self.watch.after(served, heard, by_all)?;
+            self.notices.extend(self.subject.told());
         }
         Ok(moved.is_some_and(|moved| matches!(moved, Moved::Waits | Moved::Finished)))
     }
@@ -363,15 +364,25 @@ impl<'a> World<'a> {
     }
 
     /// Where nothing is left to be heard or done, all that there is to know is known.
-    fn note_rest(&mut self) {
+    ///
+    /// # Errors
+    ///
+    /// What the kernel has told is not repaired.
+    fn note_rest(&mut self) -> Held {
         let has_heard_all = self.events.is_empty() && self.notices.is_empty();
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
         if has_heard_all && pending == 0 && self.armed.unreadable.is_none() {
             self.watch.repaired(&self.subject.ours());
+            if let Some(lost) = self.watch.lost().find(|lost| self.subject.is_told(lost)) {
+                return Err(format!(
+                    "the kernel has told that somebody took away {lost}"
+                ));
+            }
             self.watch.rests(self.made);
             self.watch
                 .note(self.subject.served(&self.fronts), self.made);
         }
+        Ok(())
     }
 
     // ---- what happens ----
@@ -488,6 +499,7 @@ impl<'a> World<'a> {
                 if let Some(damage) = self.subject.damage(chance) {
                     self.say(|| format!("  #: {}", damage.what));
                     self.notices.extend(damage.told);
+                    self.notices.extend(self.subject.told());
                     self.watch.lose(&before, &self.subject.ours());
                     self.damaged();
                 }
@@ -536,7 +548,7 @@ impl<'a> World<'a> {
             }
             Verb::Rest => {
                 self.rest(Duration::from_millis(200))?;
-                self.note_rest();
+                self.note_rest()?;
             }
             Verb::Kill => {
                 self.kill();
@@ -601,6 +613,7 @@ impl<'a> World<'a> {
         self.hear_all();
         self.subject.end_connections();
         self.rest(HORIZON)?;
+        self.note_rest()?;
         for _ in 0..2 {
             self.say(|| "a check".to_owned());
             self.now += Duration::from_mins(1);

@@ -52,6 +52,17 @@ pub trait Subject {
     /// A write was done.
     fn done(&mut self, _write: &Write) {}
 
+    /// What the kernel tells of everything that was done to it since this was asked last, whoever did
+    /// it.
+    fn told(&mut self) -> Vec<Notice> {
+        Vec::new()
+    }
+
+    /// Whether the kernel tells when an entry goes, so that it is put back at once.
+    fn is_told(&self, _entry: &str) -> bool {
+        false
+    }
+
     /// Whether what it serves ends with its process.
     fn ends_with_process(&self) -> bool {
         false

@@ -126,6 +126,11 @@ impl Watch {
         !(self.lost.is_empty() && self.altered.is_empty())
     }
 
+    /// What somebody took away that is wanted and not there again.
+    pub fn lost(&self) -> impl Iterator<Item = &str> {
+        self.lost.iter().map(String::as_str)
+    }
+
     /// What there is by now; what nobody wants any more need not come back.
     pub fn repaired(&mut self, there: &Entries) {
         let wanted = &self.entries;

@@ -6,6 +6,7 @@ mod real;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::net::IpAddr;
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
@@ -69,6 +70,8 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
         foreign: BTreeMap::new(),
         orphans: BTreeSet::new(),
         former: Former::default(),
+        on_link: BTreeSet::new(),
+        had_link: false,
         real: None,
     }
 }
@@ -85,6 +88,9 @@ struct Ipvs {
     orphans: BTreeSet<VirtualServerKey>,
     /// What a shim of the other kind had in its sets, until they go.
     former: Former,
+    /// The addresses on the link that the kernel has told of, and whether there was one.
+    on_link: BTreeSet<IpAddr>,
+    had_link: bool,
     real: Option<RefCell<Real>>,
 }
 
@@ -185,7 +191,19 @@ impl Ipvs {
             foreign: BTreeMap::new(),
             orphans: BTreeSet::new(),
             former: Former::default(),
+            on_link: BTreeSet::new(),
+            had_link: false,
             real: None,
+        }
+    }
+
+    /// The addresses on the link: of routes nobody tells.
+    fn addresses_on_link(&self) -> BTreeSet<IpAddr> {
+        let state = self.kernel.state();
+        let there = &state.snapshot;
+        match self.config.vip_mode {
+            VipMode::Address => there.bound.clone(),
+            VipMode::Route => there.bound_otherwise.clone(),
         }
     }
 }
@@ -196,6 +214,8 @@ impl Subject for Ipvs {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
+        // Of what was before, the kernel tells nobody.
+        self.told();
         if let Some(real) = &self.real {
             let process = real.borrow_mut().process(&self.config);
             return self.begin(|| process.kernel(), now);
@@ -219,7 +239,7 @@ impl Subject for Ipvs {
         let mut state = self.kernel.state();
         if chance.is_one_in(2) {
             let there = &mut state.snapshot;
-            std::mem::swap(&mut there.bound, &mut there.bound_otherwise);
+            mem::swap(&mut there.bound, &mut there.bound_otherwise);
             self.config.vip_mode = match self.config.vip_mode {
                 VipMode::Address => VipMode::Route,
                 VipMode::Route => VipMode::Address,
@@ -242,14 +262,14 @@ impl Subject for Ipvs {
             let there = &mut state.snapshot;
             let is_left = there.leftovers.iter().flatten().next().is_some();
             let mut other = if is_left {
-                std::mem::take(&mut self.former)
+                mem::take(&mut self.former)
             } else {
                 (BTreeMap::new(), BTreeMap::new(), Rules::default())
             };
-            std::mem::swap(&mut there.sets, &mut other.0);
-            std::mem::swap(&mut there.set_sizes, &mut other.1);
+            mem::swap(&mut there.sets, &mut other.0);
+            mem::swap(&mut there.set_sizes, &mut other.1);
             let rules = there.rules.get_or_insert_default();
-            std::mem::swap(rules, &mut other.2);
+            mem::swap(rules, &mut other.2);
             self.former = other;
             let place = if is_native(before) {
                 Place::OwnTable
@@ -324,6 +344,23 @@ impl Subject for Ipvs {
         let unproven = unproven.copied();
         drop(state);
         self.orphans.extend(unproven);
+    }
+
+    fn told(&mut self) -> Vec<Notice> {
+        let has_link = self.kernel.state().snapshot.has_link;
+        let had_link = mem::replace(&mut self.had_link, has_link);
+        let on_link = self.addresses_on_link();
+        let before = mem::replace(&mut self.on_link, on_link);
+        let gone = before.difference(&self.on_link).copied();
+        let mut told: Vec<Notice> = gone.map(Notice::ServiceAddressRemoved).collect();
+        if had_link != has_link {
+            told.push(Notice::ServiceLink);
+        }
+        told
+    }
+
+    fn is_told(&self, entry: &str) -> bool {
+        self.config.vip_mode == VipMode::Address && entry.starts_with("address ")
     }
 
     fn may_stay(&self, entry: &str) -> bool {

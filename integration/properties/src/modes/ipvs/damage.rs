@@ -22,6 +22,7 @@ impl Ipvs {
             .filter(|key| !foreign.contains_key(key))
             .copied()
             .collect();
+        // What becomes of addresses and the link, the kernel tells in any case.
         let untold = |what: String| Some(Damage { what, told: None });
         match chance.below(10) {
             0 => {
@@ -77,20 +78,14 @@ impl Ipvs {
                 there.bound.remove(&address);
                 let of_address = ours.iter().filter(|key| key.address == address);
                 self.orphans.extend(of_address);
-                Some(Damage {
-                    what: format!("address {address} is removed"),
-                    told: Some(Notice::ServiceAddressRemoved(address)),
-                })
+                untold(format!("address {address} is removed"))
             }
             6 => {
                 there.has_link = false;
                 there.bound.clear();
                 there.bound_otherwise.clear();
                 self.orphans.extend(&ours);
-                Some(Damage {
-                    what: "the link is removed".to_owned(),
-                    told: Some(Notice::ServiceLink),
-                })
+                untold("the link is removed".to_owned())
             }
             7 => {
                 let sets: Vec<Set> = there.sets.keys().copied().collect();
