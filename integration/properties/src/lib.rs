@@ -19,8 +19,8 @@
 //! # What is held
 //!
 //! - After each piece that a kernel thread does: [`watch`].
-//! - Wherever nothing is left to be heard or done: what the kernel has told that somebody took away is
-//!   back.
+//! - Wherever nothing is left to be heard or done: a service address that somebody took away, as the
+//!   kernel has told, is back.
 //! - In the end, when faults are over, all is told and two checks have passed: all that is ours is
 //!   what a start on an empty kernel makes of the same objects on a node with the same addresses;
 //!   what others have is as they left it; no more is pending than is after that start; and each

@@ -196,16 +196,6 @@ impl Ipvs {
             real: None,
         }
     }
-
-    /// The addresses on the link: of routes nobody tells.
-    fn addresses_on_link(&self) -> BTreeSet<IpAddr> {
-        let state = self.kernel.state();
-        let there = &state.snapshot;
-        match self.config.vip_mode {
-            VipMode::Address => there.bound.clone(),
-            VipMode::Route => there.bound_otherwise.clone(),
-        }
-    }
 }
 
 impl Subject for Ipvs {
@@ -347,9 +337,16 @@ impl Subject for Ipvs {
     }
 
     fn told(&mut self) -> Vec<Notice> {
-        let has_link = self.kernel.state().snapshot.has_link;
+        let state = self.kernel.state();
+        let there = &state.snapshot;
+        // Of routes nobody tells.
+        let on_link = match self.config.vip_mode {
+            VipMode::Address => there.bound.clone(),
+            VipMode::Route => there.bound_otherwise.clone(),
+        };
+        let has_link = there.has_link;
+        drop(state);
         let had_link = mem::replace(&mut self.had_link, has_link);
-        let on_link = self.addresses_on_link();
         let before = mem::replace(&mut self.on_link, on_link);
         let gone = before.difference(&self.on_link).copied();
         let mut told: Vec<Notice> = gone.map(Notice::ServiceAddressRemoved).collect();
