@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::defaults::{Allocations, nth};
-use crate::object::{Change, Key, Object};
+use crate::object::{Change, Key, Object, Template};
 use crate::options::Options;
 use crate::resource::Kind;
 use crate::selector::Scope;
@@ -28,6 +28,10 @@ pub struct Cluster {
     /// The latest resource version; woken watches read the history.
     changed: Arc<watch::Sender<u64>>,
 }
+
+/// An EndpointSlice that can be stored again: see [`Cluster::replay`].
+#[derive(Debug)]
+pub struct Recording(Template);
 
 /// Why [`Cluster::apply_yaml`] stopped. Objects before the one named stay applied.
 #[derive(Debug, thiserror::Error)]
@@ -108,13 +112,24 @@ impl Cluster {
         Ok(object.value())
     }
 
-    /// [`Self::apply`] for each of `objects` in turn, in one step: watches see all of them at once.
-    /// Ends at the first that is refused; those before it stay.
-    pub fn apply_all(&self, objects: impl IntoIterator<Item = Value>) -> Result<(), Status> {
-        self.write(|state| {
-            let mut objects = objects.into_iter();
-            objects.try_for_each(|object| state.apply(object).map(drop))
-        })
+    /// Keeps an EndpointSlice as it is now, for [`Self::replay`]. (What a Service holds, its
+    /// addresses and ports, is not allocated by being stored again.)
+    pub fn recording(&self, namespace: &str, name: &str) -> Option<Recording> {
+        let kind = Kind::EndpointSlice;
+        let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
+        Some(Recording(Template::new(kind, &object)))
+    }
+
+    /// Stores each of `recordings` in turn, in one step: watches see all of them at once. Each is
+    /// stored as it was recorded but for its resource version, which is the next; so a generation
+    /// may go back. That takes a few µs for each, where [`Self::apply`] reads, compares and
+    /// encodes.
+    pub fn replay<'a>(&self, recordings: impl IntoIterator<Item = &'a mut Recording>) {
+        let mut state = self.lock();
+        for Recording(slice) in recordings {
+            state.replay(slice);
+        }
+        self.changed.send_replace(state.version);
     }
 
     /// Applies every object of a YAML (or JSON) text: several documents, and lists. Returns how

@@ -57,7 +57,7 @@ mod tls;
 mod watch;
 mod write;
 
-pub use cluster::{ApplyError, Cluster};
+pub use cluster::{ApplyError, Cluster, Recording};
 pub use faults::{Asked, Fault, Faults, Rule};
 pub use options::{Options, WatchCache};
 pub use proxy::{Proxy, ProxyOptions, Speaks};

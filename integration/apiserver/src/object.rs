@@ -155,6 +155,22 @@ impl Object {
         serde_json::from_slice(&self.json.whole).expect("an object is stored as JSON that we wrote")
     }
 
+    /// The same content in other bytes.
+    fn with(&self, version: u64, json: Bytes, protobuf: Bytes) -> Self {
+        let encoded = |whole, as_in: &Encoded| Encoded {
+            whole,
+            body: as_in.body.clone(),
+        };
+        Self {
+            key: self.key.clone(),
+            version,
+            labels: self.labels.clone(),
+            fields: self.fields.clone(),
+            json: encoded(json, &self.json),
+            protobuf: encoded(protobuf, &self.protobuf),
+        }
+    }
+
     /// The same content at another resource version.
     pub(crate) fn at_version(&self, kind: Kind, version: u64) -> Self {
         let mut value = self.value();
@@ -163,6 +179,77 @@ impl Object {
         }
         Self::new(kind, version, &value).expect("only its version is another")
     }
+}
+
+/// An object that is stored again and again, each time under another version, and encoded but once
+/// for all versions of as many digits.
+#[derive(Debug)]
+pub(crate) struct Template {
+    kind: Kind,
+    object: Object,
+    /// Of how many digits the version in `object` is.
+    digits: usize,
+    /// Where they are.
+    in_json: Range<usize>,
+    in_protobuf: Range<usize>,
+}
+
+impl Template {
+    pub(crate) fn new(kind: Kind, object: &Object) -> Self {
+        Self::of_digits(kind, object, digits(object.version))
+    }
+
+    /// Where the version is, two that share no digit tell. (A version has 63 bits, as in etcd: 19
+    /// digits at most.)
+    fn of_digits(kind: Kind, object: &Object, digits: usize) -> Self {
+        let of = |digit: u64| (0..digits).fold(0, |number, _| 10 * number + digit);
+        let (ones, twos) = (
+            object.at_version(kind, of(1)),
+            object.at_version(kind, of(2)),
+        );
+        Self {
+            kind,
+            digits,
+            in_json: difference(&ones.json.whole, &twos.json.whole),
+            in_protobuf: difference(&ones.protobuf.whole, &twos.protobuf.whole),
+            object: ones,
+        }
+    }
+
+    pub(crate) fn at_version(&mut self, version: u64) -> Object {
+        let text = version.to_string();
+        if text.len() != self.digits {
+            *self = Self::of_digits(self.kind, &self.object, text.len());
+        }
+        let with = |encoded: &Encoded, at: &Range<usize>| {
+            let mut bytes = encoded.whole.to_vec();
+            if let Some(place) = bytes.get_mut(at.clone()) {
+                place.copy_from_slice(text.as_bytes());
+            }
+            Bytes::from(bytes)
+        };
+        self.object.with(
+            version,
+            with(&self.object.json, &self.in_json),
+            with(&self.object.protobuf, &self.in_protobuf),
+        )
+    }
+}
+
+fn digits(number: u64) -> usize {
+    number.to_string().len()
+}
+
+/// From the first byte that differs to the last.
+fn difference(a: &[u8], b: &[u8]) -> Range<usize> {
+    let mut differing = a
+        .iter()
+        .zip(b)
+        .enumerate()
+        .filter(|(_, (a, b))| a != b)
+        .map(|(at, _)| at);
+    let first = differing.next().unwrap_or_default();
+    first..differing.next_back().unwrap_or(first) + 1
 }
 
 #[cfg(test)]
@@ -191,5 +278,40 @@ mod tests {
             later.value().pointer("/metadata/resourceVersion"),
             Some(&json!("9"))
         );
+    }
+
+    #[test]
+    fn a_template_is_the_object_at_any_version() {
+        // The version stands elsewhere, too.
+        let given = json!({
+            "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
+            "metadata": {
+                "name": "a-7", "namespace": "b", "resourceVersion": "7", "labels": { "c": "7" },
+                "annotations": { "resourceVersion": "7", "d": "\"resourceVersion\":\"7\"" },
+            },
+            "ports": [{ "name": "", "protocol": "TCP", "port": 7 }],
+            "endpoints": [{ "addresses": ["10.0.0.7"], "conditions": {} }],
+        });
+        let kind = Kind::EndpointSlice;
+        let object = Object::new(kind, 7, &given).unwrap();
+        let mut template = Template::new(kind, &object);
+        for version in [
+            8,
+            1,
+            9,
+            10,
+            99,
+            12_345,
+            3,
+            1_000_000,
+            1_234_567,
+            u64::MAX >> 1,
+        ] {
+            let (is, wanted) = (
+                template.at_version(version),
+                object.at_version(kind, version),
+            );
+            assert_eq!(format!("{is:?}"), format!("{wanted:?}"));
+        }
     }
 }

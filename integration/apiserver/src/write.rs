@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cluster::State;
 use crate::defaults;
-use crate::object::{Key, Object};
+use crate::object::{Key, Object, Template};
 use crate::resource::Kind;
 use crate::status::Status;
 
@@ -97,6 +97,12 @@ impl State {
         let object = Arc::new(held.at_version(kind, self.version + 1));
         self.record(kind, object.clone(), true);
         Ok(object)
+    }
+
+    /// See [`crate::Cluster::replay`].
+    pub(crate) fn replay(&mut self, slice: &mut Template) {
+        let object = slice.at_version(self.version + 1);
+        self.record(Kind::EndpointSlice, Arc::new(object), false);
     }
 
     /// Completes and keeps `object`. What changes nothing makes no new version and wakes no watch.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use apiserver::Cluster;
+use anyhow::{Context as _, Result, bail};
+use apiserver::{Cluster, Recording};
 use serde_json::{Value, json};
 
 /// An EndpointSlice of `service`, of the family IPv4, ready all.
@@ -42,46 +42,62 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Begins, with so many changes a second at most, and of 1,000 and more a hundred at once.
-    /// `web`'s endpoint changes every 300 ms.
+    /// Begins, with so many changes a second at most. `web`'s endpoint changes every 300 ms.
     pub(crate) fn start(objects: Cluster, crowd: usize, rate: u32) -> Self {
+        Self::of(objects, rate, move |to, number| {
+            if crowd == 0 {
+                thread::sleep(Duration::from_millis(20));
+                return Ok(0);
+            }
+            apply(to, of_crowd(number, u32::try_from(crowd)?))?;
+            Ok(1)
+        })
+    }
+
+    /// As [`Self::start`], with more changes than could be encoded one by one: those that were
+    /// recorded ([`record_crowd`]) in turn, a hundred at once.
+    pub(crate) fn replay(objects: Cluster, mut recorded: Vec<Recording>, rate: u32) -> Self {
+        const AT_ONCE: usize = 100;
+        let chunks = recorded.len().div_ceil(AT_ONCE).max(1);
+        let mut turn = 0;
+        Self::of(objects, rate, move |to, _| {
+            let slices = recorded.chunks_mut(AT_ONCE).nth(turn % chunks);
+            let slices = slices.context("nothing was recorded")?;
+            turn += 1;
+            to.replay(&mut *slices);
+            Ok(u32::try_from(slices.len())?)
+        })
+    }
+
+    /// `step` makes changes, from the one of that number on, and says how many.
+    fn of(
+        objects: Cluster,
+        rate: u32,
+        mut step: impl FnMut(&Cluster, u32) -> Result<u32> + Send + 'static,
+    ) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let made = Arc::new(AtomicUsize::new(0));
-        let (over, count, to) = (Arc::clone(&is_over), Arc::clone(&made), objects);
-        let at_once = if rate < 1_000 { 1 } else { 100 };
+        let (over, count) = (Arc::clone(&is_over), Arc::clone(&made));
         let run = move || -> Result<()> {
-            let crowd = u32::try_from(crowd)?;
             let began = Instant::now();
             let mut moved = Instant::now();
             let mut is_less = false;
             let mut number: u32 = 0;
             while !over.load(Ordering::Relaxed) {
-                let done = if moved.elapsed() > Duration::from_millis(300) {
+                if moved.elapsed() > Duration::from_millis(300) {
                     moved = Instant::now();
                     is_less = !is_less;
+                    apply(&objects, slice("web", &web(is_less)))?;
                     number += 1;
-                    to.apply_all([slice("web", &web(is_less))])
-                } else if crowd > 0 {
-                    let first = number;
-                    number += at_once;
-                    // Each is made as it is applied: many at once are memory that is new each time.
-                    to.apply_all((first..number).map(|change| of_crowd(change, crowd)))
                 } else {
-                    thread::sleep(Duration::from_millis(20));
-                    continue;
-                };
-                if let Err(status) = done {
-                    bail!("a change was refused: {status:?}");
+                    number += step(&objects, number)?;
                 }
                 count.store(usize::try_from(number)?, Ordering::Relaxed);
                 let due = Duration::from_secs(1) / rate * number;
                 thread::sleep(due.saturating_sub(began.elapsed()));
             }
             // All there, in the end.
-            match to.apply(slice("web", &web(false))) {
-                Ok(_) => Ok(()),
-                Err(status) => bail!("the last change was refused: {status:?}"),
-            }
+            apply(&objects, slice("web", &web(false)))
         };
         Self {
             is_over,
@@ -118,6 +134,27 @@ impl Drop for Churn {
             let _ = thread.join();
         }
     }
+}
+
+fn apply(to: &Cluster, slice: Value) -> Result<()> {
+    match to.apply(slice) {
+        Ok(_) => Ok(()),
+        Err(status) => bail!("a change was refused: {status:?}"),
+    }
+}
+
+/// Gives each Service of a crowd some endpoints, one after the other, for [`Churn::replay`].
+pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Recording>> {
+    /// So many endpoints a Service has in turn.
+    const ENDPOINTS: u32 = 5;
+    let crowd = u32::try_from(crowd)?;
+    let record = |number| -> Result<Recording> {
+        apply(objects, of_crowd(number, crowd))?;
+        let name = format!("crowd-{}-ipv4", number % crowd);
+        let recording = objects.recording("default", &name);
+        recording.context("what was applied is there")
+    };
+    (0..ENDPOINTS * crowd).map(record).collect()
 }
 
 /// The change of that number: each Service of the crowd gets another endpoint in turn.

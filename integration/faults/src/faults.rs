@@ -160,7 +160,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     source::silent, "silent watch", ONLY_IPVS, NEVER, anywhere,
         "The watches say nothing more and stay open. After 90 s without a word, not even a bookmark, they are opened anew.";
     source::flood, "10,000 changes a second", OF_EACH_KIND, ONLY_IPVS, anywhere,
-        "EndpointSlices change as fast as the API server of the lab can, up to 10,000 a second, for a minute. The last state is then in the kernel soon.";
+        "So many EndpointSlices change, of 1,000 Services, for a minute; where the lab's API server cannot tell as many, the row says so. The last state is then in the kernel soon.";
     source::all_endpoints, "10,000 endpoints at once", OF_EACH_KIND, NEVER, anywhere,
         "One Service with 10,000 endpoints, all of which are replaced by others at once. Those that go still answer, as pods do that end well.";
 };
