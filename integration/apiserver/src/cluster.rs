@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::defaults::{Allocations, nth};
-use crate::object::{Change, Key, Object, Template};
+use crate::object::{Change, Key, Object, Recording};
 use crate::options::Options;
 use crate::resource::Kind;
 use crate::selector::Scope;
@@ -28,10 +28,6 @@ pub struct Cluster {
     /// The latest resource version; woken watches read the history.
     changed: Arc<watch::Sender<u64>>,
 }
-
-/// An EndpointSlice that can be stored again: see [`Cluster::replay`].
-#[derive(Debug)]
-pub struct Recording(Template);
 
 /// Why [`Cluster::apply_yaml`] stopped. Objects before the one named stay applied.
 #[derive(Debug, thiserror::Error)]
@@ -117,19 +113,19 @@ impl Cluster {
     pub fn recording(&self, namespace: &str, name: &str) -> Option<Recording> {
         let kind = Kind::EndpointSlice;
         let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
-        Some(Recording(Template::new(kind, &object)))
+        Some(Recording::new(kind, &object))
     }
 
     /// Stores each of `recordings` in turn, in one step: watches see all of them at once. Each is
     /// stored as it was recorded but for its resource version, which is the next; so a generation
-    /// may go back. That takes a few µs for each, where [`Self::apply`] reads, compares and
-    /// encodes.
+    /// may go back. It is for more changes a second than [`Self::apply`] could read, compare and
+    /// encode.
     pub fn replay<'a>(&self, recordings: impl IntoIterator<Item = &'a mut Recording>) {
-        let mut state = self.lock();
-        for Recording(slice) in recordings {
-            state.replay(slice);
-        }
-        self.changed.send_replace(state.version);
+        self.write(|state| {
+            for slice in recordings {
+                state.replay(slice);
+            }
+        });
     }
 
     /// Applies every object of a YAML (or JSON) text: several documents, and lists. Returns how
@@ -200,10 +196,8 @@ impl Cluster {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn write<T>(
-        &self,
-        edit: impl FnOnce(&mut State) -> Result<T, Status>,
-    ) -> Result<T, Status> {
+    /// Edits, and wakes the watches if that made a version.
+    pub(crate) fn write<T>(&self, edit: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let result = edit(&mut state);
         self.changed

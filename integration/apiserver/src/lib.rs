@@ -57,8 +57,9 @@ mod tls;
 mod watch;
 mod write;
 
-pub use cluster::{ApplyError, Cluster, Recording};
+pub use cluster::{ApplyError, Cluster};
 pub use faults::{Asked, Fault, Faults, Rule};
+pub use object::Recording;
 pub use options::{Options, WatchCache};
 pub use proxy::{Proxy, ProxyOptions, Speaks};
 pub use request::{Answer, Credentials, Request};

@@ -181,22 +181,20 @@ impl Object {
     }
 }
 
-/// An object that is stored again and again, each time under another version, and encoded but once
-/// for all versions of as many digits.
+/// An object that can be stored again and again, each time under another version: see
+/// [`crate::Cluster::replay`]. It is encoded but once for all versions of as many digits.
 #[derive(Debug)]
-pub(crate) struct Template {
+pub struct Recording {
     kind: Kind,
     object: Object,
-    /// Of how many digits the version in `object` is.
-    digits: usize,
-    /// Where they are.
+    /// Where the digits of the version are.
     in_json: Range<usize>,
     in_protobuf: Range<usize>,
 }
 
-impl Template {
+impl Recording {
     pub(crate) fn new(kind: Kind, object: &Object) -> Self {
-        Self::of_digits(kind, object, digits(object.version))
+        Self::of_digits(kind, object, object.version.to_string().len())
     }
 
     /// Where the version is, two that share no digit tell. (A version has 63 bits, as in etcd: 19
@@ -207,25 +205,29 @@ impl Template {
             object.at_version(kind, of(1)),
             object.at_version(kind, of(2)),
         );
+        let place = |ones: &Encoded, twos: &Encoded| {
+            let mut pairs = ones.whole.iter().zip(&twos.whole);
+            let first = pairs.position(|(one, two)| one != two);
+            let first = first.expect("what is stored says its version");
+            first..first + digits
+        };
         Self {
             kind,
-            digits,
-            in_json: difference(&ones.json.whole, &twos.json.whole),
-            in_protobuf: difference(&ones.protobuf.whole, &twos.protobuf.whole),
+            in_json: place(&ones.json, &twos.json),
+            in_protobuf: place(&ones.protobuf, &twos.protobuf),
             object: ones,
         }
     }
 
     pub(crate) fn at_version(&mut self, version: u64) -> Object {
         let text = version.to_string();
-        if text.len() != self.digits {
+        if text.len() != self.in_json.len() {
             *self = Self::of_digits(self.kind, &self.object, text.len());
         }
         let with = |encoded: &Encoded, at: &Range<usize>| {
             let mut bytes = encoded.whole.to_vec();
-            if let Some(place) = bytes.get_mut(at.clone()) {
-                place.copy_from_slice(text.as_bytes());
-            }
+            let place = bytes.get_mut(at.clone()).expect("it is of these bytes");
+            place.copy_from_slice(text.as_bytes());
             Bytes::from(bytes)
         };
         self.object.with(
@@ -234,22 +236,6 @@ impl Template {
             with(&self.object.protobuf, &self.in_protobuf),
         )
     }
-}
-
-fn digits(number: u64) -> usize {
-    number.to_string().len()
-}
-
-/// From the first byte that differs to the last.
-fn difference(a: &[u8], b: &[u8]) -> Range<usize> {
-    let mut differing = a
-        .iter()
-        .zip(b)
-        .enumerate()
-        .filter(|(_, (a, b))| a != b)
-        .map(|(at, _)| at);
-    let first = differing.next().unwrap_or_default();
-    first..differing.next_back().unwrap_or(first) + 1
 }
 
 #[cfg(test)]
@@ -281,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_is_the_object_at_any_version() {
+    fn a_recording_is_the_object_at_any_version() {
         // The version stands elsewhere, too.
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
@@ -294,7 +280,7 @@ mod tests {
         });
         let kind = Kind::EndpointSlice;
         let object = Object::new(kind, 7, &given).unwrap();
-        let mut template = Template::new(kind, &object);
+        let mut recording = Recording::new(kind, &object);
         for version in [
             8,
             1,
@@ -308,7 +294,7 @@ mod tests {
             u64::MAX >> 1,
         ] {
             let (is, wanted) = (
-                template.at_version(version),
+                recording.at_version(version),
                 object.at_version(kind, version),
             );
             assert_eq!(format!("{is:?}"), format!("{wanted:?}"));

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cluster::State;
 use crate::defaults;
-use crate::object::{Key, Object, Template};
+use crate::object::{Key, Object, Recording};
 use crate::resource::Kind;
 use crate::status::Status;
 
@@ -100,7 +100,7 @@ impl State {
     }
 
     /// See [`crate::Cluster::replay`].
-    pub(crate) fn replay(&mut self, slice: &mut Template) {
+    pub(crate) fn replay(&mut self, slice: &mut Recording) {
         let object = slice.at_version(self.version + 1);
         self.record(Kind::EndpointSlice, Arc::new(object), false);
     }

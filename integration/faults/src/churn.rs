@@ -24,11 +24,15 @@ pub(crate) fn slice(service: &str, addresses: &[String]) -> Value {
         .collect();
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-        "metadata": {"name": format!("{service}-ipv4"), "namespace": "default",
+        "metadata": {"name": name_of_slice(service), "namespace": "default",
                      "labels": {"kubernetes.io/service-name": service}},
         "ports": [{"name": "", "protocol": "TCP", "port": 8080}],
         "endpoints": endpoints,
     })
+}
+
+fn name_of_slice(service: &str) -> String {
+    format!("{service}-ipv4")
 }
 
 /// Changes under way: `web` loses one of its endpoints and gets it back, and the crowd, if there is
@@ -150,7 +154,7 @@ pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Record
     let crowd = u32::try_from(crowd)?;
     let record = |number| -> Result<Recording> {
         apply(objects, of_crowd(number, crowd))?;
-        let name = format!("crowd-{}-ipv4", number % crowd);
+        let name = name_of_slice(&member(number, crowd));
         let recording = objects.recording("default", &name);
         recording.context("what was applied is there")
     };
@@ -160,10 +164,12 @@ pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Record
 /// The change of that number: each Service of the crowd gets another endpoint in turn.
 fn of_crowd(number: u32, crowd: u32) -> Value {
     let last = 10 + number / crowd % 200;
-    slice(
-        &format!("crowd-{}", number % crowd),
-        &[format!("10.244.2.{last}")],
-    )
+    slice(&member(number, crowd), &[format!("10.244.2.{last}")])
+}
+
+/// The Service that the change of that number is of.
+fn member(number: u32, crowd: u32) -> String {
+    format!("crowd-{}", number % crowd)
 }
 
 fn web(is_less: bool) -> Vec<String> {
