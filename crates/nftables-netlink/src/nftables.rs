@@ -1,6 +1,8 @@
 //! The calls: one transaction at a time, and reading what is there.
 
-use std::io;
+use std::collections::HashSet;
+use std::time::Duration;
+use std::{io, thread};
 
 use netlink_batch::{Answers, Connection, Malformed, Protocol, Refusal, Writer};
 
@@ -16,6 +18,10 @@ use crate::wire::{chain, command, elements, message, rule, set};
 
 /// How often the kernel may say that it has to begin anew.
 const RESTARTS: u32 = 8;
+/// How often the elements of a set are read whose table is being resized.
+const DUMPS: u32 = 8;
+/// Before the second time; doubled before each further one.
+const RESIZING: Duration = Duration::from_millis(2);
 
 /// The kernel's tables, in the network namespace of the thread that opened it.
 ///
@@ -236,6 +242,12 @@ impl Nftables {
     }
 
     /// The elements of a set.
+    ///
+    /// A hash table that grows or shrinks on its own (`rhashtable`), as it does for a while after many
+    /// elements came or went, changes no generation, so the kernel flags no such dump. But it goes on
+    /// after each datagram by how many elements it has told (`nf_tables_dump_set`), in what is
+    /// another order by then: for each that it leaves out it tells another one twice. So a dump with
+    /// an element twice is read again.
     pub(crate) fn elements_of(
         &mut self,
         family: Family,
@@ -243,16 +255,27 @@ impl Nftables {
         set: &str,
         meanwhile: Meanwhile,
     ) -> Result<Vec<Element>, Error> {
-        self.dump(
-            command::GET_ELEMENTS,
-            meanwhile,
-            |w| {
-                header(w, family as u8);
-                w.attr_str(elements::TABLE, table);
-                w.attr_str(elements::SET, set);
-            },
-            |all: &mut Vec<Element>, _, payload| decode::elements(payload, all),
-        )
+        let mut pause = RESIZING;
+        for attempt in 0..DUMPS {
+            if attempt > 0 {
+                thread::sleep(pause);
+                pause *= 2;
+            }
+            let found = self.dump(
+                command::GET_ELEMENTS,
+                meanwhile,
+                |w| {
+                    header(w, family as u8);
+                    w.attr_str(elements::TABLE, table);
+                    w.attr_str(elements::SET, set);
+                },
+                |all: &mut Vec<Element>, _, payload| decode::elements(payload, all),
+            )?;
+            if are_distinct(&found) {
+                return Ok(found);
+            }
+        }
+        Err(Error::Changing { attempts: DUMPS })
     }
 
     /// A dump.
@@ -337,6 +360,11 @@ impl Nftables {
     }
 }
 
+fn are_distinct(elements: &[Element]) -> bool {
+    let mut seen = HashSet::with_capacity(elements.len());
+    elements.iter().all(|element| seen.insert(element))
+}
+
 /// That of the kernel alone, which no C library has.
 const ERESTART: i32 = 85;
 
@@ -378,6 +406,7 @@ fn refused(prepared: &Prepared, all: Vec<(usize, Refusal)>, more: bool) -> Commi
 mod tests {
     use super::*;
     use crate::transaction::Change;
+    use crate::value::Bytes;
 
     fn told(all: &[(usize, i32)]) -> CommitError {
         let transaction = Transaction {
@@ -395,6 +424,18 @@ mod tests {
         };
         let all = all.iter().map(|(index, errno)| (*index, refusal(*errno)));
         refused(&Prepared::new(&transaction, None), all.collect(), false)
+    }
+
+    #[test]
+    fn an_element_told_twice_is_noticed() {
+        let element = |number: u8| Element::of_set(Bytes::from_slice(&[number]));
+        let end = Element {
+            ends_interval: true,
+            ..element(1)
+        };
+        assert!(are_distinct(&[]));
+        assert!(are_distinct(&[element(1), element(2), end.clone()]));
+        assert!(!are_distinct(&[element(1), end, element(2), element(1)]));
     }
 
     #[test]
