@@ -6,8 +6,9 @@
 //!                         └ settle, observe
 //! ```
 //!
-//! A redirect waits for its listening ports; one that leaves a listening port of its Service for another
-//! one waits until the right endpoints serve there. A listening port is closed once no rule leads to it.
+//! A redirect waits for its listening ports; one that leaves an open listening port for another one, of
+//! its Service or of another, waits until the right endpoints serve there. A listening port is closed
+//! once no rule leads to it.
 
 use std::mem;
 use std::net::IpAddr;

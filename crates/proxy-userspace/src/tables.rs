@@ -23,6 +23,8 @@ pub(crate) struct Tables {
     pub(crate) leftovers: Table<(), Leftovers, ()>,
     /// The numbers of the listening ports that are open.
     ports: HashMap<Listener, u16>,
+    /// These numbers: ports that are ours.
+    numbers: HashSet<(Protocol, u16)>,
     /// How many redirects that are there lead to a port.
     uses: HashMap<(Protocol, u16), usize>,
     /// Whether rules may lead to ports that are none of ours.
@@ -38,6 +40,7 @@ impl Tables {
             base: Table::new(),
             leftovers: Table::new(),
             ports: HashMap::new(),
+            numbers: HashSet::new(),
             uses: HashMap::new(),
             may_have_foreign: false,
         };
@@ -80,13 +83,19 @@ impl Tables {
 
     /// A listening port is open, and these serve there.
     pub(crate) fn opened(&mut self, listener: &Listener, port: u16, serving: Arc<Serving>) {
-        self.ports.insert(listener.clone(), port);
+        let protocol = listener.name.protocol;
+        if let Some(before) = self.ports.insert(listener.clone(), port) {
+            self.numbers.remove(&(protocol, before));
+        }
+        self.numbers.insert((protocol, port));
         self.sockets.set_actual(listener, Some(serving));
     }
 
     /// A listening port is closed.
     pub(crate) fn closed(&mut self, listener: &Listener) {
-        self.ports.remove(listener);
+        if let Some(port) = self.ports.remove(listener) {
+            self.numbers.remove(&(listener.name.protocol, port));
+        }
         self.sockets.set_actual(listener, None);
     }
 
@@ -96,8 +105,9 @@ impl Tables {
         self.uses.contains_key(&port)
     }
 
-    /// Whether a redirect would leave a listening port of its Service for another one that does not yet
-    /// serve as is wanted: it may have no endpoint, where the one that is left has.
+    /// Whether a redirect would leave a listening port of this process, be it of its Service or of the
+    /// one that had the address before, for one that does not yet serve as is wanted: it may have no
+    /// endpoint, where the one that is left has.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
         // Mostly so, and where all redirects are written at a start.
         if self.sockets.pending_len() == 0 {
@@ -108,20 +118,19 @@ impl Tables {
         else {
             return false;
         };
-        let of_owner = Way::ALL.map(|way| {
-            let name = owner.clone();
-            Listener { name, way }
-        });
-        let at = |port: u16| {
-            let mut of_owner = of_owner.iter();
-            of_owner.find(|listener| port != 0 && self.port(listener) == port)
+        let is_ours = |port: u16| self.numbers.contains(&(change.portal.protocol, port));
+        let does_not_serve = |port: u16| {
+            Way::ALL.iter().any(|way| {
+                let listener = Listener {
+                    name: owner.clone(),
+                    way: *way,
+                };
+                port != 0 && self.port(&listener) == port && self.sockets.is_pending(&listener)
+            })
         };
         let [before, after] = [before, after].map(|aim| [aim.outside, aim.pods, aim.node]);
-        before.into_iter().zip(after).any(|(before, after)| {
-            before != after
-                && at(before).is_some()
-                && at(after).is_some_and(|listener| self.sockets.is_pending(listener))
-        })
+        let mut both = before.into_iter().zip(after);
+        both.any(|(before, after)| before != after && is_ours(before) && does_not_serve(after))
     }
 
     /// The ports that rules of a process before us lead to.
@@ -129,11 +138,8 @@ impl Tables {
         if !self.may_have_foreign {
             return HashSet::new();
         }
-        let own = self.ports.iter();
-        let own = own.map(|(listener, port)| (listener.name.protocol, *port));
-        let own: HashSet<(Protocol, u16)> = own.collect();
         let used = self.uses.keys().copied();
-        let foreign: HashSet<_> = used.filter(|port| !own.contains(port)).collect();
+        let foreign: HashSet<_> = used.filter(|port| !self.numbers.contains(port)).collect();
         self.may_have_foreign = !foreign.is_empty();
         foreign
     }

@@ -562,6 +562,32 @@ fn of_two_that_want_one_address_the_older_has_it() {
 }
 
 #[test]
+fn an_address_goes_over_once_its_new_service_serves() {
+    let mut world = World::new().listed();
+    world.apply(service("older", "10.96.0.1"));
+    world.endpoints("older", &["10.244.1.2"]);
+    let mut younger = service("younger", "10.96.0.2");
+    younger.created = Some(2);
+    younger.external_ips = vec!["10.96.0.1".parse().unwrap()];
+    world.apply(younger);
+    world.sync();
+    let name = |world: &World| world.aim(Some("10.96.0.1"), 80).unwrap().name;
+    assert_eq!(&*name(&world), "default/older");
+    // At once: the younger has an open port, at which nobody serves until that is booked.
+    world.delete("older");
+    world.endpoints("younger", &["10.244.2.3"]);
+    let changes = world.model.take_changes();
+    world.mode.update(&world.model, &changes, world.now);
+    world.mode.proceed(&world.model, world.now);
+    assert_eq!(&*name(&world), "default/older");
+    world.settle();
+    let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
+    assert_eq!(&*aim.name, "default/younger");
+    assert_eq!(world.at(aim.outside).2, ["10.244.2.3:8080"]);
+    assert_eq!(world.kernel.state().open.len(), 1, "the older's is closed");
+}
+
+#[test]
 fn without_knowing_the_rules_nothing_is_opened() {
     let kernel = FakeKernel::new(&[NODE]);
     kernel.state().unreadable = Some("busy".to_owned());
