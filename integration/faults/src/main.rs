@@ -29,7 +29,7 @@ use clap::Parser;
 use lab::Lane;
 
 use crate::document::Part;
-use crate::faults::{ALL, Fault};
+use crate::faults::{ALL, EVERY, Fault};
 use crate::mode::Mode;
 use crate::row::Row;
 use crate::stage::{Size, Stage};
@@ -111,14 +111,38 @@ fn list() {
     }
 }
 
+fn is_named(part: Option<&String>, name: &str) -> bool {
+    part.is_none_or(|part| name.contains(part.as_str()))
+}
+
+/// That there is what is asked for, before anything is booted for it.
+fn ensure_known(arguments: &Arguments) -> Result<()> {
+    for (flag, part) in [("--fault", &arguments.fault), ("--from", &arguments.from)] {
+        let mut all = ALL.iter();
+        ensure!(
+            all.any(|fault| is_named(part.as_ref(), fault.name)),
+            "{flag}={}: no fault has that in its name; --list says which there are",
+            part.as_deref().unwrap_or_default()
+        );
+    }
+    let Some(mode) = &arguments.mode else {
+        return Ok(());
+    };
+    let names: Vec<_> = EVERY.iter().map(|mode| mode.name).collect();
+    ensure!(
+        names.contains(&mode.as_str()),
+        "--mode={mode}: there are {}",
+        names.join("; ")
+    );
+    Ok(())
+}
+
 // ---- in the lab ----
 
 /// What is to be run here, in order.
 fn chosen(arguments: &Arguments) -> Vec<(&'static Fault, &'static Mode)> {
-    let is_named =
-        |of: &Option<String>, name: &str| of.as_ref().is_none_or(|part| name.contains(part));
     let mut chosen = Vec::new();
-    let first = |fault: &&Fault| !is_named(&arguments.from, fault.name);
+    let first = |fault: &&Fault| !is_named(arguments.from.as_ref(), fault.name);
     for fault in ALL
         .iter()
         .skip_while(first)
@@ -131,7 +155,7 @@ fn chosen(arguments: &Arguments) -> Vec<(&'static Fault, &'static Mode)> {
         };
         for mode in modes.iter().filter(|mode| mode.is_possible()) {
             let is_exact = arguments.mode.as_ref().is_none_or(|name| name == mode.name);
-            if is_exact && is_named(&arguments.fault, fault.name) {
+            if is_exact && is_named(arguments.fault.as_ref(), fault.name) {
                 chosen.push((fault, *mode));
             }
         }
@@ -223,6 +247,7 @@ fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) ->
 // ---- outside ----
 
 fn outside(arguments: &Arguments) -> Result<()> {
+    ensure_known(arguments)?;
     let given = lab::Options::from_env();
     if let Some(folder) = &arguments.rows {
         fs::create_dir_all(folder)?;
