@@ -223,18 +223,27 @@ impl Cleaner {
         let (destination, answerer) = (flow.original.destination, flow.reply.source);
         is_default_zone
             && self.services.is_stale(destination, answerer, node_ports)
-            && !self.is_relayed(answerer)
+            && !self.is_relayed(destination, answerer, node_ports)
     }
 
-    /// Whether a listening port of this process answers, in userspace mode: the relay itself moves what
-    /// comes there, and without its entry an answer that is under way would not be translated back.
-    fn is_relayed(&self, answerer: SocketAddr) -> bool {
-        let relayed = self.counters.with(|reader| {
-            reader
-                .relayed(self.family, Protocol::Udp, answerer.port())
-                .is_some()
-        });
-        relayed.unwrap_or_default()
+    /// Whether a listening port of this process answers, in userspace mode, and is one of a Service
+    /// that claims what the flow is sent to: the relay itself moves what comes there, and without its
+    /// entry an answer that is under way would not be translated back. Where that went over to
+    /// another Service, nothing but a new flow is redirected there.
+    fn is_relayed(
+        &self,
+        destination: SocketAddr,
+        answerer: SocketAddr,
+        node_ports: &NodePorts,
+    ) -> bool {
+        let relayed = self
+            .counters
+            .with(|reader| reader.relayed(self.family, Protocol::Udp, answerer.port()));
+        relayed.flatten().is_some_and(|relayed| {
+            let service = &relayed.name.service;
+            self.services
+                .is_claimed_by(service, destination, node_ports)
+        })
     }
 }
 
@@ -326,21 +335,42 @@ mod tests {
         }
     }
 
+    /// Services of one UDP port at one address.
+    fn claimed_by(names: &[&str]) -> UdpServices {
+        let mut services = UdpServices::default();
+        for name in names {
+            let mut model = Model::new();
+            model.apply(service(name, &[Protocol::Udp]));
+            let name = NamespacedName::new("default", name);
+            let ports = udp_ports(&model.view(&name).unwrap(), IpFamily::V4);
+            assert!(services.set(&name, ports));
+        }
+        services
+    }
+
     #[test]
-    fn what_the_relay_answers_is_not_stale() {
+    fn what_the_relay_answers_for_the_service_that_has_the_address_is_not_stale() {
         let counters = Counters::default();
-        let cleaner = Cleaner {
+        let mut cleaner = Cleaner {
             family: IpFamily::V4,
             metrics: Metrics::new(),
             counters: counters.clone(),
-            services: UdpServices::default(),
+            services: claimed_by(&["dns"]),
             is_due: Arc::default(),
             failure: None,
         };
-        let at = |port| SocketAddr::from(([10, 244, 1, 1], port));
-        assert!(!cleaner.is_relayed(at(42_209)), "no mode serves yet");
+        let is_relayed = |cleaner: &Cleaner, port: u16| {
+            let to = SocketAddr::from(([10, 96, 0, 10], 53));
+            let by = SocketAddr::from(([10, 244, 1, 1], port));
+            cleaner.is_relayed(to, by, &NodePorts::default())
+        };
+        assert!(!is_relayed(&cleaner, 42_209), "no mode serves yet");
         counters.set(Box::new(Relay(42_209)));
-        assert!(cleaner.is_relayed(at(42_209)));
-        assert!(!cleaner.is_relayed(at(8_080)));
+        assert!(is_relayed(&cleaner, 42_209));
+        assert!(!is_relayed(&cleaner, 8_080));
+        cleaner.services = claimed_by(&["dns", "other"]);
+        assert!(is_relayed(&cleaner, 42_209), "either may have it");
+        cleaner.services = claimed_by(&["other"]);
+        assert!(!is_relayed(&cleaner, 42_209), "it went over");
     }
 }

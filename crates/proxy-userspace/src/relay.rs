@@ -35,6 +35,7 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::coop::unconstrained;
 use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
@@ -248,7 +249,9 @@ async fn run(
     let shared = Rc::new(Shared::new(limits, free, counters));
     let mut ports: HashMap<u64, Port> = HashMap::new();
     let (mut limit, mut done) = (shared.limits.drain, None);
-    while let Some(order) = orders.recv().await {
+    // All that were given before, whatever their number: others have their turn after them, so that
+    // nobody comes through a rule that was written since to one who does not serve yet.
+    while let Some(order) = unconstrained(orders.recv()).await {
         match order {
             Order::OpenTcp(number, socket, serving, counters, held) => {
                 let port = Rc::new(tcp::Port::new(Balance::new(serving), counters));

@@ -124,12 +124,7 @@ impl UdpServices {
         answerer: SocketAddr,
         node_ports: &NodePorts,
     ) -> bool {
-        let node_port = node_ports
-            .contains(destination.ip())
-            .then_some(Frontend::NodePort(destination.port()));
-        let frontends = node_port
-            .into_iter()
-            .chain([Frontend::Address(destination)]);
+        let frontends = frontends_at(destination, node_ports);
         let mut is_served = false;
         for serving in frontends.flat_map(|frontend| self.serving(frontend)) {
             if serving.binary_search(&answerer).is_ok() {
@@ -138,6 +133,18 @@ impl UdpServices {
             is_served |= !serving.is_empty();
         }
         is_served
+    }
+
+    /// Whether a Service claims what is sent to `destination`.
+    pub fn is_claimed_by(
+        &self,
+        service: &NamespacedName,
+        destination: SocketAddr,
+        node_ports: &NodePorts,
+    ) -> bool {
+        frontends_at(destination, node_ports)
+            .filter_map(|frontend| self.claims.get(&frontend))
+            .any(|claimants| claimants.contains(service))
     }
 
     /// The serving endpoints of each port that claims a frontend.
@@ -149,6 +156,19 @@ impl UdpServices {
             .filter(move |port| port.frontends.contains(&frontend))
             .map(|port| port.serving.as_slice())
     }
+}
+
+/// What is sent to an address and port may be meant for each of these.
+fn frontends_at(
+    destination: SocketAddr,
+    node_ports: &NodePorts,
+) -> impl Iterator<Item = Frontend> + use<> {
+    let node_port = node_ports
+        .contains(destination.ip())
+        .then_some(Frontend::NodePort(destination.port()));
+    node_port
+        .into_iter()
+        .chain([Frontend::Address(destination)])
 }
 
 /// The frontends of ports, each once.

@@ -97,6 +97,11 @@ fn main() {
             tell: what_the_relay_carries_is_told,
             is_possible: || true,
         },
+        Story {
+            name: "a_udp_client_that_never_pauses_goes_with_the_address",
+            tell: a_udp_client_that_never_pauses_goes_with_the_address,
+            is_possible: || true,
+        },
     ];
     let without = stories! { || !has_nftables();
         USERSPACE_LEGACY, IPTABLES: "userspace_to_iptables_without_nftables",
@@ -321,5 +326,39 @@ fn what_the_relay_carries_is_told(c: &mut Cluster) -> Outcome {
         let (_, one) = ask_json(c, &["services", "default/web"])?;
         Ok(one["ports"][0]["endpoints"][1].is_null())
     })?;
+    c.stop()
+}
+
+/// An address goes over from a Service, which stays, to another one: the flows that are redirected to
+/// the port of the former would be for as long as their clients send.
+fn a_udp_client_that_never_pauses_goes_with_the_address(c: &mut Cluster) -> Outcome {
+    const PACE: Duration = Duration::from_millis(50);
+    const SHARED: &str = "192.0.2.20";
+    let [old, new] = [
+        ("old", "10.96.0.10", "10.244.1.10"),
+        ("new", "10.96.0.11", "10.244.2.10"),
+    ]
+    .map(|(name, address, endpoint)| {
+        Service::new(name, address)
+            .port(udp(53, 8080))
+            .endpoints(endpoint)
+    });
+    c.apply(&old.clone().external(SHARED))?;
+    c.apply(&new)?;
+    c.start(&["--proxy-mode=userspace"])?;
+    let open = |to: String, wait| c.outside.dial(Transport::Udp, at(&to)).timeout(wait).open();
+    let mut moved = open(format!("{SHARED}:53"), PACE)?;
+    let mut kept = open("10.96.0.10:53".to_owned(), FIRST_TRY)?;
+    c.until("both are answered", || {
+        Ok(moved.ask().is_ok() && kept.ask().is_ok())
+    })?;
+    c.apply(&old)?;
+    c.apply(&new.external(SHARED))?;
+    let took = c.until("it goes with the address", || {
+        // The other client loses nothing.
+        ensure!(kept.ask()?.who == "near", "who stays was moved, too");
+        Ok(moved.ask().is_ok_and(|answer| answer.who == "far"))
+    })?;
+    println!("    it goes with the address within {took:.0?}");
     c.stop()
 }
