@@ -8,7 +8,8 @@
 //!
 //! A redirect waits for its listening ports; one that leaves an open listening port for another one, of
 //! its Service or of another, waits until the right endpoints serve there. A listening port is closed
-//! once no rule leads to it.
+//! once no rule leads to it. Where one cannot be opened, a redirect that leads to those of other
+//! Services, which are gone, goes: theirs may be the port, or the descriptor, that is needed.
 
 use std::mem;
 use std::net::IpAddr;
@@ -169,11 +170,17 @@ impl Userspace {
                 plan.extent = Writes::Whole;
             }
         }
-        let change = |portal| Change {
-            portal,
-            before: tables.redirects.actual(&portal).cloned(),
-            after: tables.redirects.wanted(&portal).cloned(),
-            owner: tables.redirects.owner(&portal).map(|of| of.name.clone()),
+        let change = |portal| {
+            let mut change = Change {
+                portal,
+                before: tables.redirects.actual(&portal).cloned(),
+                after: tables.redirects.wanted(&portal).cloned(),
+                owner: tables.redirects.owner(&portal).map(|of| of.name.clone()),
+            };
+            if tables.is_abandoned(&change) {
+                change.after = None;
+            }
+            change
         };
         let is_ready = |change: &Change| match &change.after {
             Some(aim) => aim.is_open() && !tables.is_early(change),

@@ -23,8 +23,8 @@ pub(crate) struct Tables {
     pub(crate) leftovers: Table<(), Leftovers, ()>,
     /// The numbers of the listening ports that are open.
     ports: HashMap<Listener, u16>,
-    /// These numbers: ports that are ours.
-    numbers: HashSet<(Protocol, u16)>,
+    /// Whose these numbers are: ports that are ours.
+    numbers: HashMap<(Protocol, u16), Listener>,
     /// How many redirects that are there lead to a port.
     uses: HashMap<(Protocol, u16), usize>,
     /// Whether rules may lead to ports that are none of ours.
@@ -40,7 +40,7 @@ impl Tables {
             base: Table::new(),
             leftovers: Table::new(),
             ports: HashMap::new(),
-            numbers: HashSet::new(),
+            numbers: HashMap::new(),
             uses: HashMap::new(),
             may_have_foreign: false,
         };
@@ -87,7 +87,7 @@ impl Tables {
         if let Some(before) = self.ports.insert(listener.clone(), port) {
             self.numbers.remove(&(protocol, before));
         }
-        self.numbers.insert((protocol, port));
+        self.numbers.insert((protocol, port), listener.clone());
         self.sockets.set_actual(listener, Some(serving));
     }
 
@@ -118,7 +118,7 @@ impl Tables {
         else {
             return false;
         };
-        let is_ours = |port: u16| self.numbers.contains(&(change.portal.protocol, port));
+        let is_ours = |port: u16| self.numbers.contains_key(&(change.portal.protocol, port));
         let does_not_serve = |port: u16| {
             Way::ALL.iter().any(|way| {
                 let listener = Listener {
@@ -133,13 +133,38 @@ impl Tables {
         both.any(|(before, after)| before != after && is_ours(before) && does_not_serve(after))
     }
 
+    /// Whether a redirect leads to ports of other Services that are gone, as one that it is to lead to
+    /// could not be opened: what comes to it is not theirs, and it may be theirs that is needed.
+    pub(crate) fn is_abandoned(&self, change: &Change) -> bool {
+        let (Some(owner), Some(before), Some(after)) =
+            (&change.owner, &change.before, &change.after)
+        else {
+            return false;
+        };
+        let cannot_be_opened = |way| {
+            let name = owner.clone();
+            self.sockets.is_failing(&Listener { name, way })
+        };
+        let is_left = |port: u16| {
+            let listener = self.numbers.get(&(change.portal.protocol, port));
+            listener.is_some_and(|listener| {
+                listener.name != *owner && self.sockets.wanted(listener).is_none()
+            })
+        };
+        !after.is_open()
+            && before.ports().all(is_left)
+            && Way::ALL.into_iter().any(cannot_be_opened)
+    }
+
     /// The ports that rules of a process before us lead to.
     pub(crate) fn foreign_ports(&mut self) -> HashSet<(Protocol, u16)> {
         if !self.may_have_foreign {
             return HashSet::new();
         }
         let used = self.uses.keys().copied();
-        let foreign: HashSet<_> = used.filter(|port| !self.numbers.contains(port)).collect();
+        let foreign: HashSet<_> = used
+            .filter(|port| !self.numbers.contains_key(port))
+            .collect();
         self.may_have_foreign = !foreign.is_empty();
         foreign
     }

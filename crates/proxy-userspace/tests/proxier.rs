@@ -515,6 +515,34 @@ fn a_port_that_cannot_be_opened_is_told_and_tried_again() {
 }
 
 #[test]
+fn an_address_that_cannot_be_served_does_not_lead_to_a_service_that_is_gone() {
+    let mut world = World::new().listed();
+    world.apply(service("gone", "10.96.0.1"));
+    world.apply(service("stays", "10.96.0.3"));
+    world.endpoints("gone", &["10.244.1.2"]);
+    world.sync();
+    world.kernel.state().exhausted = Some("too many open files".to_owned());
+    world.delete("gone");
+    world.apply(service("heir", "10.96.0.1"));
+    let mut other = service("stays", "10.96.0.4");
+    other.external_ips = vec!["10.96.0.3".parse().unwrap()];
+    world.apply(other);
+    let report = world.sync();
+    assert_eq!(report.failures.len(), 1);
+    assert_eq!(world.aim(Some("10.96.0.1"), 80), None);
+    assert_eq!(world.kernel.state().open.len(), 1, "that of `gone` is free");
+    let stays = world.aim(Some("10.96.0.3"), 80).unwrap();
+    assert_eq!(&*stays.name, "default/stays");
+    assert!(world.mode.standing().pending_since.is_some());
+    world.kernel.state().exhausted = None;
+    world.now = world.mode.next_due(world.now).unwrap();
+    world.settle();
+    let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
+    assert_eq!(&*aim.name, "default/heir");
+    assert_eq!(world.mode.standing().pending_since, None);
+}
+
+#[test]
 fn where_no_port_is_left_one_is_asked_for_and_all_are_told() {
     let mut world = World::new().listed();
     world.kernel.state().exhausted = Some("address already in use".to_owned());
