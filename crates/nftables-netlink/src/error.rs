@@ -21,6 +21,19 @@ pub enum Error {
         /// How often it was tried.
         attempts: u32,
     },
+    /// The kernel resized a set while it was read, at each of several attempts: elements were told
+    /// twice, and so others left out.
+    #[error(
+        "set {set} of table {table} was resized by the kernel during each of {attempts} attempts to read it, as after very many elements came or went; nothing is wrong with it: try again later"
+    )]
+    Resizing {
+        /// The table of the set.
+        table: String,
+        /// The set.
+        set: String,
+        /// How often it was tried.
+        attempts: u32,
+    },
     /// The socket failed, a privilege is missing, or the kernel refused.
     #[error(transparent)]
     Netlink(netlink_batch::Error),
