@@ -71,7 +71,9 @@ pub(crate) fn start(
         "kubelet.yaml",
         kubelet(&state, &run, &folders.logs.join("pods").join(name)),
     )?;
-    write("resolv.conf", "nameserver 127.0.0.1\n".to_owned())?;
+    // Nobody (RFC 5737). CoreDNS, which forwards there what is not the cluster's, would ask itself at
+    // an address of loopback, and end for that.
+    write("resolv.conf", "nameserver 192.0.2.53\n".to_owned())?;
     write("kubelet.conf", control_plane.kubelet_credentials(name)?)?;
     write("node.sh", SCRIPT.to_owned())?;
     let ips: Vec<String> = node
