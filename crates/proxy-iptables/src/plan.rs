@@ -263,7 +263,8 @@ impl Plan {
         // At the head, so the last one first.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            if self.is_whole(chain) {
+            // Written apart, a chain has what was there before: its own piece tries what changes.
+            if self.manner == Manner::Together && self.is_whole(chain) {
                 continue;
             }
             let before = before.iter().flat_map(|text| text.lines()).map(Op::Delete);

@@ -555,6 +555,43 @@ fn rules_of_others_stay() {
 }
 
 #[test]
+fn what_is_written_apart_after_a_refusal_that_passes_is_whole() {
+    let mut world = World::new();
+    world.kernel.state().refused = vec!["-j MASQUERADE".to_owned()];
+    for number in 1..=3 {
+        world.apply(Event::ServiceApplied(service(number)));
+        world.apply(slice(number, [1, 2]));
+    }
+    world.sync();
+    world.kernel.state().refused.clear();
+    world.now = world.proxier.next_due(world.now).unwrap();
+    assert_eq!(world.settle().pending, 0);
+    let at_a_start = || {
+        let mut world = World::new();
+        for number in 1..=3 {
+            world.apply(Event::ServiceApplied(service(number)));
+            world.apply(slice(number, [1, 2]));
+        }
+        world.sync();
+        world.holds()
+    };
+    assert_eq!(world.holds(), at_a_start());
+    // Somebody takes the rules away, which is found with the refusal of another change.
+    world.damage(Table::Nat, "KUBE-SERVICES", Vec::clear);
+    world.apply(Event::ServiceDeleted(service(3).name));
+    world.sync();
+    for _ in 0..3 {
+        if let Some(due) = world.proxier.next_due(world.now) {
+            world.now = due.min(world.now + Duration::from_secs(2));
+        }
+        if world.settle().pending == 0 {
+            break;
+        }
+    }
+    assert_eq!(world.chain(Table::Nat, "KUBE-SERVICES").len(), 2 + 1);
+}
+
+#[test]
 fn a_service_that_is_refused_stands_alone() {
     let mut world = World::new();
     world.kernel.state().refused = vec!["-m recent".to_owned()];
