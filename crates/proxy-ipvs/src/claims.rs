@@ -304,7 +304,7 @@ impl Claims {
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         if let Some((owner, compiled)) = self.compiled(&key, tables) {
             let claim = self.with_leftovers(key, compiled, tables);
-            tables.servers.amend(&owner, &key, claim);
+            tables.servers.adjust(&owner, &key, claim);
         } else if tables.servers.wanted(&key).is_none() {
             self.drains.forget(&key);
         }
@@ -341,6 +341,6 @@ impl Claims {
             destinations,
             ..wanted
         };
-        tables.servers.amend(&owner, key, claim);
+        tables.servers.adjust(&owner, key, claim);
     }
 }

@@ -34,7 +34,7 @@ use crate::kinds::State;
 use crate::leftovers::Place;
 use crate::part::Part;
 use crate::plan::{Op, Plan};
-use crate::server::{RealServer, VirtualServerKey};
+use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};
 use crate::tables::{SET_SIZE, Tables};
 
@@ -65,6 +65,11 @@ impl Budget {
 
     pub(crate) fn is_used_up(self, ops: usize) -> bool {
         ops >= self.0
+    }
+
+    /// How many more.
+    fn left(self, ops: usize) -> usize {
+        self.0.saturating_sub(ops)
     }
 }
 
@@ -223,7 +228,7 @@ fn make(
     let members = members.into_iter();
     ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
     for (_, key) in servers {
-        make_server(tables, key, budget, &mut ops);
+        make_server(tables, key, budget, of, &mut ops);
         if budget.is_used_up(ops.len()) {
             break;
         }
@@ -275,7 +280,13 @@ fn may_lower(tables: &Tables, key: &VirtualServerKey) -> bool {
 }
 
 /// What comes is made before weights go down, so that there is a destination at all times.
-fn make_server(tables: &Tables, key: VirtualServerKey, budget: Budget, ops: &mut Vec<Op>) {
+fn make_server(
+    tables: &Tables,
+    key: VirtualServerKey,
+    budget: Budget,
+    of: &Situation<'_>,
+    ops: &mut Vec<Op>,
+) {
     let before = ops.len();
     let Some(wanted) = tables.servers.wanted(&key) else {
         return;
@@ -305,6 +316,41 @@ fn make_server(tables: &Tables, key: VirtualServerKey, budget: Budget, ops: &mut
     if may_lower(tables, &key) {
         ops.extend(lowered);
     }
+    if let Some(actual) = actual.filter(|actual| goes_on_without(tables, &key, actual, wanted, of))
+    {
+        let left = budget.left(ops.len() - before);
+        let gone = gone(actual, wanted).into_iter().take(left);
+        ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
+    }
+}
+
+/// Whether those that go do not wait for all that come any longer: some of these were tried, and
+/// refused, and others are there.
+fn goes_on_without(
+    tables: &Tables,
+    key: &VirtualServerKey,
+    actual: &VirtualServer,
+    wanted: &VirtualServer,
+    of: &Situation<'_>,
+) -> bool {
+    let serves = |real: RealServer| {
+        let there = actual.destination(real.target);
+        real.weight > 0 && there.is_some_and(|there| there.weight > 0)
+    };
+    tables.servers.is_failing(key)
+        && !tables.uncertain.contains(key)
+        && of.state.may_delete()
+        && wanted.destinations.iter().any(serves)
+}
+
+/// The destinations that go, the last ones first.
+fn gone(actual: &VirtualServer, wanted: &VirtualServer) -> Vec<Target> {
+    let targets = actual.destinations.iter().map(|real| real.target);
+    let mut gone: Vec<Target> = targets
+        .filter(|target| wanted.destination(*target).is_none())
+        .collect();
+    gone.sort_unstable_by(|one, other| other.cmp(one));
+    gone
 }
 
 /// Whether a virtual server that is not there yet has to wait for rules.
@@ -371,15 +417,8 @@ fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
             // What comes is made first.
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
-                let mut gone: Vec<Target> = actual
-                    .destinations
-                    .iter()
-                    .map(|real| real.target)
-                    .filter(|target| wanted.destination(*target).is_none())
-                    .collect();
-                gone.sort_unstable();
                 let before = ops.len();
-                for target in gone.into_iter().rev() {
+                for target in gone(actual, wanted) {
                     ops.push(Op::RemoveDestination(key, target));
                     if budget.is_used_up(ops.len() - before) {
                         break;

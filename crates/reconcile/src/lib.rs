@@ -95,6 +95,15 @@ impl<K> Pending<K> {
     }
 }
 
+/// Where another value that is claimed comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    /// From whoever claims it.
+    New,
+    /// From what was written, or was found.
+    Follows,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Retry {
     failures: u32,
@@ -201,10 +210,10 @@ where
             }
         };
         for key in before.into_iter().flatten().filter(|key| !is_kept(key)) {
-            self.set_claim(&key, owner, None);
+            self.set_claim(&key, owner, None, Wish::New);
         }
         for (key, value) in fresh {
-            self.set_claim(&key, owner, Some(value));
+            self.set_claim(&key, owner, Some(value), Wish::New);
         }
     }
 
@@ -215,16 +224,25 @@ where
 
     /// Replaces the value that `owner` claims for one key, if it claims it.
     pub fn amend(&mut self, owner: &O, key: &K, value: V) {
-        if self
-            .rows
-            .get(key)
-            .is_some_and(|row| row.owners().any(|of| of == owner))
-        {
-            self.set_claim(key, owner, Some(value));
+        if self.is_claimed_by(key, owner) {
+            self.set_claim(key, owner, Some(value), Wish::New);
         }
     }
 
-    fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>) {
+    /// The same, for a value that follows from what was written, or was found: what failed of the one
+    /// before fails with this one, too, so that its next try comes no sooner.
+    pub fn adjust(&mut self, owner: &O, key: &K, value: V) {
+        if self.is_claimed_by(key, owner) {
+            self.set_claim(key, owner, Some(value), Wish::Follows);
+        }
+    }
+
+    fn is_claimed_by(&self, key: &K, owner: &O) -> bool {
+        let row = self.rows.get(key);
+        row.is_some_and(|row| row.owners().any(|of| of == owner))
+    }
+
+    fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>, wish: Wish) {
         let (claims, is_other) = match (self.rows.entry(key.clone()), value) {
             (Entry::Vacant(_), None) => return,
             (Entry::Vacant(vacant), Some(value)) => {
@@ -248,13 +266,14 @@ where
         } else if !self.contested.is_empty() && self.contested.remove(key) {
             self.contested_version += 1;
         }
+        let is_new = is_other && wish == Wish::New;
         // What failed was the old value: the new one deserves a try at once, unless nobody knows
         // what is there.
-        if is_other && !self.is_doubted(key) {
+        if is_new && !self.is_doubted(key) {
             self.forgive(key);
         }
         self.settle(key);
-        if is_other {
+        if is_new {
             self.recount(key);
         }
     }
@@ -631,6 +650,8 @@ mod tests {
             table.fail(&1, now);
         }
         assert_eq!(table.next_retry(now), Some(now + LAST_RETRY));
+        table.adjust(&1, &1, 4);
+        assert_eq!(table.next_retry(now), Some(now + LAST_RETRY));
         table.claim(&1, [(1, 3), (2, 2)]);
         assert_eq!(due(&table, now), [1, 2]);
     }
@@ -757,6 +778,7 @@ mod tests {
         Excuse(u8),
         Claim(u8, Vec<(u8, u8)>),
         Amend(u8, u8, u8),
+        Adjust(u8, u8, u8),
         Observe(Vec<(u8, u8)>),
         SetActual(u8, Option<u8>),
         Fail(u8),
@@ -768,6 +790,7 @@ mod tests {
         prop_oneof![
             (small.clone(), pairs()).prop_map(|(o, e)| Step::Claim(o, e)),
             (small.clone(), small.clone(), 0u8..3).prop_map(|(o, k, v)| Step::Amend(o, k, v)),
+            (small.clone(), small.clone(), 0u8..3).prop_map(|(o, k, v)| Step::Adjust(o, k, v)),
             pairs().prop_map(Step::Observe),
             (small.clone(), proptest::option::of(0u8..3)).prop_map(|(k, v)| Step::SetActual(k, v)),
             small.clone().prop_map(Step::Excuse),
@@ -801,6 +824,13 @@ mod tests {
                     Step::Amend(owner, key, value) => {
                         claims.entry((key, owner)).and_modify(|v| *v = value);
                         table.amend(&owner, &key, value);
+                    }
+                    Step::Adjust(owner, key, value) => {
+                        claims.entry((key, owner)).and_modify(|v| *v = value);
+                        let was_failing = table.is_failing(&key);
+                        table.adjust(&owner, &key, value);
+                        let is_failing = table.is_failing(&key);
+                        prop_assert_eq!(is_failing, was_failing && table.is_pending(&key));
                     }
                     Step::Observe(dump) => {
                         actual = dump.iter().copied().collect();

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proxy::{Event, IpFamily, Kind, Mode as _, Target};
+use proxy::{Event, IpFamily, Kind, Mode as _, Protocol, Target};
 use proxy_ipvs::fake::FakeKernel;
 use proxy_ipvs::{Config, Op, RealServer, VirtualServerKey};
 
@@ -91,25 +91,32 @@ fn conflict() -> World {
     world
 }
 
-/// Lets time pass as the daemon does, from one timer to the next; the milliseconds at which
-/// connections were read, and of how many virtual servers.
-fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
+/// Lets time pass as the daemon does, from one timer to the next, and says how many writes failed.
+fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Duration, usize)) {
     let started = world.now;
-    let mut looks = Vec::new();
     loop {
-        world.sync();
-        let count = world.work().0.looks;
-        if count > 0 {
-            looks.push(((world.now - started).as_millis(), count));
-        }
+        let failed = world.sync().failures.len();
+        each(world, world.now - started, failed);
         let due = world.proxier.next_due(world.now);
         let Some(due) = due.filter(|due| *due <= started + lasting) else {
             world.now = started + lasting;
-            return looks;
+            return;
         };
         assert!(due > world.now, "the timer goes off without end");
         world.now = due;
     }
+}
+
+/// Lets time pass; the milliseconds at which connections were read, and of how many virtual servers.
+fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
+    let mut looks = Vec::new();
+    pass(world, lasting, |world, since, _| {
+        let count = world.work().0.looks;
+        if count > 0 {
+            looks.push((since.as_millis(), count));
+        }
+    });
+    looks
 }
 
 #[test]
@@ -331,6 +338,77 @@ fn a_destination_that_is_gone_is_not_made_again_to_be_drained() {
         world.written(),
         ["add destination 10.244.2.66:8080 to 10.96.0.10:80/TCP"]
     );
+}
+
+#[test]
+fn while_one_destination_is_refused_others_drain_and_go() {
+    let mut world = web(&["10.244.2.1", "10.244.2.2"]);
+    let refused = "add destination 10.244.2.66:8080 to 10.96.0.10:80/TCP";
+    refuse(&world, refused);
+    endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.66"]);
+    let synced = world.sync();
+    assert_eq!((synced.pending, synced.failing), (1, 1));
+    looks(&mut world, Duration::from_mins(2));
+    assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
+    world.work();
+    // It is tried less and less often, whatever becomes of others.
+    endpoints(
+        &mut world,
+        "default/web",
+        &["10.244.2.3", "10.244.2.4", "10.244.2.66"],
+    );
+    let (mut written, mut tries) = (Vec::new(), 0);
+    pass(&mut world, Duration::from_mins(2), |world, _, failed| {
+        written.extend(world.written());
+        tries += failed;
+    });
+    assert_eq!(
+        world.destinations(WEB).unwrap(),
+        ["10.244.2.3:8080=1", "10.244.2.4:8080=1"]
+    );
+    assert!((6..=12).contains(&tries), "{tries}");
+    assert_eq!(written.len(), 4, "{written:#?}");
+    // As long as none of them is there, what is there is not taken away.
+    endpoints(&mut world, "default/web", &["10.244.2.66"]);
+    looks(&mut world, Duration::from_mins(2));
+    assert_eq!(
+        world.destinations(WEB).unwrap(),
+        ["10.244.2.3:8080=0", "10.244.2.4:8080=0"]
+    );
+    world.kernel.state().refusals.clear();
+    looks(&mut world, Duration::from_mins(2));
+    assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.66:8080=1"]);
+}
+
+#[test]
+fn while_one_destination_is_refused_one_of_udp_that_is_gone_gets_nothing() {
+    let mut world = World::new();
+    let mut dns = service("default/web", "10.96.0.10", 80);
+    dns.ports[0].protocol = Protocol::Udp;
+    world.service(dns);
+    let slice_of = |pods: &[&str]| {
+        let pods: Vec<String> = pods.iter().map(|pod| format!("{pod}@node2")).collect();
+        let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+        let mut slice = slice("default/web", &pods);
+        slice.ports[0].protocol = Protocol::Udp;
+        slice
+    };
+    world.slice(slice_of(&["10.244.2.1", "10.244.2.2"]));
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    refuse(
+        &world,
+        "add destination 10.244.2.66:8080 to 10.96.0.10:80/UDP",
+    );
+    world.slice(slice_of(&["10.244.2.1", "10.244.2.66"]));
+    looks(&mut world, Duration::from_secs(5));
+    let key = VirtualServerKey {
+        protocol: Protocol::Udp,
+        ..server(WEB)
+    };
+    let there = world.kernel.state().snapshot.servers[&key].clone();
+    let there: Vec<Target> = there.destinations.iter().map(|real| real.target).collect();
+    assert_eq!(there, [at("10.244.2.1")]);
 }
 
 #[test]
