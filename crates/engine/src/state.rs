@@ -198,13 +198,15 @@ impl<K: Kinds> State<K> {
 
     // ---- the node ----
 
-    /// Takes over what the Node object says; whether anything changed.
+    /// Takes over what the Node object says; whether anything changed. One without an address, as where
+    /// it was made anew and its cloud has not named them yet, takes none away.
     pub(crate) fn learn_node(&mut self, object: Option<&Node>) -> bool {
         let family = self.node.family;
         let addresses = object.map(|node| node.addresses.as_slice());
         let mut addresses = addresses.into_iter().flatten().copied();
         let ip = self.config.node_ip();
         let ip = ip.or_else(|| addresses.find(|ip| IpFamily::of(*ip) == family));
+        let ip = ip.or(self.node.ip);
         let zone = object.and_then(|node| node.zone.clone());
         let has_changed = (self.node.ip, &self.node.zone) != (ip, &zone);
         self.node.ip = ip;

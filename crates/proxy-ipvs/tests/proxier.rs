@@ -711,6 +711,34 @@ fn the_address_given_counts_without_a_node_object() {
 }
 
 #[test]
+fn a_node_that_is_made_anew_without_addresses_admits_itself_as_before() {
+    let node = |addresses: &[&str]| proxy::Node {
+        name: "node1".into(),
+        addresses: addresses.iter().map(|at| ip(at)).collect(),
+        ..proxy::Node::default()
+    };
+    let mut world = World::new();
+    world.node(node(&["192.168.99.10"]));
+    let mut balanced = service("default/web", "10.96.0.10", 80);
+    balanced.ingress_ips = vec![ip("192.0.2.1")];
+    balanced.source_ranges = vec!["192.168.99.0/24".parse().unwrap()];
+    world.service(balanced);
+    let mut world = world.listed();
+    world.sync();
+    let admitted = |world: &World| {
+        let sources = &world.kernel.state().snapshot.sets[&Set::LoadBalancerSourceIp];
+        sources.len()
+    };
+    assert_eq!(admitted(&world), 1);
+    world.node(node(&[]));
+    world.sync();
+    assert_eq!(admitted(&world), 1, "nobody said that it has gone");
+    world.node(node(&["172.16.0.1"]));
+    world.sync();
+    assert_eq!(admitted(&world), 0, "it is another one");
+}
+
+#[test]
 fn a_refused_object_stays_pending_and_stops_nothing_else() {
     let mut world = World::new();
     world.service(service("default/bad", "10.96.0.66", 80));
