@@ -200,13 +200,19 @@ impl Claims {
         }
         let addresses = addresses.into_iter().map(|address| (address, ()));
         tables.addresses.claim(&owner, addresses);
-        if !forbidden_to_node.is_empty() || !self.forbidden_to_node.keys_of(&owner).is_empty() {
+        let mut forbidden: Vec<_> = forbidden_to_node
+            .into_iter()
+            .filter(|key| !lost.contains(key))
+            .collect();
+        forbidden.sort_unstable();
+        forbidden.dedup();
+        let mut before = self.forbidden_to_node.keys_of(&owner).to_vec();
+        before.sort_unstable();
+        // Rules name all of them: they are rendered again where these are others alone.
+        if forbidden != before {
             self.forbidden_version += 1;
-            let own = forbidden_to_node
-                .into_iter()
-                .filter(|key| !lost.contains(key));
-            self.forbidden_to_node
-                .claim(&owner, own.map(|key| (key, ())));
+            let forbidden = forbidden.into_iter().map(|key| (key, ()));
+            self.forbidden_to_node.claim(&owner, forbidden);
         }
     }
 
