@@ -173,6 +173,11 @@ impl Family {
         self.mode.is_ready()
     }
 
+    /// Whether it kept changes as it was busy, and can take them over by now.
+    pub(crate) fn is_about_to_take_in(&self) -> bool {
+        !self.changes.is_empty() && self.is_ready()
+    }
+
     /// Another mode takes over, once this one works on nothing: until then it begins only what
     /// those who are served wait for.
     pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {

@@ -201,6 +201,7 @@ impl Daemon {
         self.proceed(now);
         // What needed no write is settled already.
         if self.book(now).await? {
+            self.hand_out(now);
             self.proceed(now);
         }
         let of_node: Option<Vec<_>> = self.families.iter().map(Family::node_addresses).collect();
@@ -269,7 +270,10 @@ impl Daemon {
     /// Hands out what has changed, if a family can take it over.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
-        if can && self.model.has_changes() && now >= self.not_before {
+        // One that was busy computes what it has kept from the model of now: with a part of what that
+        // knows alone, what goes over from one Service to another would be nobody's until it is told.
+        let is_late = self.families.iter().any(Family::is_about_to_take_in);
+        if can && self.model.has_changes() && (is_late || now >= self.not_before) {
             let changes = self.model.take_changes();
             self.observed.metrics.taken(&changes);
             self.observed.metrics.note(&self.model, &changes);

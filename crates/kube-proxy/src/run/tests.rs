@@ -117,6 +117,29 @@ async fn one_family_does_not_wait_for_the_other() {
 }
 
 #[tokio::test]
+async fn a_family_that_was_busy_is_told_all_that_the_model_knows() {
+    let ((four, of_four), (six, of_six)) =
+        (Scripted::mode(IpFamily::V4), Scripted::mode(IpFamily::V6));
+    let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=10s"]), vec![four, six]);
+    let start = Instant::now();
+    let later = |seconds| start + Duration::from_secs(seconds);
+    daemon.model.apply(slice(1));
+    daemon.turn(start).await.unwrap();
+    of_six.set_ready(false);
+    daemon.model.apply(slice(2));
+    daemon.turn(later(10)).await.unwrap();
+    assert_eq!((of_four.updates(), of_six.updates()), (2, 1));
+    // An address may go over from the second to the third: the model is of both.
+    daemon.model.apply(slice(3));
+    daemon.turn(later(11)).await.unwrap();
+    assert_eq!((of_four.updates(), of_six.updates()), (2, 1));
+    of_six.set_ready(true);
+    daemon.turn(later(12)).await.unwrap();
+    assert_eq!(of_six.last_update().services.len(), 2);
+    assert_eq!((of_four.updates(), of_six.updates()), (3, 2));
+}
+
+#[tokio::test]
 async fn where_no_family_is_ready_nothing_is_due() {
     let (mode, script) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&["--ipvs-min-sync-period=0s"]), vec![mode]);
