@@ -209,7 +209,14 @@ fn make(
     servers.sort_unstable();
     begin_behind(&mut servers, last);
     let mut members = Vec::new();
-    for (set, table) in tables.all_members().filter(|(set, _)| usable.contains(set)) {
+    // Nor what refuses all others before the rules ask for those that it is to let through, unless
+    // these rules are refused: then it is better closed.
+    let are_guards_asked = !of.are_rules_pending
+        || tables.rules.is_failing(&())
+        || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
+    let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
+    let sets = tables.all_members();
+    for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
         let added = added.map(|member| (rank(table, member), set, *member));
         members.extend(added);
@@ -379,8 +386,7 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     if named.any(|set| is_uncovered(&set)) {
         return true;
     }
-    let guards = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
-    if wants(Set::LoadBalancerFirewall, by_address) && guards.iter().any(is_uncovered) {
+    if wants(Set::LoadBalancerFirewall, by_address) && GUARDS.iter().any(is_uncovered) {
         return true;
     }
     if of.claims.is_forbidden_to_node(key) {
@@ -475,13 +481,43 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
     };
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
-        let removed = sorted(table.due(of.now))
-            .into_iter()
-            .filter(|member| table.wanted(member).is_none() && !is_evidence(set, member));
+        let removed = sorted(table.due(of.now)).into_iter().filter(|member| {
+            table.wanted(member).is_none()
+                && !is_evidence(set, member)
+                && !is_taken_over(tables, set, member, of)
+        });
         ops.extend(removed.map(|member| Op::RemoveMember(set, member)));
     }
     Plan { ops }
 }
+
+/// Whether a virtual server goes on to be served by another set, or by another range of sources, which
+/// no rule asks yet: without both, it would be rejected, or its clients dropped.
+fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
+    if !of.are_rules_pending {
+        return false;
+    }
+    let Some(key) = set.virtual_server(member) else {
+        return false;
+    };
+    if tables.servers.wanted(&key).is_none() {
+        return false;
+    }
+    let by_address = Member::AddressPort(key.address, key.protocol, key.port);
+    let wants = |set: Set| tables.members(set).wanted(&by_address).is_some();
+    let mut uncovered = of.cover.uncovered.iter();
+    if GUARDS.contains(&set) {
+        // Where rules are refused, a range that was taken back is not admitted for that.
+        let is_written = !tables.rules.is_failing(&());
+        return is_written
+            && wants(Set::LoadBalancerFirewall)
+            && uncovered.any(|of| GUARDS.contains(of));
+    }
+    uncovered.any(|of| *of != set && wants(*of))
+}
+
+/// What a load balancer's firewall admits.
+const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
 /// Whether a set says by address and port that a virtual server is ours.
 fn is_named(tables: &Tables, key: &VirtualServerKey) -> bool {

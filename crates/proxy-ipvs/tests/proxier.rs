@@ -24,7 +24,8 @@ use std::time::Duration;
 use proxy::{Endpoint, Event, IpFamily, Kind, Mode as _, Protocol, ServicePort, Target};
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
-    Config, Member, Op, Part, Properties, RealServer, Rules, Set, Snapshot, VirtualServer,
+    Config, Member, Op, Part, Properties, RealServer, Rules, Set, ShimStyle, Snapshot,
+    VirtualServer,
 };
 use support::{World, ip, name, server, service, slice};
 
@@ -708,6 +709,61 @@ fn the_address_given_counts_without_a_node_object() {
     world.sync();
     let sources = &world.kernel.state().snapshot.sets[&Set::LoadBalancerSourceIp];
     assert_eq!(sources.len(), 1, "the node is within the source ranges");
+}
+
+/// With `--ipvs-shim=lean`, whose rules name no set that holds nothing.
+fn lean() -> World {
+    let config = Config {
+        shim: ShimStyle::Lean,
+        ..Config::default()
+    };
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+    kernel.state().shim = ShimStyle::Lean;
+    World::with(config, kernel)
+}
+
+/// No rules are taken from now on.
+fn refuse_rules(world: &World) {
+    let all = (0..1_000).map(|count| (format!("write {count} iptables rules"), "no".to_owned()));
+    world.kernel.state().refusals.extend(all);
+}
+
+#[test]
+fn an_address_stays_in_its_set_until_rules_ask_the_next_one() {
+    let mut world = lean();
+    let exposed = |is_local: bool| {
+        let mut exposed = service("default/web", "10.96.0.10", 80);
+        exposed.external_ips = vec![ip("198.51.100.7")];
+        exposed.external_local = is_local;
+        exposed
+    };
+    world.service(exposed(false));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    let member = Member::AddressPort(ip("198.51.100.7"), Protocol::Tcp, 80);
+    let sets = |world: &World| {
+        let held = &world.kernel.state().snapshot.sets;
+        [Set::ExternalIp, Set::ExternalIpLocal].map(|set| held[&set].contains(&member))
+    };
+    assert_eq!(sets(&world), [true, false]);
+    refuse_rules(&world);
+    for (is_local, after) in [(true, [false, true]), (false, [true, false])] {
+        world.service(exposed(is_local));
+        world.sync();
+        assert_eq!(sets(&world), [true, true], "no rule asks the other");
+        world.kernel.state().refusals.clear();
+        world.wait(Duration::from_secs(30));
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(sets(&world), after);
+        refuse_rules(&world);
+    }
+    // What is gone waits for no rule.
+    world.service(exposed(true));
+    world.sync();
+    world.delete_service("default/web");
+    world.sync();
+    assert_eq!(sets(&world), [false, false]);
 }
 
 #[test]
