@@ -90,7 +90,7 @@ pub(crate) const ALL: &[Fault] = faults! {
     ours::upgrade, "upgrade and back", BY_KERNEL, NEVER, anywhere,
         "An older binary (`BEFORE`) is replaced by this one, and this one by the older, twice.";
     ours::other_flags, "restart with other flags", ALL_IPVS, NEVER, anywhere,
-        "The scheduler and the sync period change from start to start.";
+        "The scheduler, the sync period, masquerading and the form of addresses change from start to start.";
     ours::reload, "config reload", BY_KERNEL, NEVER, anywhere,
         "The configuration file changes under the running daemon, to and fro: the scheduler, masqueradeAll, the sync period.";
     ours::crash_loop, "crash loop", BY_KERNEL, CRASHES, anywhere,

@@ -186,7 +186,7 @@ virtual server keeps it with weight 0 until its last connection has ended.",
         well("kube-proxy explain shop/drained --from 10.10.1.9", 16),
     ],
     asks: &[("client", DRAINED, "answers")],
-    after: "`services` lists the endpoints of the EndpointSlices, so that one that is gone is no longer there; `status` and `top` count it as long as it drains.
+    after: "`services` lists it as `draining`, behind those of the EndpointSlices, as long as it drains; `status` and `top` count it.
 Closed connections count for up to two minutes more, until IPVS forgets them.",
 };
 
