@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use scenarios::{Cluster, Faults, Outcome, Service, ask_json, tcp};
+use scenarios::{Cluster, Faults, Outcome, Service, ask_json, tcp, udp};
 
 const IDLE: Duration = Duration::from_secs(5);
 /// Of the processor's time.
@@ -93,5 +93,28 @@ pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
     drop(refusing);
     c.until("they go", || Ok(has_left(c)? == [false; 2]))?;
     is_idle(c, "in order again")?;
+    c.stop()
+}
+
+/// The kernel takes no broadcast address for a destination, and who may write an EndpointSlice may put one
+/// there. The others of that Service come and go all the same.
+pub(crate) fn an_endpoint_that_the_kernel_refuses_costs_nothing(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080).named("tcp"))
+        .port(udp(80, 8080).named("udp"));
+    let both = web.clone().endpoints("10.244.1.10 10.244.2.10");
+    c.apply(&both)?;
+    c.start(&[])?;
+    c.until_served(&both)?;
+    c.apply(&web.endpoints("10.244.1.10 10.244.1.255"))?;
+    for server in ["TCP 10.96.0.10:80", "UDP 10.96.0.10:80"] {
+        let took = c.until("the one that is gone is removed", || {
+            Ok(c.reals(server)? == "10.244.1.10:8080*1")
+        })?;
+        println!("    {server}: removed after {took:.1?}");
+    }
+    ensure!(c.said().contains("10.244.1.255"), "it is told");
+    is_idle(c, "with one that is refused")?;
+    c.until_answered(&c.client, "10.96.0.10:80")?;
     c.stop()
 }
