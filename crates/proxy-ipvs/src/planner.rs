@@ -212,7 +212,7 @@ fn make(
     // Nor what refuses all others before the rules ask for those that it is to let through, unless
     // these rules are refused: then it is better closed.
     let are_guards_asked = !of.are_rules_pending
-        || tables.rules.is_failing(&())
+        || !are_rules_under_way(tables, of)
         || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
@@ -508,12 +508,16 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     let mut uncovered = of.cover.uncovered.iter();
     if GUARDS.contains(&set) {
         // Where rules are refused, a range that was taken back is not admitted for that.
-        let is_written = !tables.rules.is_failing(&());
-        return is_written
+        return are_rules_under_way(tables, of)
             && wants(Set::LoadBalancerFirewall)
             && uncovered.any(|of| GUARDS.contains(of));
     }
     uncovered.any(|of| *of != set && wants(*of))
+}
+
+/// Whether nothing but time is between the rules and what they are to be.
+fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
+    of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }
 
 /// What a load balancer's firewall admits.

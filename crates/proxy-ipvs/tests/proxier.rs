@@ -766,6 +766,34 @@ fn an_address_stays_in_its_set_until_rules_ask_the_next_one() {
     assert_eq!(sets(&world), [false, false]);
 }
 
+/// The first source ranges that a node sees, while rules are refused: better closed.
+#[test]
+fn a_load_balancer_is_closed_to_others_though_rules_are_refused() {
+    let mut world = lean();
+    let balanced = |ranges: &[&str]| {
+        let mut balanced = service("default/web", "10.96.0.10", 80);
+        balanced.ingress_ips = vec![ip("192.0.2.1")];
+        balanced.source_ranges = ranges.iter().map(|net| net.parse().unwrap()).collect();
+        balanced
+    };
+    world.service(balanced(&[]));
+    world.slice(slice("default/web", &PAIR));
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    refuse_rules(&world);
+    let held = |world: &World, set: Set| world.kernel.state().snapshot.sets[&set].len();
+    world.service(balanced(&["10.0.0.0/8", "192.168.0.0/16"]));
+    world.sync();
+    assert_eq!(held(&world, Set::LoadBalancerFirewall), 1);
+    // What is taken back is not admitted any more.
+    world.service(balanced(&["192.168.0.0/16"]));
+    world.sync();
+    assert_eq!(held(&world, Set::LoadBalancerSourceCidr), 1);
+    world.kernel.state().refusals.clear();
+    world.wait(Duration::from_secs(30));
+    assert_eq!(world.sync().pending, 0);
+}
+
 #[test]
 fn a_node_that_is_made_anew_without_addresses_admits_itself_as_before() {
     let node = |addresses: &[&str]| proxy::Node {
