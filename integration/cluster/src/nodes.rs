@@ -81,11 +81,8 @@ pub(crate) fn start(
         .iter()
         .map(|net| net.addr().to_string())
         .collect();
-    let mut argv = vec![
-        "sh".to_owned(),
-        state.join("node.sh").display().to_string(),
-        name.to_owned(),
-    ];
+    let mut argv: Vec<String> = ["unshare", "--uts", "sh"].map(str::to_owned).into();
+    argv.extend([state.join("node.sh").display().to_string(), name.to_owned()]);
     argv.extend([&state, &run, &folders.logs].map(|path| path.display().to_string()));
     argv.push(ips.join(","));
     argv.push(binaries.folder().display().to_string());
