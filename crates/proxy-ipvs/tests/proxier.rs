@@ -21,7 +21,7 @@ mod takeover;
 
 use std::time::Duration;
 
-use proxy::{Endpoint, Event, IpFamily, Kind, Mode as _, Protocol, ServicePort, Target};
+use proxy::{Endpoint, Event, IpFamily, Kind, Mode as _, Protocol, Service, ServicePort, Target};
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
     Config, Member, Op, Part, Properties, RealServer, Rules, Set, ShimStyle, Snapshot,
@@ -693,6 +693,14 @@ fn rules_do_not_come_back_for_a_member_that_stays() {
     }
 }
 
+/// With a load balancer's address, which these networks may use.
+fn balanced(ranges: &[&str]) -> Service {
+    let mut balanced = service("default/web", "10.96.0.10", 80);
+    balanced.ingress_ips = vec![ip("192.0.2.1")];
+    balanced.source_ranges = ranges.iter().map(|net| net.parse().unwrap()).collect();
+    balanced
+}
+
 #[test]
 fn the_address_given_counts_without_a_node_object() {
     let config = Config {
@@ -701,10 +709,7 @@ fn the_address_given_counts_without_a_node_object() {
     };
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     let mut world = World::with(config, kernel);
-    let mut balanced = service("default/web", "10.96.0.10", 80);
-    balanced.ingress_ips = vec![ip("192.0.2.1")];
-    balanced.source_ranges = vec!["192.168.99.0/24".parse().unwrap()];
-    world.service(balanced);
+    world.service(balanced(&["192.168.99.0/24"]));
     let mut world = world.listed();
     world.sync();
     let sources = &world.kernel.state().snapshot.sets[&Set::LoadBalancerSourceIp];
@@ -770,12 +775,6 @@ fn an_address_stays_in_its_set_until_rules_ask_the_next_one() {
 #[test]
 fn a_load_balancer_is_closed_to_others_though_rules_are_refused() {
     let mut world = lean();
-    let balanced = |ranges: &[&str]| {
-        let mut balanced = service("default/web", "10.96.0.10", 80);
-        balanced.ingress_ips = vec![ip("192.0.2.1")];
-        balanced.source_ranges = ranges.iter().map(|net| net.parse().unwrap()).collect();
-        balanced
-    };
     world.service(balanced(&[]));
     world.slice(slice("default/web", &PAIR));
     let mut world = world.listed();
@@ -803,10 +802,7 @@ fn a_node_that_is_made_anew_without_addresses_admits_itself_as_before() {
     };
     let mut world = World::new();
     world.node(node(&["192.168.99.10"]));
-    let mut balanced = service("default/web", "10.96.0.10", 80);
-    balanced.ingress_ips = vec![ip("192.0.2.1")];
-    balanced.source_ranges = vec!["192.168.99.0/24".parse().unwrap()];
-    world.service(balanced);
+    world.service(balanced(&["192.168.99.0/24"]));
     let mut world = world.listed();
     world.sync();
     let admitted = |world: &World| {

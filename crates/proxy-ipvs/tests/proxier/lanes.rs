@@ -9,7 +9,7 @@ use proxy_ipvs::fake::FakeKernel;
 use super::support::{Held, READ, Slow, WRITTEN};
 use super::*;
 
-fn external(at: &str, cluster_ip: &str, address: &str) -> proxy::Service {
+fn external(at: &str, cluster_ip: &str, address: &str) -> Service {
     let mut external = service(at, cluster_ip, 80);
     external.external_ips = vec![ip(address)];
     external
