@@ -118,19 +118,16 @@ impl Tables {
         else {
             return false;
         };
-        let is_ours = |port: u16| self.numbers.contains_key(&(change.portal.protocol, port));
-        let does_not_serve = |port: u16| {
-            Way::ALL.iter().any(|way| {
-                let listener = Listener {
-                    name: owner.clone(),
-                    way: *way,
-                };
-                port != 0 && self.port(&listener) == port && self.sockets.is_pending(&listener)
-            })
-        };
+        let at = |port: u16| self.numbers.get(&(change.portal.protocol, port));
+        let is_owners = |listener: &&Listener| listener.name == *owner;
+        let does_not_serve = |listener: &Listener| self.sockets.is_pending(listener);
         let [before, after] = [before, after].map(|aim| [aim.outside, aim.pods, aim.node]);
         let mut both = before.into_iter().zip(after);
-        both.any(|(before, after)| before != after && is_ours(before) && does_not_serve(after))
+        both.any(|(before, after)| {
+            before != after
+                && at(before).is_some()
+                && at(after).filter(is_owners).is_some_and(does_not_serve)
+        })
     }
 
     /// Whether a redirect leads to ports of other Services that are gone, as one that it is to lead to
