@@ -10,7 +10,7 @@ programs = $(CARGO) build --locked --workspace --bins
 # The daemon by itself, as it is shipped: without what tests ask for of its dependencies. Last, as others may have built it with that.
 release = $(CARGO) build --locked --release $(1) && $(CARGO) build --locked --release -p kube-proxy
 
-.PHONY: help demo tour test test-kernels properties fuzz faults golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
+.PHONY: help demo tour test test-full test-kernels properties fuzz faults golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,11 @@ tour: ## Print docs/tour.md: a Service of each type, as the subcommands of kube-
 
 test: deps ## Run everything: lints, unit tests, the lab with a real IPVS kernel (LANE=B: on one with nftables, which it builds)
 	integration/test
+
+test-full: test ## What a release runs: make test, all of it on lane B, and a selection on a newer kernel
+	@LANE=B integration/deps
+	LANE=B integration/test
+	LANE=A KERNEL=6.12 integration/test selected
 
 test-kernels: ## Tests on several Linux, a row for each in docs/kernels.md: KERNELS="6.12 6.1 7.x 6.12-packaged" STEPS="netlink proxier golden scenarios"
 	@LANE=B integration/deps
