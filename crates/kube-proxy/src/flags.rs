@@ -150,9 +150,9 @@ pub struct Flags {
     #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = go::duration, allow_hyphen_values = true)]
     pub config_sync_period: Duration,
 
-    /// Kubernetes feature gates: all of 1.36 are known, and AllowServiceExternalIPs,
-    /// ComponentFlagz, ComponentStatusz, LoggingAlphaOptions, LoggingBetaOptions and
-    /// WatchListClient are heard
+    /// Kubernetes feature gates, all of 1.34 to 1.38 are known; these have an effect:
+    /// AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, KubeProxyIPVS,
+    /// LoggingAlphaOptions, LoggingBetaOptions and WatchListClient
     #[arg(long, value_name = "NAME=BOOL,...", value_parser = go::gate, allow_hyphen_values = true, value_delimiter = ',', action = ArgAction::Append)]
     pub feature_gates: Vec<(String, bool)>,
 

@@ -24,6 +24,7 @@ pub(crate) mod uses;
 use std::path::Path;
 
 use crate::flags::Flags;
+use crate::flags::gates::Gates;
 use crate::flags::unusable::UnusableFlag;
 use crate::sysctl::row::Wanted;
 use definition::{Definition, Facts, Periods};
@@ -65,6 +66,24 @@ impl ProxyMode {
                 let advice = format!("the modes of this build are: {modes}");
                 UnusableFlag::new("proxy-mode", flag, advice)
             })
+    }
+
+    /// Fails if its feature gate is off.
+    ///
+    /// # Errors
+    ///
+    /// The gate was given as false.
+    pub(crate) fn check_gate(self, gates: &Gates) -> Result<(), UnusableFlag> {
+        let gate = self.definition().gate();
+        let Some(gate) = gate.filter(|gate| gates.given(gate) == Some(false)) else {
+            return Ok(());
+        };
+        let others: Vec<&str> = self.others().map(Self::name).collect();
+        let others = others.join(", ");
+        let advice = format!(
+            "the feature gate {gate}=false turns this mode off: give one of the modes {others}, or take {gate} out"
+        );
+        Err(UnusableFlag::new("proxy-mode", self.name(), advice))
     }
 
     /// The other ones.

@@ -65,8 +65,8 @@ impl Options {
     /// A value cannot be meant.
     pub fn new(flags: &Flags) -> Result<Self, UnusableFlag> {
         let chosen = ProxyMode::read(flags)?;
-        let gates = Gates::new(flags.feature_gates.iter().cloned())
-            .map_err(|error| UnusableFlag::new("feature-gates", &error.given, error.advice))?;
+        let gates = Gates::new(flags.feature_gates.iter().cloned());
+        chosen.check_gate(&gates)?;
         let log = logging::settings::Settings::read(flags, &gates)?;
         let periods = chosen.periods(flags)?;
         check_unused(flags)?;
@@ -79,7 +79,7 @@ impl Options {
             said: Said {
                 configuration: Configuration::of(flags),
                 notes: [Vec::from_iter(modes::note_of_default(flags)), gates.notes()].concat(),
-                warnings: [warnings(flags, chosen), gates.without_effect()].concat(),
+                warnings: [warnings(flags, chosen), gates.warnings()].concat(),
             },
             process: Process::read(flags, gates, periods.min_sync.1)?,
         })

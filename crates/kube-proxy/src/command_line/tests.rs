@@ -277,6 +277,18 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
             &["ClientsAllowCARotation=false has no effect", "anew"],
         ),
         (
+            "--feature-gates=NoSuch=true,EvenLess=false",
+            &["unrecognized", "no effect: EvenLess, NoSuch", "spelling"],
+        ),
+        (
+            "--feature-gates=PodsAPI=true,SidecarContainers=false",
+            &["other components", "kube-proxy: PodsAPI, SidecarContainers"],
+        ),
+        (
+            "--feature-gates=PreferSameTrafficDistribution=false",
+            &["has no effect", "1.35 locks it to true"],
+        ),
+        (
             "--proxy-mode=ipvs --iptables-sync-period=1m",
             &["--iptables-sync-period has", "iptables mode"],
         ),
@@ -373,6 +385,27 @@ fn a_gate_that_will_be_gone_is_said_as_upstream_says_it() {
             "setting GA feature gate AllowServiceExternalIPs=false; it will be removed in a future release"
         ]
     );
+}
+
+/// From 1.40, upstream needs the gate for IPVS mode; `AllAlpha` and `AllBeta` start as well.
+#[test]
+fn gates_of_later_releases_do_not_end_the_start() {
+    let with = |gates: &str| options(&format!("--proxy-mode=ipvs --feature-gates={gates}"));
+    let ipvs = with("KubeProxyIPVS=true");
+    assert_eq!(ipvs.modes.chosen, ProxyMode::Ipvs);
+    assert_eq!((ipvs.said.warnings.len(), ipvs.said.notes.len()), (0, 1));
+    for gates in [
+        "AllAlpha=true",
+        "AllBeta=true",
+        "AllAlpha=true,AllBeta=false",
+    ] {
+        let options = with(gates);
+        assert_eq!(options.modes.chosen, ProxyMode::Ipvs, "{gates}");
+        assert_eq!(options.said.warnings, Vec::<String>::new(), "{gates}");
+    }
+    // Another mode needs no gate.
+    let other = options("--proxy-mode=nftables --feature-gates=KubeProxyIPVS=false");
+    assert_eq!(other.said.warnings, Vec::<String>::new());
 }
 
 /// One row per flag: how it is typed, in several ways, and what must come of it.
@@ -722,22 +755,16 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             &["--feature-gates", "'A'", "Name=true"],
         ),
         (
-            "--feature-gates=NoSuch=true",
-            &[
-                "'NoSuch=true' for '--feature-gates'",
-                "unrecognized feature gate: NoSuch",
-            ],
+            "--feature-gates=NoSuch=maybe",
+            &["--feature-gates", "'NoSuch=maybe'", "Name=true"],
         ),
         (
-            "--feature-gates=PreferSameTrafficDistribution=false",
-            &["--feature-gates", "feature is locked to true"],
-        ),
-        (
-            "--feature-gates=AllAlpha=true",
+            "--proxy-mode=ipvs --feature-gates=KubeProxyIPVS=false",
             &[
-                "'AllAlpha=true'",
-                "native histograms",
-                "NativeHistograms=false",
+                "'ipvs' for '--proxy-mode'",
+                "KubeProxyIPVS=false",
+                "modes iptables, nftables, userspace",
+                "take KubeProxyIPVS out",
             ],
         ),
         (

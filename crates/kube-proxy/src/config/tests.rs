@@ -278,6 +278,14 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
             &["ClientsAllowCBOR=true has no effect", "JSON"],
         ),
         (
+            "featureGates: {NoSuch: true, KubeProxyIPVS: true}",
+            &["unrecognized", "no effect: NoSuch;", "1.34 to 1.38"],
+        ),
+        (
+            "featureGates: {MultiCIDRServiceAllocator: false}",
+            &["has no effect", "1.34 locks it to true"],
+        ),
+        (
             "nftables: {masqueradeBit: 3}",
             &["nftables.masqueradeBit has", "nftables mode"],
         ),
@@ -415,15 +423,16 @@ fn errors_name_the_field_the_value_and_what_is_allowed() {
         ("conntrack: 5", &["line 3", "fields", "conntrack"]),
         ("featureGates: {A: 1}", &["line 3", "true or false"]),
         (
-            "featureGates: {NoSuch: true}",
-            &[
-                "config.conf: invalid value 'NoSuch=true' for featureGates",
-                "unrecognized feature gate: NoSuch",
-            ],
+            "featureGates: {NoSuch: maybe}",
+            &["line 3", "true or false", "NoSuch"],
         ),
         (
-            "featureGates: {MultiCIDRServiceAllocator: false}",
-            &["featureGates", "feature is locked to true"],
+            "mode: ipvs\nfeatureGates: {KubeProxyIPVS: false}",
+            &[
+                "config.conf: invalid value 'ipvs' for mode",
+                "KubeProxyIPVS=false",
+                "iptables, nftables, userspace",
+            ],
         ),
         (
             "logging: {options: {text: {splitStream: true}}}",

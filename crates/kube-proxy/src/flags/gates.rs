@@ -1,18 +1,18 @@
-//! Feature gates: which there are in Kubernetes 1.36, what was given, and what comes of it.
+//! Feature gates: those of Kubernetes 1.34 to 1.38, the ones that were given, and their effect.
 //!
-//! Upstream's kube-proxy knows every gate of Kubernetes, also those of other programs, because one
-//! `featureGates` is often written for a whole cluster: it is an error to give one that is unknown,
-//! or to give one that is locked another value. The same here; `gates/kubernetes-1.36.txt` has a
-//! line for each: its name, its stage, its default, whether it is locked, and which others it
-//! needs. (From `pkg/features`, `apiserver/pkg/features`, `apiextensions-apiserver/pkg/features`,
-//! `client-go/features` and `component-base/{logs,metrics,zpages}`, as of 1.36.2: what is linked
-//! into its kube-proxy.)
+//! One `featureGates` is often written for a whole cluster, and for several releases of it, while
+//! an upstream kube-proxy knows the gates of its own release only. This program serves clusters of
+//! all these releases: a gate that it does not read, or does not know, is a warning and never ends
+//! the start. `gates/kubernetes.txt` has a line for each gate, with its stage in each release.
 //!
-//! Few of them change what a kube-proxy does. What each of these comes to is in docs/flags.md, and
-//! in `WITHOUT_EFFECT` and `ABSENT` here.
+//! A gate that is not given has the default of the [release that this program matches](KUBERNETES),
+//! or else of the nearest release that has the gate. Few gates change what a kube-proxy does. The
+//! effect of each of them is in docs/flags.md, in [`OF_KUBE_PROXY`] and in `WITHOUT_EFFECT`.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+
+use crate::version::KUBERNETES;
 
 /// `spec.externalIPs` of Services are served (KEP-5707).
 pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
@@ -26,11 +26,51 @@ pub(crate) const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
 pub(crate) const BETA_LOGGING: &str = "LoggingBetaOptions";
 /// The first list of objects is streamed.
 pub(crate) const STREAMED_LISTS: &str = "WatchListClient";
+/// IPVS mode may be chosen (KEP-5495). Only an explicit `false` has an effect here.
+pub(crate) const IPVS_MODE: &str = "KubeProxyIPVS";
+/// NodePorts at loopback addresses in nftables mode (KEP-6032): alpha and off in 1.37, beta and on
+/// in 1.38.
+pub const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
 
-/// Gates that switch all others of a stage which are not given themselves.
+/// Gates that switch all gates of a stage which are not given themselves.
 const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
 
-/// Gates that upstream's kube-proxy reads, a value of theirs that changes nothing here, and why.
+/// Gates that an upstream kube-proxy of some release reads, itself or in its libraries.
+const OF_KUBE_PROXY: &[&str] = &[
+    EXTERNAL_IPS,
+    FLAGZ,
+    STATUSZ,
+    ALPHA_LOGGING,
+    BETA_LOGGING,
+    STREAMED_LISTS,
+    IPVS_MODE,
+    LOCALHOST_NODE_PORTS,
+    "AllAlpha",
+    "AllBeta",
+    "AtomicFIFO",
+    "CBORServingAndStorage",
+    "ClientsAllowCARotation",
+    "ClientsAllowCBOR",
+    "ClientsAllowTLSCacheGC",
+    "ClientsPreferCBOR",
+    "ContextualLogging",
+    "InOrderInformers",
+    "InOrderInformersBatchProcess",
+    "InformerResourceVersion",
+    "LoadBalancerIPMode",
+    "MultiCIDRServiceAllocator",
+    "NFTablesNetlink",
+    "NFTablesProxyMode",
+    "NativeHistograms",
+    "PreferSameTrafficDistribution",
+    "ServiceTrafficDistribution",
+    "TopologyAwareHints",
+    "UnlockWhileProcessingFIFO",
+    "WinDSR",
+    "WinOverlay",
+];
+
+/// Gates of kube-proxy with a value that changes nothing here, and the reason.
 const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ("CBORServingAndStorage", true, "no page is served as CBOR"),
     (
@@ -53,20 +93,17 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
         false,
         "lines say of which IP family they are anyway",
     ),
+    (
+        "NFTablesNetlink",
+        false,
+        "nf_tables are always read and written over netlink",
+    ),
+    (
+        "NativeHistograms",
+        true,
+        "metrics are served as text, which has classic histograms only",
+    ),
 ];
-
-/// Gates that ask for what this build has not, if they have this value, and what that is.
-const ABSENT: &[(&str, bool, &str)] = &[(
-    "NativeHistograms",
-    true,
-    "this build has no native histograms",
-)];
-
-/// Gates of later versions, and what to do.
-const LATER: &[(&str, &str)] = &[(
-    "KubeProxyIPVS",
-    "it is of Kubernetes 1.37, and ipvs mode needs no gate here: take it out",
-)];
 
 /// How far a feature has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,155 +130,126 @@ impl Stage {
     }
 }
 
-/// A gate as Kubernetes has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Known {
-    name: &'static str,
+/// The minor version of the first release in `gates/kubernetes.txt`.
+const FIRST: usize = 34;
+/// The number of releases there.
+const RELEASES: usize = 5;
+
+/// The column of the release that this program matches.
+static OWN: LazyLock<usize> = LazyLock::new(|| {
+    let minor: usize = KUBERNETES.minor.parse().unwrap_or(FIRST);
+    minor.saturating_sub(FIRST).min(RELEASES - 1)
+});
+
+/// A gate as one release has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Spec {
     stage: Stage,
     default: bool,
     is_locked: bool,
-    /// What must be on if this is.
-    needs: Vec<&'static str>,
+}
+
+impl Spec {
+    /// Reads a cell of `gates/kubernetes.txt`; `None` if the release has no such gate.
+    fn read(cell: &str) -> Option<Self> {
+        let (letter, is_locked) = match cell.strip_suffix('!') {
+            Some(letter) => (letter, true),
+            None => (cell, false),
+        };
+        let stage = match letter.to_ascii_lowercase().as_str() {
+            "a" => Stage::Alpha,
+            "b" => Stage::Beta,
+            "g" => Stage::Stable,
+            "d" => Stage::Deprecated,
+            _ => return None,
+        };
+        Some(Self {
+            stage,
+            default: letter.chars().all(char::is_uppercase),
+            is_locked,
+        })
+    }
+}
+
+/// A gate as Kubernetes has it, release by release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Known {
+    name: &'static str,
+    specs: [Option<Spec>; RELEASES],
+    /// The specification that counts here.
+    spec: Spec,
 }
 
 /// All, sorted by name.
 static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| {
-    let lines = include_str!("gates/kubernetes-1.36.txt").lines();
+    let lines = include_str!("gates/kubernetes.txt").lines();
     lines.filter_map(Known::read).collect()
 });
 
 impl Known {
-    /// Reads `NAME STAGE on|off [locked] [needs NAME,...]`.
     fn read(line: &'static str) -> Option<Self> {
-        let mut words = line.split(' ').peekable();
-        let name = words.next()?;
-        let stage = match words.next()? {
-            "alpha" => Stage::Alpha,
-            "beta" => Stage::Beta,
-            "stable" => Stage::Stable,
-            "deprecated" => Stage::Deprecated,
-            _ => return None,
-        };
-        let default = words.next()? == "on";
-        let is_locked = words.next_if_eq(&"locked").is_some();
-        let needs = match words.next() {
-            Some("needs") => words.next()?.split(',').collect(),
-            _ => Vec::new(),
-        };
-        Some(Self {
-            name,
-            stage,
-            default,
-            is_locked,
-            needs,
-        })
+        let mut words = line.split(' ');
+        let name = words.next().filter(|name| !name.starts_with('#'))?;
+        let mut specs = [None; RELEASES];
+        for spec in &mut specs {
+            *spec = Spec::read(words.next()?);
+        }
+        let there = specs.iter().enumerate();
+        let there = there.filter_map(|(at, spec)| Some((at.abs_diff(*OWN), (*spec)?)));
+        let (_, spec) = there.min_by_key(|(distance, _)| *distance)?;
+        Some(Self { name, specs, spec })
     }
 
     fn of(name: &str) -> Option<&'static Self> {
         KNOWN.iter().find(|known| known.name == name)
     }
-}
 
-/// Why gates cannot be used: what was given, and what is wrong with it and allowed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Unusable {
-    pub(crate) given: String,
-    pub(crate) advice: String,
-}
-
-impl Unusable {
-    fn new(name: &str, value: bool, advice: impl Into<String>) -> Self {
-        Self {
-            given: format!("{name}={value}"),
-            advice: advice.into(),
-        }
+    /// The first release that locks the gate to its default, as `1.35`.
+    fn locked_since(&self) -> Option<String> {
+        let is_locked = |spec: &Option<Spec>| spec.is_some_and(|spec| spec.is_locked);
+        let at = self.specs.iter().position(is_locked)?;
+        Some(format!("{}.{}", KUBERNETES.major, FIRST + at))
     }
 }
 
-/// What was given; what was not has its default.
+/// The gates that were given; the rest have their defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Gates(BTreeMap<String, bool>);
 
 impl Gates {
-    /// Fails as upstream's does, and if one asks for what this build has not. The last value of a
-    /// gate that is given twice counts.
-    pub(crate) fn new(given: impl IntoIterator<Item = (String, bool)>) -> Result<Self, Unusable> {
+    /// The last value of a gate that is given twice counts.
+    pub(crate) fn new(given: impl IntoIterator<Item = (String, bool)>) -> Self {
         let given = given.into_iter().filter(|(name, _)| !name.is_empty());
-        let gates = Self(given.collect());
-        for (name, value) in &gates.0 {
-            let Some(known) = Known::of(name) else {
-                let later = LATER.iter().find(|(later, _)| later == name);
-                let advice = later
-                    .map_or("Kubernetes 1.36 has none of that name", |(_, advice)| {
-                        advice
-                    });
-                let text = format!("unrecognized feature gate: {name}; {advice}");
-                return Err(Unusable::new(name, *value, text));
-            };
-            if known.is_locked && known.default != *value {
-                let default = known.default;
-                let text = format!(
-                    "cannot set feature gate {name} to {value}, feature is locked to {default}; take it out"
-                );
-                return Err(Unusable::new(name, *value, text));
-            }
-        }
-        for known in KNOWN.iter().filter(|known| gates.has(known)) {
-            let off: Vec<&str> = known
-                .needs
-                .iter()
-                .copied()
-                .filter(|needed| !gates.is_on(needed))
-                .collect();
-            if !off.is_empty() {
-                let text = format!(
-                    "{} is enabled, but depends on features that are disabled: {}",
-                    known.name,
-                    off.join(" ")
-                );
-                return Err(Unusable {
-                    given: gates.told(),
-                    advice: text,
-                });
-            }
-        }
-        for (name, value, what) in ABSENT {
-            if gates.is_on(name) == *value {
-                let text = format!(
-                    "{name}={value} cannot be had: {what}; give {name}={}",
-                    !value
-                );
-                return Err(Unusable {
-                    given: gates.told(),
-                    advice: text,
-                });
-            }
-        }
-        Ok(gates)
+        Self(given.collect())
     }
 
-    /// Whether a gate is on; one that nobody knows is not.
+    /// True if a gate is on; an unknown gate is off.
     pub fn is_on(&self, name: &str) -> bool {
         Known::of(name).is_some_and(|known| self.has(known))
     }
 
-    /// What a gate was given by its name; `AllBeta` gives nothing.
+    /// The value that a gate was given by its name; `AllBeta` gives none.
     pub(crate) fn given(&self, name: &str) -> Option<bool> {
         self.0.get(name).copied()
     }
 
-    /// All that Kubernetes has: their names, their stages, and whether they are on.
+    /// The gates of the release that this program matches: names, stages, and whether they are on.
     pub fn all(&self) -> impl Iterator<Item = (&'static str, Stage, bool)> {
-        KNOWN
+        let there = KNOWN
             .iter()
-            .map(|known| (known.name, known.stage, self.has(known)))
+            .filter(|known| matches!(known.specs.get(*OWN), Some(Some(_))));
+        there.map(|known| (known.name, known.spec.stage, self.has(known)))
     }
 
-    /// A line for each that was given and will be gone some day, as upstream says it.
+    /// A line for each gate of kube-proxy that was given and will be removed, as upstream logs it.
     pub(crate) fn notes(&self) -> Vec<String> {
-        let given = self.0.iter();
-        let going = given.filter_map(|(name, value)| {
-            let stage = match Known::of(name)?.stage {
+        let read = self.0.iter().filter(|(name, _)| is_of_kube_proxy(name));
+        let notes = read.filter_map(|(name, value)| {
+            if name == IPVS_MODE {
+                let text = "it has no effect: ipvs mode is always built in";
+                return value.then(|| format!("the feature gate {name}=true is given; {text}"));
+            }
+            let stage = match Known::of(name)?.spec.stage {
                 Stage::Stable => "GA",
                 Stage::Deprecated => "deprecated",
                 Stage::Alpha | Stage::Beta => return None,
@@ -250,222 +258,76 @@ impl Gates {
                 "setting {stage} feature gate {name}={value}; it will be removed in a future release"
             ))
         });
-        going.collect()
+        notes.collect()
     }
 
-    /// A line for each that was given, differs from its default, and changes nothing here, though
-    /// upstream's kube-proxy reads it.
-    pub(crate) fn without_effect(&self) -> Vec<String> {
-        let ineffective = WITHOUT_EFFECT.iter();
-        let given = ineffective.filter(|(name, value, _)| self.0.get(*name) == Some(value));
-        given
-            .map(|(name, value, why)| {
-                format!("the feature gate {name}={value} has no effect: {why}")
-            })
-            .collect()
+    /// A line for each gate of kube-proxy whose value changes nothing here, one for all gates of
+    /// other components, and one for all unknown gates.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let (mut foreign, mut unknown) = (Vec::new(), Vec::new());
+        for (name, value) in &self.0 {
+            let known = Known::of(name);
+            match known {
+                None => unknown.push(&**name),
+                Some(_) if !is_of_kube_proxy(name) => foreign.push(&**name),
+                Some(known) => {
+                    let rows = WITHOUT_EFFECT.iter();
+                    let row = rows
+                        .filter(|row| (row.0, row.1) == (name, *value))
+                        .map(|row| row.2.to_owned());
+                    let locked = known.spec.is_locked && known.spec.default != *value;
+                    let since = known.locked_since().filter(|_| locked);
+                    let locked = since.map(|since| {
+                        let default = known.spec.default;
+                        format!("Kubernetes {since} locks it to {default}; take it out")
+                    });
+                    warnings.extend(row.chain(locked).map(|why| {
+                        format!("the feature gate {name}={value} has no effect: {why}")
+                    }));
+                }
+            }
+        }
+        if !foreign.is_empty() {
+            let names = foreign.join(", ");
+            warnings.push(format!(
+                "feature gates of other components have no effect on kube-proxy: {names}"
+            ));
+        }
+        if !unknown.is_empty() {
+            let (first, last) = (FIRST, FIRST + RELEASES - 1);
+            let names = unknown.join(", ");
+            warnings.push(format!(
+                "unrecognized feature gates have no effect: {names}; Kubernetes 1.{first} to 1.{last} have none of these names, look for a \
+                 spelling mistake"
+            ));
+        }
+        warnings
     }
 
     fn has(&self, known: &Known) -> bool {
+        let Spec {
+            stage,
+            default,
+            is_locked,
+        } = known.spec;
+        if is_locked {
+            return default;
+        }
         let of_stage = || {
-            let all = OF_STAGE.iter().find(|(_, stage)| *stage == known.stage);
+            let all = OF_STAGE.iter().find(|(_, of)| *of == stage);
             let is_switch = OF_STAGE.iter().any(|(name, _)| *name == known.name);
             all.filter(|_| !is_switch)
                 .and_then(|(name, _)| self.0.get(*name))
         };
         let given = self.0.get(known.name).or_else(of_stage);
-        *given.unwrap_or(&known.default)
+        *given.unwrap_or(&default)
     }
+}
 
-    /// As they are typed.
-    fn told(&self) -> String {
-        let pairs = self.0.iter().map(|(name, value)| format!("{name}={value}"));
-        pairs.collect::<Vec<_>>().join(",")
-    }
+fn is_of_kube_proxy(name: &str) -> bool {
+    OF_KUBE_PROXY.contains(&name)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn gates(given: &str) -> Result<Gates, Unusable> {
-        let pairs = given.split(',').filter(|pair| !pair.is_empty());
-        Gates::new(pairs.map(|pair| {
-            let (name, value) = pair.split_once('=').unwrap();
-            (name.to_owned(), value == "true")
-        }))
-    }
-
-    fn refused(given: &str) -> String {
-        gates(given).unwrap_err().advice
-    }
-
-    #[test]
-    fn every_line_is_a_gate() {
-        let lines = include_str!("gates/kubernetes-1.36.txt").lines();
-        assert_eq!(KNOWN.len(), lines.count());
-        assert!(KNOWN.is_sorted_by(|one, next| one.name < next.name));
-        for known in KNOWN.iter() {
-            for needed in &known.needs {
-                let needed = Known::of(needed).unwrap();
-                assert!(!known.default || needed.default, "{known:?}");
-            }
-            assert!(known.stage != Stage::Alpha || !known.default, "{known:?}");
-        }
-    }
-
-    #[test]
-    fn the_gates_that_are_read_are_known() {
-        let read = [
-            EXTERNAL_IPS,
-            FLAGZ,
-            STATUSZ,
-            ALPHA_LOGGING,
-            BETA_LOGGING,
-            STREAMED_LISTS,
-        ];
-        let rows = WITHOUT_EFFECT.iter().chain(ABSENT);
-        let rows: Vec<_> = rows.map(|(name, value, _)| (*name, *value)).collect();
-        for name in read.into_iter().chain(rows.iter().map(|(name, _)| *name)) {
-            assert!(
-                Known::of(name).is_some_and(|known| !known.is_locked),
-                "{name}"
-            );
-        }
-        for (name, value) in rows {
-            assert_ne!(Known::of(name).unwrap().default, value, "{name}");
-        }
-        for (name, _) in LATER {
-            assert_eq!(Known::of(name), None);
-        }
-    }
-
-    /// The table for operators has the gates that are read, and says of each what Kubernetes has.
-    #[test]
-    fn the_documentation_has_every_gate_that_is_read() {
-        let text = include_str!("../../../../docs/flags.md");
-        let (_, text) = text.split_once("\n## Feature gates\n").unwrap();
-        let (text, _) = text.split_once("\n## ").unwrap();
-        let mut told = Vec::new();
-        let rows = text.lines().filter(|line| line.starts_with("| `"));
-        for row in rows {
-            let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
-            let [names, what, ..] = cells.as_slice() else {
-                panic!("{row}");
-            };
-            for name in names.split('`').skip(1).step_by(2) {
-                let known = Known::of(name).unwrap_or_else(|| panic!("{name}"));
-                assert_eq!(what.ends_with("on"), known.default, "{name}: {what}");
-                assert_eq!(
-                    what.starts_with("locked"),
-                    known.is_locked,
-                    "{name}: {what}"
-                );
-                let stage = format!("{:?}, ", known.stage).to_lowercase();
-                let has_stage = what.starts_with(&stage) || matches!(*what, "on" | "locked, on");
-                assert!(has_stage, "{name}: {what}");
-                told.push(name);
-            }
-        }
-        let read = [
-            EXTERNAL_IPS,
-            FLAGZ,
-            STATUSZ,
-            ALPHA_LOGGING,
-            BETA_LOGGING,
-            STREAMED_LISTS,
-        ];
-        let rows = WITHOUT_EFFECT.iter().chain(ABSENT).map(|(name, ..)| *name);
-        for name in read.into_iter().chain(rows) {
-            assert!(told.contains(&name), "{name}");
-        }
-        assert!(text.contains(&format!("All {} gates", KNOWN.len())));
-    }
-
-    #[test]
-    fn what_is_not_given_has_its_default() {
-        let default = gates("").unwrap();
-        assert_eq!(default, Gates::default());
-        for (name, is_on) in [
-            (EXTERNAL_IPS, true),
-            ("NFTablesProxyMode", true),
-            ("NativeHistograms", false),
-            ("AllAlpha", false),
-            ("NoSuch", false),
-        ] {
-            assert_eq!(default.is_on(name), is_on, "{name}");
-        }
-        assert!(
-            !gates("AllowServiceExternalIPs=false")
-                .unwrap()
-                .is_on(EXTERNAL_IPS)
-        );
-    }
-
-    #[test]
-    fn a_stage_is_switched_but_for_what_is_given() {
-        let of = |given: &str, name: &str| gates(given).unwrap().is_on(name);
-        assert!(!of("AllBeta=false", FLAGZ));
-        assert!(of("AllBeta=false,ComponentFlagz=true", FLAGZ));
-        // Not of the stage.
-        assert!(of("AllBeta=false,AllAlpha=false", EXTERNAL_IPS));
-        assert!(!of("AllBeta=false", "AllAlpha"));
-        assert!(of(
-            "AllAlpha=true,NativeHistograms=false",
-            "ClientsAllowCBOR"
-        ));
-    }
-
-    #[test]
-    fn what_upstream_refuses_is_refused_in_its_words() {
-        for (given, part) in [
-            ("NoSuch=true", "unrecognized feature gate: NoSuch"),
-            ("KubeProxyIPVS=true", "needs no gate here: take it out"),
-            (
-                "PreferSameTrafficDistribution=false",
-                "cannot set feature gate PreferSameTrafficDistribution to false, feature is locked to true",
-            ),
-            (
-                "DisableNodeKubeProxyVersion=false",
-                "feature is locked to true",
-            ),
-            (
-                "GangScheduling=true",
-                "GangScheduling is enabled, but depends on features that are disabled: GenericWorkload",
-            ),
-        ] {
-            let text = refused(given);
-            assert!(text.contains(part), "{given}: {text}");
-        }
-        assert!(gates("PreferSameTrafficDistribution=true").is_ok());
-    }
-
-    #[test]
-    fn what_this_build_has_not_is_refused() {
-        for given in ["NativeHistograms=true", "AllAlpha=true"] {
-            let refused = gates(given).unwrap_err();
-            assert_eq!(refused.given, given);
-            assert!(
-                refused.advice.contains("give NativeHistograms=false"),
-                "{refused:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn what_will_go_and_what_is_not_heard_is_said() {
-        let given = "AllowServiceExternalIPs=false,ClientsAllowCARotation=false,SidecarContainers=true,ComponentFlagz=false";
-        let gates = gates(given).unwrap();
-        let [external, sidecars] = &gates.notes()[..] else {
-            panic!("{:?}", gates.notes());
-        };
-        assert!(external.contains("GA feature gate AllowServiceExternalIPs=false"));
-        assert!(sidecars.contains("SidecarContainers=true"));
-        let [ineffective] = &gates.without_effect()[..] else {
-            panic!("{:?}", gates.without_effect());
-        };
-        assert!(
-            ineffective.contains("ClientsAllowCARotation=false has no effect"),
-            "{ineffective}"
-        );
-    }
-}
+mod tests;

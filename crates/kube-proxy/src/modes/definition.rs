@@ -48,6 +48,11 @@ pub(crate) trait Definition: Sync {
     /// Says in the settings that only a file has what flags say for them, where there is no file.
     fn take_flags(&self, _flags: &mut Flags) {}
 
+    /// The feature gate that refuses the mode if it is given as false.
+    fn gate(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Which addresses serve NodePorts where nothing says so.
     fn node_port_addresses(&self) -> NodePortAddresses {
         NodePortAddresses::All

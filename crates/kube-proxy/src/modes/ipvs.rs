@@ -20,6 +20,7 @@ use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
 use crate::flags::Flags;
+use crate::flags::gates::IPVS_MODE;
 use crate::metrics::of_mode::OfMode;
 use crate::metrics::restores::FailedRestores;
 use crate::sysctl;
@@ -49,6 +50,10 @@ pub(super) struct IpvsMode;
 impl Definition for IpvsMode {
     fn name(&self) -> &'static str {
         "ipvs"
+    }
+
+    fn gate(&self) -> Option<&'static str> {
+        Some(IPVS_MODE)
     }
 
     fn fields(&self) -> &'static [&'static str] {
