@@ -147,6 +147,15 @@ impl Event {
         }
     }
 
+    /// A warning on the Service that is larger than one Service may be, on every node.
+    pub fn service_too_large(service: &NamespacedName, model: &Model, line: String) -> Self {
+        let reason_and_action = ("ServiceTooLarge", "SyncProxyRules");
+        Self {
+            is_everywhere: true,
+            ..Self::service_warning(service, model, reason_and_action, line)
+        }
+    }
+
     /// A warning on the Service whose health checks this node cannot answer. Reason and action are
     /// upstream's.
     pub fn health_check_failed(

@@ -1,9 +1,11 @@
 //! Saying which external and load-balancer addresses of Services are not served, and which are the
-//! node's own: what somebody names in `spec.externalIPs` takes packets from whoever had them.
+//! node's own: what somebody names in `spec.externalIPs` takes packets from whoever had them. Also
+//! which Services are larger than one Service may be.
 //!
 //! Each is told once, in the log and as an event, few at a time: whoever may write a Service must
 //! not be able to flood either.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -12,7 +14,8 @@ use ipnet::IpNet;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use proxy::{AddressField, IpFamily, Model, NamespacedName, Refusal};
+use proxy::limits::{MAX_DESTINATIONS, MAX_FRONTENDS};
+use proxy::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal};
 use tracing::{info, warn};
 
 use crate::events::{Event, Recorder};
@@ -32,13 +35,42 @@ pub(crate) struct OfReason {
     reason: &'static str,
 }
 
-/// An external or load-balancer address that is not served as it was meant.
+/// Part of a Service that is not served as it was meant.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Contested {
     pub(crate) service: NamespacedName,
-    pub(crate) address: IpAddr,
-    field: AddressField,
-    why: Why,
+    what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum What {
+    Address(IpAddr, AddressField, Why),
+    TooLarge(Left),
+}
+
+/// The part above the limits. One for each family: how large it is makes no other one of it, so that
+/// a Service that scales is told once.
+#[derive(Debug, Clone, Copy)]
+struct Left(Excess);
+
+impl PartialEq for Left {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.family == other.0.family
+    }
+}
+
+impl Eq for Left {}
+
+impl PartialOrd for Left {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Left {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.family.cmp(&other.0.family)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,38 +81,64 @@ enum Why {
     OfNode,
 }
 
-impl Why {
-    const ALL: [&str; 4] = ["cluster-ip", "api-server", "not-allowed", "node"];
+impl What {
+    /// The reasons that the gauge has, in the order of its values.
+    const LABELS: [&str; 5] = ["cluster-ip", "api-server", "not-allowed", "node", "limit"];
 
     fn label(self) -> &'static str {
         match self {
-            Self::Refused(Refusal::ClusterIp) => "cluster-ip",
-            Self::Refused(Refusal::ApiServer(_)) => "api-server",
-            Self::Refused(Refusal::NotAllowed) => "not-allowed",
-            Self::OfNode => "node",
+            Self::Address(_, _, Why::Refused(Refusal::ClusterIp)) => "cluster-ip",
+            Self::Address(_, _, Why::Refused(Refusal::ApiServer(_))) => "api-server",
+            Self::Address(_, _, Why::Refused(Refusal::NotAllowed)) => "not-allowed",
+            Self::Address(_, _, Why::OfNode) => "node",
+            Self::TooLarge(_) => "limit",
+        }
+    }
+
+    /// For how many addresses it stands.
+    fn addresses(self) -> usize {
+        match self {
+            Self::Address(..) => 1,
+            Self::TooLarge(Left(excess)) => excess.addresses(),
         }
     }
 }
 
 impl Contested {
     pub(crate) fn family(&self) -> IpFamily {
-        IpFamily::of(self.address)
+        match self.what {
+            What::Address(address, ..) => IpFamily::of(address),
+            What::TooLarge(Left(excess)) => excess.family,
+        }
     }
 
     /// Whether it is not served.
     pub(crate) fn is_refused(&self) -> bool {
-        matches!(self.why, Why::Refused(_))
+        !matches!(self.what, What::Address(_, _, Why::OfNode))
     }
 
     /// What is not done, or done: `serve 192.0.2.1 (spec.externalIPs)`.
     pub(crate) fn object(&self) -> String {
-        format!("serve {} ({})", self.address, self.field.name())
+        match self.what {
+            What::Address(address, field, _) => format!("serve {address} ({})", field.name()),
+            What::TooLarge(Left(excess)) => format!("serve {excess}"),
+        }
     }
 
     /// Why, and what to do.
     pub(crate) fn reason(&self, model: Option<&Model>) -> String {
-        let (address, field) = (self.address, self.field.name());
-        match self.why {
+        let (address, field, why) = match self.what {
+            What::Address(address, field, why) => (address, field.name(), why),
+            What::TooLarge(Left(excess)) => {
+                return format!(
+                    "one Service may have {MAX_FRONTENDS} addresses x ports and {MAX_DESTINATIONS} addresses x ports x \
+                     endpoints in {}, of which the cluster IP comes first, then load-balancer addresses, then external \
+                     IPs, in the Service's order; split it into several Services",
+                    excess.family
+                );
+            }
+        };
+        match why {
             Why::Refused(Refusal::ClusterIp) => {
                 let owner = model.and_then(|model| model.service_at(address));
                 let owner = owner.map_or_else(
@@ -108,10 +166,11 @@ impl Contested {
     fn line(&self, model: &Model) -> String {
         let Self { service, .. } = self;
         let reason = self.reason(Some(model));
-        if self.is_refused() {
-            format!("cannot {} for Service {service}: {reason}", self.object())
-        } else {
-            format!("{} is served for Service {service}: {reason}", self.address)
+        match self.what {
+            What::Address(address, _, Why::OfNode) => {
+                format!("{address} is served for Service {service}: {reason}")
+            }
+            _ => format!("cannot {} for Service {service}: {reason}", self.object()),
         }
     }
 }
@@ -120,7 +179,7 @@ impl Contested {
 /// none.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
-    for reason in Why::ALL {
+    for reason in What::LABELS {
         drop(counts.get_or_create(&OfReason { reason }));
     }
     counts
@@ -138,11 +197,17 @@ pub(crate) fn refused(model: &Model) -> Vec<String> {
 }
 
 fn all_refused(model: &Model) -> impl Iterator<Item = Contested> {
-    model.refused_addresses().map(|(service, one)| Contested {
+    let addresses = model.refused_addresses().map(|(service, one)| {
+        let what = What::Address(one.address, one.field, Why::Refused(one.why));
+        (service, what)
+    });
+    let oversized = model.oversized();
+    let oversized = oversized.map(|(service, excess)| (service, What::TooLarge(Left(*excess))));
+    // A Service that is too large is not to be hidden behind the addresses of others.
+    let all = oversized.chain(addresses);
+    all.map(|(service, what)| Contested {
         service: service.clone(),
-        address: one.address,
-        field: one.field,
-        why: Why::Refused(one.why),
+        what,
     })
 }
 
@@ -217,15 +282,15 @@ impl ExternalAddresses {
     }
 
     fn learn(&mut self, model: &Model, now: Instant) {
-        let mut counted = [0_i64; Why::ALL.len()];
+        let mut counted = [0_usize; What::LABELS.len()];
         let mut named: HashMap<NamespacedName, usize> = HashMap::new();
         let mut known = BTreeMap::new();
         // What is served comes first: nobody is to hide it behind what is refused anyway.
         let served = on_node(model, &self.looked_at.1);
         for one in served.chain(all_refused(model)) {
-            let place = Why::ALL.iter().position(|of| *of == one.why.label());
+            let place = What::LABELS.iter().position(|of| *of == one.what.label());
             if let Some(count) = place.and_then(|at| counted.get_mut(at)) {
-                *count += 1;
+                *count += one.what.addresses();
             }
             if known.len() == KNOWN_MAX {
                 continue;
@@ -241,7 +306,8 @@ impl ExternalAddresses {
                 known.insert(one, before.unwrap_or(fresh));
             }
         }
-        for (reason, count) in Why::ALL.into_iter().zip(counted) {
+        for (reason, count) in What::LABELS.into_iter().zip(counted) {
+            let count = count.try_into().unwrap_or(i64::MAX);
             self.counts.get_or_create(&OfReason { reason }).set(count);
         }
         self.untold = known.values().filter(|known| !known.is_told).count();
@@ -266,14 +332,19 @@ impl ExternalAddresses {
             self.untold -= 1;
             let line = one.line(model);
             // Where load balancers have the nodes' addresses, that is how they are made.
-            if one.is_refused() || one.field == AddressField::ExternalIps {
-                warn!("{line}");
-                let at = (!one.is_refused()).then_some(&*self.node);
-                let event = Event::address_contested(&one.service, model, at, &line);
-                self.recorder.record(event);
-            } else {
+            if let What::Address(_, AddressField::Ingress, Why::OfNode) = one.what {
                 info!("{line}");
+                continue;
             }
+            warn!("{line}");
+            let event = match one.what {
+                What::TooLarge(_) => Event::service_too_large(&one.service, model, line),
+                What::Address(..) => {
+                    let at = (!one.is_refused()).then_some(&*self.node);
+                    Event::address_contested(&one.service, model, at, &line)
+                }
+            };
+            self.recorder.record(event);
         }
         if self.untold > 0 {
             warn!(
@@ -297,9 +368,7 @@ fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = 
             let fields = fields.into_iter().filter(|(_, all)| all.contains(address));
             fields.map(|(field, _)| Contested {
                 service: service.name.clone(),
-                address: *address,
-                field,
-                why: Why::OfNode,
+                what: What::Address(*address, field, Why::OfNode),
             })
         })
     })
@@ -312,6 +381,55 @@ mod tests {
     use proxy::{AddressRules, Event as Told, Service};
 
     use super::*;
+
+    #[test]
+    fn a_service_that_is_too_large_is_told_once_by_name() {
+        let name = NamespacedName::new("tenant", "big");
+        let service = |addresses: u8, cluster_ip: IpAddr| {
+            let hosts = (0..40).flat_map(|net| (0..addresses).map(move |host| (net, host)));
+            let external_ips = hosts.map(|(net, host)| Ipv4Addr::new(198, 51, net, host).into());
+            Told::ServiceApplied(Service {
+                external_ips: external_ips.collect(),
+                ports: [80].map(port).into_iter().collect(),
+                ..Service::at(name.clone(), [cluster_ip])
+            })
+        };
+        let (recorder, mut recorded) = Recorder::queued();
+        let now = Instant::now();
+        let counts = counts();
+        let mut addresses = ExternalAddresses::new("node1", recorder, counts.clone(), now);
+        let mut model = Model::new();
+        let limited = OfReason { reason: "limit" };
+        for (count, left) in [(200, 3_905), (250, 5_905)] {
+            model.apply(service(count, [10, 96, 0, 1].into()));
+            addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+            assert_eq!(counts.get_or_create(&limited).get(), left);
+            let told: Vec<_> = addresses.refused().collect();
+            let [(one, _)] = told[..] else {
+                panic!("{told:?}");
+            };
+            let line = one.line(&model);
+            let start = format!("cannot serve {left} of its external IPs for Service tenant/big: ");
+            assert!(line.starts_with(&start), "{line}");
+        }
+        assert!(recorded.try_recv().is_ok());
+        assert!(
+            recorded.try_recv().is_err(),
+            "it was told, though not how large it is now"
+        );
+        model.apply(service(1, [10, 96, 0, 1].into()));
+        addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+        assert_eq!(counts.get_or_create(&limited).get(), 0);
+    }
+
+    fn port(number: u16) -> proxy::ServicePort {
+        proxy::ServicePort {
+            name: "".into(),
+            protocol: proxy::Protocol::Tcp,
+            port: number,
+            node_port: None,
+        }
+    }
 
     #[test]
     fn what_is_refused_hides_nothing_that_is_served_and_all_is_told_in_time() {

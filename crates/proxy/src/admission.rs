@@ -9,14 +9,17 @@
 //!
 //! What is refused is as if it was not given; all else of the Service is served. It is asked again
 //! when a cluster IP comes or goes, so that the order of events does not matter.
+//!
+//! The rest of the Service is then cut to its [limits](crate::limits), also as if the excess was not
+//! given.
 
-use std::borrow::Cow;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 
 use hashbrown::{HashMap, HashSet};
 use ipnet::IpNet;
 
+use crate::limits::{Cut, Excess, cut, is_within};
 use crate::names::{NamespacedName, Protocol};
 use crate::object::{EndpointSlice, Service};
 use crate::owner::Rank;
@@ -89,12 +92,12 @@ pub(crate) struct Admission {
     version: u64,
 }
 
-/// A Service of which something was refused: all that it names, and what of it is not served.
+/// A Service that is not served as it was given.
 #[derive(Debug, PartialEq, Eq)]
 struct Held {
-    external_ips: Vec<IpAddr>,
-    ingress_ips: Vec<IpAddr>,
+    given: Service,
     refused: Vec<RefusedAddress>,
+    cut: Cut,
 }
 
 impl Admission {
@@ -128,26 +131,46 @@ impl Admission {
         self.refused.get(name).map_or(&[], |held| &held.refused)
     }
 
+    /// The Services that are larger than their limits, and by how much, in no order.
+    pub(crate) fn excess(&self) -> impl Iterator<Item = (&NamespacedName, &Excess)> {
+        let all = self.refused.iter();
+        all.flat_map(|(name, held)| held.cut.excess.iter().map(move |one| (name, one)))
+    }
+
+    /// True if a Service was cut.
+    pub(crate) fn has_excess(&self, name: &NamespacedName) -> bool {
+        let held = self.refused.get(name);
+        held.is_some_and(|held| held.cut != Cut::default())
+    }
+
+    /// The part of one Service that is above its limits.
+    pub(crate) fn excess_of(&self, name: &NamespacedName) -> &[Excess] {
+        self.refused.get(name).map_or(&[], |held| &held.cut.excess)
+    }
+
+    /// The EndpointSlices of a Service that are above its limits; `None` if all are served.
+    pub(crate) fn slices_left_out(
+        &self,
+        name: &NamespacedName,
+    ) -> Option<&HashSet<NamespacedName>> {
+        let held = self.refused.get(name)?;
+        (!held.cut.slices.is_empty()).then_some(&held.cut.slices)
+    }
+
     /// The Services that name an address as an external or load-balancer address, in no order.
     pub(crate) fn asking(&self, address: IpAddr) -> impl Iterator<Item = &NamespacedName> {
         self.asked.get(&address).into_iter().flatten()
     }
 
     /// A Service as it was given, of which this is what is served.
-    pub(crate) fn as_given<'a>(&self, served: &'a Service) -> Cow<'a, Service> {
-        let Some(held) = self.refused.get(&served.name) else {
-            return Cow::Borrowed(served);
-        };
-        Cow::Owned(Service {
-            external_ips: held.external_ips.clone(),
-            ingress_ips: held.ingress_ips.clone(),
-            ..served.clone()
-        })
+    pub(crate) fn as_given<'a>(&'a self, served: &'a Service) -> &'a Service {
+        let held = self.refused.get(&served.name);
+        held.map_or(served, |held| &held.given)
     }
 
     /// Whether this is what was given of a Service of which this is served.
     pub(crate) fn is_as_given(&self, served: &Service, given: &Service) -> bool {
-        *self.as_given(served) == *given
+        self.as_given(served) == given
     }
 
     /// A Service comes, as it was given.
@@ -187,40 +210,46 @@ impl Admission {
     }
 
     /// Takes from a Service that has entered what it may not have.
-    pub(crate) fn admit(&mut self, service: &mut Service) {
-        if service.external_ips.is_empty() && service.ingress_ips.is_empty() {
-            self.refused.remove(&service.name);
-            return;
-        }
-        let mut refused = Vec::new();
-        let mut judge = |field, addresses: &[IpAddr]| {
-            let all = addresses.iter();
-            refused.extend(all.filter_map(|address| {
-                let why = self.judge(service, *address)?;
-                Some(RefusedAddress {
-                    field,
-                    address: *address,
-                    why,
-                })
-            }));
-        };
-        judge(AddressField::ExternalIps, &service.external_ips);
-        judge(AddressField::Ingress, &service.ingress_ips);
-        if refused.is_empty() {
+    pub(crate) fn admit(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
+        let refused = self.judge_all(service);
+        let is_within = refused.is_empty() && is_within(service, slices);
+        if is_within {
             self.version += u64::from(self.refused.remove(&service.name).is_some());
             return;
         }
-        let held = Held {
-            external_ips: service.external_ips.clone(),
-            ingress_ips: service.ingress_ips.clone(),
-            refused,
-        };
-        let bad: HashSet<IpAddr> = held.refused.iter().map(|one| one.address).collect();
+        let given = service.clone();
+        let bad: HashSet<IpAddr> = refused.iter().map(|one| one.address).collect();
         service.external_ips.retain(|ip| !bad.contains(ip));
         service.ingress_ips.retain(|ip| !bad.contains(ip));
+        let cut = cut(service, slices);
+        let held = Held {
+            given,
+            refused,
+            cut,
+        };
         let before = self.refused.insert(service.name.clone(), held.into());
         self.version +=
             u64::from(before.as_deref() != self.refused.get(&service.name).map(|v| &**v));
+    }
+
+    fn judge_all(&self, service: &Service) -> Vec<RefusedAddress> {
+        let fields = [
+            (AddressField::ExternalIps, &service.external_ips),
+            (AddressField::Ingress, &service.ingress_ips),
+        ];
+        let named = fields.into_iter().flat_map(|(field, addresses)| {
+            let addresses = addresses.iter();
+            addresses.map(move |address| (field, *address))
+        });
+        let judged = named.filter_map(|(field, address)| {
+            let why = self.judge(service, address)?;
+            Some(RefusedAddress {
+                field,
+                address,
+                why,
+            })
+        });
+        judged.collect()
     }
 
     fn judge(&self, service: &Service, address: IpAddr) -> Option<Refusal> {
@@ -237,7 +266,8 @@ impl Admission {
         {
             return None;
         }
-        let is_it = |port: u16| self.api_servers.contains(&SocketAddr::new(address, port));
+        let at = self.api_servers.iter().filter(|at| at.ip() == address);
+        let is_it = |port: u16| at.clone().any(|at| at.port() == port);
         let mut ports = service.ports.iter();
         let port = ports.find(|port| port.protocol == Protocol::Tcp && is_it(port.port));
         if let Some(port) = port.filter(|_| Rank::of(&service.name) != Rank::ApiServer) {

@@ -16,6 +16,7 @@ mod detect;
 mod entry;
 mod event;
 mod health;
+pub mod limits;
 mod mode;
 mod model;
 mod names;
@@ -32,6 +33,7 @@ pub use detect::LocalDetector;
 pub use entry::EntryChange;
 pub use event::{Event, Kind};
 pub use health::HealthCheck;
+pub use limits::Excess;
 pub use mode::{
     Conflict, Draining, Drains, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport,
     NodePorts, Notice, Report, Standing, Unreadable,

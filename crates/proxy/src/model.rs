@@ -12,6 +12,7 @@ use ipnet::IpNet;
 
 use crate::admission::{AddressRules, Admission, RefusedAddress};
 use crate::event::{Event, Kind};
+use crate::limits::{self, Excess};
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::{EndpointSlice, Node, Placement, Service, ServiceCidr};
 use crate::owner::Rank;
@@ -256,6 +257,8 @@ pub struct ServiceView<'a> {
     /// The Service.
     pub service: &'a Service,
     slices: &'a [EndpointSlice],
+    /// Slices that are above the Service's limits.
+    left_out: Option<&'a HashSet<NamespacedName>>,
     api_servers: &'a [SocketAddr],
 }
 
@@ -265,6 +268,7 @@ impl<'a> ServiceView<'a> {
         Self {
             service,
             slices,
+            left_out: None,
             api_servers: &[],
         }
     }
@@ -275,9 +279,12 @@ impl<'a> ServiceView<'a> {
         self.api_servers.iter().any(|at| at.ip() == address)
     }
 
-    /// Its slices, of both families, in the order of their names.
+    /// Its slices, of both families, in the order of their names. Those above the
+    /// [limits](crate::limits) are not among them.
     pub fn slices(&self) -> impl Iterator<Item = &'a EndpointSlice> + use<'a> {
-        self.slices.iter()
+        let left_out = self.left_out;
+        let slices = self.slices.iter();
+        slices.filter(move |slice| left_out.is_none_or(|names| !names.contains(&slice.name)))
     }
 }
 
@@ -477,6 +484,17 @@ impl Model {
         self.admission.refused_to(name)
     }
 
+    /// The Services that are larger than the [limits](crate::limits), and the part that is not
+    /// served, in no order.
+    pub fn oversized(&self) -> impl Iterator<Item = (&NamespacedName, &Excess)> {
+        self.admission.excess()
+    }
+
+    /// The part of one Service that is above the limits, at most one for each family.
+    pub fn excess_of(&self, name: &NamespacedName) -> &[Excess] {
+        self.admission.excess_of(name)
+    }
+
     /// The Services that name this as an external or load-balancer address, in no order; those that
     /// it is refused to, too.
     pub fn naming_externally(&self, address: IpAddr) -> impl Iterator<Item = &Service> {
@@ -522,7 +540,8 @@ impl Model {
         let service = self.services.get(name)?;
         Some(ServiceView {
             service,
-            slices: self.slices.get(name).map_or(&[], Vec::as_slice),
+            slices: slices_of(&self.slices, name),
+            left_out: self.admission.slices_left_out(name),
             api_servers: self.admission.api_servers(),
         })
     }
@@ -569,12 +588,13 @@ impl Model {
             if self.admission.is_as_given(known, &service) {
                 return;
             }
-            let given = self.admission.as_given(known);
+            let given = self.admission.as_given(known).clone();
             self.admission.leave(&given);
         }
         service.name = self.shared_name(service.name);
         self.admission.enter(&service);
-        self.admission.admit(&mut service);
+        let slices = slices_of(&self.slices, &service.name);
+        self.admission.admit(&mut service, slices);
         self.changes.service_changes += 1;
         for port in &mut service.ports {
             port.name = self.port_names.one(&port.name);
@@ -593,19 +613,34 @@ impl Model {
             return;
         }
         for name in self.admission.take_doubted() {
-            if let Some(service) = self.services.get_mut(&name) {
-                let mut given = self.admission.as_given(service).into_owned();
-                self.admission.admit(&mut given);
-                **service = given;
-                self.changes.services.insert(name);
-            }
+            self.admit_again(&name);
+            self.changes.services.insert(name);
+        }
+    }
+
+    fn admit_again(&mut self, name: &NamespacedName) {
+        if let Some(service) = self.services.get_mut(name) {
+            let mut given = self.admission.as_given(service).clone();
+            self.admission
+                .admit(&mut given, slices_of(&self.slices, name));
+            **service = given;
+        }
+    }
+
+    /// Cuts a Service to its limits, as other slices than before count for these.
+    fn weigh_again(&mut self, name: &NamespacedName) {
+        let slices = slices_of(&self.slices, name);
+        let is_within = |service: &Service| limits::is_within(service, slices);
+        let has_excess = self.admission.has_excess(name);
+        if has_excess || !self.services.get(name).is_none_or(|of| is_within(of)) {
+            self.admit_again(name);
         }
     }
 
     fn delete_service(&mut self, name: &NamespacedName) {
         self.service_list.confirm(name);
         if let Some(service) = self.services.remove(name) {
-            let given = self.admission.as_given(&service);
+            let given = self.admission.as_given(&service).clone();
             self.admission.leave(&given);
             self.names_version += 1;
             self.changes.service_changes += 1;
@@ -617,7 +652,7 @@ impl Model {
     /// Takes over where the API server is, if these were its slices.
     fn follow_api_servers(&mut self, service: &NamespacedName) {
         if Rank::of(service) == Rank::ApiServer {
-            let slices = self.slices.get(service).map_or(&[][..], Vec::as_slice);
+            let slices = slices_of(&self.slices, service);
             self.admission.learn_api_servers(slices);
             self.judge_again();
         }
@@ -675,6 +710,7 @@ impl Model {
                 slices.insert(at, slice);
             }
         }
+        self.weigh_again(&service);
         self.follow_api_servers(&service);
     }
 
@@ -692,6 +728,7 @@ impl Model {
             }
         }
         self.changes.slice_changes += 1;
+        self.weigh_again(&service);
         self.follow_api_servers(&service);
         self.changes.services.insert(service);
     }
@@ -735,6 +772,13 @@ fn seen(placement: &Arc<Placement>, own_node: Option<&str>) -> Arc<Placement> {
         seen.for_nodes = [if is_for_own { own } else { ELSEWHERE }.into()].into();
     }
     Arc::new(seen)
+}
+
+fn slices_of<'a>(
+    slices: &'a HashMap<NamespacedName, Vec<EndpointSlice>>,
+    service: &NamespacedName,
+) -> &'a [EndpointSlice] {
+    slices.get(service).map_or(&[], Vec::as_slice)
 }
 
 /// Where a slice is among those of its Service, or would be.

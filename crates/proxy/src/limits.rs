@@ -1,0 +1,166 @@
+//! Limits on what one Service takes in the kernel.
+//!
+//! A Service of 90 KB can name 5,000 external IPs and 100 ports: 500,000 virtual servers in IPVS
+//! mode, on every node. Each mode writes a Service's ports × addresses, and IPVS mode writes its
+//! endpoints for each of them, so both products have a limit, for each IP family. The cluster IP
+//! comes first, then NodePorts, load-balancer addresses and external IPs, each in the order of the
+//! object; ports and EndpointSlices are cut only where the cluster IP and NodePorts alone exceed a
+//! limit. The result depends on the objects alone, so it is the same in every mode and on every
+//! node.
+
+use std::fmt;
+
+use hashbrown::HashSet;
+
+use crate::names::{IpFamily, NamespacedName};
+use crate::object::{EndpointSlice, Service};
+
+/// The most addresses × ports that one Service is served at, in an IP family. The node's addresses
+/// count as one, for NodePorts.
+pub const MAX_FRONTENDS: usize = 4_096;
+
+/// The most addresses × ports × endpoints of one Service, in an IP family; and the most
+/// load-balancer addresses × ports × source ranges.
+pub const MAX_DESTINATIONS: usize = 100_000;
+
+/// The part of a Service that is above the limits in one IP family, and is not served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Excess {
+    /// The family.
+    pub family: IpFamily,
+    /// Load-balancer addresses, all after those that are served.
+    pub ingress_ips: usize,
+    /// External IPs, all after those that are served.
+    pub external_ips: usize,
+    /// Ports, all after those that are served.
+    pub ports: usize,
+    /// Endpoints, in whole EndpointSlices.
+    pub endpoints: usize,
+}
+
+impl Excess {
+    fn none(family: IpFamily) -> Self {
+        Self {
+            family,
+            ingress_ips: 0,
+            external_ips: 0,
+            ports: 0,
+            endpoints: 0,
+        }
+    }
+
+    /// The number of external and load-balancer addresses.
+    pub fn addresses(&self) -> usize {
+        self.ingress_ips + self.external_ips
+    }
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds = [
+            (self.ports, "of its ports"),
+            (self.endpoints, "of its endpoints"),
+            (self.ingress_ips, "of its load-balancer addresses"),
+            (self.external_ips, "of its external IPs"),
+        ];
+        let mut before = "";
+        for (count, kind) in kinds.into_iter().filter(|(count, _)| *count > 0) {
+            write!(f, "{before}{count} {kind}")?;
+            before = ", ";
+        }
+        Ok(())
+    }
+}
+
+/// What [`cut`] has taken from a Service.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// At most one for each family.
+    pub(crate) excess: Vec<Excess>,
+    /// The EndpointSlices that are not served.
+    pub(crate) slices: HashSet<NamespacedName>,
+}
+
+/// True if [`cut`] takes nothing. O(the slices), and O(1) for a Service of the usual size.
+pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
+    let addresses = 2 + service.ingress_ips.len() + service.external_ips.len();
+    let ports = service.ports.len();
+    let loads = slices
+        .iter()
+        .map(|slice| slice.endpoints.len() * slice.ports.len().min(ports));
+    let load: usize = loads.sum();
+    let ranges = service.ingress_ips.len().max(1) * service.source_ranges.len();
+    let is_small = addresses * ports <= MAX_FRONTENDS
+        && addresses * load <= MAX_DESTINATIONS
+        && ports * ranges <= MAX_DESTINATIONS;
+    // Both families together are small, or each of them may still be.
+    is_small || {
+        let mut copy = service.clone();
+        cut(&mut copy, slices) == Cut::default() && copy == *service
+    }
+}
+
+/// Cuts a Service to the limits. O(its addresses + its slices).
+pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> Cut {
+    // The cluster IP, and the node's addresses.
+    let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
+    let fixed = 1 + usize::from(has_node_port);
+    let ports = service.ports.len().min(MAX_FRONTENDS / fixed);
+    let left_ports = service.ports.len() - ports;
+    service.ports.truncate(ports);
+    let mut cut = Cut::default();
+    for family in IpFamily::ALL {
+        if service.cluster_ip(family).is_none() {
+            continue;
+        }
+        let mut excess = Excess {
+            ports: left_ports,
+            ..Excess::none(family)
+        };
+        let mut load = 0_usize;
+        for slice in slices.iter().filter(|slice| slice.family == family) {
+            // A slice has each port of the Service once at most: their names differ.
+            let of_slice = slice.endpoints.len() * slice.ports.len().min(ports);
+            if (load + of_slice) * fixed <= MAX_DESTINATIONS {
+                load += of_slice;
+            } else {
+                excess.endpoints += slice.endpoints.len();
+                cut.slices.insert(slice.name.clone());
+            }
+        }
+        let most = (MAX_FRONTENDS / ports.max(1)).min(MAX_DESTINATIONS / load.max(1));
+        let room = most.saturating_sub(fixed);
+        let nets = service.source_ranges.iter();
+        let ranges = nets
+            .filter(|net| IpFamily::of(net.addr()) == family)
+            .count();
+        let room_for_ingress = room.min(MAX_DESTINATIONS / (ports * ranges).max(1));
+        let (kept, left) = keep_first(&mut service.ingress_ips, family, room_for_ingress);
+        excess.ingress_ips = left;
+        (_, excess.external_ips) = keep_first(&mut service.external_ips, family, room - kept);
+        if excess != Excess::none(family) {
+            cut.excess.push(excess);
+        }
+    }
+    // They are of load-balancer addresses alone.
+    if service.ingress_ips.is_empty() && ports * service.source_ranges.len() > MAX_DESTINATIONS {
+        service.source_ranges.clear();
+    }
+    cut
+}
+
+/// Keeps the first `most` addresses of a family; returns how many are kept and how many are not.
+fn keep_first(
+    addresses: &mut Vec<std::net::IpAddr>,
+    family: IpFamily,
+    most: usize,
+) -> (usize, usize) {
+    let mut seen = 0;
+    addresses.retain(|address| {
+        let is_own = IpFamily::of(*address) == family;
+        seen += usize::from(is_own);
+        !is_own || seen <= most
+    });
+    let kept = seen.min(most);
+    (kept, seen - kept)
+}

@@ -1,0 +1,207 @@
+//! What of a Service is served that is larger than one Service may be.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use proxy::limits::{MAX_DESTINATIONS, MAX_FRONTENDS};
+use proxy::{
+    AddressRules, Endpoint, EndpointPort, EndpointSlice, Event, Excess, IpFamily, Model,
+    NamespacedName, Protocol, Service, ServicePort,
+};
+
+fn name(text: &str) -> NamespacedName {
+    NamespacedName::new("tenant", text)
+}
+
+fn numbered(net: u8, number: usize) -> IpAddr {
+    let [.., high, low] = u32::try_from(number).unwrap().to_be_bytes();
+    Ipv4Addr::new(198, net, high, low).into()
+}
+
+fn service(ports: usize, ingress: usize, external: usize) -> Service {
+    let mut service = Service::at(name("big"), [[10, 96, 0, 66].into()]);
+    service.ingress_ips = (0..ingress).map(|number| numbered(51, number)).collect();
+    service.external_ips = (0..external).map(|number| numbered(18, number)).collect();
+    service.ports = (0..ports)
+        .map(|number| ServicePort {
+            name: number.to_string().into(),
+            protocol: Protocol::Tcp,
+            port: u16::try_from(1000 + number).unwrap(),
+            node_port: None,
+        })
+        .collect();
+    service
+}
+
+/// A slice with the first ports of the Service.
+fn slice(slice: &str, ports: usize, endpoints: usize) -> EndpointSlice {
+    EndpointSlice {
+        name: name(slice),
+        service: name("big"),
+        family: IpFamily::V4,
+        ports: (0..ports)
+            .map(|number| EndpointPort {
+                name: number.to_string().into(),
+                protocol: Protocol::Tcp,
+                port: 80,
+            })
+            .collect(),
+        endpoints: (0..endpoints)
+            .map(|number| Endpoint {
+                address: numbered(19, number),
+                ready: true,
+                serving: true,
+                terminating: false,
+                placement: Arc::default(),
+            })
+            .collect(),
+        change_trigger: None,
+    }
+}
+
+fn model(service: &Service, slices: &[EndpointSlice]) -> Model {
+    let mut model = Model::new().with_address_rules(AddressRules::default());
+    model.apply(Event::ServiceApplied(service.clone()));
+    for slice in slices {
+        model.apply(Event::SliceApplied(slice.clone()));
+    }
+    model
+}
+
+/// Ports, load-balancer addresses, external IPs and slices that are served.
+fn served(model: &Model) -> [usize; 4] {
+    let view = model.view(&name("big")).unwrap();
+    let of = view.service;
+    let addresses = [of.ingress_ips.len(), of.external_ips.len()];
+    [
+        of.ports.len(),
+        addresses[0],
+        addresses[1],
+        view.slices().count(),
+    ]
+}
+
+const NONE: Excess = Excess {
+    family: IpFamily::V4,
+    ingress_ips: 0,
+    external_ips: 0,
+    ports: 0,
+    endpoints: 0,
+};
+
+#[test]
+fn a_service_of_500_000_frontends_has_its_first_addresses_alone() {
+    let given = service(100, 3, 5_000);
+    let mut model = model(&given, &[]);
+    // 40 addresses: the cluster IP, three of load balancers, and the first external IPs.
+    assert_eq!(served(&model), [100, 3, 36, 0]);
+    const { assert!(100 * (1 + 3 + 36) <= MAX_FRONTENDS) };
+    let view = model.view(&name("big")).unwrap();
+    assert_eq!(view.service.external_ips, given.external_ips[..36]);
+    let excess = Excess {
+        external_ips: 4_964,
+        ..NONE
+    };
+    assert_eq!(model.excess_of(&name("big")), [excess]);
+    assert_eq!(excess.to_string(), "4964 of its external IPs");
+    let version = model.external_addresses_version();
+
+    // Told again, it is the same Service.
+    model.take_changes();
+    model.apply(Event::ServiceApplied(given));
+    assert!(!model.has_changes());
+    assert_eq!(model.external_addresses_version(), version);
+
+    model.apply(Event::ServiceApplied(service(100, 3, 36)));
+    assert_eq!(model.oversized().count(), 0);
+    assert_eq!(served(&model), [100, 3, 36, 0]);
+}
+
+#[test]
+fn endpoints_count_for_each_address_whatever_comes_first() {
+    let slices = ["a", "b", "c"].map(|of| slice(of, 2, 1_000));
+    let given = service(2, 4, 20);
+    let first_service = model(&given, &slices);
+    let mut first_slices = Model::new();
+    for slice in slices.iter().rev() {
+        first_slices.apply(Event::SliceApplied(slice.clone()));
+    }
+    first_slices.apply(Event::ServiceApplied(given));
+    // 6,000 destinations for each address: 16 addresses.
+    for model in [&first_service, &first_slices] {
+        assert_eq!(served(model), [2, 4, 11, 3]);
+        let excess = Excess {
+            external_ips: 9,
+            ..NONE
+        };
+        assert_eq!(model.excess_of(&name("big")), [excess]);
+    }
+    // With fewer endpoints there is room for more addresses.
+    let mut model = first_slices;
+    model.apply(Event::SliceDeleted(name("b")));
+    assert_eq!(served(&model), [2, 4, 20, 2]);
+    assert_eq!(model.excess_of(&name("big")), []);
+    model.apply(Event::SliceApplied(slice("b", 2, 1_000)));
+    assert_eq!(served(&model), [2, 4, 11, 3]);
+}
+
+#[test]
+fn ports_and_slices_are_cut_where_the_cluster_ip_alone_has_too_many() {
+    let given = service(MAX_FRONTENDS + 10, 1, 0);
+    let huge = model(&given, &[slice("a", 100, 10)]);
+    assert_eq!(served(&huge), [MAX_FRONTENDS, 0, 0, 1]);
+    let excess = Excess {
+        ports: 10,
+        ingress_ips: 1,
+        ..NONE
+    };
+    assert_eq!(huge.excess_of(&name("big")), [excess]);
+
+    let slices: Vec<_> = (100..250)
+        .map(|number| slice(&format!("s{number}"), 1, 1_000))
+        .collect();
+    let many = model(&service(1, 0, 0), &slices);
+    assert_eq!(served(&many), [1, 0, 0, MAX_DESTINATIONS / 1_000]);
+    let excess = Excess {
+        endpoints: 50_000,
+        ..NONE
+    };
+    assert_eq!(many.excess_of(&name("big")), [excess]);
+    let view = many.view(&name("big")).unwrap();
+    assert!(view.slices().all(|slice| slice.name < name("s200")));
+}
+
+#[test]
+fn source_ranges_count_for_each_load_balancer_address() {
+    let mut given = service(10, 5, 5);
+    let nets = (0..4_000).map(|number| numbered(20, number).into());
+    given.source_ranges = nets.collect();
+    assert_eq!(served(&model(&given, &[])), [10, 2, 5, 0]);
+    // Without an address that they hold for they are nothing but work.
+    given.ingress_ips.clear();
+    given.ports = service(100, 0, 0).ports;
+    let model = model(&given, &[]);
+    let view = model.view(&name("big")).unwrap();
+    assert!(view.service.source_ranges.is_empty());
+}
+
+#[test]
+fn a_service_of_a_usual_size_is_served_whole() {
+    let slices: Vec<_> = (0..50)
+        .map(|number| slice(&format!("s{number}"), 3, 100))
+        .collect();
+    // 5,000 endpoints, as far as Kubernetes is tested; a telephone exchange.
+    for (given, slices) in [
+        (service(3, 2, 3), &*slices),
+        (service(1_000, 1, 2), &[slice("a", 100, 50)]),
+    ] {
+        let model = model(&given, slices);
+        assert_eq!(model.oversized().count(), 0);
+        assert_eq!(model.view(&name("big")).unwrap().service, &given);
+    }
+}
