@@ -251,6 +251,7 @@ mod tests {
             generation: nftables_netlink::Generation(1),
             table: None,
             chains: chains.iter().map(chain).collect(),
+            chain_handles: <_>::default(),
             sets: Vec::new(),
             rules: rules.iter().map(rule).collect(),
         }

@@ -118,6 +118,17 @@ pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Mal
     }))
 }
 
+/// Returns the number by which the kernel knows a chain; 0 if the message has none.
+pub(crate) fn handle_of_chain(payload: &[u8]) -> Result<u64, Malformed> {
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        if attribute.kind == chain::HANDLE {
+            return be64(&attribute);
+        }
+    }
+    Ok(0)
+}
+
 /// A base chain of whichever table; `None` of another chain, and of a family that is not known.
 pub(crate) fn hooked(payload: &[u8]) -> Result<Option<Hooked>, Malformed> {
     let (mut table, mut is_base) = (None, false);

@@ -200,6 +200,16 @@ impl Nftables {
     ///
     /// The socket's, or the kernel's refusal.
     pub fn chains(&mut self, family: Family, table: &str) -> Result<Vec<Chain>, Error> {
+        let found = self.numbered_chains(family, table)?.into_iter();
+        Ok(found.map(|(_, chain)| chain).collect())
+    }
+
+    /// Returns the chains of a table, each with its handle.
+    pub(crate) fn numbered_chains(
+        &mut self,
+        family: Family,
+        table: &str,
+    ) -> Result<Vec<(u64, Chain)>, Error> {
         Ok(self.connection.dump_into(
             message(command::GET_CHAIN),
             0,
@@ -207,9 +217,11 @@ impl Nftables {
                 header(w, family as u8);
                 w.attr_str(chain::TABLE, table);
             },
-            |all: &mut Vec<Chain>, _, payload| {
-                if decode::family(payload) == Some(family) {
-                    all.extend(decode::chain_of(table, payload)?);
+            |all: &mut Vec<(u64, Chain)>, _, payload| {
+                if decode::family(payload) == Some(family)
+                    && let Some(chain) = decode::chain_of(table, payload)?
+                {
+                    all.push((decode::handle_of_chain(payload)?, chain));
                 }
                 Ok(())
             },

@@ -40,6 +40,9 @@ pub struct Whole {
     pub table: Option<Table>,
     /// Its chains.
     pub chains: Vec<Chain>,
+    /// The numbers by which the kernel knows its chains. A table numbers chains, sets and rules in
+    /// the order in which they are made.
+    pub chain_handles: HashMap<Name, u64>,
     /// Its named sets and maps, each with its elements; without those that rules put into it
     /// ([`Set::dynamic`](crate::Set)), which come and go with packets and may be very many.
     pub sets: Vec<(FoundSet, Vec<Element>)>,
@@ -140,6 +143,7 @@ impl Nftables {
             generation: watch.generation,
             table: found.into_iter().find(|found| *found.name == *table),
             chains: Vec::new(),
+            chain_handles: HashMap::new(),
             sets: Vec::new(),
             rules: Vec::new(),
         };
@@ -148,7 +152,10 @@ impl Nftables {
         }
         // The kernel counts chains of all tables to go on where it was: this dump is taken only
         // whole. Of rules, sets and elements it counts those of the table alone.
-        whole.chains = self.chains(family, table)?;
+        for (handle, chain) in self.numbered_chains(family, table)? {
+            whole.chain_handles.insert(Arc::clone(&chain.name), handle);
+            whole.chains.push(chain);
+        }
         let meanwhile = Meanwhile::OtherTables;
         let messages = self.rule_messages(family, table, None, meanwhile)?;
         watch.listen();

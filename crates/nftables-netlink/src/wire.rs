@@ -55,6 +55,7 @@ pub(crate) mod table {
 /// `NFTA_CHAIN_*` and, inside `HOOK`, `NFTA_HOOK_*`.
 pub(crate) mod chain {
     pub(crate) const TABLE: u16 = 1;
+    pub(crate) const HANDLE: u16 = 2;
     pub(crate) const NAME: u16 = 3;
     pub(crate) const HOOK: u16 = 4;
     pub(crate) const POLICY: u16 = 5;

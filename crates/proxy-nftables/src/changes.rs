@@ -2,13 +2,14 @@
 //! comes before them, and goes after them.
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nftables_netlink::{
     Bytes, Change, Concatenation, Element, Name, Set, SetKind, Timeout, Verdict as To,
 };
-use proxy::Owner;
+use proxy::{IpFamily, Owner};
 
 use crate::base::{Key, SERVICES_CHAIN};
 use crate::choice::{Choices, Map, Place};
@@ -20,9 +21,6 @@ use crate::plan::{BaseChange, Known, Part, Plan, SlotChange, Stale, Subject, The
 use crate::port::{Member, Route, Slot, Unserved};
 use crate::rule::{address_type, octets};
 use crate::words::tell;
-
-/// What `nft` gives a set that rules fill, where nobody says a size.
-const DYNAMIC_SIZE: u32 = 65_535;
 
 /// How elements are put into changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,8 +37,10 @@ enum Stage {
     Table,
     FlushChains,
     DeleteReplaced,
-    AddSets,
     AddChains,
+    /// After chains, as upstream: by this order sets that were made with a size are known
+    /// ([`Room`](crate::clients::Room)).
+    AddSets,
     AddRules,
     DeleteElements,
     AddElements,
@@ -191,13 +191,27 @@ impl Plan {
     }
 
     fn part_changes(&self, subject: Subject, part: &Part, changes: &mut Changes) {
-        for (name, seconds) in &part.affinity {
-            if seconds.is_replacement(self.timeouts) {
+        for (name, clients) in &part.affinity {
+            if clients.is_replacement(self.timeouts) {
                 let delete = Change::DeleteSet(Arc::clone(name));
                 changes.push(Stage::DeleteReplaced, subject, delete);
             }
-            let set = self.affinity_set(name, seconds.wanted);
+            let set = self.affinity_set(name, clients.wanted.seconds);
             changes.push(Stage::AddSets, subject, Change::AddSet(set));
+            if clients.is_shrunk(self.timeouts) {
+                // The kernel shrinks a hash table when an element is removed. No packet sees this
+                // one: it is gone when the transaction is made, and no client has this address.
+                let nobody = Element::of_set(octets(match self.family {
+                    IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
+                    IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
+                }));
+                for change in [
+                    Change::AddElements(Arc::clone(name), vec![nobody.clone()]),
+                    Change::DeleteElements(Arc::clone(name), vec![nobody]),
+                ] {
+                    changes.push(Stage::AddSets, subject, change);
+                }
+            }
         }
         for (name, written) in &part.chains {
             let new = || {
@@ -262,7 +276,8 @@ impl Plan {
             intervals: false,
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
-            size: Some(DYNAMIC_SIZE),
+            // As upstream. For one that is given the kernel makes room at once: 2 MiB for 65,535.
+            size: None,
             type_of: None,
             comment: None,
         }

@@ -13,7 +13,8 @@ use nftables_netlink::{
 };
 use proxy::{IpFamily, Unreadable};
 
-use crate::found::{OTHER_KIND, seconds};
+use crate::clients::OTHER_KIND;
+use crate::found::seconds;
 use crate::kernel::{Blame, Kernel, Object, Refusal};
 use crate::refused::refused;
 use crate::words::tell;
@@ -30,6 +31,8 @@ pub struct FakeKernel {
 pub struct State {
     /// The table, if there is one.
     pub table: Option<Content>,
+    /// Which of its sets and chains are older than others.
+    pub handles: Handles,
     /// The node's addresses.
     pub addresses: BTreeSet<IpAddr>,
     /// Changes whose words have one of these in them are refused, as by a kernel that lacks
@@ -75,6 +78,55 @@ pub struct Content {
     pub chains: BTreeMap<Name, (Chain, Vec<Rule>)>,
     /// Sets with their elements.
     pub sets: BTreeMap<Name, (Set, BTreeMap<Bytes, Element>)>,
+}
+
+/// The numbers that a table has given to its sets and chains, in the order in which they were made.
+#[derive(Debug, Clone, Default)]
+pub struct Handles {
+    last: u64,
+    sets: BTreeMap<Name, u64>,
+    chains: BTreeMap<Name, u64>,
+}
+
+impl Handles {
+    fn of(numbered: &BTreeMap<Name, u64>, name: &Name) -> u64 {
+        numbered.get(name).copied().unwrap_or_default()
+    }
+
+    /// Numbers all sets before all chains, as they were made by versions of this program that gave
+    /// sets of clients a size.
+    pub fn sets_first(&mut self) {
+        let numbered = self.sets.values_mut().chain(self.chains.values_mut());
+        for (number, handle) in (1..).zip(numbered) {
+            *handle = number;
+            self.last = number;
+        }
+    }
+
+    /// Follows a change that was made.
+    fn follow(&mut self, change: &Change) {
+        let (numbered, name) = match change {
+            Change::DeleteTable => {
+                *self = Self::default();
+                return;
+            }
+            Change::DeleteSet(name) => {
+                self.sets.remove(name);
+                return;
+            }
+            Change::DeleteChain(name) => {
+                self.chains.remove(name);
+                return;
+            }
+            Change::AddSet(set) => (&mut self.sets, &set.name),
+            Change::AddChain(chain) => (&mut self.chains, &chain.name),
+            _ => return,
+        };
+        if !numbered.contains_key(name) {
+            self.last += 1;
+            numbered.insert(Arc::clone(name), self.last);
+        }
+    }
 }
 
 impl FakeKernel {
@@ -331,6 +383,9 @@ impl State {
             return Err(Refusal::Refused { reason, changes });
         }
         self.table = after;
+        for change in &transaction.changes {
+            self.handles.follow(change);
+        }
         self.made
             .push(transaction.changes.iter().map(tell).collect());
         if self.lost > 0 {
@@ -370,12 +425,14 @@ impl Kernel for FakeKernel {
             comment: None,
         }));
         for (name, (set, elements)) in &table.sets {
-            told(Object::Set(set.clone()));
+            let handle = Handles::of(&state.handles.sets, name);
+            told(Object::Set(set.clone(), handle));
             let elements = elements.values().cloned().collect();
             told(Object::Elements(Arc::clone(name), elements));
         }
         for (name, (chain, rules)) in &table.chains {
-            told(Object::Chain(chain.clone()));
+            let handle = Handles::of(&state.handles.chains, name);
+            told(Object::Chain(chain.clone(), handle));
             for rule in rules {
                 told(Object::Rule(Arc::clone(name), rule.clone()));
             }

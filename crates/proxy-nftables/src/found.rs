@@ -11,11 +11,13 @@ use proxy::{IpFamily, Protocol};
 
 use crate::base::{Definition, Key, Value, find_chain, find_set, is_unallocated};
 use crate::choice::{Map, Place};
+use crate::clients::{Clients, OTHER_KIND, Room};
 use crate::content::Content;
 use crate::kernel::Object;
 use crate::name::{
     CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
-    NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, is_affinity, is_of_service,
+    NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, affinity_of_chain, is_affinity,
+    is_of_service,
 };
 use crate::port::{Member, Route, Slot, Unserved};
 use crate::rule::address_type;
@@ -33,8 +35,8 @@ pub struct Snapshot {
     pub(crate) members: HashSet<Member>,
     /// The chains of Service ports.
     pub(crate) chains: HashMap<Name, Content>,
-    /// The sets of clients, and how many seconds one stays, or [`OTHER_KIND`].
-    pub(crate) affinity: HashMap<Name, u32>,
+    /// The sets of clients.
+    pub(crate) affinity: HashMap<Name, Clients>,
 }
 
 /// Reads the objects, one after the other.
@@ -42,6 +44,8 @@ pub struct Snapshot {
 pub(crate) struct Reader {
     family: IpFamily,
     snapshot: Snapshot,
+    /// The handles of sets of clients, and of the chains that fill them, both by set.
+    handles: [HashMap<Name, u64>; 2],
 }
 
 impl Reader {
@@ -50,29 +54,40 @@ impl Reader {
         Self {
             family,
             snapshot: Snapshot::default(),
+            handles: <_>::default(),
         }
     }
 
     /// What was read.
-    pub(crate) fn finish(self) -> Snapshot {
+    pub(crate) fn finish(mut self) -> Snapshot {
+        let [sets, chains] = &self.handles;
+        for (name, clients) in &mut self.snapshot.affinity {
+            if let (Some(set), Some(chain)) = (sets.get(name), chains.get(name)) {
+                clients.room = Room::of(*set, *chain);
+            }
+        }
         self.snapshot
     }
 
     /// Takes in an object.
     pub(crate) fn take(&mut self, object: Object) {
         match object {
-            Object::Begin => self.snapshot = Snapshot::default(),
+            Object::Begin => *self = Self::new(self.family),
             Object::Table(table) => {
                 let value = Value::Table(table.activity);
                 self.snapshot.base.insert(Key::Table, value);
             }
-            Object::Set(set) => self.set(&set),
-            Object::Chain(chain) => {
+            Object::Set(set, handle) => self.set(&set, handle),
+            Object::Chain(chain, handle) => {
                 let content = Content::default();
                 if let Some(key) = find_chain(&chain.name) {
                     let value = Value::Chain(chain.base, content);
                     self.snapshot.base.insert(key, value);
                 } else if is_of_service(&chain.name) && chain.base.is_none() {
+                    if let Some(set) = affinity_of_chain(&chain.name) {
+                        let [_, chains] = &mut self.handles;
+                        chains.insert(set, handle);
+                    }
                     self.snapshot.chains.insert(chain.name, content);
                 }
             }
@@ -89,14 +104,16 @@ impl Reader {
         }
     }
 
-    fn set(&mut self, set: &Set) {
+    fn set(&mut self, set: &Set, handle: u64) {
         if let Some(name) = find_set(&set.name) {
             let value = Value::Set(Definition::of(set));
             self.snapshot.base.insert(Key::Set(name), value);
         } else if set.kind == SetKind::Set && is_affinity(&set.name) {
             let name = Arc::clone(&set.name);
-            let seconds = seconds(self.family, set);
-            self.snapshot.affinity.insert(name, seconds);
+            let clients = Clients::new(seconds(self.family, set));
+            let [sets, _] = &mut self.handles;
+            sets.insert(Arc::clone(&name), handle);
+            self.snapshot.affinity.insert(name, clients);
         }
     }
 
@@ -198,10 +215,6 @@ impl Reader {
         Some(())
     }
 }
-
-/// Stands for how long clients stay in a set that is not one of clients: it has other keys, or other
-/// flags. Nobody wants that many seconds.
-pub(crate) const OTHER_KIND: u32 = u32::MAX;
 
 /// How many seconds clients stay in a set, or [`OTHER_KIND`].
 pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {

@@ -23,10 +23,10 @@ pub fn object(bytes: &[u8]) {
         let mut reader = Reader::new(family);
         reader.take(Object::Begin);
         if let Some(chain) = &read.chain {
-            reader.take(Object::Chain(chain.clone()));
+            reader.take(Object::Chain(chain.clone(), 2));
         }
         if let Some(set) = &read.set {
-            reader.take(Object::Set(set.clone()));
+            reader.take(Object::Set(set.clone(), 1));
         }
         if let Some(found) = &read.rule {
             let (chain, rule) = (Arc::clone(&found.chain), found.rule.clone());

@@ -57,10 +57,11 @@ pub enum Object {
     Begin,
     /// The table itself.
     Table(Table),
-    /// A set or map, without its elements.
-    Set(Set),
-    /// A chain, without its rules.
-    Chain(Chain),
+    /// A set or map, without its elements, and its handle. A table numbers sets, chains and rules
+    /// in the order in which they are made.
+    Set(Set, u64),
+    /// A chain, without its rules, and its handle.
+    Chain(Chain, u64),
     /// Elements of a set or map.
     Elements(Name, Vec<Element>),
     /// The next rule of a chain.

@@ -19,6 +19,7 @@ mod base;
 mod changes;
 mod choice;
 mod claims;
+mod clients;
 mod config;
 mod content;
 mod exchange;

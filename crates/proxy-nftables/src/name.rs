@@ -75,6 +75,12 @@ pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
 }
 
+/// Returns the set that the chain of an endpoint fills.
+pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
+    let base = chain.strip_prefix(Purpose::Endpoint.prefix())?;
+    Some([AFFINITY, base].concat().into())
+}
+
 /// What the names of all chains and sets of a Service port, or of one of its endpoints, have in
 /// common.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,8 @@ use footprint::Footprints;
 use nftables_netlink::{Error, Family, Nftables, OwnSockets, Transaction};
 use proxy::{IpFamily, Unreadable};
 
-use crate::found::{OTHER_KIND, seconds};
+use crate::clients::OTHER_KIND;
+use crate::found::seconds;
 use crate::kernel::{Kernel, Object, Refusal};
 use crate::name::TABLE;
 use crate::refused::refused;
@@ -88,14 +89,14 @@ impl Kernel for NetlinkKernel {
             .map(Object::Table)
             .into_iter()
             .for_each(&mut *tell);
-        whole
-            .chains
-            .into_iter()
-            .map(Object::Chain)
-            .for_each(&mut *tell);
+        for chain in whole.chains {
+            let handle = whole.chain_handles.get(&chain.name);
+            let handle = handle.copied().unwrap_or_default();
+            tell(Object::Chain(chain, handle));
+        }
         for (found, elements) in whole.sets {
             let name = found.set.name.clone();
-            tell(Object::Set(found.set));
+            tell(Object::Set(found.set, found.handle));
             tell(Object::Elements(name, elements));
         }
         for found in whole.rules {

@@ -16,9 +16,9 @@ use nftables_netlink::Name;
 use proxy::{IpFamily, Owner};
 
 use crate::base::{Base, Key, Value};
+use crate::clients::{Clients, Room};
 use crate::config::Config;
 use crate::content::Content;
-use crate::found::OTHER_KIND;
 use crate::port::{Member, Route, ServedPort, Slot};
 
 /// What is to be written.
@@ -96,7 +96,7 @@ pub(crate) struct Part {
     /// another one takes the place of.
     pub(crate) emptied: Vec<Name>,
     /// Sets of clients.
-    pub(crate) affinity: Vec<(Name, Seconds)>,
+    pub(crate) affinity: Vec<(Name, ClientsChange)>,
     pub(crate) slots: Vec<SlotChange>,
     pub(crate) members: Vec<(Member, bool)>,
 }
@@ -118,23 +118,32 @@ pub(crate) enum Known {
     Doubted,
 }
 
-/// How long clients stay in a set.
+/// A set of clients that is written.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seconds {
-    pub(crate) wanted: u32,
-    /// `None`: there is no such set. [`OTHER_KIND`]: it is not one of clients.
-    pub(crate) there: Option<u32>,
+pub(crate) struct ClientsChange {
+    pub(crate) wanted: Clients,
+    /// The set that is there, if any.
+    pub(crate) there: Option<Clients>,
 }
 
-impl Seconds {
+impl ClientsChange {
     /// Whether a set of clients is there, which is to get another time.
     pub(crate) fn is_change(&self) -> bool {
-        self.there.is_some_and(|there| there != OTHER_KIND)
+        let differs = |there: Clients| there.seconds != self.wanted.seconds;
+        self.there
+            .is_some_and(|there| there.is_of_clients() && differs(there))
     }
 
     /// Whether another set takes the place of the one that is there.
     pub(crate) fn is_replacement(&self, timeouts: Timeouts) -> bool {
-        self.there == Some(OTHER_KIND) || (self.is_change() && timeouts == Timeouts::Kept)
+        self.there.is_some_and(|there| !there.is_of_clients())
+            || (self.is_change() && timeouts == Timeouts::Kept)
+    }
+
+    /// Reports whether the set that is there stays, and is to give back memory.
+    pub(crate) fn is_shrunk(&self, timeouts: Timeouts) -> bool {
+        self.there.is_some_and(|there| there.room == Room::Reserved)
+            && !self.is_replacement(timeouts)
     }
 }
 
@@ -273,12 +282,23 @@ impl Plan {
         base.into_iter().chain(parts).chain(ways).chain(stale)
     }
 
+    /// Returns the sets of clients that have given back memory.
+    pub(crate) fn shrunk(&self, verdicts: &Verdicts) -> impl Iterator<Item = Name> {
+        let done = self.parts.iter().zip(&verdicts.parts);
+        let done = done.filter(|(_, verdict)| **verdict == Verdict::Done);
+        let sets = done.flat_map(|(part, _)| &part.affinity);
+        let shrunk = sets.filter(|(_, clients)| clients.is_shrunk(self.timeouts));
+        shrunk.map(|(set, _)| Arc::clone(set))
+    }
+
     /// A set that has got another timeout, if there is one: of a part of which all is done.
     pub(crate) fn changed_timeout(&self, verdicts: &[Verdict]) -> Option<(&Name, u32)> {
         let done = self.parts.iter().zip(verdicts);
         let done = done.filter(|(_, verdict)| **verdict == Verdict::Done);
         let affinity = done.flat_map(|(part, _)| &part.affinity);
-        let mut changed = affinity.filter(|(_, seconds)| seconds.is_change());
-        changed.next().map(|(name, seconds)| (name, seconds.wanted))
+        let mut changed = affinity.filter(|(_, clients)| clients.is_change());
+        changed
+            .next()
+            .map(|(name, clients)| (name, clients.wanted.seconds))
     }
 }

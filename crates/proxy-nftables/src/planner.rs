@@ -15,7 +15,8 @@ use crate::content::Content;
 use crate::layout::Layout;
 use crate::name::NODE_PORT_IPS;
 use crate::plan::{
-    BaseChange, Known, Part, Plan, Removal, Seconds, SlotChange, Stale, There, Timeouts, Written,
+    BaseChange, ClientsChange, Known, Part, Plan, Removal, SlotChange, Stale, There, Timeouts,
+    Written,
 };
 use crate::port::Slot;
 use crate::tables::Tables;
@@ -186,16 +187,16 @@ impl<'a> Planner<'a> {
         let mine = affinity.keys_of(owner).iter();
         for set in mine.filter(|set| affinity.is_pending(set)) {
             let is_new = !part.affinity.iter().any(|(of, _)| of == set);
-            let seconds = self.seconds(set).filter(|_| is_new);
+            let clients = self.clients(set).filter(|_| is_new);
             part.affinity
-                .extend(seconds.map(|of| (Arc::clone(set), of)));
+                .extend(clients.map(|of| (Arc::clone(set), of)));
         }
     }
 
     /// Has the chains written anew that name a set which another one takes the place of.
     fn free_replaced(&self, part: &mut Part, config: &Config) {
         let mut sets = part.affinity.iter();
-        if !sets.any(|(_, seconds)| seconds.is_replacement(self.timeouts)) {
+        if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
             return;
         }
         let Some(port) = &part.port else {
@@ -365,7 +366,7 @@ impl<'a> Planner<'a> {
                     .filter_map(|chain| Some((Arc::clone(chain), self.written(chain)?)))
                     .collect(),
                 affinity: sets
-                    .filter_map(|set| Some((Arc::clone(set), self.seconds(set)?)))
+                    .filter_map(|set| Some((Arc::clone(set), self.clients(set)?)))
                     .collect(),
                 slots: slots.map(|slot| self.change(slot)).collect(),
                 members: members.map(|member| (*member, true)).collect(),
@@ -395,9 +396,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn seconds(&self, set: &Name) -> Option<Seconds> {
+    fn clients(&self, set: &Name) -> Option<ClientsChange> {
         let sets = &self.tables.affinity;
-        Some(Seconds {
+        Some(ClientsChange {
             wanted: *sets.wanted(set)?,
             there: sets.actual(set).copied(),
         })
@@ -426,10 +427,10 @@ impl<'a> Planner<'a> {
             }
         }
         for set in tables.affinity.due(now) {
-            match (tables.affinity.owner(set), self.seconds(set)) {
-                (Some(owner), Some(seconds)) => {
+            match (tables.affinity.owner(set), self.clients(set)) {
+                (Some(owner), Some(clients)) => {
                     let part = due.part(owner);
-                    part.affinity.push((Arc::clone(set), seconds));
+                    part.affinity.push((Arc::clone(set), clients));
                 }
                 _ => {
                     stale.insert((true, set));

@@ -27,6 +27,7 @@ use proxy::{
 };
 
 use crate::choice::Choices;
+use crate::clients::Clients;
 use crate::config::Config;
 use crate::content::Content;
 use crate::layout::Layout;
@@ -427,13 +428,13 @@ impl ServedPort {
             .chain(self.on_node.iter().map(hairpin))
     }
 
-    /// The sets of its endpoints' clients, each with how many seconds one stays.
-    pub fn affinity(&self) -> impl Iterator<Item = (Name, u32)> {
-        let seconds = self.affinity.into_iter();
-        seconds.flat_map(|seconds| {
+    /// The sets of its endpoints' clients.
+    pub(crate) fn affinity(&self) -> impl Iterator<Item = (Name, Clients)> {
+        let clients = self.affinity.into_iter().map(Clients::new);
+        clients.flat_map(|clients| {
             let endpoints = self.reachable().into_iter();
             let name = &self.owner.name;
-            endpoints.map(move |at| (Base::of_endpoint(name, at).affinity(), seconds))
+            endpoints.map(move |at| (Base::of_endpoint(name, at).affinity(), clients))
         })
     }
 

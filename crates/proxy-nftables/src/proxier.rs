@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Concern, Engine, Extent, Served, Step};
-use nftables_netlink::Rule;
+use hashbrown::HashSet;
+use nftables_netlink::{Name, Rule};
 use proxy::{
     Failure, Fate, Model, NamespacedName, NodeFacts, NodePortAddresses, Notice, Selection, Subject,
 };
@@ -22,6 +23,7 @@ use reconcile::Rows;
 use crate::base::{Base, NodePortIps, unallocated};
 use crate::choice::Chooser;
 use crate::claims::Claims;
+use crate::clients::Room;
 use crate::exchange::Found;
 use crate::found::Snapshot;
 use crate::kinds::{NftablesKinds, State};
@@ -71,6 +73,8 @@ pub struct Nftables {
     is_uncertain: bool,
     /// Whether the node's own address is known, or was.
     has_own_address: bool,
+    /// The sets of clients that have given back memory; their handles stay as they are.
+    shrunk: HashSet<Name>,
 }
 
 /// Where NodePorts are served.
@@ -225,8 +229,13 @@ impl Nftables {
             slots,
             members,
             chains,
-            affinity,
+            mut affinity,
         } = found;
+        for (set, clients) in &mut affinity {
+            if self.shrunk.contains(set) {
+                clients.room = Room::AsNeeded;
+            }
+        }
         self.unallocated = unallocated;
         let tables = &mut self.tables;
         let base = tables.base.observe(base);
@@ -302,6 +311,7 @@ impl engine::Scheme for Nftables {
             reread: None,
             is_uncertain: false,
             has_own_address: false,
+            shrunk: HashSet::new(),
         }
     }
 
@@ -432,6 +442,7 @@ impl engine::Scheme for Nftables {
         if verdicts.taken > 0 {
             state.wrote(Part::Table);
         }
+        self.shrunk.extend(plan.shrunk(&verdicts));
         (self.removal, self.timeouts) = (verdicts.removal, verdicts.timeouts);
         if verdicts.is_doubtful || plan.replaces_set() {
             self.is_uncertain = true;

@@ -12,6 +12,7 @@ use proxy::{Failure, Owner, Report};
 use reconcile::{Removals, Rows, Table as Entries};
 
 use crate::base::{Key, SERVICES_CHAIN, Value};
+use crate::clients::Clients;
 use crate::content::Content;
 use crate::name::NODE_PORT_IPS;
 use crate::plan::{Part, Plan, Stale, Timeouts, Verdict, Verdicts};
@@ -29,7 +30,7 @@ pub(crate) struct Tables {
     /// Several Service ports may want the same, and all of them have it.
     pub(crate) members: Entries<Member, (), Arc<Owner>>,
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
-    pub(crate) affinity: Entries<Name, u32, Arc<Owner>>,
+    pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
 }
 
 impl Tables {
@@ -178,10 +179,15 @@ impl Tables {
                 tell(what, part.owner.as_ref(), reason);
             }
             self.settle_part(part, verdict, now);
-            for (set, seconds) in &part.affinity {
+            for (set, clients) in &part.affinity {
                 // It was refused nothing, and yet it is as it was: another one is to take its place.
-                if *verdict == Verdict::Done && is_kept && seconds.is_change() {
-                    self.affinity.set_actual(set, seconds.there);
+                if *verdict == Verdict::Done
+                    && is_kept
+                    && clients.is_change()
+                    && let Some(there) = clients.there
+                {
+                    let kept = Clients::new(there.seconds);
+                    self.affinity.set_actual(set, Some(kept));
                 }
             }
         }
@@ -230,8 +236,8 @@ impl Tables {
                 self.chains.set_actual(chain, Some(Content::default()));
             }
         }
-        for (set, seconds) in &part.affinity {
-            booking.book(&mut self.affinity, set, Some(seconds.wanted));
+        for (set, clients) in &part.affinity {
+            booking.book(&mut self.affinity, set, Some(clients.wanted));
         }
         for change in &part.slots {
             booking.book(&mut self.slots, &change.slot, change.after.clone());

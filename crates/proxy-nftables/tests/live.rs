@@ -402,6 +402,106 @@ fn another_timeout_counts_and_clients_stay_where_the_kernel_can() {
     });
 }
 
+/// Megabytes that the kernel has for itself alone.
+fn kernel_memory() -> f64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let kilobytes = |name: &str| -> f64 {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    (kilobytes("SUnreclaim:") + kilobytes("VmallocUsed:") + kilobytes("Percpu:")) / 1024.0
+}
+
+#[test]
+#[ignore = "needs nf_tables"]
+fn a_thousand_endpoints_with_affinity_take_ten_megabytes() {
+    for layout in LAYOUTS {
+        let measured = || {
+            let mut took = 0.0;
+            in_namespace(|| {
+                let hosts: Vec<u16> = (1..=100).collect();
+                let mut world = World::new(layout);
+                world.service(11, Some(300), &[1]);
+                world.sync();
+                // The kernel clears namespaces of tests before in its own time.
+                thread::sleep(Duration::from_millis(300));
+                let before = kernel_memory();
+                for number in 1..=10 {
+                    world.service(number, Some(300), &hosts);
+                }
+                world.sync();
+                took = kernel_memory() - before;
+            });
+            took
+        };
+        // Other programs take and give some, too.
+        let mut took = [(); 3].map(|()| measured());
+        took.sort_by(f64::total_cmp);
+        let [_, took, _] = took;
+        println!("{layout:?}: {took:.1} MB");
+        assert!(took < 10.0, "{layout:?}: {took} MB");
+    }
+}
+
+/// The table as versions left it that gave sets of clients a size.
+fn make_with_sizes(whole: &Whole) {
+    let named = |set: &nftables_netlink::Set| nftables_netlink::Set {
+        size: set.dynamic.then_some(65_535).or(set.size),
+        ..set.clone()
+    };
+    let mut changes = vec![Change::DeleteTable];
+    changes.extend(whole.table.clone().map(Change::AddTable));
+    let sets = whole.sets.iter();
+    changes.extend(
+        sets.clone()
+            .map(|(found, _)| Change::AddSet(named(&found.set))),
+    );
+    changes.extend(whole.chains.iter().cloned().map(Change::AddChain));
+    let rules = whole.rules.iter();
+    changes.extend(rules.map(|of| Change::AddRule(of.chain.clone(), of.rule.clone())));
+    changes.extend(
+        sets.map(|(found, elements)| Change::AddElements(found.set.name.clone(), elements.clone())),
+    );
+    change(changes);
+}
+
+#[test]
+#[ignore = "needs nf_tables"]
+fn sets_that_were_made_with_a_size_give_back_memory_and_keep_their_clients() {
+    in_namespace(|| {
+        let hosts: Vec<u16> = (1..=50).collect();
+        let mut world = World::new(Layout::Upstream);
+        world.service(1, Some(300), &hosts);
+        world.sync();
+        let as_wanted = content(&whole());
+        let at_first = kernel_memory();
+        make_with_sizes(&whole());
+        let with_sizes = kernel_memory();
+        assert_eq!(content(&whole()), as_wanted, "the kernel lists both alike");
+        let sets = whole().sets.into_iter();
+        let mut affinity = sets.filter(|(found, _)| found.set.dynamic);
+        let set = affinity.next().unwrap().0.set.name;
+        let client = Element::of_set([10, 9, 9, 9].as_slice().into());
+        change(vec![Change::AddElements(set.clone(), vec![client])]);
+        let before = generation();
+        let mut again = world.again(Layout::Upstream);
+        again.sync();
+        assert_eq!(generation(), before.next());
+        assert_eq!(content(&whole()), as_wanted);
+        // A worker of the kernel shrinks them.
+        let freed = || with_sizes - kernel_memory();
+        let is_freed = (0..50).any(|_| {
+            thread::sleep(Duration::from_millis(100));
+            freed() > 90.0
+        });
+        let (took, freed) = (with_sizes - at_first, freed());
+        println!("50 sets with a size: {took:.1} MB, of which {freed:.1} are given back");
+        assert!(took > 90.0 && is_freed, "{took} MB, {freed} MB given back");
+        let elements = Nftables::open().unwrap().elements(Family::Ip, TABLE, &set);
+        assert_eq!(elements.unwrap().len(), 1);
+    });
+}
+
 #[test]
 #[ignore = "needs nf_tables"]
 fn drift_is_mended_and_what_others_have_stays() {

@@ -121,10 +121,10 @@ fn held(kernel: &mut impl Kernel) -> Held {
     let mut tell = |object| match object {
         Object::Begin => held = Held::default(),
         Object::Table(_) => {}
-        Object::Set(set) => {
+        Object::Set(set, _) => {
             held.1.entry(set.name).or_default();
         }
-        Object::Chain(chain) => {
+        Object::Chain(chain, _) => {
             held.0.entry(chain.name).or_default();
         }
         Object::Elements(set, elements) => held.1.entry(set).or_default().extend(elements),

@@ -695,6 +695,47 @@ fn source_ranges_count_for_an_address_that_is_an_external_ip_as_well() {
     }
 }
 
+/// For a size that is given the kernel keeps 2 MiB for each set at once.
+#[test]
+fn sets_of_clients_have_no_size_and_those_that_had_one_give_back_memory() {
+    let layout = Layout::Upstream;
+    let mut world = World::new(layout);
+    for number in 1..=3 {
+        web(&mut world, number, [1, 2]);
+        world.apply(with_affinity(number, 300));
+    }
+    world.sync();
+    let sets = world.content().sets;
+    let dynamic: Vec<_> = sets.values().filter(|(set, _)| set.dynamic).collect();
+    assert_eq!(dynamic.len(), 6);
+    assert!(dynamic.iter().all(|(set, _)| set.size.is_none()));
+    // A table of this version, or of upstream, is taken over as it is.
+    world.restart();
+    world.sync();
+    assert_eq!(world.made().len(), 0);
+    // One of a version that gave a size: an element comes and goes, no chain is touched.
+    world.kernel.state().handles.sets_first();
+    let before = world.content();
+    world.restart();
+    assert_eq!(world.sync().pending, 0);
+    let made = world.made().concat();
+    let count = |what: &str| made.iter().filter(|of| of.starts_with(what)).count();
+    let counts = [
+        "add set affinity-",
+        "add to affinity-",
+        "delete from affinity-",
+    ]
+    .map(count);
+    assert_eq!((counts, made.len()), ([6, 6, 6], 18), "{made:?}");
+    assert_eq!(world.content(), before);
+    // Once: not when the table is read again.
+    world.damage(|content| {
+        let (_, elements) = content.sets.get_mut("cluster-ips").unwrap();
+        elements.pop_first();
+    });
+    assert_eq!(world.made().concat().len(), 1);
+}
+
 #[test]
 fn clients_stay_with_their_endpoints() {
     for layout in LAYOUTS {

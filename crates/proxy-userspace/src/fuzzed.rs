@@ -44,6 +44,7 @@ pub fn object(bytes: &[u8]) {
             generation: Generation(1),
             table: Some(table(family)),
             chains: read.chain.iter().cloned().collect(),
+            chain_handles: <_>::default(),
             sets: sets.collect(),
             rules: read.rule.iter().cloned().collect(),
         };

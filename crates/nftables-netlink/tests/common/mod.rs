@@ -79,6 +79,7 @@ pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<Whole> {
 /// The same without what is of one moment, so that a table that was made again compares.
 pub(crate) fn timeless(mut whole: Whole) -> Whole {
     whole.generation = nftables_netlink::Generation(1);
+    whole.chain_handles.clear();
     for (set, elements) in &mut whole.sets {
         set.handle = 0;
         elements.sort_by(|a, b| (&a.key, a.ends_interval).cmp(&(&b.key, b.ends_interval)));

@@ -42,13 +42,13 @@ impl Real {
                 };
                 *there = Some(content);
             }
-            (Object::Set(set), Some(there)) => {
+            (Object::Set(set, _), Some(there)) => {
                 there
                     .sets
                     .entry(set.name.clone())
                     .or_insert((set, [].into()));
             }
-            (Object::Chain(chain), Some(there)) => {
+            (Object::Chain(chain, _), Some(there)) => {
                 there.chains.insert(chain.name.clone(), (chain, Vec::new()));
             }
             (Object::Elements(set, elements), Some(there)) => {
