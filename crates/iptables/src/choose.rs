@@ -94,7 +94,8 @@ impl Iptables {
         let mut are_absent = true;
         for iptables in Self::candidates(wanted)? {
             match iptables.save(IpFamily::V4) {
-                Ok(_) => return Ok(iptables),
+                // Rules are there, and who reads them is told why that fails.
+                Ok(_) | Err(IptablesError::Native { .. }) => return Ok(iptables),
                 Err(error) => {
                     are_absent &= error.kind().is_absence() && iptables.is_absent();
                     reasons.push(error.to_string());
@@ -194,13 +195,15 @@ impl Iptables {
                 continue;
             }
             let mut found = Evidence::default();
-            // What cannot be read says nothing.
-            if self
-                .save_lines(family, None, &mut |line| found.add(line))
-                .is_ok()
-            {
-                evidence.add_all(&found);
+            let read = self.save_lines(family, None, &mut |line| found.add(line));
+            if read.is_err() {
+                // The kernel knows the chains of a table that iptables cannot read.
+                found = Evidence::default();
+                for (_, chain) in self.backend.chains(family).unwrap_or_default() {
+                    found.add_chain(&chain);
+                }
             }
+            evidence.add_all(&found);
         }
         evidence
     }
@@ -227,13 +230,15 @@ struct Evidence {
 impl Evidence {
     fn add(&mut self, line: &str) {
         match Line::parse(line) {
-            Some(Line::Chain(name)) => {
-                self.has_hint |= HINTS.contains(&name);
-                self.has_chains |= name.starts_with("KUBE-");
-            }
+            Some(Line::Chain(name)) => self.add_chain(name),
             Some(Line::Rule(_)) => self.rules += 1,
             Some(Line::Table(_) | Line::Commit) | None => {}
         }
+    }
+
+    fn add_chain(&mut self, name: &str) {
+        self.has_hint |= HINTS.contains(&name);
+        self.has_chains |= name.starts_with("KUBE-");
     }
 
     fn add_all(&mut self, other: &Self) {

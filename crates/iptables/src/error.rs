@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use crate::native::TakenChain;
 use crate::program::{Finished, Program};
 
 /// Why iptables cannot be used, or did not do what it was to do.
@@ -48,6 +49,36 @@ pub enum IptablesError {
         /// The time it had.
         limit: Duration,
     },
+    /// A table of nf_tables holds rules that iptables has no words for, and cannot be read by other
+    /// means either.
+    #[error(
+        "table {family} {table} cannot be read, since it holds rules of nft that iptables has no words for ({why}): put these into a table of their own (`nft list table {family} {table}` shows them)"
+    )]
+    Native {
+        /// The table.
+        table: &'static str,
+        /// The family, as nft names it.
+        family: &'static str,
+        /// Why not.
+        why: String,
+    },
+    /// A chain of nft is in the way of a built-in one.
+    #[error("{0}")]
+    Taken(TakenChain),
+    /// The kernel does not say which tables there are.
+    #[error("cannot ask nf_tables for the tables of iptables: {why}")]
+    Unlisted {
+        /// Why not.
+        why: String,
+    },
+    /// It succeeded, but has not printed all.
+    #[error("{program} ended with success too early: {said}; run it by hand")]
+    CutShort {
+        /// Which program.
+        program: String,
+        /// Where its output ends.
+        said: String,
+    },
     /// It said no.
     #[error("{program} failed: {said}")]
     Failed {
@@ -84,6 +115,8 @@ pub enum Kind {
     NoSet,
     /// A match, a target or a kind of chain is missing, in the kernel or beside the program.
     NoModule,
+    /// The name of a built-in chain belongs to a chain of another kind.
+    ChainTaken,
     /// A line is refused, and why is not known by kind.
     Refused,
 }
@@ -98,6 +131,7 @@ impl Kind {
             | Self::NoTable
             | Self::NoSet
             | Self::NoModule
+            | Self::ChainTaken
             | Self::Refused => false,
         }
     }
@@ -120,7 +154,7 @@ impl Kind {
     pub fn may_pass(self) -> bool {
         matches!(
             self,
-            Self::NotUsable | Self::TimedOut | Self::LockHeld | Self::Refused
+            Self::NotUsable | Self::TimedOut | Self::LockHeld | Self::ChainTaken | Self::Refused
         )
     }
 
@@ -147,7 +181,7 @@ impl Kind {
 /// What the programs say, all of these parts in one sentence; the first row that fits counts.
 ///
 /// Source: iptables 1.8.9, by file.
-const SIGNS: [(Kind, &[&str]); 13] = [
+const SIGNS: [(Kind, &[&str]); 15] = [
     // iptables/xshared.c: "Another app is currently holding the xtables lock."
     (Kind::LockHeld, &["xtables lock"]),
     // The same: "Can't lock /run/xtables.lock: Resource temporarily unavailable".
@@ -168,6 +202,13 @@ const SIGNS: [(Kind, &[&str]); 13] = [
     // iptables/nft.c: "TABLE_ADD failed (Operation not supported)", "RULE_APPEND failed (...)".
     (Kind::NoModule, &["TABLE_ADD"]),
     (Kind::NoModule, &["RULE_APPEND"]),
+    // The same: "CHAIN_ADD failed (Operation not supported): chain FORWARD", of another hook or
+    // priority; "(File exists)", of another type.
+    (
+        Kind::ChainTaken,
+        &["CHAIN_ADD failed (Operation not supported)"],
+    ),
+    (Kind::ChainTaken, &["CHAIN_ADD failed (File exists)"]),
     // libxtables/xtables.c: "Couldn't load match `x':No such file or directory".
     (Kind::NoModule, &["Couldn't load"]),
     // iptables/xtables-save.c, xtables-restore.c: "Failed to initialize nft: Protocol not
@@ -181,9 +222,31 @@ impl IptablesError {
         match self {
             Self::Missing(_) => Kind::NoProgram,
             Self::Absent(_) => Kind::Unsupported,
-            Self::Unusable(_) | Self::NoIpv6 | Self::Run { .. } => Kind::NotUsable,
+            Self::Unusable(_)
+            | Self::NoIpv6
+            | Self::Run { .. }
+            | Self::Native { .. }
+            | Self::Unlisted { .. }
+            | Self::CutShort { .. } => Kind::NotUsable,
             Self::TimedOut { .. } => Kind::TimedOut,
+            Self::Taken(_) => Kind::ChainTaken,
             Self::Failed { kind, .. } => *kind,
+        }
+    }
+
+    /// Names the chains that are in the way of a built-in chain. Without any, a module is missing.
+    pub(crate) fn blame(&mut self, taken: &[TakenChain]) {
+        let Self::Failed { kind, said, .. } = self else {
+            return;
+        };
+        if taken.is_empty() {
+            *kind = Kind::NoModule;
+            if let Some(next) = kind.next_step() {
+                let _ = write!(said, "; {next}");
+            }
+        }
+        for chain in taken {
+            let _ = write!(said, "; {chain}");
         }
     }
 
@@ -200,8 +263,7 @@ pub(crate) fn failure(
     limit: Duration,
     line: impl FnOnce(usize) -> Option<String>,
 ) -> IptablesError {
-    let name = program.path().file_name().unwrap_or_default();
-    let program = name.to_string_lossy().into_owned();
+    let program = program.name();
     match result {
         Ok(finished) => {
             let Explained { kind, line, said } = explain(&finished.stderr, line);

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use inet::IpFamily;
 
 use crate::backend::{Backend, exists};
-use crate::error::{IptablesError, LineFinder, failure};
+use crate::error::{IptablesError, Kind, LineFinder, failure};
 use crate::legacy::LegacyTables;
+use crate::native::{self, Printed, TakenChain};
 use crate::program::{Input, Limit, Program};
 use crate::reading::{self, Reading, Readings, State, Verdict};
 use crate::restore::restore_text;
@@ -42,6 +43,25 @@ pub struct Iptables {
     /// Whether it knows `iptables-restore -w` and `MASQUERADE --random-fully`.
     pub(crate) is_modern: bool,
     pub(crate) readings: Arc<Readings>,
+}
+
+/// What `iptables-save` is asked for.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    /// One table, or all.
+    table: Option<Table>,
+    /// True if each rule comes with what it has counted.
+    is_counted: bool,
+    limit: Limit,
+}
+
+/// Returns the tables of iptables that the kernel has in nf_tables: all, or one of them.
+fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>, IptablesError> {
+    let mut tables = nft::tables(family).map_err(|error| IptablesError::Unlisted {
+        why: error.to_string(),
+    })?;
+    tables.retain(|table| only.is_none_or(|only| only.name() == *table));
+    Ok(tables)
 }
 
 impl Iptables {
@@ -101,6 +121,16 @@ impl Iptables {
         }
     }
 
+    /// Returns the built-in chains that rules of this backend cannot stand in, since nft has made
+    /// chains of these names with another hook, type or priority. Starts no process; empty where
+    /// the kernel does not say.
+    pub fn taken_chains(&self, family: IpFamily) -> Vec<TakenChain> {
+        match self.backend {
+            Backend::Nft => native::taken_chains(family).unwrap_or_default(),
+            Backend::Legacy => Vec::new(),
+        }
+    }
+
     /// Whether the kernel says that it has nothing to hold rules of this backend with.
     pub(crate) fn is_absent(&self) -> bool {
         IpFamily::ALL.into_iter().all(|family| match self.backend {
@@ -142,7 +172,7 @@ impl Iptables {
         self.restore(family, &text)
     }
 
-    /// Whether the kernel takes rules, those of a table in a row. They are written into a chain
+    /// Whether the kernel takes rules, those of a table in a row, and rules that lead to them. They are written into a chain
     /// that nothing leads to, and taken away again: of some rules only a transaction that is ended
     /// tells, in either backend.
     ///
@@ -154,6 +184,9 @@ impl Iptables {
         family: IpFamily,
         rules: &[(Table, Rule)],
     ) -> Result<(), IptablesError> {
+        if let Some(taken) = self.taken_chains(family).into_iter().next() {
+            return Err(IptablesError::Taken(taken));
+        }
         let tables = || rules.chunk_by(|one, next| one.0 == next.0);
         let write = restore_text(|restore| {
             for rules in tables() {
@@ -264,7 +297,12 @@ impl Iptables {
             }
             return Ok(());
         }
-        self.stream(family, &["-t", table.name()], SAVE_LIMIT.into(), line)
+        let asked = Asked {
+            table: Some(table),
+            is_counted: false,
+            limit: SAVE_LIMIT.into(),
+        };
+        self.stream(family, asked, line)
     }
 
     /// The lines of one table, each rule's with what it has counted before it: `[PACKETS:BYTES] -A
@@ -282,8 +320,12 @@ impl Iptables {
         if self.is_empty(family) {
             return Ok(());
         }
-        let arguments = ["-c", "-t", table.name()];
-        self.stream(family, &arguments, LONG_SAVE_LIMIT, line)
+        let asked = Asked {
+            table: Some(table),
+            is_counted: true,
+            limit: LONG_SAVE_LIMIT,
+        };
+        self.stream(family, asked, line)
     }
 
     /// The lines of all tables in use, whatever tables these are, in the same form. Costs a process
@@ -300,7 +342,12 @@ impl Iptables {
         if self.is_empty(family) {
             return Ok(());
         }
-        self.stream(family, &["-c"], LONG_SAVE_LIMIT, line)
+        let asked = Asked {
+            table: None,
+            is_counted: true,
+            limit: LONG_SAVE_LIMIT,
+        };
+        self.stream(family, asked, line)
     }
 
     /// Tells the lines of all tables in use, and gives them as a text if that is kept.
@@ -333,7 +380,12 @@ impl Iptables {
                 text.push('\n');
             }
         };
-        self.stream(family, &[], limit, &mut keep)?;
+        let asked = Asked {
+            table: None,
+            is_counted: false,
+            limit,
+        };
+        self.stream(family, asked, &mut keep)?;
         let kept = number.zip(text).map(|(number, text)| Reading {
             number,
             text: text.into(),
@@ -351,11 +403,40 @@ impl Iptables {
         is_there.then(|| Arc::clone(&last.text))
     }
 
+    /// Tells the lines of all tables that are asked for: what `iptables-save` prints, and what it
+    /// does not print and yet ends with success.
     fn stream(
         &self,
         family: IpFamily,
-        arguments: &[&str],
-        limit: Limit,
+        asked: Asked,
+        line: &mut (dyn FnMut(&str) + Send),
+    ) -> Result<(), IptablesError> {
+        let existing = match self.backend {
+            Backend::Nft => nft_tables(family, asked.table)?,
+            // Its program fails where it cannot read a table.
+            Backend::Legacy => Vec::new(),
+        };
+        let mut printed = Printed::default();
+        self.print(family, asked, &mut |each| {
+            printed.add(each);
+            line(each);
+        })?;
+        if let Some(table) = printed.cut_short() {
+            let program = self.program(family, "save")?.name();
+            let said = format!("its output ends within table {table}");
+            return Err(IptablesError::CutShort { program, said });
+        }
+        for gap in printed.gaps(&existing) {
+            native::read(self, family, gap, asked.is_counted, asked.limit, line)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the lines that `iptables-save` prints.
+    fn print(
+        &self,
+        family: IpFamily,
+        asked: Asked,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), IptablesError> {
         let program = self.program(family, "save")?;
@@ -370,8 +451,14 @@ impl Iptables {
                 bytes.clear();
             }
         };
+        let counters = asked.is_counted.then_some("-c");
+        let table = asked.table.map(|table| ["-t", table.name()]);
+        let arguments: Vec<&str> = counters
+            .into_iter()
+            .chain(table.into_iter().flatten())
+            .collect();
         let began = Instant::now();
-        match program.stream(arguments, None, &mut output, limit) {
+        match program.stream(&arguments, None, &mut output, asked.limit) {
             Ok(finished) if finished.status.success() => Ok(()),
             result => Err(failure(&program, result, began.elapsed(), |_| None)),
         }
@@ -434,12 +521,18 @@ impl Iptables {
         };
         match program.stream(arguments, Some(&mut *text), &mut |_| {}, limit) {
             Ok(finished) if finished.status.success() => Ok(()),
-            result => Err(failure(&program, result, limit, |number| {
-                let mut finder = LineFinder::new(number);
-                // That it stops at the line is no failure.
-                let _ = text(&mut finder);
-                finder.found()
-            })),
+            result => {
+                let mut error = failure(&program, result, limit, |number| {
+                    let mut finder = LineFinder::new(number);
+                    // That it stops at the line is no failure.
+                    let _ = text(&mut finder);
+                    finder.found()
+                });
+                if error.kind() == Kind::ChainTaken {
+                    error.blame(&self.taken_chains(family));
+                }
+                Err(error)
+            }
         }
     }
 

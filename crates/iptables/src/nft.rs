@@ -7,6 +7,8 @@
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`,
 //! `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).
 
+pub(crate) mod held;
+
 use inet::IpFamily;
 use netlink_batch::{
     Attributes, Batch, Connection, Error, NLM_F_APPEND, NLM_F_CREATE, Protocol, Refusal, Reply,
@@ -24,6 +26,7 @@ const NFT_MSG_GETTABLE: u16 = message(1);
 const NFT_MSG_NEWCHAIN: u16 = message(3);
 const NFT_MSG_GETCHAIN: u16 = message(4);
 const NFT_MSG_NEWRULE: u16 = message(6);
+const NFT_MSG_GETRULE: u16 = message(7);
 const NFT_MSG_GETGEN: u16 = message(16);
 /// `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
 const NFNL_MSG_COMPAT_GET: u16 = 11 << 8;
@@ -65,18 +68,30 @@ pub(crate) fn state(family: IpFamily) -> Option<State> {
         Err(error) => return is_missing(&error).then_some(State::Unsupported),
     };
     match read(&mut connection, family) {
-        Ok((false, _)) => match probe_table(&mut connection, family) {
+        Ok((tables, _)) if tables.is_empty() => match probe_table(&mut connection, family) {
             Verdict::Works => Some(State::Empty),
             Verdict::Never => Some(State::Unsupported),
             Verdict::Unknown => None,
         },
-        Ok((true, generation)) => Some(State::Holds(generation.map(u64::from))),
+        Ok((_, generation)) => Some(State::Holds(generation.map(u64::from))),
         Err(error) => is_missing(&error).then_some(State::Unsupported),
     }
 }
 
-/// Whether iptables has tables there, and the number of the last change of all that nftables holds.
-fn read(connection: &mut Connection, family: IpFamily) -> Result<(bool, Option<u32>), Error> {
+/// Returns the tables of iptables that exist.
+pub(crate) fn tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
+    let Some(mut reader) = held::Reader::open(family)? else {
+        return Ok(Vec::new());
+    };
+    reader.tables().map(|(tables, _)| tables)
+}
+
+/// Reads which tables iptables has there, and the number of the last change of all that nftables
+/// holds.
+fn read(
+    connection: &mut Connection,
+    family: IpFamily,
+) -> Result<(Vec<&'static str>, Option<u32>), Error> {
     // Before the tables: what changes later is another generation.
     let answer = connection.request(NFT_MSG_GETGEN, 0, |w| w.bytes(&[0; 4]))?;
     let mut generation = None;
@@ -89,15 +104,17 @@ fn read(connection: &mut Connection, family: IpFamily) -> Result<(bool, Option<u
         }
     }
     let tables = connection.dump(NFT_MSG_GETTABLE, 0, |w| header(w, family))?;
+    let mut found = Vec::new();
     for (_, payload) in tables.iter() {
         for attribute in Attributes::after(4, payload)? {
             let attribute = attribute?;
-            if attribute.kind == FIRST && TABLES.contains(&attribute.string()?) {
-                return Ok((true, generation));
+            if attribute.kind == FIRST {
+                let name = attribute.string()?;
+                found.extend(TABLES.into_iter().filter(|table| *table == name));
             }
         }
     }
-    Ok((false, generation))
+    Ok((found, generation))
 }
 
 /// The chains of iptables' tables; `None` if that cannot be told.

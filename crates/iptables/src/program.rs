@@ -59,6 +59,12 @@ impl Program {
         &self.0
     }
 
+    /// Returns its name, without the folder.
+    pub(crate) fn name(&self) -> String {
+        let name = self.0.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     /// Runs it in the calling thread's network namespace, with `PATH` as its only variable, and
     /// waits. Past `limit` it is killed, with what it started, and that is
     /// [`io::ErrorKind::TimedOut`].

@@ -2,6 +2,7 @@
 //! copied but words that carry an escaped character.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use crate::table::Table;
 
@@ -124,6 +125,9 @@ impl<'a> RuleLine<'a> {
 
 const COMMENT: &str = "--comment";
 
+/// The word in a rule that stands for what iptables has no words for.
+pub(crate) const NATIVE: &str = "[nft]";
+
 /// The words of a line: `"` groups, `\` takes the next character as it is.
 #[derive(Debug, Clone)]
 pub struct Words<'a> {
@@ -209,6 +213,23 @@ impl Reader {
     }
 }
 
+/// Returns the chains of a text in which rules stand that nft alone can list, with their tables.
+pub fn native_chains(saved: &str) -> BTreeSet<(&str, &str)> {
+    let (mut chains, mut table) = (BTreeSet::new(), "");
+    for line in saved.lines() {
+        match Line::parse(line) {
+            Some(Line::Table(name)) => table = name,
+            Some(Line::Rule(rule))
+                if rule.text.contains(NATIVE) && rule.options().any(|word| word == NATIVE) =>
+            {
+                chains.insert((table, rule.chain));
+            }
+            _ => {}
+        }
+    }
+    chains
+}
+
 /// All of a text.
 pub fn entries(saved: &str) -> impl Iterator<Item = (Table, Entry<'_>)> {
     let mut reader = Reader::default();
@@ -278,6 +299,14 @@ mod tests {
                 (Table::Filter, Entry::Chain("E"))
             ]
         );
+    }
+
+    #[test]
+    fn chains_with_rules_of_nft_are_named() {
+        let saved = "*nat\n-A A -j B\n-A P [nft] -j B\n-A P [nft]\nCOMMIT\n*raw\n-A Q [nft]\n\
+             -A A -m comment --comment \"[nft]\" -j B\nCOMMIT\n";
+        let chains: Vec<_> = native_chains(saved).into_iter().collect();
+        assert_eq!(chains, [("nat", "P"), ("raw", "Q")]);
     }
 
     proptest! {

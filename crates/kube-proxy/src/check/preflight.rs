@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use footprint::{Footprints, nft};
-use iptables::{Backend, Table};
+use iptables::{Backend, Iptables, Table};
 use proxy::{IpFamily, Model};
 use route_netlink::Rtnetlink;
 use rustix::fs::Access as Right;
@@ -106,10 +106,12 @@ pub(super) fn look(
     if mode.name() == "ipvs" {
         findings.push(scheduler(&options.modes.ipvs.scheduler));
     }
-    let iptables = mode.uses_iptables(&options.modes).then(|| {
-        let chosen = Programs::new(&options.modes, Access::Read).choose(&[]);
-        let backend = chosen.map(|iptables| iptables.backend());
-        backend.map_err(|error| error.to_string())
+    let chosen = mode
+        .uses_iptables(&options.modes)
+        .then(|| Programs::new(&options.modes, Access::Read).choose(&[]));
+    let iptables = chosen.as_ref().map(|chosen| {
+        let backend = chosen.as_ref().map(Iptables::backend);
+        backend.map_err(ToString::to_string)
     });
     let backend = iptables.as_ref().and_then(|chosen| chosen.as_ref().ok());
     match rustix::thread::capabilities(None) {
@@ -124,6 +126,9 @@ pub(super) fn look(
         mode.has_served(root),
     ));
     findings.extend(packet_filters::judge(iptables.as_ref(), traces));
+    if let Some(Ok(iptables)) = &chosen {
+        findings.extend(packet_filters::beside_nft(iptables));
+    }
     let none = &[][..];
     let changes = seen.map_or(none, |(foreseen, _)| &foreseen.changes);
     let foreign = foreign(seen.map(|(_, model)| model));

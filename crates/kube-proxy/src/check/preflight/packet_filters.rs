@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use iptables::Backend;
+use iptables::{Backend, Iptables, exists, native_chains};
+use proxy::IpFamily;
 
 use super::Traces;
-use crate::check::finding::Finding;
+use crate::check::finding::{Finding, some};
 
 const NAME: &str = "iptables";
 
@@ -53,6 +54,39 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
                  --iptables-backend name the host's"
             ),
         ));
+    }
+    findings
+}
+
+/// Reports what nft has put into the tables that this mode writes to by iptables.
+pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for family in IpFamily::ALL {
+        let taken = iptables.taken_chains(family).into_iter();
+        findings.extend(taken.map(|taken| Finding::fail(NAME, taken.to_string())));
+        match iptables.save(family) {
+            Ok(saved) => {
+                let nft = match family {
+                    IpFamily::V4 => "ip",
+                    IpFamily::V6 => "ip6",
+                };
+                let chains = native_chains(&saved).into_iter();
+                let chains = chains.map(|(table, chain)| format!("{chain} of table {nft} {table}"));
+                let chains: Vec<String> = chains.collect();
+                if !chains.is_empty() {
+                    findings.push(Finding::warn(
+                        NAME,
+                        format!(
+                            "nft has put rules into {} that iptables cannot list: kube-proxy reads and writes beside them, and \
+                             `iptables-save` ignores these tables; put such rules into a table of their own",
+                            some(&chains)
+                        ),
+                    ));
+                }
+            }
+            Err(error) if error.kind().is_absence() || exists(family).is_err() => {}
+            Err(error) => findings.push(Finding::fail(NAME, error.to_string())),
+        }
     }
     findings
 }

@@ -90,16 +90,21 @@ impl Rules {
         let mut preview = Preview::default();
         let iptables = self.iptables.clone();
         // What was read is kept, unless it is very much.
-        let there = |family| Chains::of(&iptables.save(family).unwrap_or_default());
+        let there = |family| {
+            let saved = iptables.save(family).ok();
+            saved.map(|saved| Chains::of(&saved))
+        };
         let found = IpFamily::ALL.map(|family| (family, OnceCell::new()));
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let found = found.iter().find(|(family, _)| *family == of);
             let told = plan.told().into_iter();
-            let change = |told: Told| match (told.chain, found) {
-                (Some(chain), Some((_, found))) => {
-                    found.get_or_init(|| there(of)).change(of, chain, told.line)
+            // Chains that cannot be read are not compared.
+            let change = |told: Told| {
+                let found = found.and_then(|(_, found)| found.get_or_init(|| there(of)).as_ref());
+                match (told.chain, found) {
+                    (Some(chain), Some(found)) => found.change(of, chain, told.line),
+                    _ => Change::rule(of, "rules", told.line),
                 }
-                _ => Change::rule(of, "rules", told.line),
             };
             Shown {
                 writes: 1,

@@ -1,0 +1,469 @@
+//! Tables that iptables shares with rules of nft.
+//!
+//! One rule that iptables has no words for makes `iptables-nft-save` print nothing of its table but
+//! a comment, and end with success. `iptables-nft-restore` still writes there, and lists each chain
+//! that holds rules of iptables alone. So such a table is read chain by chain: by one process where
+//! iptables has words, and from the kernel elsewhere. A base chain of another hook or priority makes
+//! `iptables-nft-save` ignore that chain, which is read from the kernel as well.
+//!
+//! Source: iptables 1.8.9, `iptables/nft.c` (`nft_is_table_compatible`, `nft_rule_list_save`),
+//! `iptables/xtables-save.c`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::BufRead;
+
+use inet::IpFamily;
+use netlink_batch::Error;
+
+use crate::error::{IptablesError, failure};
+use crate::iptables::Iptables;
+use crate::nft::held::{Chain, HeldRule, Hook, Reader};
+use crate::program::Limit;
+use crate::saved::Line;
+
+/// The prefix of chains of kube-proxies and kubelets, which hold rules of iptables alone.
+const PREFIX: &str = "KUBE-";
+/// How often a table that changes meanwhile is read again.
+const ATTEMPTS: usize = 5;
+/// How many chains may turn out to hold rules of nft although they look otherwise.
+const MAX_PROCESSES: usize = 8;
+
+/// A table of which `iptables-save` has printed less than there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gap {
+    /// It has printed nothing.
+    Whole,
+    /// It has not printed the base chains that are not its own.
+    BaseChains,
+}
+
+/// What `iptables-nft-save` has printed, as far as it says what it has not.
+#[derive(Debug, Default)]
+pub(crate) struct Printed {
+    tables: BTreeSet<String>,
+    /// The table that has begun and not ended.
+    open: Option<String>,
+    /// Tables with base chains that were not printed.
+    partial: BTreeSet<String>,
+}
+
+impl Printed {
+    /// Takes in a line.
+    pub(crate) fn add(&mut self, line: &str) {
+        if let Some(comment) = line.strip_prefix('#') {
+            // "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them."
+            if comment.contains("incompatible base-chains")
+                && let Some((_, rest)) = comment.split_once('`')
+                && let Some((table, _)) = rest.split_once('\'')
+            {
+                self.partial.insert(table.to_owned());
+            }
+            return;
+        }
+        match Line::parse(line) {
+            Some(Line::Table(name)) => self.open = Some(name.to_owned()),
+            Some(Line::Commit) => self.tables.extend(self.open.take()),
+            _ => {}
+        }
+    }
+
+    /// Returns the table that was printed, but not to its end.
+    pub(crate) fn cut_short(&self) -> Option<&str> {
+        self.open.as_deref()
+    }
+
+    /// Returns what was not printed of the tables that exist.
+    pub(crate) fn gaps(&self, existing: &[&'static str]) -> Vec<(&'static str, Gap)> {
+        let gap = |table: &'static str| {
+            if !self.tables.contains(table) {
+                Some((table, Gap::Whole))
+            } else if self.partial.contains(table) {
+                Some((table, Gap::BaseChains))
+            } else {
+                None
+            }
+        };
+        existing.iter().filter_map(|table| gap(table)).collect()
+    }
+}
+
+/// Tells the lines of what `iptables-save` has not printed of a table.
+///
+/// # Errors
+///
+/// The table cannot be read, or changes all the time.
+pub(crate) fn read(
+    iptables: &Iptables,
+    family: IpFamily,
+    (table, gap): (&'static str, Gap),
+    is_counted: bool,
+    limit: Limit,
+    line: &mut dyn FnMut(&str),
+) -> Result<(), IptablesError> {
+    let unreadable = |why: String| IptablesError::Native {
+        table,
+        family: nft_name(family),
+        why,
+    };
+    let asked = |error: Error| unreadable(error.to_string());
+    let Some(mut reader) = Reader::open(family).map_err(asked)? else {
+        return Ok(());
+    };
+    for _ in 0..ATTEMPTS {
+        let (_, before) = reader.tables().map_err(asked)?;
+        let mut chains = reader.chains(table).map_err(asked)?;
+        if gap == Gap::BaseChains {
+            chains.retain(|chain| chain.hook.is_some() && !is_built_in(table, chain));
+        }
+        let listing = Listing {
+            iptables,
+            family,
+            table,
+            is_counted,
+            limit,
+        };
+        let rules = listing.rules(&chains, &mut reader)?;
+        let (_, after) = reader.tables().map_err(asked)?;
+        if before != after {
+            continue;
+        }
+        line(&format!("*{table}"));
+        for chain in &chains {
+            line(&declaration(table, chain));
+        }
+        for rule in &rules {
+            line(rule);
+        }
+        line("COMMIT");
+        return Ok(());
+    }
+    Err(unreadable("it changes while it is read".to_owned()))
+}
+
+/// A table that is listed chain by chain.
+struct Listing<'a> {
+    iptables: &'a Iptables,
+    family: IpFamily,
+    table: &'static str,
+    is_counted: bool,
+    limit: Limit,
+}
+
+impl Listing<'_> {
+    /// Returns the rules of these chains, as `iptables-save` prints them.
+    fn rules(&self, chains: &[Chain], reader: &mut Reader) -> Result<Vec<String>, IptablesError> {
+        let held = |reader: &mut Reader, name: &str| {
+            let rules = reader.rules(self.table, name);
+            rules.map_err(|error| self.unreadable(error.to_string()))
+        };
+        let mut native: BTreeMap<&str, Vec<HeldRule>> = BTreeMap::new();
+        let mut listed: Vec<&str> = Vec::new();
+        for chain in chains {
+            let name = chain.name.as_str();
+            if name.starts_with(PREFIX) && chain.hook.is_none() {
+                listed.push(name);
+                continue;
+            }
+            let rules = held(reader, name)?;
+            let is_own = chain.hook.is_none() || is_built_in(self.table, chain);
+            if is_own && rules.iter().all(|rule| rule.looks_compatible) {
+                listed.push(name);
+            } else {
+                native.insert(name, rules);
+            }
+        }
+        let mut lines = Vec::new();
+        for _ in 0..MAX_PROCESSES {
+            lines.clear();
+            let Err(error) = self.list(&listed, &mut lines) else {
+                let native = native.values().flatten();
+                lines.extend(native.map(|rule| self.line(&rule.text, rule.counted)));
+                return Ok(lines);
+            };
+            let named = incompatible_chain(&error).and_then(|named| {
+                let at = listed.iter().position(|name| *name == named)?;
+                Some(listed.swap_remove(at))
+            });
+            let Some(name) = named else {
+                return Err(self.unreadable(error.to_string()));
+            };
+            native.insert(name, held(reader, name)?);
+        }
+        Err(self.unreadable("too many of its chains hold rules of nft".to_owned()))
+    }
+
+    /// Has iptables print the rules of chains.
+    fn list(&self, chains: &[&str], lines: &mut Vec<String>) -> Result<(), IptablesError> {
+        if chains.is_empty() {
+            return Ok(());
+        }
+        let program = self.iptables.program(self.family, "restore")?;
+        let verbose = if self.is_counted { " -v" } else { "" };
+        let mut input = |sink: &mut dyn std::io::Write| {
+            writeln!(sink, "*{}", self.table)?;
+            for chain in chains {
+                writeln!(sink, "-S {chain}{verbose}")?;
+            }
+            writeln!(sink, "COMMIT")
+        };
+        let mut output = |source: &mut dyn BufRead| {
+            // What cannot be read is told by how the program ends.
+            for line in source.split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line);
+                if line.starts_with("-A ") {
+                    let line = match self.is_counted.then(|| counted(&line)).flatten() {
+                        Some(counted) => counted,
+                        None => line.into_owned(),
+                    };
+                    lines.push(line);
+                }
+            }
+        };
+        let arguments = ["--noflush"];
+        match program.stream(&arguments, Some(&mut input), &mut output, self.limit) {
+            Ok(finished) if finished.status.success() => Ok(()),
+            result => Err(failure(&program, result, self.limit.whole, |_| None)),
+        }
+    }
+
+    fn line(&self, text: &str, (packets, bytes): (u64, u64)) -> String {
+        if self.is_counted {
+            format!("[{packets}:{bytes}] {text}")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    fn unreadable(&self, why: String) -> IptablesError {
+        IptablesError::Native {
+            table: self.table,
+            family: nft_name(self.family),
+            why,
+        }
+    }
+}
+
+/// A built-in chain whose name nft has given to a chain of another kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenChain {
+    /// The table in nftables, with its family: `ip filter`.
+    pub table: String,
+    /// The name of the chain.
+    pub chain: String,
+    /// Its hook and priority, in words.
+    pub found: String,
+}
+
+impl fmt::Display for TakenChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            table,
+            chain,
+            found,
+        } = self;
+        write!(
+            f,
+            "chain {chain} of table {table} was made by nft ({found}) and is not the chain that iptables writes to: \
+             rename it, or move it to a table of its own (`nft list chain {table} {chain}` shows it)"
+        )
+    }
+}
+
+/// Returns the built-in chains of tables that kube-proxies write to which iptables cannot use: nft
+/// has made them with another hook, type or priority.
+pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
+    let Some(mut reader) = Reader::open(family)? else {
+        return Ok(Vec::new());
+    };
+    let (tables, _) = reader.tables()?;
+    let mut taken = Vec::new();
+    for table in tables {
+        if crate::Table::find(table).is_none() {
+            continue;
+        }
+        for chain in reader.chains(table)? {
+            let is_named = built_in(table).any(|(name, _)| name == chain.name);
+            if is_named && !is_built_in(table, &chain) {
+                taken.push(TakenChain {
+                    table: format!("{} {table}", nft_name(family)),
+                    found: match &chain.hook {
+                        Some(hook) => format!(
+                            "type {}, hook {}, priority {}",
+                            hook.kind,
+                            hook_name(hook.number),
+                            hook.priority
+                        ),
+                        None => "no hook".to_owned(),
+                    },
+                    chain: chain.name,
+                });
+            }
+        }
+    }
+    Ok(taken)
+}
+
+fn hook_name(number: u32) -> &'static str {
+    let names = ["prerouting", "input", "forward", "output", "postrouting"];
+    let at = usize::try_from(number).unwrap_or(usize::MAX);
+    names.get(at).copied().unwrap_or("ingress")
+}
+
+fn nft_name(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "ip",
+        IpFamily::V6 => "ip6",
+    }
+}
+
+/// Returns the built-in chains of a table: name, and hook, priority and type.
+///
+/// Source: iptables 1.8.9, `iptables/nft.c` (`xtables_ipv4`).
+fn built_in(table: &str) -> impl Iterator<Item = (&'static str, (u32, i32, &'static str))> {
+    let (hooks, priority): (&[u32], _) = match table {
+        "filter" => (&[1, 2, 3], 0),
+        "nat" => (&[0, 1, 3, 4], -100),
+        "mangle" => (&[0, 1, 2, 3, 4], -150),
+        "raw" => (&[0, 3], -300),
+        "security" => (&[1, 2, 3], 150),
+        _ => (&[], 0),
+    };
+    let is_nat = table == "nat";
+    let is_mangle = table == "mangle";
+    hooks.iter().map(move |hook| {
+        let name = match hook {
+            0 => "PREROUTING",
+            1 => "INPUT",
+            2 => "FORWARD",
+            3 => "OUTPUT",
+            _ => "POSTROUTING",
+        };
+        // Sources are translated last.
+        let priority = match hook {
+            1 | 4 if is_nat => 100,
+            _ => priority,
+        };
+        let kind = match hook {
+            _ if is_nat => "nat",
+            3 if is_mangle => "route",
+            _ => "filter",
+        };
+        (name, (*hook, priority, kind))
+    })
+}
+
+fn is_built_in(table: &str, chain: &Chain) -> bool {
+    chain.hook.as_ref().is_some_and(|hook| {
+        let Hook {
+            number,
+            priority,
+            kind,
+            drops: _,
+        } = hook;
+        built_in(table).any(|(name, at)| name == chain.name && at == (*number, *priority, kind))
+    })
+}
+
+fn declaration(table: &str, chain: &Chain) -> String {
+    let name = &chain.name;
+    match &chain.hook {
+        Some(hook) if is_built_in(table, chain) => {
+            let policy = if hook.drops { "DROP" } else { "ACCEPT" };
+            format!(":{name} {policy} [0:0]")
+        }
+        _ => format!(":{name} - [0:0]"),
+    }
+}
+
+/// Returns the chain that iptables says it cannot list: "chain `X' in table `nat' is incompatible".
+fn incompatible_chain(error: &IptablesError) -> Option<&str> {
+    let IptablesError::Failed { said, .. } = error else {
+        return None;
+    };
+    let (_, rest) = said.split_once("chain `")?;
+    let (name, rest) = rest.split_once('\'')?;
+    rest.contains("incompatible").then_some(name)
+}
+
+/// Moves the counters of `-A CHAIN ... -c PACKETS BYTES -j TARGET` to the front, where
+/// `iptables-save -c` has them.
+fn counted(line: &str) -> Option<String> {
+    // What a comment says may look like counters, but the last ones are those of the rule.
+    let (before, rest) = line.rsplit_once(" -c ")?;
+    let mut words = rest.splitn(3, ' ');
+    let (packets, bytes) = (words.next()?, words.next()?);
+    let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+    if !(is_number(packets) && is_number(bytes)) {
+        return None;
+    }
+    let after = words.next().map(|rest| format!(" {rest}"));
+    let after = after.unwrap_or_default();
+    Some(format!("[{packets}:{bytes}] {before}{after}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(text: &str) -> Printed {
+        let mut printed = Printed::default();
+        text.lines().for_each(|line| printed.add(line));
+        printed
+    }
+
+    // What iptables 1.8.9 prints.
+
+    #[test]
+    fn a_table_that_was_not_printed_is_a_gap() {
+        let text = "# Table `nat' is incompatible, use 'nft' tool.\n\
+             # Warning: iptables-legacy tables present, use iptables-legacy-save to see them\n\
+             *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
+        let gaps = printed(text).gaps(&["filter", "nat"]);
+        assert_eq!(gaps, [("nat", Gap::Whole)]);
+        // Whatever the words are.
+        assert_eq!(printed("").gaps(&["raw"]), [("raw", Gap::Whole)]);
+        assert!(printed(text).gaps(&["filter"]).is_empty());
+    }
+
+    #[test]
+    fn base_chains_that_were_not_printed_are_a_gap() {
+        let text = "# Table `filter' contains incompatible base-chains, use 'nft' tool to list them.\n\
+             *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
+        let gaps = printed(text).gaps(&["filter"]);
+        assert_eq!(gaps, [("filter", Gap::BaseChains)]);
+    }
+
+    #[test]
+    fn a_table_without_an_end_is_cut_short() {
+        let whole = "*nat\n:A - [0:0]\nCOMMIT\n";
+        assert_eq!(printed(whole).cut_short(), None);
+        assert_eq!(printed("*nat\n:A - [0:0]\n").cut_short(), Some("nat"));
+    }
+
+    #[test]
+    fn counters_move_to_the_front() {
+        let of = |line| counted(line).unwrap();
+        assert_eq!(of("-A A -c 12 720 -j B"), "[12:720] -A A -j B");
+        assert_eq!(of("-A A -c 1 2"), "[1:2] -A A");
+        let comment = r#"-A A -m comment --comment "x -c 5 6 y" -c 7 8 -j B"#;
+        let moved = r#"[7:8] -A A -m comment --comment "x -c 5 6 y" -j B"#;
+        assert_eq!(of(comment), moved);
+        assert_eq!(counted("-A A -j B"), None);
+    }
+
+    #[test]
+    fn the_chain_that_is_blamed_is_found() {
+        let error = |said: &str| IptablesError::Failed {
+            program: String::new(),
+            kind: crate::Kind::Refused,
+            line: None,
+            said: said.to_owned(),
+        };
+        let blamed = error(
+            "iptables-nft-restore v1.8.9 (nf_tables): chain `POSTROUTING' in table `nat' is incompatible, use 'nft' tool.",
+        );
+        assert_eq!(incompatible_chain(&blamed), Some("POSTROUTING"));
+        assert_eq!(incompatible_chain(&error("no such chain `X'")), None);
+    }
+}

@@ -1,0 +1,328 @@
+//! The chains of an iptables table and the rules in them, as the kernel holds them.
+//!
+//! A rule is told as `iptables-save` would print it where it has only what kube-proxies put into
+//! built-in chains, and as [`NATIVE`] with the chain that it leads to where it has anything else.
+//!
+//! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/xt_conntrack.h`,
+//! `linux/netfilter/xt_addrtype.h`, `linux/netfilter/xt_comment.h`.
+
+use inet::IpFamily;
+use netlink_batch::{Attribute, Attributes, Connection, Error, Malformed, Protocol};
+
+use super::{
+    FIRST, INFO, NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME,
+    NFTA_CHAIN_TYPE, NFTA_EXPR_DATA, NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY, NFTA_RULE_CHAIN,
+    NFTA_RULE_EXPRESSIONS, REVISION, header, is_missing, read,
+};
+use crate::rule::{FlowState, Match, Rule};
+use crate::saved::NATIVE;
+
+const NFTA_CHAIN_POLICY: u16 = 5;
+const NFTA_COUNTER_BYTES: u16 = 1;
+const NFTA_COUNTER_PACKETS: u16 = 2;
+const NFTA_IMMEDIATE_DATA: u16 = 2;
+const NFTA_DATA_VERDICT: u16 = 2;
+const NFTA_VERDICT_CODE: u16 = 1;
+const NFTA_VERDICT_CHAIN: u16 = 2;
+/// `NF_DROP`, `NF_ACCEPT`, `NFT_JUMP`, `NFT_GOTO`, `NFT_RETURN`.
+const DROP: u32 = 0;
+const ACCEPT: u32 = 1;
+const JUMP: u32 = (-3_i32).cast_unsigned();
+const GOTO: u32 = (-4_i32).cast_unsigned();
+const RETURN: u32 = (-5_i32).cast_unsigned();
+
+/// A connection to nf_tables that reads the tables of one family.
+pub(crate) struct Reader {
+    connection: Connection,
+    family: IpFamily,
+}
+
+/// A chain of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Chain {
+    pub(crate) name: String,
+    /// The hook of a base chain.
+    pub(crate) hook: Option<Hook>,
+}
+
+/// The place where packets enter a base chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hook {
+    pub(crate) number: u32,
+    pub(crate) priority: i32,
+    /// `filter`, `nat` or `route`.
+    pub(crate) kind: String,
+    pub(crate) drops: bool,
+}
+
+/// A rule of a chain.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct HeldRule {
+    /// As `iptables-save` prints it, or with [`NATIVE`] in it.
+    pub(crate) text: String,
+    /// The packets and bytes that it has counted.
+    pub(crate) counted: (u64, u64),
+    /// True if each expression is one that `iptables-nft` writes itself.
+    pub(crate) looks_compatible: bool,
+}
+
+impl Reader {
+    /// Opens a connection; `None` if the kernel has no nf_tables.
+    pub(crate) fn open(family: IpFamily) -> Result<Option<Self>, Error> {
+        match Connection::open(Protocol::Netfilter) {
+            Ok(connection) => Ok(Some(Self { connection, family })),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the names of the iptables tables that exist, and the number of the last change.
+    pub(crate) fn tables(&mut self) -> Result<(Vec<&'static str>, Option<u32>), Error> {
+        match read(&mut self.connection, self.family) {
+            Err(error) if is_missing(&error) => Ok((Vec::new(), None)),
+            read => read,
+        }
+    }
+
+    /// Reads the chains of a table.
+    pub(crate) fn chains(&mut self, table: &str) -> Result<Vec<Chain>, Error> {
+        let family = self.family;
+        let answer = self
+            .connection
+            .dump(NFT_MSG_GETCHAIN, 0, |w| header(w, family))?;
+        let mut chains = Vec::new();
+        for (_, payload) in answer.iter() {
+            if let Some(chain) = chain(payload, table)? {
+                chains.push(chain);
+            }
+        }
+        Ok(chains)
+    }
+
+    /// Reads the rules of a chain, in their order.
+    pub(crate) fn rules(&mut self, table: &str, chain: &str) -> Result<Vec<HeldRule>, Error> {
+        let family = self.family;
+        let answer = self.connection.dump(NFT_MSG_GETRULE, 0, |w| {
+            header(w, family);
+            w.attr_str(FIRST, table);
+            w.attr_str(NFTA_RULE_CHAIN, chain);
+        })?;
+        let mut rules = Vec::new();
+        for (_, payload) in answer.iter() {
+            // A kernel may ignore the filter.
+            if let Some(rule) = rule(payload, table, chain)? {
+                rules.push(rule);
+            }
+        }
+        Ok(rules)
+    }
+}
+
+fn chain(payload: &[u8], table: &str) -> Result<Option<Chain>, Malformed> {
+    let (mut name, mut is_of_table, mut is_base) = (String::new(), false, false);
+    let mut hook = Hook {
+        number: 0,
+        priority: 0,
+        kind: String::new(),
+        drops: false,
+    };
+    for attribute in Attributes::after(4, payload)? {
+        let attribute = attribute?;
+        match attribute.kind {
+            FIRST => is_of_table = attribute.string()? == table,
+            NFTA_CHAIN_NAME => attribute.string()?.clone_into(&mut name),
+            NFTA_CHAIN_TYPE => attribute.string()?.clone_into(&mut hook.kind),
+            NFTA_CHAIN_POLICY => hook.drops = attribute.be32()? == DROP,
+            NFTA_CHAIN_HOOK => {
+                is_base = true;
+                for attribute in Attributes::new(attribute.payload) {
+                    let attribute = attribute?;
+                    match attribute.kind {
+                        NFTA_HOOK_HOOKNUM => hook.number = attribute.be32()?,
+                        NFTA_HOOK_PRIORITY => {
+                            hook.priority = attribute.be32()?.cast_signed();
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let hook = is_base.then_some(hook);
+    Ok(is_of_table.then_some(Chain { name, hook }))
+}
+
+fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<HeldRule>, Malformed> {
+    let mut parts = Parts::default();
+    let (mut is_of_table, mut is_of_chain) = (false, false);
+    for attribute in Attributes::after(4, payload)? {
+        let attribute = attribute?;
+        match attribute.kind {
+            FIRST => is_of_table = attribute.string()? == table,
+            NFTA_RULE_CHAIN => is_of_chain = attribute.string()? == chain,
+            NFTA_RULE_EXPRESSIONS => {
+                for element in Attributes::new(attribute.payload) {
+                    parts.expression(element?.payload)?;
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok((is_of_table && is_of_chain).then(|| parts.into_rule(chain)))
+}
+
+/// The expressions of a rule, as far as they have words in iptables.
+#[derive(Debug, Default)]
+struct Parts {
+    matches: Vec<Match>,
+    /// ` -j CHAIN`, with its blank.
+    target: String,
+    counted: (u64, u64),
+    is_native: bool,
+    looks_native: bool,
+}
+
+impl Parts {
+    fn expression(&mut self, payload: &[u8]) -> Result<(), Malformed> {
+        let (mut name, mut data) = ("", &[][..]);
+        for attribute in Attributes::new(payload) {
+            let attribute = attribute?;
+            match attribute.kind {
+                FIRST => name = attribute.string()?,
+                NFTA_EXPR_DATA => data = attribute.payload,
+                _ => {}
+            }
+        }
+        match name {
+            "counter" => self.counter(data),
+            "immediate" => self.immediate(data),
+            "match" => {
+                match known_match(data)? {
+                    Some(known) => self.matches.push(known),
+                    None => self.is_native = true,
+                }
+                Ok(())
+            }
+            // These have words as well, which are not needed for any rule of a kube-proxy.
+            "target" | "payload" | "meta" | "cmp" | "bitwise" | "log" | "limit" => {
+                self.is_native = true;
+                Ok(())
+            }
+            _ => {
+                self.is_native = true;
+                self.looks_native = true;
+                Ok(())
+            }
+        }
+    }
+
+    fn counter(&mut self, data: &[u8]) -> Result<(), Malformed> {
+        for attribute in Attributes::new(data) {
+            let attribute = attribute?;
+            match attribute.kind {
+                NFTA_COUNTER_BYTES => self.counted.1 = be64(&attribute),
+                NFTA_COUNTER_PACKETS => self.counted.0 = be64(&attribute),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn immediate(&mut self, data: &[u8]) -> Result<(), Malformed> {
+        let (mut code, mut chain) = (None, "");
+        for attribute in Attributes::new(data) {
+            let attribute = attribute?;
+            if attribute.kind != NFTA_IMMEDIATE_DATA {
+                continue;
+            }
+            for attribute in Attributes::new(attribute.payload) {
+                let attribute = attribute?;
+                if attribute.kind != NFTA_DATA_VERDICT {
+                    continue;
+                }
+                for attribute in Attributes::new(attribute.payload) {
+                    let attribute = attribute?;
+                    match attribute.kind {
+                        NFTA_VERDICT_CODE => code = Some(attribute.be32()?),
+                        NFTA_VERDICT_CHAIN => chain = attribute.string()?,
+                        _ => {}
+                    }
+                }
+            }
+        }
+        self.target = match code {
+            Some(JUMP) => format!(" -j {chain}"),
+            Some(GOTO) => format!(" -g {chain}"),
+            Some(ACCEPT) => " -j ACCEPT".to_owned(),
+            Some(DROP) => " -j DROP".to_owned(),
+            Some(RETURN) => " -j RETURN".to_owned(),
+            _ => {
+                self.is_native = true;
+                String::new()
+            }
+        };
+        Ok(())
+    }
+
+    fn into_rule(self, chain: &str) -> HeldRule {
+        let mut text = if self.is_native {
+            format!("-A {chain} {NATIVE}")
+        } else {
+            Rule::without_target(self.matches).line(chain)
+        };
+        text.push_str(&self.target);
+        HeldRule {
+            text,
+            counted: self.counted,
+            looks_compatible: !self.looks_native,
+        }
+    }
+}
+
+/// A match of iptables that rules of kube-proxies in built-in chains have; `None` for another one.
+fn known_match(data: &[u8]) -> Result<Option<Match>, Malformed> {
+    let (mut name, mut revision, mut info) = ("", 0, &[][..]);
+    for attribute in Attributes::new(data) {
+        let attribute = attribute?;
+        match attribute.kind {
+            FIRST => name = attribute.string()?,
+            REVISION => revision = attribute.be32()?,
+            INFO => info = attribute.payload,
+            _ => {}
+        }
+    }
+    Ok(match (name, revision) {
+        ("comment", 0) => {
+            let text = info.split(|byte| *byte == 0).next().unwrap_or_default();
+            str::from_utf8(text)
+                .ok()
+                .map(|text| Match::comment(text.to_owned()))
+        }
+        ("conntrack", 3) => first_packets(info).then_some(Match::State(&[FlowState::New])),
+        ("addrtype", 1) => is_local_destination(info).then_some(Match::DestinationLocal),
+        _ => None,
+    })
+}
+
+/// True if a `struct xt_conntrack_mtinfo3` asks for the state `NEW` and nothing else.
+fn first_packets(info: &[u8]) -> bool {
+    /// `XT_CONNTRACK_STATE`, and the bit of `IP_CT_NEW`.
+    const WANTED: [u16; 3] = [1, 0, 1 << 3];
+    let field = |at: usize| {
+        let bytes = info.get(at..at + 2)?.try_into().ok()?;
+        Some(u16::from_ne_bytes(bytes))
+    };
+    [146, 148, 150].map(field) == WANTED.map(Some)
+}
+
+/// True if a `struct xt_addrtype_info_v1` asks whether the destination is local, and nothing else.
+fn is_local_destination(info: &[u8]) -> bool {
+    let local = (1_u16 << 2).to_ne_bytes();
+    info.get(..8) == Some(&[0, 0, local[0], local[1], 0, 0, 0, 0])
+}
+
+fn be64(attribute: &Attribute<'_>) -> u64 {
+    let bytes = attribute.payload.try_into();
+    bytes.map_or(0, u64::from_be_bytes)
+}

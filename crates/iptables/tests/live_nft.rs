@@ -1,0 +1,186 @@
+//! The nft backend of iptables beside rules that nft wrote into its tables.
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+use std::process::Command;
+
+use inet::IpFamily;
+use iptables::{Backend, Counted, Iptables, Kind, RuleLine, Table};
+use namespace::in_namespace;
+
+fn nft(script: &str) -> String {
+    let output = Command::new("nft").args(["-a", script]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn iptables() -> Iptables {
+    Iptables::choose(Some(Backend::Nft)).unwrap()
+}
+
+/// Rules of a kube-proxy: jumps from built-in chains, and chains of its own.
+const RULES: &str = "*nat\n\
+    :KUBE-SERVICES - [0:0]\n\
+    :KUBE-POSTROUTING - [0:0]\n\
+    -I POSTROUTING -m comment --comment \"kubernetes postrouting rules\" -j KUBE-POSTROUTING\n\
+    -A POSTROUTING -m conntrack --ctstate NEW -m comment --comment \"it's \\\"x\\\"\" -j KUBE-SERVICES\n\
+    -A POSTROUTING -m addrtype --dst-type LOCAL -j KUBE-SERVICES\n\
+    -A PREROUTING -d 10.0.0.1/32 -p tcp -m tcp --dport 80 -j KUBE-SERVICES\n\
+    -A KUBE-SERVICES -d 10.96.0.1/32 -p tcp -m comment --comment \"a/b:c\" -m tcp --dport 443 -j RETURN\n\
+    -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n\
+    -A KUBE-POSTROUTING -j MASQUERADE --random-fully\n\
+    COMMIT\n";
+/// A rule that iptables has no words for.
+const NATIVE: &str =
+    "add rule ip nat POSTROUTING ip saddr 10.9.0.0/16 oifname != \"eth0\" masquerade";
+
+fn rules(iptables: &Iptables, table: Option<Table>) -> Vec<String> {
+    let mut rules = Vec::new();
+    let mut line = |line: &str| {
+        rules.extend(RuleLine::parse(line).map(|rule| rule.text.to_owned()));
+    };
+    iptables.save_lines(IpFamily::V4, table, &mut line).unwrap();
+    rules.sort();
+    rules
+}
+
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn a_table_with_rules_of_nft_is_read() {
+    in_namespace(|| {
+        let iptables = iptables();
+        iptables.restore(IpFamily::V4, RULES).unwrap();
+        let before = rules(&iptables, None);
+        assert_eq!(before.len(), 7);
+        nft(NATIVE);
+        let mut wanted = before.clone();
+        wanted.push("-A POSTROUTING [nft]".to_owned());
+        wanted.sort();
+        assert_eq!(rules(&iptables, Some(Table::Nat)), wanted);
+        assert_eq!(rules(&iptables, None), wanted);
+        let saved = iptables.save(IpFamily::V4).unwrap();
+        for line in [
+            "*nat",
+            ":POSTROUTING ACCEPT [0:0]",
+            ":KUBE-SERVICES - [0:0]",
+            "COMMIT",
+        ] {
+            assert!(saved.lines().any(|each| each == line), "{line}: {saved}");
+        }
+        // All else is as it would be without the rule of nft.
+        let listed = nft("list chain ip nat POSTROUTING");
+        let native = listed.lines().find(|line| line.contains("10.9.0.0"));
+        let handle = native.unwrap().rsplit(' ').next().unwrap();
+        nft(&format!("delete rule ip nat POSTROUTING handle {handle}"));
+        assert_eq!(rules(&iptables, None), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn what_rules_have_counted_is_read_beside_rules_of_nft() {
+    in_namespace(|| {
+        let iptables = iptables();
+        iptables.restore(IpFamily::V4, RULES).unwrap();
+        nft(NATIVE);
+        let mut counted = 0;
+        let mut line = |line: &str| {
+            if let Some(Counted { rule, packets }) = Counted::parse(line) {
+                assert_eq!(packets, 0);
+                assert!(!rule.text.contains(" -c "), "{}", rule.text);
+                counted += 1;
+            }
+        };
+        iptables
+            .save_counted(IpFamily::V4, Table::Nat, &mut line)
+            .unwrap();
+        assert_eq!(counted, 8);
+    });
+}
+
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn a_rule_of_nft_in_a_chain_of_a_kube_proxy_is_told_as_such() {
+    in_namespace(|| {
+        let iptables = iptables();
+        iptables.restore(IpFamily::V4, RULES).unwrap();
+        nft("add rule ip nat KUBE-SERVICES ct state vmap { established : accept }");
+        let rules = rules(&iptables, None);
+        let native = "-A KUBE-SERVICES [nft]";
+        assert!(rules.iter().any(|rule| rule == native), "{rules:?}");
+        assert_eq!(rules.len(), 8);
+    });
+}
+
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn rules_of_a_base_chain_that_iptables_does_not_print_are_read() {
+    in_namespace(|| {
+        let iptables = iptables();
+        iptables.restore(IpFamily::V4, RULES).unwrap();
+        nft("add chain ip nat mine { type nat hook prerouting priority -99; }");
+        nft("add rule ip nat mine ip daddr 10.1.2.3 jump KUBE-SERVICES");
+        let rules = rules(&iptables, None);
+        let jump = "-A mine [nft] -j KUBE-SERVICES";
+        assert!(rules.iter().any(|rule| rule == jump), "{rules:?}");
+        assert_eq!(rules.len(), 8);
+    });
+}
+
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn a_chain_that_nft_made_with_another_priority_is_named() {
+    in_namespace(|| {
+        nft("add table ip filter");
+        nft("add chain ip filter FORWARD { type filter hook forward priority 10; }");
+        let iptables = iptables();
+        assert_eq!(iptables.taken_chains(IpFamily::V4).len(), 1);
+        let text = "*filter\n:KUBE-X - [0:0]\n-A FORWARD -j KUBE-X\nCOMMIT\n";
+        let error = iptables.restore(IpFamily::V4, text).unwrap_err();
+        assert_eq!(error.kind(), Kind::ChainTaken);
+        let said = error.to_string();
+        for part in [
+            "chain FORWARD of table ip filter",
+            "priority 10",
+            "nft list chain",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(!said.contains("modprobe"), "{said}");
+    });
+}
+
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn the_built_in_chains_of_iptables_are_not_taken() {
+    in_namespace(|| {
+        let iptables = iptables();
+        let mut declared = 0;
+        for table in ["filter", "nat", "mangle", "raw", "security"] {
+            let chains: &[&str] = match table {
+                "raw" => &["PREROUTING", "OUTPUT"],
+                "nat" => &["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"],
+                "mangle" => &["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"],
+                _ => &["INPUT", "FORWARD", "OUTPUT"],
+            };
+            declared += chains.len();
+            let rules: Vec<String> = chains
+                .iter()
+                .map(|chain| format!("-A {chain} -j ACCEPT\n"))
+                .collect();
+            let text = format!("*{table}\n{}COMMIT\n", rules.concat());
+            iptables.restore(IpFamily::V4, &text).unwrap();
+        }
+        nft("add table ip other");
+        nft("add chain ip other FORWARD { type filter hook forward priority 7; }");
+        assert!(iptables.taken_chains(IpFamily::V4).is_empty());
+        for table in ["filter", "nat", "mangle", "raw", "security"] {
+            nft(&format!(
+                "add rule ip {table} OUTPUT ct state vmap {{ new : accept }}"
+            ));
+        }
+        // Each built-in chain is declared with its policy: it is known as one.
+        let saved = iptables.save(IpFamily::V4).unwrap();
+        assert_eq!(saved.matches(" ACCEPT [0:0]").count(), declared, "{saved}");
+    });
+}
