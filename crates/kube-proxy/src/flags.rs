@@ -265,8 +265,8 @@ pub struct Flags {
     )]
     pub pod_interface_name_prefix: String,
 
-    /// Networks whose addresses of this node serve NodePorts, or "primary" for the node's own IP; if
-    /// not given, all addresses, and in nftables mode "primary"
+    /// Networks whose addresses of this node serve NodePorts; also "primary" for the node's own IP,
+    /// "localhost" and "all", in any mix; if not given, all addresses, and in nftables mode "primary"
     #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
     pub nodeport_addresses: Vec<String>,
 

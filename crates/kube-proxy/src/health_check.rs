@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use http::request::Parts;
 use http::{HeaderName, StatusCode};
-use proxy::{HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses};
+use proxy::{HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses, Selection};
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::PrettyFormatter;
@@ -254,17 +254,7 @@ impl Body<'_> {
 /// Whether the flag names some addresses of a family. A network that holds all counts as none, as
 /// upstream.
 fn is_selective(addresses: &NodePortAddresses, family: IpFamily) -> bool {
-    match addresses {
-        NodePortAddresses::All => false,
-        NodePortAddresses::Primary => true,
-        NodePortAddresses::Within(nets) => {
-            let mut of_family = nets
-                .iter()
-                .filter(|net| IpFamily::of(net.addr()) == family)
-                .peekable();
-            of_family.peek().is_some() && of_family.all(|net| net.prefix_len() > 0)
-        }
-    }
+    addresses.of(family) != Selection::All
 }
 
 fn wildcard(family: IpFamily) -> IpAddr {

@@ -763,6 +763,30 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
     assert_eq!(next.sync().pending, 0);
     let now = into_node_ports(&next).concat();
     assert!(now.contains("-d 192.168.0.10/32"), "{now}");
+    // `primary,localhost`
+    next.kernel.state().addresses.insert([127, 0, 0, 1].into());
+    let mut last = World::on(next.kernel.clone(), true);
+    let mut node = NodeFacts::new(IpFamily::V4, "node1");
+    let localhost = vec!["127.0.0.0/8".parse().unwrap()];
+    node.node_port_addresses = NodePortAddresses::PrimaryOrWithin(localhost);
+    node.ip = Some([192, 168, 0, 10].into());
+    let config = Config {
+        localhost_node_ports: true,
+        ..config()
+    };
+    last.proxier = Proxier::new(
+        config,
+        node,
+        Lanes::inline(|| next.kernel.clone()),
+        last.now,
+    );
+    last.apply(Event::ServiceApplied(exposed()));
+    last.apply(slice(1, [1]));
+    assert_eq!(last.sync().pending, 0);
+    let now = into_node_ports(&last).concat();
+    for address in ["-d 192.168.0.10/32", "-d 127.0.0.1/32"] {
+        assert!(now.contains(address), "{now}");
+    }
 }
 
 #[test]

@@ -15,9 +15,7 @@ use std::time::{Duration, Instant};
 use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::HashSet;
 use nftables_netlink::{Name, Rule};
-use proxy::{
-    Failure, Fate, Model, NamespacedName, NodeFacts, NodePortAddresses, Notice, Selection, Subject,
-};
+use proxy::{Failure, Fate, Model, NamespacedName, NodeFacts, Notice, Selection, Subject};
 use reconcile::Rows;
 
 use crate::base::{Base, NodePortIps, unallocated};
@@ -100,30 +98,26 @@ enum OwnAddress {
 /// address, that is at all of them. Otherwise than upstream, networks without one of a family are
 /// not.
 fn serving(node: &NodeFacts, own_address: OwnAddress) -> Serving {
-    let has_own = |nets: &[ipnet::IpNet]| {
-        let mut nets = nets.iter();
-        nets.any(|net| proxy::IpFamily::of(net.addr()) == node.family)
-    };
-    if let NodePortAddresses::Within(nets) = &node.node_port_addresses
-        && !has_own(nets)
-    {
+    if node.node_port_addresses.lacks(node.family) {
         return Serving::At(Vec::new());
     }
     let is_all = match node.node_port_addresses.of(node.family) {
         Selection::All => true,
         Selection::Primary => own_address == OwnAddress::None,
-        Selection::Within(_) => false,
+        Selection::Within(_) | Selection::PrimaryOrWithin(_) => false,
     };
     if is_all {
         return Serving::All;
     }
-    let is_outside = |ip: &IpAddr| !ip.is_loopback();
-    match node.serving_node_ports([]) {
-        Some(addresses) => Serving::At(addresses.into_iter().filter(is_outside).collect()),
-        // Networks that nothing of the node is in.
-        None if node.has_addresses && own_address == OwnAddress::None => Serving::At(Vec::new()),
-        None => Serving::Unknown,
-    }
+    let addresses = match node.serving_node_ports([]) {
+        None if node.has_addresses && own_address == OwnAddress::None => {
+            node.serving_node_ports_in_networks()
+        }
+        Some(addresses) => addresses,
+        None => return Serving::Unknown,
+    };
+    let outside = addresses.into_iter().filter(|ip| !ip.is_loopback());
+    Serving::At(outside.collect())
 }
 
 impl Nftables {
@@ -132,8 +126,11 @@ impl Nftables {
     fn serves_own_address(&self, state: &State) -> bool {
         let node = &state.node;
         let mut served = self.tables.node_ports.iter_wanted();
-        node.node_port_addresses.of(node.family) == Selection::Primary
-            && served.any(|(address, ())| node.interface_addresses.contains(address))
+        let selection = node.node_port_addresses.of(node.family);
+        matches!(
+            selection,
+            Selection::Primary | Selection::PrimaryOrWithin(_)
+        ) && served.any(|(address, ())| node.interface_addresses.contains(address))
     }
 
     /// Wants what is there whatever the Services are, for the node as it is.

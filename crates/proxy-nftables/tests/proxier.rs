@@ -930,6 +930,29 @@ fn the_own_address_is_followed_once_an_interface_has_it() {
 }
 
 #[test]
+fn the_own_address_serves_beside_networks() {
+    for layout in LAYOUTS {
+        let serving = |nets: &[&str]| {
+            let addresses = ["127.0.0.1", "192.168.0.10", "10.9.0.1", "10.9.0.2"];
+            let mut world = World::unlisted(FakeKernel::new(IpFamily::V4, &addresses), layout);
+            let mut node = node1();
+            let nets = nets.iter().map(|net| net.parse().unwrap()).collect();
+            node.node_port_addresses = NodePortAddresses::PrimaryOrWithin(nets);
+            world.proxier = proxier_of(&world.kernel, node, layout);
+            world.list(true);
+            world.sync();
+            let served = world.proxier.node_ports().unwrap().addresses.iter();
+            let served = served.map(ToString::to_string).collect::<Vec<_>>();
+            assert_eq!(world.elements("nodeport-ips"), served.len());
+            served
+        };
+        assert_eq!(serving(&["127.0.0.0/8", "::1/128"]), ["192.168.0.10"]);
+        let both = serving(&["127.0.0.0/8", "10.9.0.2/32"]);
+        assert_eq!(both, ["10.9.0.2", "192.168.0.10"]);
+    }
+}
+
+#[test]
 fn networks_that_no_address_is_in_open_nothing_whatever_was_there() {
     for layout in LAYOUTS {
         let mut node = node1();

@@ -74,10 +74,15 @@ impl NodeFacts {
                 let own = self.ip?;
                 all().filter(|ip| *ip == own).collect()
             }
+            Selection::PrimaryOrWithin(nets) => {
+                let own = self.ip?;
+                let within = self.within(&nets, bound);
+                let own = all().filter(|ip| *ip == own);
+                let selected: BTreeSet<IpAddr> = own.chain(within).collect();
+                selected.into_iter().collect()
+            }
             Selection::Within(nets) => {
-                let all: BTreeSet<IpAddr> = all().chain(bound).collect();
-                let is_within = |ip: &IpAddr| nets.iter().any(|net| net.contains(ip));
-                let within: Vec<IpAddr> = all.into_iter().filter(is_within).collect();
+                let within = self.within(&nets, bound);
                 if within.is_empty() {
                     // The node may not have its address yet.
                     self.ip?;
@@ -85,6 +90,21 @@ impl NodeFacts {
                 within
             }
         })
+    }
+
+    /// The addresses in the networks of the flag, sorted, for a node that has no own address.
+    pub fn serving_node_ports_in_networks(&self) -> Vec<IpAddr> {
+        match self.node_port_addresses.of(self.family) {
+            Selection::All | Selection::Primary => Vec::new(),
+            Selection::PrimaryOrWithin(nets) | Selection::Within(nets) => self.within(&nets, []),
+        }
+    }
+
+    fn within(&self, nets: &[&IpNet], bound: impl IntoIterator<Item = IpAddr>) -> Vec<IpAddr> {
+        let all = self.interface_addresses.iter().copied();
+        let all: BTreeSet<IpAddr> = all.chain(bound).collect();
+        let is_within = |ip: &IpAddr| nets.iter().any(|net| net.contains(ip));
+        all.into_iter().filter(is_within).collect()
     }
 }
 
@@ -98,6 +118,8 @@ pub enum NodePortAddresses {
     Primary,
     /// Addresses in these networks; a family with none is served on every address.
     Within(Vec<IpNet>),
+    /// `primary` beside networks: the node's own IP, and addresses in these networks.
+    PrimaryOrWithin(Vec<IpNet>),
 }
 
 /// The same for one family.
@@ -109,26 +131,62 @@ pub enum Selection<'a> {
     Primary,
     /// Addresses in these networks, of which there is one at least.
     Within(Vec<&'a IpNet>),
+    /// The node's own IP, and addresses in these networks, of which there is one at least.
+    PrimaryOrWithin(Vec<&'a IpNet>),
 }
 
 impl NodePortAddresses {
     /// What it says of a family. Networks of which one holds all addresses are no selection, as
     /// upstream.
     pub fn of(&self, family: IpFamily) -> Selection<'_> {
-        match self {
-            Self::All => Selection::All,
-            Self::Primary => Selection::Primary,
-            Self::Within(nets) => {
-                let own = nets.iter().filter(|net| IpFamily::of(net.addr()) == family);
-                let own: Vec<&IpNet> = own.collect();
-                if own.is_empty() || own.iter().any(|net| net.prefix_len() == 0) {
-                    Selection::All
-                } else {
-                    Selection::Within(own)
-                }
+        let (nets, has_primary) = match self {
+            Self::All => return Selection::All,
+            Self::Primary => return Selection::Primary,
+            Self::Within(nets) => (nets, false),
+            Self::PrimaryOrWithin(nets) => (nets, true),
+        };
+        let own: Vec<&IpNet> = of_family(nets, family).collect();
+        let holds_all = own.iter().any(|net| net.prefix_len() == 0);
+        match (own.is_empty(), has_primary) {
+            _ if holds_all => Selection::All,
+            (true, false) => Selection::All,
+            (true, true) => Selection::Primary,
+            (false, false) => Selection::Within(own),
+            (false, true) => Selection::PrimaryOrWithin(own),
+        }
+    }
+
+    /// True if it names networks, and none of this family: upstream then serves all addresses.
+    pub fn lacks(&self, family: IpFamily) -> bool {
+        matches!(self, Self::Within(nets) if of_family(nets, family).next().is_none())
+    }
+
+    /// True if it selects 127.0.0.1, also with all addresses.
+    pub fn has_localhost(&self) -> bool {
+        let first = IpAddr::from([127, 0, 0, 0]);
+        match self.of(IpFamily::V4) {
+            Selection::All => true,
+            Selection::Primary => false,
+            Selection::Within(nets) | Selection::PrimaryOrWithin(nets) => {
+                let mut nets = nets.iter();
+                nets.any(|net| net.addr().is_loopback() || net.contains(&first))
             }
         }
     }
+
+    /// True if it names a loopback address of this family: all addresses do not count (KEP-6032).
+    pub fn names_localhost(&self, family: IpFamily) -> bool {
+        let nets = match self {
+            Self::All | Self::Primary => return false,
+            Self::Within(nets) | Self::PrimaryOrWithin(nets) => nets,
+        };
+        of_family(nets, family).any(|net| net.addr().is_loopback())
+    }
+}
+
+fn of_family(nets: &[IpNet], family: IpFamily) -> impl Iterator<Item = &IpNet> {
+    nets.iter()
+        .filter(move |net| IpFamily::of(net.addr()) == family)
 }
 
 #[cfg(test)]
@@ -171,6 +229,50 @@ mod tests {
         assert_eq!(within("0.0.0.0/0"), ["10.0.0.1", "192.168.0.10"]);
         // and a family without a network of its own is not filtered.
         assert_eq!(within("fd00::/8"), ["10.0.0.1", "192.168.0.10"]);
+    }
+
+    #[test]
+    fn the_own_address_and_networks_are_selected_together() {
+        let with_primary = |nets: &[&str]| {
+            let nets = nets.iter().map(|net| net.parse().unwrap()).collect();
+            NodePortAddresses::PrimaryOrWithin(nets)
+        };
+        let of = |nets: &[&str]| serving(with_primary(nets));
+        assert_eq!(of(&["127.0.0.0/8", "::1/128"]), ["192.168.0.10"]);
+        assert_eq!(of(&["10.0.0.0/16"]), ["10.0.0.1", "192.168.0.10"]);
+        // All addresses are all, and networks of the other family leave the own address.
+        assert_eq!(of(&["0.0.0.0/0"]), ["10.0.0.1", "192.168.0.10"]);
+        assert_eq!(of(&["fd00::/8"]), ["192.168.0.10"]);
+        // Without the own address nobody can tell, but for the networks.
+        let mut node = node(with_primary(&["10.0.0.0/16"]));
+        node.ip = None;
+        assert_eq!(node.serving_node_ports([]), None);
+        let within = node.serving_node_ports_in_networks();
+        assert_eq!(within, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn localhost_is_named_or_among_all() {
+        let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect();
+        let within = |text: &[&str]| NodePortAddresses::Within(nets(text));
+        let primary = |text: &[&str]| NodePortAddresses::PrimaryOrWithin(nets(text));
+        for (addresses, has, names) in [
+            (NodePortAddresses::All, true, [false, false]),
+            (NodePortAddresses::Primary, false, [false, false]),
+            (within(&["10.0.0.0/8"]), false, [false, false]),
+            (within(&["0.0.0.0/0", "::/0"]), true, [false, false]),
+            (within(&["0.0.0.0/0", "127.0.0.1/32"]), true, [true, false]),
+            // No network of IPv4: all of its addresses.
+            (within(&["::1/128"]), true, [false, true]),
+            (within(&["126.0.0.0/7"]), true, [false, false]),
+            (primary(&["::1/128"]), false, [false, true]),
+            (primary(&["127.0.0.0/8", "::1/128"]), true, [true, true]),
+        ] {
+            assert_eq!(addresses.has_localhost(), has, "{addresses:?}");
+            let named =
+                [IpFamily::V4, IpFamily::V6].map(|family| addresses.names_localhost(family));
+            assert_eq!(named, names, "{addresses:?}");
+        }
     }
 
     #[test]

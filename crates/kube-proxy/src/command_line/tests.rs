@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses};
+use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses, Selection};
 use proxy_ipvs::{ShimStyle, VipMode};
 use proxy_nftables::Layout;
 use source::{Api, ContentType, Lists, Settings};
@@ -567,6 +567,41 @@ fn every_flag_reaches_its_option() {
         }),
         (
             &[
+                "--nodeport-addresses=localhost",
+                "--nodeport-addresses=127.0.0.0/8,::1/128",
+            ],
+            |o| {
+                let addresses = &o.modes.shared.node_port_addresses;
+                IpFamily::ALL
+                    .iter()
+                    .all(|family| addresses.names_localhost(*family))
+                    && matches!(addresses, NodePortAddresses::Within(nets) if nets.len() == 2)
+            },
+        ),
+        (
+            &[
+                "--nodeport-addresses=primary,localhost,10.0.0.0/8",
+                "--nodeport-addresses=10.0.0.0/8 --nodeport-addresses=localhost,primary",
+                "--proxy-mode=nftables --nodeport-addresses=localhost,10.0.0.0/8,primary,primary",
+                "--proxy-mode=ipvs --nodeport-addresses=localhost,10.0.0.0/8,primary",
+                "--proxy-mode=userspace --nodeport-addresses=localhost,10.0.0.0/8,primary",
+            ],
+            |o| matches!(&o.modes.shared.node_port_addresses, NodePortAddresses::PrimaryOrWithin(nets) if nets.len() == 3),
+        ),
+        (
+            &[
+                "--nodeport-addresses=all",
+                "--nodeport-addresses=primary,all,localhost",
+            ],
+            |o| {
+                let addresses = &o.modes.shared.node_port_addresses;
+                IpFamily::ALL
+                    .iter()
+                    .all(|family| addresses.of(*family) == Selection::All)
+            },
+        ),
+        (
+            &[
                 "--nodeport-addresses=10.0.0.0/8,fd00::/8",
                 "--nodeport-addresses=10.0.0.0/8 --nodeport-addresses fd00::/8",
             ],
@@ -964,8 +999,12 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             &["--pod-bridge-interface", "15"],
         ),
         (
-            "--nodeport-addresses=primary,10.0.0.0/8",
-            &["--nodeport-addresses", "stands alone"],
+            "--nodeport-addresses=primary,localhorst",
+            &[
+                "'localhorst' for '--nodeport-addresses'",
+                "10.0.0.0/16",
+                "primary, localhost and all",
+            ],
         ),
         (
             "--allowed-external-cidrs=192.0.2.1",

@@ -246,6 +246,10 @@ fn every_field_reaches_its_option() {
         ("nodePortAddresses: [primary]", |o| {
             o.modes.shared.node_port_addresses == NodePortAddresses::Primary
         }),
+        ("nodePortAddresses: [primary, localhost]", |o| {
+            let addresses = &o.modes.shared.node_port_addresses;
+            matches!(addresses, NodePortAddresses::PrimaryOrWithin(nets) if nets.len() == 2)
+        }),
         ("oomScoreAdj: 0", |o| o.process.oom_score_adj == 0),
         ("featureGates: {AllowServiceExternalIPs: false}", |o| {
             o.external_ips() == ExternalIps::Ignored

@@ -330,6 +330,7 @@ fn a_network_that_holds_all_addresses_selects_none() {
         (NodePortAddresses::All, false, false),
         (NodePortAddresses::Primary, true, true),
         (within(&["10.0.0.0/8"]), true, false),
+        (NodePortAddresses::PrimaryOrWithin(Vec::new()), true, true),
         (within(&["10.0.0.0/8", "fd00::/8"]), true, true),
         (within(&["10.0.0.0/8", "0.0.0.0/0", "::/0"]), false, false),
     ] {

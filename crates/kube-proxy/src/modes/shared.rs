@@ -15,6 +15,12 @@ use crate::flags::words::word;
 
 /// The word of `--nodeport-addresses` for the node's own IP.
 pub(crate) const PRIMARY: &str = "primary";
+/// The word for loopback addresses.
+const LOCALHOST: &str = "localhost";
+const LOCALHOST_NETWORKS: [&str; 2] = ["127.0.0.0/8", "::1/128"];
+/// The word for all addresses of the node.
+const ALL: &str = "all";
+const ALL_NETWORKS: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
 /// The words of `--iptables-backend`.
 const BACKENDS: [(&str, IptablesBackend); 3] = [
@@ -99,20 +105,6 @@ impl Shared {
         let bind = self.bind_address;
         (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind)
     }
-
-    /// Whether `--nodeport-addresses` has 127.0.0.1.
-    pub(super) fn has_localhost(&self) -> bool {
-        match &self.node_port_addresses {
-            NodePortAddresses::All => true,
-            NodePortAddresses::Primary => false,
-            NodePortAddresses::Within(cidrs) => {
-                let mut own = cidrs.iter().filter(|net| net.addr().is_ipv4()).peekable();
-                let first = IpAddr::from([127, 0, 0, 0]);
-                own.peek().is_none()
-                    || own.any(|net| net.addr().is_loopback() || net.contains(&first))
-            }
-        }
-    }
 }
 
 /// A bit of a packet mark, of which `flag` gives the number.
@@ -129,19 +121,28 @@ pub(super) fn mark_bit(flag: &'static str, number: i32) -> Result<u8, UnusableFl
 
 /// `None` if nothing is given.
 fn node_port_addresses(flags: &Flags) -> Result<Option<NodePortAddresses>, UnusableFlag> {
-    const FLAG: &str = "nodeport-addresses";
     let given: Vec<&str> = items(&flags.nodeport_addresses).collect();
     if given.is_empty() {
-        Ok(None)
-    } else if given == [PRIMARY] {
-        Ok(Some(NodePortAddresses::Primary))
-    } else if given.contains(&PRIMARY) {
-        Err(UnusableFlag::new(
-            FLAG,
-            &given.join(","),
-            "\"primary\" stands alone: give it, or networks",
-        ))
-    } else {
-        nets(FLAG, &given).map(|nets| Some(NodePortAddresses::Within(nets)))
+        return Ok(None);
     }
+    let has_primary = given.contains(&PRIMARY);
+    let networks = given.iter().filter(|item| **item != PRIMARY);
+    let networks = networks.flat_map(|item| match *item {
+        LOCALHOST => LOCALHOST_NETWORKS.to_vec(),
+        ALL => ALL_NETWORKS.to_vec(),
+        network => vec![network],
+    });
+    let networks: Vec<&str> = networks.collect();
+    let networks = nets("nodeport-addresses", &networks).map_err(|error| UnusableFlag {
+        advice: format!(
+            "{}, or one of the words {PRIMARY}, {LOCALHOST} and {ALL}",
+            error.advice
+        ),
+        ..error
+    })?;
+    Ok(Some(match (has_primary, networks.is_empty()) {
+        (true, true) => NodePortAddresses::Primary,
+        (true, false) => NodePortAddresses::PrimaryOrWithin(networks),
+        (false, _) => NodePortAddresses::Within(networks),
+    }))
 }

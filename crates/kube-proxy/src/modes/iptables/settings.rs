@@ -23,6 +23,6 @@ impl Settings {
 
     /// Whether it serves NodePorts on 127.0.0.1: it is asked to, and that address serves any.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
-        self.localhost_node_ports && shared.has_localhost()
+        self.localhost_node_ports && shared.node_port_addresses.has_localhost()
     }
 }
