@@ -16,7 +16,7 @@ use crate::plan::{
 };
 use crate::port::Listener;
 use crate::proxier::Userspace;
-use crate::relay::Serving;
+use relay::Serving;
 
 /// How many writes there may be to find out what is refused.
 const MAX_WRITES: usize = 32;

@@ -14,7 +14,7 @@ use crate::held::Held;
 use crate::kernel::Kernel;
 use crate::plan::{Aim, Base, Blame, Extent, Redirects, Refusal, SocketError};
 use crate::port::{Listener, Portal};
-use crate::relay::Serving;
+use relay::Serving;
 
 /// A handle to one; clones are the same kernel.
 #[derive(Debug, Clone, Default)]

@@ -17,8 +17,8 @@ use crate::port::Listener;
 use crate::redirect::Redirect;
 use crate::redirect::iptables::IptablesRedirect;
 use crate::redirect::nftables::NftablesRedirect;
-use crate::relay::{Opened, Relay, Serving, Transport};
 use crate::traffic::Traffic;
+use relay::{Opened, Relay, Serving, Transport};
 
 /// How many ports are opened in search for one that is not to be avoided.
 const TRIES: usize = 16;

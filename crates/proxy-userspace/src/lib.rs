@@ -30,7 +30,7 @@ mod port;
 mod probe;
 mod proxier;
 mod redirect;
-pub mod relay;
+
 mod tables;
 mod traffic;
 
@@ -49,5 +49,5 @@ pub use probe::{MODULES, probe};
 pub use proxier::{Lanes, Proxier, Userspace};
 pub use redirect::iptables::FOOTPRINT;
 pub use redirect::nftables::{has_nftables, native_names, probe_nftables};
-pub use relay::{Limits, Relay};
+
 pub use traffic::{OfListener, Traffic};

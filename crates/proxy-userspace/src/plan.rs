@@ -9,7 +9,7 @@ use hashbrown::HashSet;
 use proxy::{LocalDetector, Protocol, ServicePortName};
 
 use crate::port::{Listener, Portal};
-use crate::relay::Serving;
+use relay::Serving;
 
 /// What is to be done.
 #[derive(Debug, Clone)]

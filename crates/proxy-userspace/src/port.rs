@@ -20,7 +20,7 @@ use proxy::{
     Endpoints, IpFamily, NodeFacts, Owner, Protocol, ServicePort, ServicePortName, ServiceView,
 };
 
-use crate::relay::Serving;
+use relay::Serving;
 
 /// By which endpoints something is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

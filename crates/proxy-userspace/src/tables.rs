@@ -11,7 +11,7 @@ use reconcile::{Removals, Rows, Table};
 use crate::held::Held;
 use crate::plan::{Aim, Base, Change};
 use crate::port::{Listener, Portal, Way};
-use crate::relay::Serving;
+use relay::Serving;
 
 /// All tables of one IP family.
 pub(crate) struct Tables {

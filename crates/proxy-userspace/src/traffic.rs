@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use proxy::{IpFamily, Protocol, ServicePortName};
 
 use crate::port::Listener;
-use crate::relay::{Carried, Opened, PortCounters, Serving};
+use relay::{Carried, Opened, PortCounters, Serving};
 
 /// The listening ports that are open, and their counters. Clones are the same.
 #[derive(Debug, Clone, Default)]

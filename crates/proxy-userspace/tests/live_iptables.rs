@@ -10,7 +10,8 @@ mod support;
 
 use iptables::{Backend, Iptables};
 use proxy::IpFamily;
-use proxy_userspace::{Relay, UserspaceKernel, probe};
+use proxy_userspace::{UserspaceKernel, probe};
+use relay::Relay;
 use support::world::{
     endpoints_of_the_node_itself_are_reached, on_a_node, one_process_comes_after_another,
     packets_find_their_way, packets_find_their_way_over_ipv6, very_many_are_served,

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use proxy::{IpFamily, Mode as _};
-use proxy_userspace::{Relay, UserspaceKernel, probe_nftables};
+use proxy_userspace::{UserspaceKernel, probe_nftables};
+use relay::Relay;
 use support::world::{
     World, endpoints_of_the_node_itself_are_reached, on_a_node, one_process_comes_after_another,
     packets_find_their_way, packets_find_their_way_over_ipv6, sh, very_many_are_served,

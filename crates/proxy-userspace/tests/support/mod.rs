@@ -1,88 +1,15 @@
-//! Endpoints of the relay's tests, on loopback.
+//! Endpoints of the mode's live tests.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub(crate) mod world;
 
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::sync::Arc;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use proxy_userspace::relay::{Limits, Opened, Reach, Relay, Serving, Transport};
-
 /// Longer than anything takes.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
-
-pub(crate) const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-
-/// Those of most tests: nothing redirects here.
-pub(crate) fn limits() -> Limits {
-    Limits {
-        reach: Reach::Anybody,
-        linger: Duration::ZERO,
-        ..Limits::default()
-    }
-}
-
-/// A relay with one port.
-pub(crate) struct World {
-    pub(crate) relay: Relay,
-    pub(crate) port: Opened,
-}
-
-impl World {
-    pub(crate) fn new(limits: Limits, transport: Transport, serving: Serving) -> Self {
-        let relay = Relay::start(limits).unwrap();
-        let port = relay.open(transport, ANY, Arc::new(serving)).unwrap();
-        Self { relay, port }
-    }
-
-    pub(crate) fn tcp(endpoints: &[SocketAddr]) -> Self {
-        Self::new(limits(), Transport::Tcp, by(endpoints))
-    }
-
-    pub(crate) fn connect(&self) -> TcpStream {
-        connect(self.port.at)
-    }
-
-    /// What the endpoint that one is connected to calls itself.
-    pub(crate) fn who(&self) -> String {
-        let mut client = self.connect();
-        let mut name = [0; 1];
-        client.read_exact(&mut name).unwrap();
-        String::from_utf8(name.into()).unwrap()
-    }
-}
-
-/// Served by these.
-pub(crate) fn by(endpoints: &[SocketAddr]) -> Serving {
-    let mut endpoints = endpoints.to_vec();
-    endpoints.sort();
-    Serving {
-        endpoints: endpoints.into(),
-        ..Serving::default()
-    }
-}
-
-pub(crate) fn connect(at: SocketAddr) -> TcpStream {
-    let client = TcpStream::connect(at).unwrap();
-    client.set_read_timeout(Some(LONG)).unwrap();
-    client
-}
-
-/// An endpoint that does this with each connection.
-pub(crate) fn endpoint(serve: impl Fn(TcpStream) + Send + Sync + Clone + 'static) -> SocketAddr {
-    let listener = TcpListener::bind(ANY).unwrap();
-    let at = listener.local_addr().unwrap();
-    thread::spawn(move || {
-        for connection in listener.incoming() {
-            let serve = serve.clone();
-            thread::spawn(move || serve(connection.unwrap()));
-        }
-    });
-    at
-}
 
 /// One for TCP and UDP, at one port of an address.
 pub(crate) fn both(at: IpAddr, name: &'static str) -> SocketAddr {
@@ -107,35 +34,13 @@ pub(crate) fn both_at(at: SocketAddr, name: &'static str) -> SocketAddr {
     at
 }
 
-/// One that says its name, and then what it is told.
-pub(crate) fn named(name: &'static str) -> SocketAddr {
-    endpoint(move |mut connection| {
-        let _ = connection.write_all(name.as_bytes());
-        echo(connection);
-    })
-}
-
-pub(crate) fn echo(mut connection: TcpStream) {
+fn echo(mut connection: TcpStream) {
     let mut buffer = [0; 4096];
     while let Ok(count @ 1..) = connection.read(&mut buffer) {
         if connection.write_all(&buffer[..count]).is_err() {
             return;
         }
     }
-}
-
-/// An address where nobody listens.
-pub(crate) fn nobody() -> SocketAddr {
-    let listener = TcpListener::bind(ANY).unwrap();
-    listener.local_addr().unwrap()
-}
-
-/// A UDP endpoint that answers with its name and what it is told.
-pub(crate) fn answering(name: &'static str) -> SocketAddr {
-    let socket = UdpSocket::bind(ANY).unwrap();
-    let at = socket.local_addr().unwrap();
-    thread::spawn(move || answer(&socket, name));
-    at
 }
 
 fn answer(socket: &UdpSocket, name: &str) {

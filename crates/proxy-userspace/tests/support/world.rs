@@ -20,7 +20,8 @@ use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
     NamespacedName, NodeFacts, Placement, Protocol, Report, Service, ServicePort,
 };
-use proxy_userspace::{Config, Lanes, Limits, Proxier, Relay, UserspaceKernel};
+use proxy_userspace::{Config, Lanes, Proxier, UserspaceKernel};
+use relay::{Limits, Relay};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::gettid;
 

@@ -12,11 +12,11 @@ use proxy::{
     Unreadable,
 };
 use proxy_userspace::fake::FakeKernel;
-use proxy_userspace::relay::Serving;
 use proxy_userspace::{
     Aim, Blame as BlameOf, Config, Held, Kernel, Lanes, Listener, Portal, Proxier, Redirects,
     Refusal, SocketError,
 };
+use relay::Serving;
 
 use crate::cluster::{NODE, NODE_ADDRESS, at, net};
 use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};

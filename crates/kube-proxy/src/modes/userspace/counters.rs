@@ -4,7 +4,7 @@
 use anyhow::Result;
 use proxy::{IpFamily, Protocol};
 use proxy_userspace::Traffic;
-use proxy_userspace::relay::Carried;
+use relay::Carried;
 
 use crate::modes::counters::{Count, Listener, ReadCounters, Relayed, Told, Which};
 

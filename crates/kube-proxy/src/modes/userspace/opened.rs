@@ -10,7 +10,8 @@ use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
 use proxy::{Changes, IpFamily, Mode};
-use proxy_userspace::{Config, Lanes, Limits, Plan, Proxier, Relay, Traffic, UserspaceKernel};
+use proxy_userspace::{Config, Lanes, Plan, Proxier, Traffic, UserspaceKernel};
+use relay::{Limits, Relay};
 use tracing::info;
 
 use super::counters::RelayCounters;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use proxy_userspace::relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
+use relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use support::{

@@ -2,7 +2,7 @@
 //! memory of an idle connection, with and without `splice`.
 //!
 //! ```text
-//! cargo run --release -p proxy-userspace --example load
+//! cargo run --release -p relay --example load
 //! ```
 //!
 //! Clients and the endpoint are processes of their own, which this starts, so that what is measured
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use proxy_userspace::relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
+use relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// How long each measurement takes.

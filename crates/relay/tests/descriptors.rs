@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt as _;
 use std::thread;
 use std::time::Duration;
 
-use proxy_userspace::relay::{Limits, Transport};
+use relay::{Limits, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{LONG, World, by, limits, named, until};
 
