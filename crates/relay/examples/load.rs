@@ -243,7 +243,9 @@ fn measure(descriptors: Option<u64>) {
                 ..Serving::default()
             };
             let any = (Ipv4Addr::LOCALHOST, 0).into();
-            let opened = relay.open(Transport::Tcp, any, Arc::new(serving)).unwrap();
+            let opened = relay
+                .open(Transport::Tcp, any, &"load".into(), Arc::new(serving))
+                .unwrap();
             (relay, opened.at)
         });
         let at = relay.as_ref().map_or(endpoint, |(_, at)| *at);

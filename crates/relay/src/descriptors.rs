@@ -31,7 +31,7 @@ const QUIET: Duration = Duration::from_mins(1);
 
 /// How many descriptors a relay has left. Clones are the same ones, for any thread.
 #[derive(Debug, Clone)]
-pub(crate) struct Free(Arc<Semaphore>);
+pub(crate) struct Free(Arc<Semaphore>, usize);
 
 /// The descriptors of a relay, and its connections.
 pub(crate) struct Descriptors {
@@ -63,7 +63,12 @@ impl Free {
                 raise_limit().map_or(usize::MAX, |soft| soft.try_into().unwrap_or(usize::MAX));
             soft.saturating_sub(RESERVE).max(soft / 2)
         });
-        Self(semaphore(most))
+        Self(semaphore(most), most)
+    }
+
+    /// How many there were at first.
+    pub(crate) fn most(&self) -> usize {
+        self.1
     }
 
     /// Takes so many, if there are as many.

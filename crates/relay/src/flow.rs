@@ -9,6 +9,7 @@ use tokio::task::AbortHandle;
 use super::counted::Carrying;
 use super::datagram::Peer;
 use super::descriptors::Held;
+use super::shares::Place;
 
 /// Whose flow it is: the number of the port, the client, and the address that it sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +24,7 @@ pub(crate) struct Flow {
     pub(crate) socket: Rc<UdpSocket>,
     pub(crate) carrying: Rc<Carrying>,
     answers: AbortHandle,
+    pub(crate) place: Place<FlowKey>,
     _held: Held,
 }
 
@@ -33,6 +35,7 @@ impl Flow {
         socket: Rc<UdpSocket>,
         carrying: Rc<Carrying>,
         answers: AbortHandle,
+        place: Place<FlowKey>,
         held: Held,
     ) -> Self {
         Self {
@@ -40,6 +43,7 @@ impl Flow {
             socket,
             carrying,
             answers,
+            place,
             _held: held,
         }
     }

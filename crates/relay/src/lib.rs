@@ -9,6 +9,8 @@
 //! All runs on one thread, so that nothing is locked, and whoever gives orders waits for nothing.
 //! Memory is bounded by what is bounded here: connections and flows by [descriptors](Limits), what
 //! waits to be written by a buffer for each direction, clients that are remembered by their number.
+//! Connections and flows are shared among Services and clients (`shares`), and half of the node's
+//! ephemeral ports are left to the node (`ports`).
 
 mod balance;
 mod counted;
@@ -16,10 +18,12 @@ mod datagram;
 mod descriptors;
 mod flow;
 mod limits;
+mod ports;
 mod pump;
 mod recent;
 mod redirected;
 mod shared;
+mod shares;
 mod tcp;
 mod udp;
 
@@ -46,6 +50,7 @@ pub use shared::Counters;
 
 use balance::Balance;
 use descriptors::{Free, Held, OPEN};
+use ports::{Counted, Ephemeral};
 use shared::Shared;
 
 /// A transport that the relay carries.
@@ -81,16 +86,28 @@ pub struct Relay {
     next: Arc<AtomicU64>,
     counters: Arc<Counters>,
     free: Free,
+    ephemeral: Ephemeral,
 }
 
-/// Each port with the descriptor that it holds.
 enum Order {
-    OpenTcp(u64, TcpListener, Arc<Serving>, Arc<PortCounters>, Held),
-    OpenUdp(u64, UdpSocket, Arc<Serving>, Arc<PortCounters>, Held),
+    OpenTcp(TcpListener, Opening),
+    OpenUdp(UdpSocket, Opening),
     Update(u64, Arc<Serving>),
     Close(u64),
     Finish(Duration, mpsc::Sender<usize>),
 }
+
+/// A port that is being opened.
+struct Opening {
+    number: u64,
+    service: Arc<str>,
+    serving: Arc<Serving>,
+    counters: Arc<PortCounters>,
+    holds: Holds,
+}
+
+/// What a port holds while it is open: a descriptor, and its number if that is an ephemeral one.
+type Holds = (Held, Option<Counted>);
 
 impl Relay {
     /// Starts one, on a thread of its own, in the network namespace of the caller.
@@ -111,6 +128,7 @@ impl Relay {
             next: Arc::default(),
             counters: Arc::clone(&counters),
             free: free.clone(),
+            ephemeral: Ephemeral::default(),
         };
         thread::Builder::new()
             .name("relay".to_owned())
@@ -127,15 +145,18 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Opens a port: it serves once this returns.
+    /// Opens a port of a Service: it serves once this returns. Where `at` has no number the system
+    /// chooses one.
     ///
     /// # Errors
     ///
-    /// The system's, that the relay has ended, or that no descriptor is left.
+    /// The system's, that the relay has ended, that no descriptor is left, or that the number is an
+    /// ephemeral one and half of those are taken.
     pub fn open(
         &self,
         transport: Transport,
         at: SocketAddr,
+        service: &Arc<str>,
         serving: Arc<Serving>,
     ) -> io::Result<Opened> {
         // Where none is left, whoever asked asks again; the rest of the process keeps its own.
@@ -143,21 +164,22 @@ impl Relay {
         let held = held.ok_or_else(|| io::Error::other(OPEN))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let counters = Arc::<PortCounters>::default();
-        let counted = Arc::clone(&counters);
+        let counted = self.ephemeral.take(transport, at)?;
+        let opening = Opening {
+            number,
+            service: Arc::clone(service),
+            serving,
+            counters: Arc::clone(&counters),
+            holds: (held, counted),
+        };
         let (at, order) = match transport {
             Transport::Tcp => {
                 let socket = tcp::listen(at)?;
-                (
-                    socket.local_addr()?,
-                    Order::OpenTcp(number, socket, serving, counted, held),
-                )
+                (socket.local_addr()?, Order::OpenTcp(socket, opening))
             }
             Transport::Udp => {
                 let socket = udp::bind(at)?;
-                (
-                    socket.local_addr()?,
-                    Order::OpenUdp(number, socket, serving, counted, held),
-                )
+                (socket.local_addr()?, Order::OpenUdp(socket, opening))
             }
         };
         self.order(order).map_err(io::Error::other)?;
@@ -221,7 +243,7 @@ impl Port {
                 let drain = shared.limits.drain;
                 spawn_local(async move {
                     sleep(drain).await;
-                    port.cut();
+                    port.cut.end();
                 });
             }
             Self::Udp(port, task) => {
@@ -232,9 +254,9 @@ impl Port {
     }
 }
 
-/// A task that holds its descriptor until it is over, or aborted.
-async fn with(held: Held, task: impl Future<Output = ()>) {
-    let _held = held;
+/// A task that holds what is its port's until it is over, or aborted.
+async fn with(holds: Holds, task: impl Future<Output = ()>) {
+    let _holds = holds;
     task.await;
 }
 
@@ -253,17 +275,21 @@ async fn run(
     // nobody comes through a rule that was written since to one who does not serve yet.
     while let Some(order) = unconstrained(orders.recv()).await {
         match order {
-            Order::OpenTcp(number, socket, serving, counters, held) => {
-                let port = Rc::new(tcp::Port::new(Balance::new(serving), counters));
+            Order::OpenTcp(socket, opening) => {
+                let balance = Balance::new(opening.serving);
+                let port = tcp::Port::new(opening.service, balance, opening.counters);
+                let port = Rc::new(port);
                 let task = tcp::serve(Rc::clone(&shared), Rc::clone(&port), socket);
-                ports.insert(number, Port::Tcp(port, spawn_local(with(held, task))));
+                let task = spawn_local(with(opening.holds, task));
+                ports.insert(opening.number, Port::Tcp(port, task));
             }
-            Order::OpenUdp(number, socket, serving, counters, held) => {
+            Order::OpenUdp(socket, opening) => {
                 // The runtime watches each socket that the system has made.
-                if let Ok(port) = udp::Port::new(number, Balance::new(serving), counters, socket) {
+                if let Ok((port, holds)) = udp::Port::new(opening, socket) {
                     let port = Rc::new(port);
                     let task = udp::serve(Rc::clone(&shared), Rc::clone(&port));
-                    ports.insert(number, Port::Udp(port, spawn_local(with(held, task))));
+                    let number = port.number();
+                    ports.insert(number, Port::Udp(port, spawn_local(with(holds, task))));
                 }
             }
             Order::Update(number, serving) => match ports.get(&number) {

@@ -11,6 +11,7 @@ use std::cell::RefCell;
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
@@ -22,6 +23,8 @@ use tokio::task::yield_now;
 use super::counted::{Carrying, add};
 use super::descriptors::{Free, Held};
 use super::limits::{Carriage, Limits};
+use super::shares::Place;
+use super::tcp::Cut;
 
 /// How much is read at once.
 const CHUNK: usize = 64 * 1024;
@@ -104,10 +107,16 @@ impl Pump {
 
     /// Carries bytes both ways until both are over, and counts them as they are read. What fails
     /// resets both.
-    pub(crate) async fn run(&self, client: &TcpStream, server: &TcpStream, counted: &Carrying) {
+    pub(crate) async fn run(
+        &self,
+        client: &TcpStream,
+        server: &TcpStream,
+        counted: &Carrying,
+        place: &Place<Rc<Cut>>,
+    ) {
         let both = tokio::try_join!(
-            self.carry(client, server, counted.bytes_in()),
-            self.carry(server, client, counted.bytes_out())
+            self.carry(client, server, counted.bytes_in(), place),
+            self.carry(server, client, counted.bytes_out(), place)
         );
         if both.is_err() {
             reset(client);
@@ -115,7 +124,13 @@ impl Pump {
         }
     }
 
-    async fn carry(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<()> {
+    async fn carry(
+        &self,
+        from: &TcpStream,
+        to: &TcpStream,
+        sum: &AtomicU64,
+        place: &Place<Rc<Cut>>,
+    ) -> io::Result<()> {
         let mut way = match self.carriage {
             Carriage::Splice => Way::Pipe,
             Carriage::Copy | Carriage::Adaptive => Way::Buffer,
@@ -123,6 +138,7 @@ impl Pump {
         let mut turn = 0;
         loop {
             from.readable().await?;
+            place.note_use();
             let mut moved = None;
             let tried = from.try_io(Interest::READABLE, || {
                 let now = match way {

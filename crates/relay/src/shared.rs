@@ -1,19 +1,30 @@
 //! What the parts of a relay share, on its thread; and what it counts, for everybody.
 
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use socket2::SockRef;
 use tokio::sync::Notify;
+use tokio::task::yield_now;
 
 use super::descriptors::{Descriptors, Free, Held};
 use super::flow::{Flow, FlowKey};
 use super::limits::{Limits, Reach};
+use super::ports::ephemeral;
 use super::pump::Pump;
 use super::recent::Recent;
 use super::redirected::Redirected;
+use super::shares::{Client, Place, Shares};
+use super::tcp::Cut;
+
+/// A client that has so many connections, or less, loses none to others.
+const FEW: usize = 16;
+
+/// Connections that are let in while others end for them.
+const SPARE: usize = 64;
 
 /// The largest datagram, and more.
 const LARGEST: usize = 64 * 1024;
@@ -24,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) descriptors: Descriptors,
     pub(crate) pump: Pump,
     pub(crate) flows: RefCell<Recent<FlowKey, Flow>>,
+    connection_places: Rc<Shares<Rc<Cut>>>,
+    pub(crate) flow_places: Rc<Shares<FlowKey>>,
     pub(crate) redirected: RefCell<Redirected>,
     datagram: RefCell<Box<[u8]>>,
     pub(crate) counters: Arc<Counters>,
@@ -33,10 +46,15 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(limits: Limits, free: Free, counters: Arc<Counters>) -> Self {
+        // A connection takes two descriptors, a flow one, and one of the node's ephemeral ports.
+        let connections = limits.connections.min(free.most() / 2);
+        let flows = limits.udp_flows.min(ephemeral() / 4).min(free.most() / 2);
         Self {
             pump: Pump::new(&limits, free.clone()),
-            descriptors: Descriptors::new(free, limits.connections),
-            flows: RefCell::new(Recent::new(limits.udp_idle, limits.udp_flows)),
+            descriptors: Descriptors::new(free, connections + SPARE),
+            flows: RefCell::new(Recent::new(limits.udp_idle, flows.max(1))),
+            connection_places: Rc::new(Shares::new("connections", connections, FEW)),
+            flow_places: Rc::new(Shares::new("UDP flows", flows, 0)),
             redirected: RefCell::new(match limits.reach {
                 Reach::Anybody => Redirected::never_asked(),
                 Reach::Redirected => Redirected::open(),
@@ -56,14 +74,42 @@ impl Shared {
         })
     }
 
-    /// Waits for descriptors of a connection that is to be accepted.
+    /// Waits for descriptors of a connection that is to be accepted. Whoever holds most connections
+    /// makes room.
     pub(crate) async fn take(&self, count: u32) -> Option<Held> {
-        match self.try_take(count) {
-            Some(held) => {
-                self.descriptors.tell_enough();
-                Some(held)
+        if let Some(held) = self.try_take(count) {
+            self.descriptors.tell_enough();
+            return Some(held);
+        }
+        // Those that were accepted before take their places first.
+        yield_now().await;
+        self.end(self.connection_places.make_room());
+        self.descriptors.wait(count).await
+    }
+
+    /// Gives a client a place for a connection to a Service, and ends another one for it if need be;
+    /// or waits, where nobody has to make room.
+    pub(crate) async fn admit(
+        &self,
+        service: &Arc<str>,
+        client: IpAddr,
+        cut: &Rc<Cut>,
+    ) -> Place<Rc<Cut>> {
+        let client = Client::of(client);
+        let places = &self.connection_places;
+        loop {
+            if let Some(admitted) = places.admit(service, client, Rc::clone(cut)) {
+                self.end(admitted.evicted);
+                return admitted.place;
             }
-            None => self.descriptors.wait(count).await,
+            places.until_freed().await;
+        }
+    }
+
+    fn end(&self, evicted: Option<Rc<Cut>>) {
+        if let Some(cut) = evicted {
+            self.counters.add_evicted();
+            cut.end();
         }
     }
 
@@ -105,6 +151,7 @@ pub struct Counters {
     connections: AtomicUsize,
     accepted: AtomicUsize,
     refused: AtomicUsize,
+    evicted: AtomicUsize,
     flows: AtomicUsize,
 }
 
@@ -119,9 +166,15 @@ impl Counters {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// How many of these were reset for want of an endpoint, or because they may not come.
+    /// How many of these were reset for want of an endpoint or of a place, or because they may not
+    /// come.
     pub fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
+    }
+
+    /// How many TCP connections and UDP flows were ended to make room for others.
+    pub fn evicted(&self) -> usize {
+        self.evicted.load(Ordering::Relaxed)
     }
 
     /// How many UDP flows there are.
@@ -131,6 +184,10 @@ impl Counters {
 
     pub(crate) fn add_refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_evicted(&self) {
+        self.evicted.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn set_flows(&self, count: usize) {

@@ -38,31 +38,40 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
     pub(crate) counters: Arc<PortCounters>,
-    /// Its connections are to end.
-    is_cut: Cell<bool>,
-    cut: Notify,
+    /// Ends its connections.
+    pub(crate) cut: Cut,
+    service: Arc<str>,
+}
+
+/// What ends connections.
+#[derive(Debug, Default)]
+pub(crate) struct Cut {
+    is_over: Cell<bool>,
+    over: Notify,
 }
 
 impl Port {
-    pub(crate) fn new(balance: Balance, counters: Arc<PortCounters>) -> Self {
+    pub(crate) fn new(service: Arc<str>, balance: Balance, counters: Arc<PortCounters>) -> Self {
         Self {
             balance: RefCell::new(balance),
             counters,
-            is_cut: Cell::new(false),
-            cut: Notify::new(),
+            cut: Cut::default(),
+            service,
         }
     }
+}
 
-    /// Ends the connections that there are.
-    pub(crate) fn cut(&self) {
-        self.is_cut.set(true);
-        self.cut.notify_waiters();
+impl Cut {
+    /// Ends those that there are.
+    pub(crate) fn end(&self) {
+        self.is_over.set(true);
+        self.over.notify_waiters();
     }
 
-    async fn until_cut(&self) {
-        let cut = self.cut.notified();
-        if !self.is_cut.get() {
-            cut.await;
+    async fn until_end(&self) {
+        let over = self.over.notified();
+        if !self.is_over.get() {
+            over.await;
         }
     }
 }
@@ -78,6 +87,10 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
         socket.set_only_v6(true)?;
     }
     socket.set_nonblocking(true)?;
+    if at.port() != 0 {
+        // Connections of a process before this one may be closing there still.
+        socket.set_reuse_address(true)?;
+    }
     socket.bind(&at.into())?;
     // The kernel takes the lower one of this and net.core.somaxconn.
     socket.listen(i32::from(i16::MAX))?;
@@ -149,7 +162,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             let _held = held;
             tokio::select! {
                 biased;
-                () = port.until_cut() => reset(&stream),
+                () = port.cut.until_end() => reset(&stream),
                 () = connect_and_carry(&shared, &port, &stream, client, outward) => {}
             }
         });
@@ -196,19 +209,35 @@ async fn connect_and_carry(
 ) {
     let is_welcome = (shared.limits.reach == Reach::Anybody || was_redirected(client))
         && port.balance.borrow().serving().admits(from.ip());
-    let server = if is_welcome {
-        dial(shared, port, from.ip(), outward).await
-    } else {
-        None
-    };
-    let Some((server, endpoint)) = server else {
+    if !is_welcome {
         shared.counters.add_refused();
         return reset(client);
+    }
+    let cut = Rc::<Cut>::default();
+    let place = shared.admit(&port.service, from.ip(), &cut).await;
+    let carried = async {
+        let Some((server, endpoint)) = dial(shared, port, from.ip(), outward).await else {
+            shared.counters.add_refused();
+            return reset(client);
+        };
+        prepare(client);
+        prepare(&server);
+        let carrying = port.counters.connect(endpoint);
+        tokio::select! {
+            biased;
+            () = cut.until_end() => {
+                reset(client);
+                reset(&server);
+            }
+            () = shared.pump.run(client, &server, &carrying, &place) => {}
+        }
     };
-    prepare(client);
-    prepare(&server);
-    let carrying = port.counters.connect(endpoint);
-    shared.pump.run(client, &server, &carrying).await;
+    // While it is dialled, too.
+    tokio::select! {
+        biased;
+        () = carried => {}
+        () = cut.until_end() => reset(client),
+    }
 }
 
 /// What the client meant was not this port.

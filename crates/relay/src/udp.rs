@@ -22,6 +22,8 @@ use super::datagram::{Datagrams, Peer};
 use super::descriptors::is_exhausted;
 use super::flow::{Flow, FlowKey};
 use super::shared::{Shared, set_mark};
+use super::shares::Client;
+use super::{Holds, Opening};
 
 /// Others have their turn after so many datagrams.
 const TURN: usize = 64;
@@ -37,27 +39,30 @@ pub(crate) struct Port {
     /// The number of its port.
     at: u16,
     datagrams: Datagrams,
+    service: Arc<str>,
 }
 
 impl Port {
-    /// A port by a number of its own.
+    /// A port, and what it holds.
     ///
     /// # Errors
     ///
     /// The runtime cannot watch its socket.
-    pub(crate) fn new(
-        number: u64,
-        balance: Balance,
-        counters: Arc<PortCounters>,
-        socket: StdSocket,
-    ) -> io::Result<Self> {
-        Ok(Self {
-            balance: RefCell::new(balance),
-            counters,
-            number,
+    pub(crate) fn new(opening: Opening, socket: StdSocket) -> io::Result<(Self, Holds)> {
+        let port = Self {
+            balance: RefCell::new(Balance::new(opening.serving)),
+            counters: opening.counters,
+            number: opening.number,
             at: socket.local_addr()?.port(),
             datagrams: Datagrams::new(UdpSocket::from_std(socket)?),
-        })
+            service: opening.service,
+        };
+        Ok((port, opening.holds))
+    }
+
+    /// What the relay calls it.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Ends flows to endpoints that are not among those who serve.
@@ -130,6 +135,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     if let Some(flow) = flows.get(&key, now) {
         if send(&flow.socket, bytes).is_ok() {
             flow.carrying.datagram_in(bytes.len());
+            flow.place.note_use();
             return;
         }
         // Nobody listens there: the next one has it.
@@ -150,6 +156,14 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
         balance.pick(client, choice, now)
     };
     let Some(endpoint) = endpoint else { return };
+    let places = &shared.flow_places;
+    let Some(admitted) = places.admit(&port.service, Client::of(client), key) else {
+        return;
+    };
+    if let Some(evicted) = admitted.evicted {
+        shared.counters.add_evicted();
+        flows.remove(&evicted);
+    }
     let held = shared.try_take(1).or_else(|| {
         flows.give_way();
         shared.try_take(1)
@@ -171,7 +185,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     let (both, counted) = (Rc::clone(&socket), Rc::clone(&carrying));
     let answers = answer(Rc::clone(shared), Rc::clone(port), both, counted, key);
     let answers = spawn_local(answers).abort_handle();
-    let flow = Flow::new(endpoint, socket, carrying, answers, held);
+    let flow = Flow::new(endpoint, socket, carrying, answers, admitted.place, held);
     flows.insert(key, flow, now);
     shared.counters.set_flows(flows.len());
 }

@@ -18,7 +18,8 @@ use relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use support::{
-    ANY, LONG, World, answering, by, connect, echo, endpoint, limits, named, nobody, until,
+    ANY, LONG, World, answering, by, connect, echo, endpoint, limits, named, nobody,
+    open as open_port, until,
 };
 
 #[test]
@@ -294,8 +295,8 @@ fn a_listening_port_takes_a_descriptor_and_gives_it_back() {
     };
     let world = World::new(with, Transport::Tcp, by(&[named("a")]));
     let open = |transport| {
-        let serving = Arc::new(by(&[named("b")]));
-        world.relay.open(transport, ANY, serving)
+        let serving = by(&[named("b")]);
+        open_port(&world.relay, transport, ANY, serving)
     };
     let (one, other) = (open(Transport::Udp).unwrap(), open(Transport::Tcp).unwrap());
     let refused = open(Transport::Tcp).unwrap_err();
@@ -535,7 +536,8 @@ fn a_flow_to_an_endpoint_that_serves_no_more_ends() {
 fn flows_are_bounded_and_the_one_gives_way_that_was_idle_for_longest() {
     let with = Limits {
         udp_idle: LONG,
-        udp_flows: 8,
+        // A client has half of them.
+        udp_flows: 16,
         ..limits()
     };
     let world = udp(with, &[answering("a")]);
@@ -586,6 +588,6 @@ fn all_that_a_relay_has_ends_with_its_last_handle() {
     until("nobody listens", || TcpStream::connect(at).is_err());
     let relay = Relay::start(limits()).unwrap();
     let taken = connect(named("a")).peer_addr().unwrap();
-    let opened = relay.open(Transport::Tcp, taken, Arc::default());
+    let opened = open_port(&relay, Transport::Tcp, taken, Serving::default());
     assert_eq!(opened.unwrap_err().kind(), ErrorKind::AddrInUse);
 }

@@ -10,7 +10,7 @@ const GONE: &[(&[&str], &str)] = &[
     ),
     (
         &["proxy-port-range"],
-        "userspace mode takes any port that is free; take it out",
+        "userspace mode takes ports of net.ipv4.ip_local_port_range; take it out",
     ),
     (
         &["resource-container"],

@@ -1,7 +1,11 @@
 //! Endpoints of the relay's tests, on loopback.
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(
+    clippy::indexing_slicing,
+    reason = "a test stops at the first surprise"
+)]
 
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::thread;
@@ -32,7 +36,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(limits: Limits, transport: Transport, serving: Serving) -> Self {
         let relay = Relay::start(limits).unwrap();
-        let port = relay.open(transport, ANY, Arc::new(serving)).unwrap();
+        let port = open(&relay, transport, ANY, serving).unwrap();
         Self { relay, port }
     }
 
@@ -51,6 +55,16 @@ impl World {
         client.read_exact(&mut name).unwrap();
         String::from_utf8(name.into()).unwrap()
     }
+}
+
+/// Opens a port of a Service.
+pub(crate) fn open(
+    relay: &Relay,
+    transport: Transport,
+    at: SocketAddr,
+    serving: Serving,
+) -> io::Result<Opened> {
+    relay.open(transport, at, &"default/web:http".into(), Arc::new(serving))
 }
 
 /// Served by these.

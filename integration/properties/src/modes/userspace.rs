@@ -323,10 +323,11 @@ impl Kernel for Turnstile<FakeKernel> {
         &mut self,
         listener: &Listener,
         serving: &Arc<Serving>,
+        again: Option<u16>,
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError> {
         self.socket(format!("open {listener}"), |kernel| {
-            kernel.open(listener, serving, avoided)
+            kernel.open(listener, serving, again, avoided)
         })
     }
 

@@ -1,0 +1,486 @@
+//! Who holds connections or flows, and who has to make room for others.
+//!
+//! A relay carries a bounded number of them, and anybody may open some and keep them. So a new one
+//! takes the place of another one where a share is used up, as on the HTTP servers of the daemon:
+//!
+//! - a client has half of all places;
+//! - a Service has three quarters of them;
+//! - where all places are taken, the client that holds most of all makes room.
+//!
+//! The one that ends is the one that was idle for longest, roughly, of the client that holds most there.
+//! Where all places are taken, a client that holds [few](Shares::new) of them makes no room: if all
+//! hold few, new connections wait.
+//!
+//! A client is an IPv4 address, an IPv6 network of 64 bits, or this node by its loopback addresses.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use tokio::sync::Notify;
+use tracing::{debug, warn};
+
+/// How many that were used since are passed over to find one that ends.
+const CHANCES: usize = 16;
+
+/// How often the log says that somebody holds too many.
+const NOTICE_PERIOD: Duration = Duration::from_mins(10);
+
+/// A Service port's name: opaque here.
+type Service = Arc<str>;
+
+/// A client that counts as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Client {
+    /// An address, or the first one of a network.
+    Network(IpAddr),
+    /// This node, by its loopback addresses.
+    Node,
+}
+
+impl Client {
+    /// The client at this address.
+    pub(crate) fn of(address: IpAddr) -> Self {
+        const NETWORK: u128 = !0 << 64;
+        let address = address.to_canonical();
+        if address.is_loopback() {
+            return Self::Node;
+        }
+        match address {
+            IpAddr::V6(ip) => Self::Network(Ipv6Addr::from_bits(ip.to_bits() & NETWORK).into()),
+            ip @ IpAddr::V4(_) => Self::Network(ip),
+        }
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network(IpAddr::V4(ip)) => ip.fmt(f),
+            Self::Network(IpAddr::V6(ip)) => write!(f, "{ip}/64"),
+            Self::Node => f.write_str("this node (127.0.0.0/8, ::1)"),
+        }
+    }
+}
+
+/// The places for connections, or for flows. `T` is what ends one.
+pub(crate) struct Shares<T> {
+    held: RefCell<Holders<T>>,
+    /// A place has become free.
+    freed: Notify,
+}
+
+/// A new place, and the one that has to end for it.
+pub(crate) struct Admitted<T: Clone> {
+    pub(crate) place: Place<T>,
+    pub(crate) evicted: Option<T>,
+}
+
+/// A place that is held until this is dropped.
+pub(crate) struct Place<T: Clone> {
+    shares: Rc<Shares<T>>,
+    number: u64,
+    used: Rc<Cell<bool>>,
+}
+
+struct Holders<T> {
+    /// What is held, for the log.
+    what: &'static str,
+    most: Most,
+    members: HashMap<u64, Member<T>>,
+    groups: HashMap<(Service, Client), Group>,
+    services: HashMap<Service, Ranks<Client>>,
+    clients: Ranks<Client>,
+    of_clients: HashMap<Client, Ranks<Service>>,
+    next: u64,
+    told: Option<Instant>,
+}
+
+/// How many there may be.
+struct Most {
+    all: usize,
+    service: usize,
+    client: usize,
+    /// Where all are taken, a client that holds no more than this makes no room.
+    few: usize,
+}
+
+/// Where one more has room.
+enum Room {
+    /// There is some.
+    Free,
+    /// In the place of one of these.
+    Of((Service, Client)),
+    /// Nowhere as yet.
+    None,
+}
+
+struct Member<T> {
+    of: (Service, Client),
+    used: Rc<Cell<bool>>,
+    end: T,
+}
+
+/// Those of a client to a Service, oldest first. Some of the numbers may be gone.
+#[derive(Default)]
+struct Group {
+    queue: VecDeque<u64>,
+    count: usize,
+}
+
+/// Holders by how many they hold.
+struct Ranks<K> {
+    total: usize,
+    counts: HashMap<K, usize>,
+    ranked: BTreeSet<(usize, K)>,
+}
+
+impl<K: Clone + Ord + Hash> Ranks<K> {
+    fn new() -> Self {
+        Self {
+            total: 0,
+            counts: HashMap::new(),
+            ranked: BTreeSet::new(),
+        }
+    }
+
+    fn count(&self, of: &K) -> usize {
+        self.counts.get(of).copied().unwrap_or_default()
+    }
+
+    /// The one that holds most.
+    fn biggest(&self) -> Option<(usize, &K)> {
+        self.ranked.last().map(|(count, of)| (*count, of))
+    }
+
+    fn set(&mut self, of: &K, count: usize) {
+        let before = self.count(of);
+        self.total = self.total + count - before;
+        self.ranked.remove(&(before, of.clone()));
+        if count == 0 {
+            self.counts.remove(of);
+        } else {
+            self.counts.insert(of.clone(), count);
+            self.ranked.insert((count, of.clone()));
+        }
+    }
+}
+
+impl<T: Clone> Shares<T> {
+    /// Places for so many, at least one. A client that holds `few` of them makes no room.
+    pub(crate) fn new(what: &'static str, all: usize, few: usize) -> Self {
+        let all = all.max(1);
+        let held = Holders {
+            what,
+            most: Most {
+                all,
+                service: (all - all / 4).max(few + 1),
+                client: all.div_ceil(2).max(few + 1),
+                few,
+            },
+            members: HashMap::new(),
+            groups: HashMap::new(),
+            services: HashMap::new(),
+            clients: Ranks::new(),
+            of_clients: HashMap::new(),
+            next: 0,
+            told: None,
+        };
+        Self {
+            held: RefCell::new(held),
+            freed: Notify::new(),
+        }
+    }
+
+    /// Waits until a place becomes free.
+    pub(crate) async fn until_freed(&self) {
+        self.freed.notified().await;
+    }
+
+    /// Gives a client a place at a Service. None if all are taken and nobody has to make room.
+    pub(crate) fn admit(
+        self: &Rc<Self>,
+        service: &Service,
+        client: Client,
+        end: T,
+    ) -> Option<Admitted<T>> {
+        let mut held = self.held.borrow_mut();
+        let evicted = match held.room(service, client) {
+            Room::Free => None,
+            Room::Of(from) => Some(held.evict(&from)?),
+            Room::None => return None,
+        };
+        let number = held.next;
+        held.next += 1;
+        let used = Rc::<Cell<bool>>::default();
+        held.insert(
+            number,
+            Member {
+                of: (Arc::clone(service), client),
+                used: Rc::clone(&used),
+                end,
+            },
+        );
+        let place = Place {
+            shares: Rc::clone(self),
+            number,
+            used,
+        };
+        Some(Admitted { place, evicted })
+    }
+
+    /// Ends one of the client that holds most, unless that is few.
+    pub(crate) fn make_room(&self) -> Option<T> {
+        let mut held = self.held.borrow_mut();
+        let (count, client) = held.clients.biggest()?;
+        let from = (count > held.most.few).then(|| held.biggest_of(*client))??;
+        held.evict(&from)
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.held.borrow().members.len()
+    }
+}
+
+impl<T: Clone> Holders<T> {
+    /// Where one more of a client at a Service has room.
+    fn room(&self, service: &Service, client: Client) -> Room {
+        let of_service = self.services.get(service);
+        let from = if let Some(ranks) = of_service.filter(|ranks| ranks.total >= self.most.service)
+        {
+            chosen(ranks, client, 0).map(|client| (Arc::clone(service), client))
+        } else if self.clients.count(&client) >= self.most.client {
+            self.biggest_of(client)
+        } else if self.members.len() >= self.most.all {
+            let from = chosen(&self.clients, client, self.most.few);
+            from.and_then(|client| self.biggest_of(client))
+        } else {
+            return Room::Free;
+        };
+        from.map_or(Room::None, Room::Of)
+    }
+
+    /// The Service to which a client holds most.
+    fn biggest_of(&self, client: Client) -> Option<(Service, Client)> {
+        let (_, service) = self.of_clients.get(&client)?.biggest()?;
+        Some((Arc::clone(service), client))
+    }
+
+    /// Ends one that was idle for long.
+    fn evict(&mut self, from: &(Service, Client)) -> Option<T> {
+        let group = self.groups.get_mut(from)?;
+        let mut chances = CHANCES;
+        let number = loop {
+            let number = group.queue.pop_front()?;
+            let Some(member) = self.members.get(&number) else {
+                continue;
+            };
+            if chances == 0 || !member.used.replace(false) {
+                break number;
+            }
+            chances -= 1;
+            group.queue.push_back(number);
+        };
+        let count = group.count;
+        self.tell(from, count);
+        Some(self.remove(number)?.end)
+    }
+
+    fn insert(&mut self, number: u64, member: Member<T>) {
+        let group = self.groups.entry(member.of.clone()).or_default();
+        if group.queue.len() > 2 * group.count + CHANCES {
+            group.queue.retain(|of| self.members.contains_key(of));
+        }
+        group.queue.push_back(number);
+        group.count += 1;
+        let count = group.count;
+        self.count(&member.of, count);
+        self.members.insert(number, member);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Member<T>> {
+        let member = self.members.remove(&number)?;
+        let group = self.groups.get_mut(&member.of)?;
+        group.count -= 1;
+        let count = group.count;
+        if count == 0 {
+            self.groups.remove(&member.of);
+        }
+        self.count(&member.of, count);
+        Some(member)
+    }
+
+    /// Books how many a client holds to a Service.
+    fn count(&mut self, of: &(Service, Client), count: usize) {
+        let (service, client) = of;
+        let ranks = self.services.entry(Arc::clone(service));
+        let ranks = ranks.or_insert_with(Ranks::new);
+        ranks.set(client, count);
+        if ranks.total == 0 {
+            self.services.remove(service);
+        }
+        let ranks = self.of_clients.entry(*client).or_insert_with(Ranks::new);
+        ranks.set(service, count);
+        let total = ranks.total;
+        if total == 0 {
+            self.of_clients.remove(client);
+        }
+        self.clients.set(client, total);
+    }
+
+    fn tell(&mut self, (service, client): &(Service, Client), count: usize) {
+        let what = self.what;
+        if self.told.is_some_and(|told| told.elapsed() < NOTICE_PERIOD) {
+            debug!("{client} has {count} {what} to {service}: the longest idle one is ended");
+            return;
+        }
+        self.told = Some(Instant::now());
+        warn!(
+            "{client} has {count} {what} to {service}: the longest idle one is ended for each new one that needs room, and \
+             others are served. Find out what opens them there; this is said at most once in ten minutes"
+        );
+    }
+}
+
+/// Who makes room for a client: the one that holds most, or the client itself if none holds more.
+fn chosen(ranks: &Ranks<Client>, client: Client, few: usize) -> Option<Client> {
+    let mine = ranks.count(&client);
+    let (count, biggest) = ranks.biggest()?;
+    let from = if count > mine { *biggest } else { client };
+    (count > few).then_some(from)
+}
+
+impl<T: Clone> Place<T> {
+    /// Notes that it is used.
+    pub(crate) fn note_use(&self) {
+        self.used.set(true);
+    }
+}
+
+impl<T: Clone> Drop for Place<T> {
+    fn drop(&mut self) {
+        // What the place ends with is dropped after the loan.
+        let ended = self.shares.held.borrow_mut().remove(self.number);
+        if ended.is_some() {
+            // All of them: the first one may have to wait for another Service's.
+            self.shares.freed.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Tried {
+        shares: Rc<Shares<usize>>,
+        places: HashMap<usize, Place<usize>>,
+        ended: Vec<usize>,
+        refused: usize,
+    }
+
+    impl Tried {
+        fn new(all: usize) -> Self {
+            Self {
+                shares: Rc::new(Shares::new("connections", all, 16)),
+                places: HashMap::new(),
+                ended: Vec::new(),
+                refused: 0,
+            }
+        }
+
+        fn admit(&mut self, number: usize, service: &str, client: &str) {
+            let client = Client::of(client.parse().unwrap());
+            match self.shares.admit(&service.into(), client, number) {
+                Some(admitted) => {
+                    if let Some(ended) = admitted.evicted {
+                        self.ended.push(ended);
+                        self.places.remove(&ended);
+                    }
+                    self.places.insert(number, admitted.place);
+                }
+                None => self.refused += 1,
+            }
+        }
+    }
+
+    #[test]
+    fn a_client_has_half_and_loses_its_own_idle_ones() {
+        let mut tried = Tried::new(100);
+        for number in 0..50 {
+            tried.admit(number, "web", "10.0.0.1");
+        }
+        assert_eq!(tried.ended, []);
+        tried.places[&0].note_use();
+        tried.admit(50, "web", "10.0.0.1");
+        assert_eq!(tried.ended, [1], "the first one is in use");
+        tried.admit(51, "dns", "10.0.0.1");
+        assert_eq!(tried.ended, [1, 2], "to whichever Service");
+        tried.admit(52, "web", "10.0.0.2");
+        assert_eq!((tried.ended.len(), tried.refused), (2, 0));
+    }
+
+    #[test]
+    fn a_service_has_three_quarters_and_its_biggest_client_makes_room() {
+        let mut tried = Tried::new(100);
+        for number in 0..75 {
+            let client = if number < 40 { "10.0.0.1" } else { "10.0.0.2" };
+            tried.admit(number, "web", client);
+        }
+        tried.admit(75, "web", "10.0.0.3");
+        assert_eq!(tried.ended, [0]);
+        tried.admit(76, "dns", "10.0.0.3");
+        assert_eq!(tried.ended, [0], "other Services have the rest");
+    }
+
+    #[test]
+    fn where_all_is_taken_who_holds_few_loses_none() {
+        let mut tried = Tried::new(60);
+        for number in 0..60 {
+            let client = if number < 30 {
+                "fd00::1"
+            } else {
+                "fd00:0:0:1::1"
+            };
+            tried.admit(number, ["a", "b"][number / 30], client);
+        }
+        for number in 60..80 {
+            tried.admit(number, "c", &format!("10.0.0.{number}"));
+        }
+        assert!(tried.ended.iter().all(|number| *number < 60));
+        assert_eq!((tried.ended.len(), tried.refused), (20, 0));
+        assert_eq!(tried.shares.len(), 60);
+        // From here on all hold few.
+        for number in 80..200 {
+            tried.admit(number, "c", &format!("10.0.1.{number}"));
+        }
+        assert_eq!(tried.shares.len(), 60);
+        assert!(tried.refused > 0 && tried.shares.make_room().is_none());
+    }
+
+    #[test]
+    fn who_ends_leaves_nothing() {
+        let mut tried = Tried::new(1_000);
+        tried.admit(0, "web", "10.0.0.1");
+        for number in 1..10_000 {
+            tried.admit(number, "web", "10.0.0.1");
+            tried.places.remove(&number);
+        }
+        {
+            let held = tried.shares.held.borrow();
+            let queued: usize = held.groups.values().map(|group| group.queue.len()).sum();
+            assert!(queued < 64, "{queued}");
+        }
+        tried.places.clear();
+        let held = tried.shares.held.borrow();
+        assert!(held.members.is_empty() && held.groups.is_empty() && held.services.is_empty());
+        assert!(held.of_clients.is_empty() && held.clients.ranked.is_empty());
+    }
+}
