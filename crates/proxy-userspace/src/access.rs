@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use engine::KernelAccess;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use proxy::{Protocol, Unreadable};
 
 use crate::config::Config;
@@ -12,7 +12,7 @@ use crate::exchange::Found;
 use crate::kernel::Kernel;
 use crate::part::Part;
 use crate::plan::{
-    Blame, Change, Extent, Outcomes, Plan, Redirects, Refusal, SocketError, Written,
+    Blame, Change, Extent, Outcomes, Plan, Redirects, Refusal, SocketError, Sockets, Written,
 };
 use crate::port::Listener;
 use crate::proxier::Userspace;
@@ -36,8 +36,7 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
                 let mut none_left = HashMap::new();
                 let outcomes = changes.map(|(listener, serving)| match serving {
                     Some(serving) => {
-                        let avoided = &sockets.avoided;
-                        serve(kernel, listener, serving, avoided, &mut none_left).map(Some)
+                        serve(kernel, sockets, (listener, serving), &mut none_left).map(Some)
                     }
                     None => kernel.close(listener).map(|()| None),
                 });
@@ -55,9 +54,8 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
 /// ports, and there may be thousands.
 fn serve(
     kernel: &mut impl Kernel,
-    listener: &Listener,
-    serving: &Arc<Serving>,
-    avoided: &HashSet<(Protocol, u16)>,
+    sockets: &Sockets,
+    (listener, serving): (&Listener, &Arc<Serving>),
     none_left: &mut HashMap<Protocol, String>,
 ) -> Result<u16, SocketError> {
     if let Some(port) = kernel.update(listener, serving)? {
@@ -67,7 +65,8 @@ fn serve(
     if let Some(reason) = none_left.get(&protocol) {
         return Err(SocketError::Now(reason.clone()));
     }
-    let opened = kernel.open(listener, serving, avoided);
+    let again = sockets.again.get(listener).copied();
+    let opened = kernel.open(listener, serving, again, &sockets.avoided);
     if let Err(SocketError::Now(reason)) = &opened {
         none_left.insert(protocol, reason.clone());
     }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use proxy::{LocalDetector, NamespacedName, Owner};
 
 use crate::plan::Aim;
@@ -64,6 +64,45 @@ impl Claims {
             aim(&port, tables, surroundings);
             self.by_owner.insert(Arc::clone(&port.owner), port);
         }
+    }
+
+    /// The ports that rules lead to for a Service port's own addresses and ways alone, so that they are
+    /// right as they are if these ports are opened again.
+    pub(crate) fn ports_before(&self, owner: &Arc<Owner>, tables: &Tables) -> HashMap<Way, u16> {
+        let mut found: HashMap<u16, (Way, usize)> = HashMap::new();
+        let mut mixed: HashSet<u16> = HashSet::new();
+        let Some(port) = self.by_owner.get(owner) else {
+            return HashMap::new();
+        };
+        for (portal, ways) in &port.portals {
+            let Some(aim) = tables.redirects.actual(portal) else {
+                continue;
+            };
+            let is_owner = tables.redirects.owner(portal) == Some(owner);
+            for number in aim.ports() {
+                let of = |at: u16, way: Way| (at == number).then_some(way);
+                let pods = (aim.pods != aim.outside).then(|| of(aim.pods, ways.pods));
+                let outside = of(aim.outside, ways.outside);
+                let mut all = [outside, pods.flatten(), of(aim.node, ways.node)]
+                    .into_iter()
+                    .flatten();
+                let Some(way) = all.next() else { continue };
+                let (known, count) = found.entry(number).or_insert((way, 0));
+                *count += 1;
+                if *known != way || !is_owner || all.any(|other| other != way) {
+                    mixed.insert(number);
+                }
+            }
+        }
+        let protocol = owner.name.protocol;
+        let mut ports: HashMap<Way, u16> = HashMap::new();
+        for (number, (way, count)) in found {
+            if !mixed.contains(&number) && tables.leads_alone(protocol, number, count) {
+                let known = ports.entry(way).or_insert(number);
+                *known = number.min(*known);
+            }
+        }
+        ports
     }
 
     /// Claims the redirects of an owner anew: ports of his were opened.

@@ -41,6 +41,8 @@ pub struct State {
     pub held: Option<String>,
     /// Why no port can be opened.
     pub exhausted: Option<String>,
+    /// How many ports may be open.
+    pub most: Option<usize>,
     /// How often it was tried to open one.
     pub tries: usize,
     /// Why redirects cannot be read.
@@ -70,6 +72,10 @@ impl FakeKernel {
 }
 
 impl State {
+    fn is_open(&self, port: u16) -> bool {
+        self.open.values().any(|(number, _)| *number == port)
+    }
+
     fn change(&mut self, plan: &Redirects) -> Result<(), Refusal> {
         let refuse = |reason: String| Refusal {
             reason,
@@ -159,6 +165,7 @@ impl Kernel for FakeKernel {
         &mut self,
         listener: &Listener,
         serving: &Arc<Serving>,
+        again: Option<u16>,
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError> {
         let mut state = self.state();
@@ -170,7 +177,15 @@ impl Kernel for FakeKernel {
         if let Some(reason) = state.exhausted.clone() {
             return Err(SocketError::Now(reason));
         }
-        while avoided.contains(&(protocol, state.next_port)) {
+        if state.most.is_some_and(|most| state.open.len() >= most) {
+            return Err(SocketError::Now("they have their share".to_owned()));
+        }
+        if let Some(port) = again.filter(|port| !state.is_open(*port)) {
+            let opened = (port, Arc::clone(serving));
+            state.open.insert(listener.clone(), opened);
+            return Ok(port);
+        }
+        while avoided.contains(&(protocol, state.next_port)) || state.is_open(state.next_port) {
             state.next_port += 1;
         }
         let port = state.next_port;

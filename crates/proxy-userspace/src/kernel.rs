@@ -1,6 +1,7 @@
 //! The kernel as this mode sees it: listening ports, redirects, and the node's addresses.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -58,7 +59,8 @@ pub trait Kernel: Send + 'static {
         serving: &Arc<Serving>,
     ) -> Result<Option<u16>, SocketError>;
 
-    /// Opens a listening port that is not open, at none of the `avoided` ones. Its number.
+    /// Opens a listening port that is not open: the one with the number `again` if that can be had,
+    /// else at none of the `avoided` ones. Its number.
     ///
     /// # Errors
     ///
@@ -67,6 +69,7 @@ pub trait Kernel: Send + 'static {
         &mut self,
         listener: &Listener,
         serving: &Arc<Serving>,
+        again: Option<u16>,
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError>;
 
@@ -136,24 +139,34 @@ impl UserspaceKernel {
         })
     }
 
-    fn open_at_any(
+    /// Opens a port at any address: with this number, or one that the system chooses.
+    fn open_at(
         &self,
+        number: u16,
         transport: Transport,
-        protocol: Protocol,
+        name: &Arc<str>,
         serving: &Arc<Serving>,
-        avoided: &HashSet<(Protocol, u16)>,
-    ) -> Result<Opened, SocketError> {
+    ) -> io::Result<Opened> {
         let any: IpAddr = match self.family {
             IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
             IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
         };
+        let at = SocketAddr::new(any, number);
+        self.relay.open(transport, at, name, Arc::clone(serving))
+    }
+
+    fn open_at_any(
+        &self,
+        transport: Transport,
+        listener: &Listener,
+        serving: &Arc<Serving>,
+        avoided: &HashSet<(Protocol, u16)>,
+    ) -> Result<Opened, SocketError> {
+        let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
         // Those that are to be avoided stay open meanwhile: else they would come again.
         let mut left = Vec::new();
         let found = loop {
-            let opened = self
-                .relay
-                .open(transport, SocketAddr::new(any, 0), Arc::clone(serving));
-            match opened {
+            match self.open_at(0, transport, &name, serving) {
                 Ok(opened) if !avoided.contains(&(protocol, opened.at.port())) => {
                     break Ok(opened);
                 }
@@ -206,6 +219,7 @@ impl Kernel for UserspaceKernel {
         &mut self,
         listener: &Listener,
         serving: &Arc<Serving>,
+        again: Option<u16>,
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError> {
         let protocol = listener.name.protocol;
@@ -218,7 +232,15 @@ impl Kernel for UserspaceKernel {
                 ));
             }
         };
-        let opened = self.open_at_any(transport, protocol, serving, avoided)?;
+        let again = again.and_then(|number| {
+            let name = listener.name.to_string().into();
+            // Somebody may have it by now.
+            self.open_at(number, transport, &name, serving).ok()
+        });
+        let opened = match again {
+            Some(opened) => opened,
+            None => self.open_at_any(transport, listener, serving, avoided)?,
+        };
         let number = opened.at.port();
         self.traffic.insert(self.family, listener, &opened, serving);
         self.opened.insert(listener.clone(), opened);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use footprint::Leftovers;
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use proxy::{LocalDetector, Protocol, ServicePortName};
 
 use crate::port::{Listener, Portal};
@@ -25,8 +25,10 @@ pub enum Plan {
 pub struct Sockets {
     /// Each, with who serves there; with nobody to say so it is closed.
     pub changes: Vec<(Listener, Option<Arc<Serving>>)>,
-    /// Ports that rules of somebody before us lead to: none of them is opened.
+    /// Ports that rules of somebody before us lead to: none of them is opened for another Service.
     pub avoided: HashSet<(Protocol, u16)>,
+    /// Those of them that are opened again for the Service that rules lead there.
+    pub again: HashMap<Listener, u16>,
 }
 
 /// What becomes of rules.

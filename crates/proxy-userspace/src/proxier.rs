@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use engine::{Concern, Engine, Extent, Served, Step};
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use proxy::{
     Failure, Fate, Model, NamespacedName, Notice, Owner, Protocol, Selection, ServicePortName,
     Subject,
@@ -114,28 +114,70 @@ impl Userspace {
         if !state.knows(Part::Rules) {
             return None;
         }
+        let tables = &self.tables;
         let being_used = being_used(state);
-        let due = self.tables.sockets.due(state.now);
-        let due = due.filter_map(|listener| {
-            let serving = self.tables.sockets.wanted(listener).cloned();
-            let port = (listener.name.protocol, self.tables.port(listener));
-            let is_free = || !self.tables.is_used(listener) && !being_used.contains(&port);
-            let may_be = serving.is_some() || (state.may_delete() && is_free());
-            let rank = self.tables.sockets.owner(listener).map(|owner| owner.rank);
-            may_be.then(|| (rank, listener.clone(), serving))
+        let handed_over = if tables
+            .sockets
+            .due(state.now)
+            .any(|listener| tables.is_emptied(listener))
+        {
+            tables.handed_over()
+        } else {
+            HashSet::new()
+        };
+        let due = tables.sockets.due(state.now).filter(|listener| {
+            let port = (listener.name.protocol, tables.port(listener));
+            let is_free = || !tables.is_used(listener) && !being_used.contains(&port);
+            if tables.sockets.wanted(listener).is_some() {
+                !(handed_over.contains(&port) && tables.is_emptied(listener))
+            } else {
+                state.may_delete() && is_free()
+            }
         });
-        let mut due: Vec<_> = due.collect();
-        due.sort_by(|one, other| (one.0, &one.1).cmp(&(other.0, &other.1)));
-        let changes = due.into_iter();
-        let changes: Vec<_> = changes
-            .map(|(_, listener, serving)| (listener, serving))
-            .collect();
-        (!changes.is_empty()).then(|| {
-            Plan::Sockets(Sockets {
-                changes,
-                avoided: self.tables.foreign_ports(),
-            })
-        })
+        let mut due: HashSet<&Listener> = due.collect();
+        if due.is_empty() {
+            return None;
+        }
+        let opens = |listener: &&Listener| {
+            tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
+        };
+        // Whoever waits for a port in vain has the next one, before all that are younger, and at once
+        // where one is closed.
+        let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
+        let is_chance = due.iter().any(|of| opens(of) || closes(of));
+        if tables.sockets.failing_len() > 0 && is_chance {
+            let waiting = tables.sockets.pending().filter(opens);
+            due.extend(waiting.filter(|listener| !tables.sockets.is_excused(listener)));
+        }
+        let mut again = HashMap::new();
+        if tables.may_have_foreign() {
+            let opened = due.iter().filter(|listener| opens(listener));
+            for listener in opened {
+                let owner = tables.sockets.owner(listener);
+                let before = owner.map(|owner| self.claims.ports_before(owner, tables));
+                let port = before.and_then(|ports| ports.get(&listener.way).copied());
+                again.extend(port.map(|port| ((*listener).clone(), port)));
+            }
+        }
+        let rank = |listener: &Listener| {
+            let owner = tables.sockets.owner(listener);
+            let order = owner.map(|owner| (owner.rank, Arc::clone(owner)));
+            // Those that were served are, and those that are closed make room before.
+            let is_new = order.is_some() && !again.contains_key(listener);
+            (is_new, order)
+        };
+        let mut changes: Vec<_> = due.into_iter().map(|of| (rank(of), of)).collect();
+        changes.sort_unstable();
+        let changes = changes.into_iter().map(|(_, listener)| {
+            let serving = tables.sockets.wanted(listener).cloned();
+            (listener.clone(), serving)
+        });
+        let changes = changes.collect();
+        Some(Plan::Sockets(Sockets {
+            changes,
+            avoided: self.tables.foreign_ports(),
+            again,
+        }))
     }
 
     /// Whether ports are being opened, or about to be.

@@ -153,6 +153,58 @@ impl Tables {
             && Way::ALL.into_iter().any(cannot_be_opened)
     }
 
+    /// Whether no more redirects than these lead to a port that is none of ours.
+    pub(crate) fn leads_alone(&self, protocol: Protocol, number: u16, count: usize) -> bool {
+        let port = (protocol, number);
+        number != 0
+            && !self.numbers.contains_key(&port)
+            && self.uses.get(&port).copied() == Some(count)
+    }
+
+    /// Whether rules may lead to ports of a process before us.
+    pub(crate) fn may_have_foreign(&self) -> bool {
+        self.may_have_foreign
+    }
+
+    /// The ports that redirects are about to leave for those of another Service that has endpoints.
+    /// Until then whoever serves there goes on to.
+    pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
+        let redirects = &self.redirects;
+        let pending = redirects
+            .pending()
+            .filter(|portal| !redirects.is_failing(portal));
+        let mut ports = HashSet::new();
+        for portal in pending {
+            let (Some(owner), Some(before)) = (redirects.owner(portal), redirects.actual(portal))
+            else {
+                continue;
+            };
+            let mut listeners = self.sockets.keys_of(owner).iter();
+            let is_served = listeners.any(|listener| {
+                let serving = self.sockets.wanted(listener);
+                serving.is_some_and(|serving| !serving.endpoints.is_empty())
+                    && !self.sockets.is_failing(listener)
+            });
+            let left = before.ports().map(|port| (portal.protocol, port));
+            let is_others = |port: &(Protocol, u16)| {
+                let listener = self.numbers.get(port);
+                listener.is_some_and(|listener| listener.name != owner.name)
+            };
+            ports.extend(left.filter(|port| is_served && is_others(port)));
+        }
+        ports
+    }
+
+    /// Whether a listening port is about to have no endpoint any more.
+    pub(crate) fn is_emptied(&self, listener: &Listener) -> bool {
+        let is_empty = |serving: &Arc<Serving>| serving.endpoints.is_empty();
+        self.sockets.wanted(listener).is_some_and(is_empty)
+            && self
+                .sockets
+                .actual(listener)
+                .is_some_and(|of| !is_empty(of))
+    }
+
     /// The ports that rules of a process before us lead to.
     pub(crate) fn foreign_ports(&mut self) -> HashSet<(Protocol, u16)> {
         if !self.may_have_foreign {

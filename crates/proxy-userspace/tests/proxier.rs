@@ -528,7 +528,9 @@ fn an_address_that_cannot_be_served_does_not_lead_to_a_service_that_is_gone() {
     other.external_ips = vec!["10.96.0.3".parse().unwrap()];
     world.apply(other);
     let report = world.sync();
-    assert_eq!(report.failures.len(), 1);
+    // It is tried once more when a port is closed.
+    assert_eq!(report.failures.len(), 2);
+    assert!(report.failures.iter().all(|of| of.object.contains("heir")));
     assert_eq!(world.aim(Some("10.96.0.1"), 80), None);
     assert_eq!(world.kernel.state().open.len(), 1, "that of `gone` is free");
     let stays = world.aim(Some("10.96.0.3"), 80).unwrap();
@@ -616,6 +618,137 @@ fn an_address_goes_over_once_its_new_service_serves() {
 }
 
 #[test]
+fn an_address_goes_over_while_its_former_service_loses_its_endpoints() {
+    let mut world = World::new().listed();
+    let shared: IpAddr = "198.51.100.1".parse().unwrap();
+    let claiming = |mut service: Service| {
+        service.external_ips = vec![shared];
+        service
+    };
+    world.apply(claiming(service("former", "10.96.0.1")));
+    world.endpoints("former", &["10.244.1.2"]);
+    world.sync();
+    // At once, as whoever moves a workload does.
+    world.apply(service("former", "10.96.0.1"));
+    world.endpoints("former", &[]);
+    world.apply(claiming(service("next", "10.96.0.2")));
+    world.endpoints("next", &["10.244.2.3"]);
+    let changes = world.model.take_changes();
+    world.mode.update(&world.model, &changes, world.now);
+    loop {
+        let aim = world.aim(Some("198.51.100.1"), 80).unwrap();
+        let serving = world.at(aim.outside).2;
+        assert!(!serving.is_empty(), "{} has no endpoint", aim.name);
+        world.mode.proceed(&world.model, world.now);
+        let aim = world.aim(Some("198.51.100.1"), 80).unwrap();
+        let serving = world.at(aim.outside).2;
+        assert!(!serving.is_empty(), "{} has no endpoint", aim.name);
+        if world.mode.book(&world.model, world.now).is_none() {
+            break;
+        }
+    }
+    let aim = world.aim(Some("198.51.100.1"), 80).unwrap();
+    assert_eq!(&*aim.name, "default/next");
+    let former = world.aim(Some("10.96.0.1"), 80).unwrap();
+    assert_eq!(world.at(former.outside).2, Vec::<String>::new());
+    assert!(world.mode.standing().is_settled);
+    assert_eq!(world.mode.next_due(world.now), None, "idle is idle");
+}
+
+#[test]
+fn two_services_that_swap_addresses_and_lose_their_endpoints_wait_for_nobody() {
+    let mut world = World::new().listed();
+    let claiming = |mut service: Service, at: &str| {
+        service.external_ips = vec![at.parse().unwrap()];
+        service
+    };
+    let [one, other] = ["198.51.100.1", "198.51.100.2"];
+    for (name, own, address) in [("a", "10.96.0.1", one), ("b", "10.96.0.2", other)] {
+        world.apply(claiming(service(name, own), address));
+        world.endpoints(name, &["10.244.1.2"]);
+    }
+    world.sync();
+    for (name, own, address) in [("a", "10.96.0.1", other), ("b", "10.96.0.2", one)] {
+        world.apply(claiming(service(name, own), address));
+        world.endpoints(name, &[]);
+    }
+    world.sync();
+    let name = |at: &str| world.aim(Some(at), 80).unwrap().name;
+    assert_eq!([&*name(one), &*name(other)], ["default/b", "default/a"]);
+    assert!(world.mode.standing().is_settled);
+}
+
+#[test]
+fn a_restart_opens_the_ports_that_rules_lead_to() {
+    let mut world = World::new().listed();
+    for (name, at) in [("web", "10.96.0.1"), ("other", "10.96.0.2")] {
+        world.apply(balanced(name, at));
+        world.endpoints(name, &["10.244.1.2", "10.244.2.3"]);
+    }
+    world.sync();
+    let before = world.kernel.state().redirects.clone();
+    // The next process.
+    let kernel = world.kernel;
+    kernel.state().open.clear();
+    kernel.state().next_port = 50_000;
+    let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
+    world.writes();
+    for (name, at) in [("web", "10.96.0.1"), ("other", "10.96.0.2")] {
+        world.apply(balanced(name, at));
+        world.endpoints(name, &["10.244.1.2", "10.244.2.3"]);
+    }
+    world.sync();
+    assert_eq!(world.kernel.state().redirects, before);
+    assert!(world.writes().is_empty(), "no rule changes");
+}
+
+/// Where not all can be served those are that were, and then the oldest.
+#[test]
+fn where_ports_are_short_the_oldest_have_them_after_a_restart_too() {
+    let aged = |number: u16| Service {
+        created: Some(i64::from(number)),
+        ..service(&format!("web{number}"), &format!("10.96.0.{number}"))
+    };
+    let served = |world: &World| -> Vec<String> {
+        let state = world.kernel.state();
+        let names = state
+            .open
+            .keys()
+            .map(|of| of.name.service.name().to_string());
+        names.collect()
+    };
+    let mut world = World::new().listed();
+    world.kernel.state().most = Some(2);
+    for number in [3, 1, 2] {
+        world.apply(aged(number));
+    }
+    let report = world.sync();
+    assert_eq!(served(&world), ["web1", "web2"]);
+    assert!(report.failures.iter().any(|of| of.object.contains("web3")));
+    // A younger one comes, and then a place: it is the older one's, whose time to try is later.
+    world.delete("web1");
+    world.apply(aged(4));
+    for _ in 0..4 {
+        world.sync();
+        world.now += Duration::from_millis(1);
+    }
+    assert_eq!(served(&world), ["web2", "web3"]);
+    // An older one comes: nobody who is served loses anything to it.
+    world.apply(aged(1));
+    world.sync();
+    assert_eq!(served(&world), ["web2", "web3"]);
+    // The next process goes on with them.
+    let kernel = world.kernel;
+    kernel.state().open.clear();
+    let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
+    for number in [4, 3, 2, 1] {
+        world.apply(aged(number));
+    }
+    world.sync();
+    assert_eq!(served(&world), ["web2", "web3"]);
+}
+
+#[test]
 fn without_knowing_the_rules_nothing_is_opened() {
     let kernel = FakeKernel::new(&[NODE]);
     kernel.state().unreadable = Some("busy".to_owned());
@@ -647,7 +780,7 @@ fn without_knowing_the_addresses_what_is_redirected_keeps_its_address() {
     world.endpoints("web", &["10.244.1.2"]);
     world.sync();
     let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
-    assert_eq!((aim.via, aim.outside), (before, 50_000));
+    assert_eq!((aim.via, aim.outside), (before, 40_000));
 
     // The node has got another one meanwhile.
     let mut state = world.kernel.state();
