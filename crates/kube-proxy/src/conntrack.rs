@@ -1,20 +1,25 @@
-//! Deletes tracked UDP flows that lead to endpoints that are gone, so that a client that never
-//! stops sending is moved.
+//! Deletes tracked UDP flows that lead where nobody serves any more, so that a client that never
+//! stops sending is moved, or told that nobody serves it.
 //!
 //! ```text
 //!   a Service is in the kernel ── its UDP ports ──▶ Worker: UdpServices ──▶ find, delete
-//!                                                   if they changed, or it had to be repaired
+//!   rules are gone from the kernel ── frontends ──▶         if they changed, or were repaired
 //! ```
+//!
+//! Flows are compared after the rules are written, so that the next packet of a deleted flow meets
+//! the new rules. They are compared and never flushed (k/k#122740), in conntrack's default zone
+//! only: other zones are their makers'.
 //!
 //! IPVS forgets its own entry of a flow when a destination is removed, and with it the tracked one
 //! (`expire_nodest_conn`, Linux 5.9). What is left are flows that IPVS never knew: opened before
 //! there was the Service, or while this program was not running, or while somebody had taken its
-//! virtual server away, or answered by somebody else's NAT. Flows are compared and never flushed
-//! (k/k#122740), in conntrack's default zone only: other zones are their makers'.
+//! virtual server away, or answered by somebody else's NAT. In the other modes nothing else ends a
+//! flow.
 //!
 //! Nothing waits for this. What arrives while a table is read is looked at together, after it. A
-//! node may track a million flows: they are compared one by one as the kernel tells them, and only
-//! stale ones are kept.
+//! node may track a million flows: they are compared one by one as the kernel tells them, and stale
+//! ones are deleted piece by piece meanwhile. A pass through the table deletes a limited number of
+//! each Service, so that a Service with very many stale flows does not delay the others.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -27,16 +32,19 @@ use anyhow::{Context as _, Result, bail};
 use conntrack_netlink::{Conntrack, Flow, Outcome};
 use netlink_batch::Worker;
 use proxy::{
-    Changes, IpFamily, Model, NamespacedName, NodePorts, Protocol, Report, UdpPort, UdpServices,
-    udp_ports,
+    Changes, Frontend, IpFamily, Model, NamespacedName, NodePorts, Protocol, Report, StaleOf,
+    UdpService, UdpServices,
 };
 use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
 use crate::modes::counters::Counters;
 
-/// How many flows are deleted by one call: each is a message and an answer in memory.
+/// Flows that are deleted by one call: each is a message and an answer in memory.
 const FLOWS_PER_CALL: usize = 4_096;
+/// Flows of one Service that are deleted in one pass through the table. They take the kernel about
+/// as long as to list the table.
+const FLOWS_PER_PASS: usize = 65_536;
 
 /// Stale flows of one family.
 #[derive(Debug)]
@@ -46,7 +54,7 @@ pub(crate) struct StaleFlows {
     /// Services that the worker knows UDP ports of.
     known: HashSet<NamespacedName>,
     /// What the worker is to be told once it is in the kernel.
-    waiting: HashMap<NamespacedName, Vec<UdpPort>>,
+    waiting: HashMap<NamespacedName, UdpService>,
     /// Calls that the worker has not begun.
     queued: Arc<AtomicUsize>,
     /// Whether something changed, as far as the worker has been told, since the flows were last
@@ -55,7 +63,7 @@ pub(crate) struct StaleFlows {
 }
 
 /// A Service and its UDP ports.
-type Update = (NamespacedName, Vec<UdpPort>);
+type Update = (NamespacedName, UdpService);
 
 impl StaleFlows {
     /// Starts the worker. It opens its socket when there is something to compare.
@@ -64,24 +72,23 @@ impl StaleFlows {
     ///
     /// There is no thread for it.
     pub(crate) fn new(family: IpFamily, metrics: Metrics, counters: Counters) -> io::Result<Self> {
-        let is_due = Arc::new(AtomicBool::new(false));
-        let due = Arc::clone(&is_due);
-        let cleaner = move || {
-            Ok::<_, io::Error>(Cleaner {
-                family,
-                metrics,
-                counters,
-                services: UdpServices::default(),
-                is_due: due,
-                failure: None,
-            })
+        let (is_due, queued) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let cleaner = Cleaner {
+            family,
+            metrics,
+            counters,
+            services: UdpServices::default(),
+            is_due: Arc::clone(&is_due),
+            queued: Arc::clone(&queued),
+            failure: None,
         };
+        let name = format!("conntrack-{family}");
         Ok(Self {
             family,
-            worker: Worker::spawn(&format!("conntrack-{family}"), cleaner)?,
+            worker: Worker::spawn(&name, move || Ok::<_, io::Error>(cleaner))?,
             known: HashSet::new(),
             waiting: HashMap::new(),
-            queued: Arc::default(),
+            queued,
             is_due,
         })
     }
@@ -98,14 +105,15 @@ impl StaleFlows {
                 None => self.known.remove(name),
             };
             if was_known || view.is_some() {
-                let ports = view.map(|view| udp_ports(&view, self.family));
-                self.waiting.insert(name.clone(), ports.unwrap_or_default());
+                let service = view.map(|view| UdpService::of(&view, self.family));
+                self.waiting
+                    .insert(name.clone(), service.unwrap_or_default());
             }
         }
     }
 
     /// Has the flows compared if UDP Services of which all is in the kernel now have changed or had
-    /// to be repaired, or if that failed before.
+    /// to be repaired, if something of them is gone from the kernel, or if comparing failed before.
     pub(crate) fn compare(
         &mut self,
         model: &Model,
@@ -117,7 +125,7 @@ impl StaleFlows {
             .filter_map(|service| self.waiting.remove_entry(service))
             .collect();
         let mut repaired = report.repaired.iter();
-        if repaired.any(|service| self.known.contains(service)) {
+        if repaired.any(|service| self.known.contains(service)) || !report.withdrawn.is_empty() {
             // What was opened meanwhile leads nowhere, though no endpoint has changed.
             self.is_due.store(true, Ordering::Release);
         }
@@ -127,17 +135,18 @@ impl StaleFlows {
             // Not even a thread is woken for a change that is none of its.
             return;
         }
-        let node_ports = node_ports.cloned().unwrap_or_default();
+        let withdrawn = report.withdrawn.clone();
+        let node_ports = node_ports.cloned();
         // While an object could not be read, who answers may be an endpoint that is not known.
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Arc::clone(&self.queued);
         // The call is made though nobody waits for it.
         drop(self.worker.call(move |cleaner| {
-            cleaner.take(updates);
+            cleaner.take(updates, withdrawn);
             let is_last = queued.fetch_sub(1, Ordering::AcqRel) == 1;
             if is_last && may_delete {
-                cleaner.clean(&node_ports);
+                cleaner.clean(node_ports.as_ref());
             }
         }));
     }
@@ -153,28 +162,48 @@ struct Cleaner {
     services: UdpServices,
     /// Something changed since the flows were last compared.
     is_due: Arc<AtomicBool>,
+    /// Calls that wait for the one that runs.
+    queued: Arc<AtomicUsize>,
     /// What was last said of a failure.
     failure: Option<String>,
 }
 
 impl Cleaner {
-    fn take(&mut self, updates: Vec<Update>) {
-        for (service, ports) in updates {
-            if self.services.set(&service, ports) {
+    fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>) {
+        self.services.withdraw(withdrawn);
+        for (name, service) in updates {
+            if self.services.set(&name, service) {
                 self.is_due.store(true, Ordering::Release);
             }
         }
     }
 
-    fn clean(&mut self, node_ports: &NodePorts) {
+    fn clean(&mut self, node_ports: Option<&NodePorts>) {
         // What comes to be due while flows are compared has them compared again.
-        if !self.is_due.swap(false, Ordering::AcqRel) {
-            return;
+        while self.is_due.swap(false, Ordering::AcqRel) {
+            let is_over = self.pass(node_ports.unwrap_or(&NodePorts::default()));
+            if is_over && self.services.forget_withdrawn(node_ports.is_some()) {
+                continue;
+            }
+            self.is_due.store(true, Ordering::Release);
+            let waits_for_others = is_over || self.failure.is_some();
+            // Services that have changed meanwhile come before what is left.
+            if waits_for_others || self.queued.load(Ordering::Acquire) > 0 {
+                return;
+            }
         }
+    }
+
+    /// Goes through the table once, and tells what came of it; whether nothing is left to do.
+    fn pass(&mut self, node_ports: &NodePorts) -> bool {
         let family = self.family;
         let began = Instant::now();
-        match self.try_clean(node_ports) {
-            Ok((compared, deleted)) => {
+        match self.try_pass(node_ports) {
+            Ok(Passed {
+                compared,
+                deleted,
+                is_over,
+            }) => {
                 self.metrics
                     .flows_compared(family, began.elapsed(), deleted);
                 if self.failure.take().is_some() {
@@ -185,9 +214,9 @@ impl Cleaner {
                 } else {
                     debug!(%family, compared, "no UDP flow is stale");
                 }
+                is_over
             }
             Err(failure) => {
-                self.is_due.store(true, Ordering::Release);
                 let text = format!("{failure:#}");
                 if self.failure.as_ref() != Some(&text) {
                     error!(
@@ -196,34 +225,46 @@ impl Cleaner {
                     );
                     self.failure = Some(text);
                 }
+                false
             }
         }
     }
 
-    /// How many flows were compared, and how many of them deleted.
-    fn try_clean(&self, node_ports: &NodePorts) -> Result<(usize, usize)> {
+    fn try_pass(&self, node_ports: &NodePorts) -> Result<Passed> {
         let family = match self.family {
             IpFamily::V4 => conntrack_netlink::Family::Inet,
             IpFamily::V6 => conntrack_netlink::Family::Inet6,
         };
+        // The table is listed over one socket while flows are deleted over the other. The kernel
+        // starts a bucket again if the flow that it listed last is gone.
         let mut conntrack = Conntrack::open()?;
+        let mut deleting = Conntrack::open()?;
+        let mut pass =
+            Pass::new(|flows: &[Flow], deleted: &mut usize| delete(&mut deleting, flows, deleted));
         let udp = conntrack_netlink::Protocol::Udp;
         let found = conntrack
-            .find(family, udp, |flow| self.is_stale(flow, node_ports))
+            .find(family, udp, |flow| {
+                if let Some(of) = self.find_stale(flow, node_ports) {
+                    pass.add(of, flow);
+                }
+                false
+            })
             .context("cannot list tracked flows")?;
-        let mut deleted = 0;
-        for part in found.flows.chunks(FLOWS_PER_CALL) {
-            deleted += delete(&mut conntrack, part)?;
-        }
-        Ok((found.seen, deleted))
+        let (deleted, is_over) = pass.end()?;
+        Ok(Passed {
+            compared: found.seen,
+            deleted,
+            is_over,
+        })
     }
 
-    fn is_stale(&self, flow: &Flow, node_ports: &NodePorts) -> bool {
+    /// The owner of a flow, if it is stale.
+    fn find_stale(&self, flow: &Flow, node_ports: &NodePorts) -> Option<StaleOf<'_>> {
         let is_default_zone = [flow.zone, flow.original.zone, flow.reply.zone] == [0; 3];
         let (destination, answerer) = (flow.original.destination, flow.reply.source);
-        is_default_zone
-            && self.services.is_stale(destination, answerer, node_ports)
-            && !self.is_relayed(destination, answerer, node_ports)
+        self.services
+            .find_stale(destination, answerer, node_ports)
+            .filter(|_| is_default_zone && !self.is_relayed(destination, answerer, node_ports))
     }
 
     /// Whether a listening port of this process answers, in userspace mode, and is one of a Service
@@ -247,22 +288,88 @@ impl Cleaner {
     }
 }
 
-/// How many of these flows were there to be deleted.
-fn delete(conntrack: &mut Conntrack, stale: &[Flow]) -> Result<usize> {
+/// Outcome of a pass through the table.
+struct Passed {
+    compared: usize,
+    deleted: usize,
+    /// Whether no stale flow was left for the next pass.
+    is_over: bool,
+}
+
+/// Stale flows of one pass: deleted piece by piece, a limited number for each owner.
+struct Pass<'a, D> {
+    delete: D,
+    piece: Vec<Flow>,
+    counts: HashMap<StaleOf<'a>, usize>,
+    deleted: usize,
+    is_over: bool,
+    failure: Option<anyhow::Error>,
+}
+
+impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
+    fn new(delete: D) -> Self {
+        Self {
+            delete,
+            piece: Vec::new(),
+            counts: HashMap::new(),
+            deleted: 0,
+            is_over: true,
+            failure: None,
+        }
+    }
+
+    fn add(&mut self, of: StaleOf<'a>, flow: &Flow) {
+        let count = self.counts.entry(of).or_default();
+        if *count == FLOWS_PER_PASS {
+            self.is_over = false;
+            return;
+        }
+        *count += 1;
+        self.piece.push(*flow);
+        if self.piece.len() == FLOWS_PER_CALL {
+            self.delete_piece();
+        }
+    }
+
+    fn delete_piece(&mut self) {
+        if let Err(failure) = (self.delete)(&self.piece, &mut self.deleted) {
+            self.failure.get_or_insert(failure);
+        }
+        self.piece.clear();
+    }
+
+    /// Returns how many flows were deleted, and whether none is left for the next pass.
+    fn end(mut self) -> Result<(usize, bool)> {
+        if !self.piece.is_empty() {
+            self.delete_piece();
+        }
+        match self.failure {
+            None => Ok((self.deleted, self.is_over)),
+            Some(failure) => Err(failure),
+        }
+    }
+}
+
+/// Deletes flows and counts those that were there. One that is refused does not keep the others.
+fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Result<()> {
     let outcomes = conntrack
         .delete(stale)
         .context("cannot delete tracked flows")?;
-    let mut deleted = 0;
+    let mut failed = Ok(());
     for (flow, outcome) in stale.iter().zip(outcomes) {
+        let reason = match outcome {
+            Outcome::Deleted => {
+                *deleted += 1;
+                continue;
+            }
+            Outcome::Absent => continue,
+            Outcome::Refused(refusal) => refusal.to_string(),
+            Outcome::Unknown => "the answer was lost".to_owned(),
+        };
         let (from, to) = (flow.original.source, flow.original.destination);
-        match outcome {
-            Outcome::Deleted => deleted += 1,
-            Outcome::Absent => {}
-            Outcome::Refused(refusal) => bail!("the flow from {from} to {to}: {refusal}"),
-            Outcome::Unknown => bail!("the flow from {from} to {to}: the answer was lost"),
-        }
+        failed = failed.and_then(|()| bail!("the flow from {from} to {to}: {reason}"));
     }
-    Ok(deleted)
+    failed
 }
 
 #[cfg(test)]
@@ -300,17 +407,87 @@ mod tests {
             let changes = model.take_changes();
             flows.note(&model, &changes);
             let updates = flows.waiting.drain();
-            let about = |(name, ports): Update| format!("{}: {}", name.name(), ports.len());
+            let about = |(name, service): Update| {
+                let what = if service.is_empty() { "gone" } else { "served" };
+                format!("{}: {what}", name.name())
+            };
             updates.map(about).collect::<Vec<_>>().join(", ")
         };
         let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
         let gone = |name| Event::ServiceDeleted(NamespacedName::new("default", name));
         assert_eq!(told(service("web", &[tcp])), "");
         assert_eq!(told(gone("web")), "");
-        assert_eq!(told(service("dns", &[tcp, udp])), "dns: 1");
-        assert_eq!(told(service("dns", &[tcp])), "dns: 0");
-        assert_eq!(told(service("dns", &[udp])), "dns: 1");
-        assert_eq!(told(gone("dns")), "dns: 0");
+        assert_eq!(told(service("dns", &[tcp, udp])), "dns: served");
+        assert_eq!(told(service("dns", &[tcp])), "dns: gone");
+        assert_eq!(told(service("dns", &[udp])), "dns: served");
+        assert_eq!(told(gone("dns")), "dns: gone");
+    }
+
+    /// A flow of a client's port to a Service, which an endpoint answers that is gone.
+    fn flow(to: [u8; 4], client: usize) -> Flow {
+        let port = u16::try_from(client % 60_000).unwrap() + 1;
+        let host = u8::try_from(client / 60_000).unwrap();
+        let client = SocketAddr::from(([10, 244, 1, host], port));
+        let tuple = |source, destination| conntrack_netlink::Tuple {
+            source,
+            destination,
+            zone: 0,
+        };
+        let endpoint = SocketAddr::from(([10, 244, 2, 10], 8080));
+        Flow {
+            protocol: conntrack_netlink::Protocol::Udp,
+            original: tuple(client, SocketAddr::from((to, 53))),
+            reply: tuple(endpoint, client),
+            zone: 0,
+            id: 0,
+            status: 0,
+            mark: 0,
+        }
+    }
+
+    #[test]
+    fn a_service_with_very_many_stale_flows_leaves_room_for_the_others() {
+        let (many, few) = (
+            NamespacedName::new("default", "many"),
+            NamespacedName::new("default", "few"),
+        );
+        let (mut pieces, mut of_few) = (Vec::new(), 0);
+        let mut pass = Pass::new(|flows: &[Flow], deleted: &mut usize| {
+            *deleted += flows.len();
+            pieces.push(flows.len());
+            let to = flows.iter().map(|flow| flow.original.destination);
+            of_few += to
+                .filter(|to| to.ip() == IpAddr::from([10, 96, 0, 2]))
+                .count();
+            Ok(())
+        });
+        for client in 0..2 * FLOWS_PER_PASS {
+            pass.add(StaleOf::Service(&many), &flow([10, 96, 0, 1], client));
+        }
+        for client in 0..10 {
+            pass.add(StaleOf::Service(&few), &flow([10, 96, 0, 2], client));
+        }
+        let (deleted, is_over) = pass.end().unwrap();
+        assert_eq!((deleted, of_few), (FLOWS_PER_PASS + 10, 10));
+        assert!(!is_over, "the rest is for the next pass");
+        assert!(pieces.iter().all(|piece| *piece <= FLOWS_PER_CALL));
+    }
+
+    #[test]
+    fn a_flow_that_cannot_be_deleted_does_not_keep_the_others() {
+        let service = NamespacedName::new("default", "dns");
+        let mut pass = Pass::new(|flows: &[Flow], deleted: &mut usize| {
+            let refused = flows.iter().filter(|flow| flow.original.source.port() == 1);
+            let refused = refused.count();
+            *deleted += flows.len() - refused;
+            anyhow::ensure!(refused == 0, "it is offloaded");
+            Ok(())
+        });
+        for client in 0..2 * FLOWS_PER_CALL {
+            pass.add(StaleOf::Service(&service), &flow([10, 96, 0, 1], client));
+        }
+        assert_eq!(pass.deleted, 2 * FLOWS_PER_CALL - 1);
+        assert_eq!(pass.end().unwrap_err().to_string(), "it is offloaded");
     }
 
     /// A mode that relays what comes to one port.
@@ -342,8 +519,8 @@ mod tests {
             let mut model = Model::new();
             model.apply(service(name, &[Protocol::Udp]));
             let name = NamespacedName::new("default", name);
-            let ports = udp_ports(&model.view(&name).unwrap(), IpFamily::V4);
-            assert!(services.set(&name, ports));
+            let service = UdpService::of(&model.view(&name).unwrap(), IpFamily::V4);
+            assert!(services.set(&name, service));
         }
         services
     }
@@ -357,6 +534,7 @@ mod tests {
             counters: counters.clone(),
             services: claimed_by(&["dns"]),
             is_due: Arc::default(),
+            queued: Arc::default(),
             failure: None,
         };
         let is_relayed = |cleaner: &Cleaner, port: u16| {

@@ -134,7 +134,11 @@ impl Tables {
                         self.chains.set_actual(chain, Some(*content));
                     }
                     for change in &part.slots {
-                        self.slots.set_actual(&change.slot, change.after.clone());
+                        let slot = &change.slot;
+                        self.slots.set_actual(slot, change.after.clone());
+                        if change.after.is_none() && slot.chain.table() == iptables::Table::Nat {
+                            report.withdraw(slot.address, slot.protocol, slot.port);
+                        }
                     }
                 }
                 // Alone, among others that are taken: it is to blame itself.

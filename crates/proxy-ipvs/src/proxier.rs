@@ -488,6 +488,14 @@ impl engine::Scheme for Ipvs {
         }
         state.news.wrote(touched);
         let report = &mut state.report;
+        for op in &plan.ops {
+            if let Op::RemoveServer(key) = op {
+                let servers = &self.tables.servers;
+                if servers.actual(key).is_none() || servers.is_doubted(key) {
+                    report.withdraw(Some(key.address), key.protocol, key.port);
+                }
+            }
+        }
         report.written += written;
         report.writes.extend(&writes);
         report.failures.extend(failures);

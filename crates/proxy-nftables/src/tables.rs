@@ -218,6 +218,14 @@ impl Tables {
                 Stale::Base(key) => booking.book(&mut self.base, key, None),
             }
         }
+        let parts = plan.parts.iter().zip(&verdicts.parts);
+        let written =
+            parts.filter(|(_, verdict)| matches!(verdict, Verdict::Done | Verdict::Unknown));
+        let changes = written.flat_map(|(part, _)| &part.slots);
+        for change in changes.filter(|change| change.after.is_none()) {
+            let slot = &change.slot;
+            report.withdraw(slot.address, slot.protocol, slot.port);
+        }
     }
 
     fn settle_part(&mut self, part: &Part, verdict: &Verdict, now: Instant) {

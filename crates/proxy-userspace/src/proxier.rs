@@ -360,7 +360,12 @@ impl Userspace {
             state.news.wrote(owner.map(|owner| owner.service.clone()));
             match refused.next_if(|(of, _)| *of == at) {
                 None => {
-                    self.tables.redirected(&change.portal, change.after.clone());
+                    let portal = &change.portal;
+                    self.tables.redirected(portal, change.after.clone());
+                    if change.after.is_none() {
+                        let report = &mut state.report;
+                        report.withdraw(portal.address, portal.protocol, portal.port);
+                    }
                     count(state, Subject::Redirects);
                     state.wrote(Part::Rules);
                 }

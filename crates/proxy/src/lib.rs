@@ -46,6 +46,6 @@ pub use object::{
     ServiceCidr, ServicePort, ServiceType,
 };
 pub use owner::{Owner, Rank};
-pub use stale_flows::{UdpPort, UdpServices, udp_ports};
+pub use stale_flows::{Frontend, StaleOf, UdpService, UdpServices};
 pub use topology::{Backends, Endpoints, Judged, Reason, Target};
 pub use writes::{Fate, Subject, Writes};

@@ -20,6 +20,7 @@ use hashbrown::HashSet;
 
 use crate::model::{Changes, Model};
 use crate::names::{IpFamily, NamespacedName, Protocol, ServicePortName};
+use crate::stale_flows::Frontend;
 use crate::topology::Target;
 use crate::writes::Writes;
 
@@ -183,6 +184,9 @@ pub struct Report {
     pub written_for: HashSet<NamespacedName>,
     /// Of the settled ones, those of which something had been changed by somebody else.
     pub repaired: Vec<NamespacedName>,
+    /// UDP frontends that nothing of this mode serves any more: the kernel held rules for them, and
+    /// those are removed.
+    pub withdrawn: Vec<Frontend>,
     /// Service ports that claim an address and port which another one has, if these are other ones
     /// than before.
     pub conflicts: Option<Vec<Conflict>>,
@@ -198,6 +202,16 @@ pub struct Report {
     /// A kernel thread has ended, and why: nothing can be trusted after that, and the process is to
     /// end.
     pub gone: Option<String>,
+}
+
+impl Report {
+    /// Notes that what was sent to an address, or to this node if there is none, is served no more.
+    /// Only UDP counts: flows of other protocols end by themselves.
+    pub fn withdraw(&mut self, address: Option<IpAddr>, protocol: Protocol, port: u16) {
+        if protocol == Protocol::Udp {
+            self.withdrawn.push(Frontend::new(address, port));
+        }
+    }
 }
 
 /// A part of the kernel's state that could not be read.

@@ -1,164 +1,351 @@
-//! Which tracked UDP flows lead to endpoints that are gone.
+//! Finds tracked UDP flows that lead where nobody serves any more.
 //!
 //! UDP has no end that the kernel could see: while a client goes on sending, the kernel keeps its
 //! flow, and with it the endpoint that was chosen for the first packet (k/k#71514, k/k#76664). A
-//! flow is stale if it was opened towards a UDP Service and is answered by none of its serving
-//! endpoints; then it is to be deleted, and the next packet opens a new one. A Service with no
-//! serving endpoint has no stale flows: there is nowhere else to go.
+//! flow is stale in two cases. The next packet then opens a new one:
+//!
+//! - A Service claims the address and port that the flow was opened towards, and none of the
+//!   Service's serving endpoints answers it. A Service without a serving endpoint has nobody who
+//!   may answer, so all its flows are stale (k/k#139628).
+//! - The mode has withdrawn the rules for that address and port, no Service claims it, and the flow
+//!   is translated, so that these rules had led it somewhere (k/k#141371). The kernel's own rules
+//!   are the evidence: it holds as well for a Service that went while this program was down.
 //!
 //! ```text
-//!   ServiceView ── udp_ports ──▶ UdpServices ── is_stale(original destination, reply source)
+//!   ServiceView ── UdpService::of ──▶ UdpServices ── find_stale(original destination, reply source)
+//!   Report::withdrawn ── withdraw ──────▲
 //! ```
 //!
-//! The rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.36), but for two cases in which
-//! upstream takes flows that are not its own: a node port counts at addresses of this node only,
-//! not wherever a packet that passes through goes; and where several Services claim one address and
-//! port, an endpoint of any of them will do.
+//! The first rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), but for two cases in
+//! which upstream takes flows that are not its own: a node port counts at addresses of this node
+//! only, not wherever a packet that passes through goes; and where several Services claim one
+//! address and port, an endpoint of any of them will do.
+//!
+//! A tenant writes addresses and ports, of which every combination is a frontend. A change costs
+//! O(frontends) if it changes addresses or ports, else O(endpoints); a flow costs O(1).
 
+use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
 
-use hashbrown::HashMap;
-use smallvec::SmallVec;
+use hashbrown::hash_map::Entry;
+use hashbrown::{HashMap, HashSet};
 
 use crate::mode::NodePorts;
 use crate::model::ServiceView;
 use crate::names::{IpFamily, NamespacedName, Protocol};
 
-/// What the packets of a Service's clients are sent to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Frontend {
+/// Destination of the packets of a Service's clients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Frontend {
     /// A port of a cluster IP, external IP or load-balancer IP.
     Address(SocketAddr),
     /// A port of this node's addresses.
     NodePort(u16),
 }
 
-/// One UDP port of a Service in one IP family.
+impl Frontend {
+    /// Returns the frontend at an address, or at this node's addresses if there is none.
+    pub fn new(address: Option<IpAddr>, port: u16) -> Self {
+        address.map_or(Self::NodePort(port), |ip| {
+            Self::Address(SocketAddr::new(ip, port))
+        })
+    }
+}
+
+/// The UDP ports of a Service in one IP family, and their endpoints.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UdpService {
+    /// Addresses at which each port is served; sorted.
+    addresses: Vec<IpAddr>,
+    ports: Vec<UdpPort>,
+}
+
+/// One UDP port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UdpPort {
-    frontends: SmallVec<[Frontend; 2]>,
+struct UdpPort {
+    port: u16,
+    node_port: Option<u16>,
     /// Endpoints that serve, also while terminating; sorted.
     serving: Vec<SocketAddr>,
 }
 
-/// The UDP ports of a Service in one family; none if it has no cluster IP of it.
-pub fn udp_ports(view: &ServiceView<'_>, family: IpFamily) -> Vec<UdpPort> {
-    let service = view.service;
-    let Some(cluster_ip) = service.cluster_ip(family) else {
-        return Vec::new();
-    };
-    let further = service.ingress_ips.iter().chain(&service.external_ips);
-    let own: Vec<IpAddr> = further
-        .copied()
-        .filter(|ip| IpFamily::of(*ip) == family)
-        .chain([cluster_ip])
-        .collect();
-    let ports = service.ports.iter();
-    ports
-        .filter(|port| port.protocol == Protocol::Udp)
-        .map(|port| UdpPort {
-            frontends: own
-                .iter()
-                .map(|ip| Frontend::Address(SocketAddr::new(*ip, port.port)))
-                .chain(port.node_port.map(Frontend::NodePort))
-                .collect(),
-            serving: serving(view, &port.name, family),
-        })
-        .collect()
-}
-
-fn serving(view: &ServiceView<'_>, port: &str, family: IpFamily) -> Vec<SocketAddr> {
-    let mut serving = Vec::new();
-    for slice in view.slices().filter(|slice| slice.family == family) {
-        let numbers = slice.ports.iter();
-        for own in numbers.filter(|own| &*own.name == port && own.protocol == Protocol::Udp) {
-            let endpoints = slice.endpoints.iter().filter(|endpoint| endpoint.serving);
-            serving.extend(endpoints.map(|endpoint| SocketAddr::new(endpoint.address, own.port)));
+impl UdpService {
+    /// Returns the UDP ports of a Service; none if it has no cluster IP of the family.
+    pub fn of(view: &ServiceView<'_>, family: IpFamily) -> Self {
+        let service = view.service;
+        let Some(cluster_ip) = service.cluster_ip(family) else {
+            return Self::default();
+        };
+        let further = service.ingress_ips.iter().chain(&service.external_ips);
+        let mut addresses: Vec<IpAddr> = further
+            .copied()
+            .filter(|ip| IpFamily::of(*ip) == family)
+            .chain([cluster_ip])
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let ports = service.ports.iter();
+        let ports = ports.filter(|port| port.protocol == Protocol::Udp);
+        let serving = serving(view, family);
+        let ports = ports.map(|port| UdpPort {
+            port: port.port,
+            node_port: port.node_port,
+            serving: serving.get(&*port.name).cloned().unwrap_or_default(),
+        });
+        Self {
+            ports: ports.collect(),
+            addresses,
         }
     }
-    serving.sort_unstable();
-    serving.dedup();
-    serving
+
+    /// Returns true if there is no UDP port.
+    pub fn is_empty(&self) -> bool {
+        self.ports.is_empty()
+    }
+
+    /// Returns true if both have the same frontends, port by port.
+    fn has_frontends_of(&self, other: &Self) -> bool {
+        let numbers = |of: &Self| {
+            let ports = of.ports.iter();
+            ports
+                .map(|port| (port.port, port.node_port))
+                .collect::<Vec<_>>()
+        };
+        self.addresses == other.addresses && numbers(self) == numbers(other)
+    }
 }
 
-/// The UDP ports of all Services in one family: kept at the cost of what changes, asked in O(1) for
-/// a flow.
+/// Returns the serving endpoints of each UDP port of the slices, by the name of the port.
+fn serving<'a>(view: &ServiceView<'a>, family: IpFamily) -> HashMap<&'a str, Vec<SocketAddr>> {
+    let mut all: HashMap<&str, Vec<SocketAddr>> = HashMap::new();
+    for slice in view.slices().filter(|slice| slice.family == family) {
+        let ports = slice.ports.iter();
+        for port in ports.filter(|port| port.protocol == Protocol::Udp) {
+            let endpoints = slice.endpoints.iter().filter(|endpoint| endpoint.serving);
+            let endpoints = endpoints.map(|endpoint| SocketAddr::new(endpoint.address, port.port));
+            all.entry(&port.name).or_default().extend(endpoints);
+        }
+    }
+    for serving in all.values_mut() {
+        serving.sort_unstable();
+        serving.dedup();
+    }
+    all
+}
+
+/// Withdrawn frontends that are remembered while their flows cannot be deleted.
+const WITHDRAWN_MAX: usize = 262_144;
+
+/// Number of a Service port in [`UdpServices`].
+type PortId = u32;
+
+/// The UDP ports of all Services in one family, and the frontends that the mode has withdrawn.
 #[derive(Debug, Default)]
 pub struct UdpServices {
-    ports: HashMap<NamespacedName, Vec<UdpPort>>,
-    /// Who claims a frontend.
-    claims: HashMap<Frontend, SmallVec<[NamespacedName; 1]>>,
+    services: HashMap<NamespacedName, KnownService>,
+    /// The Service of each port, and the port's serving endpoints.
+    ports: HashMap<PortId, (NamespacedName, Vec<SocketAddr>)>,
+    claims: HashMap<Frontend, Claimants>,
+    withdrawn: HashSet<Frontend>,
+    last_id: PortId,
+}
+
+/// A Service with the numbers of its ports, in the order of its ports.
+#[derive(Debug)]
+struct KnownService {
+    service: UdpService,
+    ids: Vec<PortId>,
+}
+
+/// Service ports that claim a frontend: nearly always one.
+#[derive(Debug)]
+enum Claimants {
+    One(PortId),
+    Many(HashSet<PortId>),
+}
+
+impl Claimants {
+    fn add(&mut self, id: PortId) {
+        match self {
+            Self::One(one) => *self = Self::Many(HashSet::from_iter([*one, id])),
+            Self::Many(many) => drop(many.insert(id)),
+        }
+    }
+
+    /// Removes a port; returns true if none is left.
+    fn remove(&mut self, id: PortId) -> bool {
+        match self {
+            Self::One(one) => *one == id,
+            Self::Many(many) => {
+                many.remove(&id);
+                many.is_empty()
+            }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = PortId> {
+        let (one, many) = match self {
+            Self::One(one) => (Some(*one), None),
+            Self::Many(many) => (None, Some(many)),
+        };
+        one.into_iter().chain(many.into_iter().flatten().copied())
+    }
+}
+
+/// Owner of a stale flow: flows of one owner may wait for those of the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StaleOf<'a> {
+    /// A Service, which claims the flow's destination.
+    Service(&'a NamespacedName),
+    /// A frontend that no Service claims any more.
+    Withdrawn(Frontend),
 }
 
 impl UdpServices {
-    /// Sets a Service's ports; none if it is gone or has no UDP port. Says whether that changed
-    /// anything, so that a flow may have become stale.
-    pub fn set(&mut self, service: &NamespacedName, ports: Vec<UdpPort>) -> bool {
-        if self.ports.get(service).map_or(&[][..], Vec::as_slice) == ports {
-            return false;
+    /// Replaces the ports of a Service; empty if it is gone or has no UDP port. Returns true if a
+    /// flow may have become stale by that.
+    pub fn set(&mut self, name: &NamespacedName, service: UdpService) -> bool {
+        let known = self.services.get_mut(name);
+        match known {
+            None if service.is_empty() => return false,
+            Some(known) if known.service == service => return false,
+            Some(known) if known.service.has_frontends_of(&service) => {
+                for (id, port) in known.ids.iter().zip(&service.ports) {
+                    if let Some((_, serving)) = self.ports.get_mut(id) {
+                        serving.clone_from(&port.serving);
+                    }
+                }
+                known.service = service;
+                return true;
+            }
+            _ => {}
         }
-        for frontend in frontends(&self.ports.remove(service).unwrap_or_default()) {
-            if let Some(claimants) = self.claims.get_mut(&frontend) {
-                claimants.retain(|claimant| claimant != service);
-                if claimants.is_empty() {
-                    self.claims.remove(&frontend);
+        let is_gone = service.is_empty();
+        let concerns_flows = self.remove(name);
+        if !is_gone {
+            self.add(name, service);
+        }
+        concerns_flows || !is_gone
+    }
+
+    fn add(&mut self, name: &NamespacedName, service: UdpService) {
+        let mut ids = Vec::with_capacity(service.ports.len());
+        for port in &service.ports {
+            let id = self.next_id();
+            ids.push(id);
+            self.ports.insert(id, (name.clone(), port.serving.clone()));
+            for frontend in frontends(&service, port) {
+                match self.claims.entry(frontend) {
+                    Entry::Vacant(vacant) => drop(vacant.insert(Claimants::One(id))),
+                    Entry::Occupied(mut claimants) => claimants.get_mut().add(id),
                 }
             }
         }
-        for frontend in frontends(&ports) {
-            self.claims
-                .entry(frontend)
-                .or_default()
-                .push(service.clone());
-        }
-        if !ports.is_empty() {
-            self.ports.insert(service.clone(), ports);
-        }
-        true
+        self.services
+            .insert(name.clone(), KnownService { service, ids });
     }
 
-    /// Whether a UDP flow, opened towards `destination` and answered by `answerer`, is stale.
-    pub fn is_stale(
+    /// Removes a Service. Returns true if flows to one of its frontends may be stale: another
+    /// Service claims it, or the mode has withdrawn it. Else the mode still leads packets there.
+    fn remove(&mut self, name: &NamespacedName) -> bool {
+        let Some(KnownService { service, ids }) = self.services.remove(name) else {
+            return false;
+        };
+        let mut concerns_flows = false;
+        for (id, port) in ids.into_iter().zip(&service.ports) {
+            self.ports.remove(&id);
+            for frontend in frontends(&service, port) {
+                if let Entry::Occupied(mut claimants) = self.claims.entry(frontend) {
+                    if claimants.get_mut().remove(id) {
+                        claimants.remove();
+                        concerns_flows |= self.withdrawn.contains(&frontend);
+                    } else {
+                        concerns_flows = true;
+                    }
+                }
+            }
+        }
+        concerns_flows
+    }
+
+    fn next_id(&mut self) -> PortId {
+        loop {
+            self.last_id = self.last_id.wrapping_add(1);
+            if !self.ports.contains_key(&self.last_id) {
+                return self.last_id;
+            }
+        }
+    }
+
+    /// Notes that the mode has removed its rules for these frontends.
+    pub fn withdraw(&mut self, frontends: impl IntoIterator<Item = Frontend>) {
+        let room = WITHDRAWN_MAX.saturating_sub(self.withdrawn.len());
+        self.withdrawn.extend(frontends.into_iter().take(room));
+    }
+
+    /// Forgets the [withdrawn](Self::withdraw) frontends of which all stale flows have been deleted:
+    /// those that no Service claims. Node ports count only if the node's addresses were known.
+    /// Returns true unless some have to wait for these.
+    pub fn forget_withdrawn(&mut self, knows_node_ports: bool) -> bool {
+        let waits =
+            |frontend: &Frontend| matches!(frontend, Frontend::NodePort(_)) && !knows_node_ports;
+        self.withdrawn
+            .retain(|frontend| waits(frontend) || self.claims.contains_key(frontend));
+        self.withdrawn.shrink_to_fit();
+        !self.withdrawn.iter().any(waits)
+    }
+
+    /// Returns the owner of a UDP flow, opened towards `destination` and answered by `answerer`, if
+    /// it is stale.
+    pub fn find_stale(
         &self,
         destination: SocketAddr,
         answerer: SocketAddr,
         node_ports: &NodePorts,
-    ) -> bool {
-        let frontends = frontends_at(destination, node_ports);
-        let mut is_served = false;
-        for serving in frontends.flat_map(|frontend| self.serving(frontend)) {
+    ) -> Option<StaleOf<'_>> {
+        let mut claimant = None;
+        for (service, serving) in self.claiming(destination, node_ports) {
             if serving.binary_search(&answerer).is_ok() {
-                return false;
+                return None;
             }
-            is_served |= !serving.is_empty();
+            claimant.get_or_insert(service);
         }
-        is_served
+        if let Some(service) = claimant {
+            return Some(StaleOf::Service(service));
+        }
+        // What is not translated was led nowhere by our rules.
+        let is_translated = answerer != destination;
+        let mut frontends = frontends_at(destination, node_ports);
+        let withdrawn = frontends.find(|frontend| self.withdrawn.contains(frontend));
+        withdrawn.filter(|_| is_translated).map(StaleOf::Withdrawn)
     }
 
-    /// Whether a Service claims what is sent to `destination`.
+    /// Returns true if a Service claims `destination`.
     pub fn is_claimed_by(
         &self,
         service: &NamespacedName,
         destination: SocketAddr,
         node_ports: &NodePorts,
     ) -> bool {
-        frontends_at(destination, node_ports)
-            .filter_map(|frontend| self.claims.get(&frontend))
-            .any(|claimants| claimants.contains(service))
+        let mut claiming = self.claiming(destination, node_ports);
+        claiming.any(|(of, _)| of == service)
     }
 
-    /// The serving endpoints of each port that claims a frontend.
-    fn serving(&self, frontend: Frontend) -> impl Iterator<Item = &[SocketAddr]> {
-        let claimants = self.claims.get(&frontend).into_iter().flatten();
-        claimants
-            .filter_map(|service| self.ports.get(service))
-            .flatten()
-            .filter(move |port| port.frontends.contains(&frontend))
-            .map(|port| port.serving.as_slice())
+    /// Returns the Service and serving endpoints of each port that claims a destination.
+    fn claiming(
+        &self,
+        destination: SocketAddr,
+        node_ports: &NodePorts,
+    ) -> impl Iterator<Item = (&NamespacedName, &[SocketAddr])> {
+        frontends_at(destination, node_ports)
+            .filter_map(|frontend| self.claims.get(&frontend))
+            .flat_map(Claimants::iter)
+            .filter_map(|id| self.ports.get(&id))
+            .map(|(service, serving)| (service, serving.as_slice()))
     }
 }
 
-/// What is sent to an address and port may be meant for each of these.
+/// Returns the frontends that a packet to an address and port may be meant for.
 fn frontends_at(
     destination: SocketAddr,
     node_ports: &NodePorts,
@@ -171,13 +358,12 @@ fn frontends_at(
         .chain([Frontend::Address(destination)])
 }
 
-/// The frontends of ports, each once.
-fn frontends(ports: &[UdpPort]) -> impl Iterator<Item = Frontend> {
-    let mut all: Vec<Frontend> = Vec::new();
-    for frontend in ports.iter().flat_map(|port| &port.frontends) {
-        if !all.contains(frontend) {
-            all.push(*frontend);
-        }
-    }
-    all.into_iter()
+/// Returns the frontends of a port, each once.
+fn frontends<'a>(
+    service: &'a UdpService,
+    port: &'a UdpPort,
+) -> impl Iterator<Item = Frontend> + use<'a> {
+    let at = |ip: &IpAddr| Frontend::Address(SocketAddr::new(*ip, port.port));
+    let addresses = service.addresses.iter().map(at);
+    addresses.chain(port.node_port.map(Frontend::NodePort))
 }

@@ -36,6 +36,29 @@ fn main() {
             "a_restart_deletes_what_is_stale_and_nothing_else",
             a_restart_deletes_what_is_stale_and_nothing_else,
         ),
+        story("ipvs_leads_nobody_to_a_dead_endpoint", |c| {
+            nobody_is_led_to_a_dead_endpoint(c, &[])
+        }),
+        story("iptables_mode_leads_nobody_to_a_dead_endpoint", |c| {
+            let flags = ["--proxy-mode=iptables", "--iptables-min-sync-period=0s"];
+            nobody_is_led_to_a_dead_endpoint(c, &flags)
+        }),
+        story("userspace_mode_leads_nobody_to_a_dead_endpoint", |c| {
+            nobody_is_led_to_a_dead_endpoint(c, &["--proxy-mode=userspace"])
+        }),
+        Story {
+            is_possible: has_nftables,
+            ..story("nftables_mode_leads_nobody_to_a_dead_endpoint", |c| {
+                nobody_is_led_to_a_dead_endpoint(c, &["--proxy-mode=nftables"])
+            })
+        },
+        Story {
+            is_possible: has_nftables,
+            ..story("flat_nftables_lead_nobody_to_a_dead_endpoint", |c| {
+                let flags = ["--proxy-mode=nftables", "--nftables-layout=flat"];
+                nobody_is_led_to_a_dead_endpoint(c, &flags)
+            })
+        },
         story(
             "a_busy_table_stays_and_delays_nobody",
             a_busy_table_stays_and_delays_nobody,
@@ -371,6 +394,114 @@ fn a_restart_deletes_what_is_stale_and_nothing_else(c: &mut Cluster) -> Outcome 
     assert!(kept(before.clone()).is_some());
     assert_eq!(kept(flows(c)?), kept(before));
     until_all_ask(&mut staying, "near", MOVED_WITHIN)?;
+    Ok(())
+}
+
+fn has_nftables() -> bool {
+    lab::iptables_backend() == "nft"
+}
+
+/// A Service loses its last endpoint, goes, and goes while the daemon is down (k/k#139628,
+/// k/k#141371). Clients that go on sending reach nobody, and are served again by the same sockets.
+/// Flows of others stay.
+fn nobody_is_led_to_a_dead_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
+    c.node1
+        .read("ip route replace default via 172.35.0.9".split(' '))?;
+    c.outside.serve_udp(30053)?;
+    c.world
+        .route(&c.outside, "10.244.0.0/16 fd44::/16", &c.node1)?;
+    c.sh(&scenarios::with_backend(
+        "iptables-$backend -t nat -A PREROUTING -p udp -d 172.35.0.100 --dport 9999 -j DNAT --to-destination 10.244.1.10:8080",
+    ))?;
+    c.apply(&dns())?;
+    c.start(flags)?;
+    let mut clients = Vec::new();
+    for (from, to) in [
+        (&c.client, "10.96.0.10:53"),
+        (&c.client, "[fd96::10]:53"),
+        (&c.client, "192.0.2.20:53"),
+        (&*c.node1, "10.96.0.10:53"),
+        (&c.outside, "172.35.0.100:30053"),
+        (&c.outside, "[fd35::100]:30053"),
+        (&c.outside, "192.0.2.10:53"),
+        (&c.outside, "[2001:db8::20]:53"),
+    ] {
+        clients.push(Client::new(from, to)?);
+    }
+    let mut through = [Client::new(&c.client, "172.35.0.9:30053")?];
+    let mut foreign = [Client::new(&c.outside, "172.35.0.100:9999")?];
+    until_all_ask(&mut clients, "near", scenarios::SOON)?;
+    until_all_ask(&mut through, "outside", scenarios::SOON)?;
+    until_all_ask(&mut foreign, "near", scenarios::SOON)?;
+    let of_others = |c: &Cluster| -> Result<Vec<_>> {
+        let all = flows(c)?.into_iter();
+        let is_other = |flow: &str| to(flow, "172.35.0.9 30053") || to(flow, "172.35.0.100 9999");
+        Ok(all.filter(|(flow, _)| is_other(flow)).collect())
+    };
+    let before = of_others(c)?;
+    assert_eq!(before.len(), 2, "{before:?}");
+    // Flows of the Service that are translated: to a pod of it, or to the relay of userspace mode.
+    let led = |c: &Cluster, to_pods: bool| -> Result<Vec<String>> {
+        let pods = ["10.244.1.10 ", "fd44:1::10 ", "fd44:0001:"];
+        let is_led = |(flow, (_, answerer)): &(String, (String, String))| {
+            let is_pod = pods.iter().any(|pod| answerer.starts_with(pod));
+            !to(flow, answerer) && (is_pod || !to_pods) && !to(flow, "172.35.0.100 9999")
+        };
+        let all = flows(c)?.into_iter().filter(is_led);
+        Ok(all.map(|(flow, _)| flow).collect())
+    };
+    let mut reach_nobody = |c: &Cluster, clients: &mut [Client], to_pods: bool| -> Outcome {
+        // Flows of others would expire while nothing is sent.
+        until_all_ask(&mut through, "outside", scenarios::SOON)?;
+        until_all_ask(&mut foreign, "near", scenarios::SOON)?;
+        let began = Instant::now();
+        c.until("nothing leads to the endpoint", || {
+            let answered = clients.iter_mut().filter_map(Client::ask).count();
+            Ok(answered == 0 && led(c, to_pods)?.is_empty())
+        })?;
+        println!("    reached nobody within {:.0?}", began.elapsed());
+        ask_in_vain(clients)?;
+        let led = led(c, to_pods)?;
+        ensure!(led.is_empty(), "{led:?}");
+        Ok(())
+    };
+    c.apply(&dns().endpoints(""))?;
+    reach_nobody(c, &mut clients, true)?;
+    c.apply(&dns())?;
+    until_all_ask(&mut clients, "near", scenarios::SOON)?;
+
+    c.delete("dns")?;
+    reach_nobody(c, &mut clients, false)?;
+    c.apply(&dns())?;
+    until_all_ask(&mut clients, "near", scenarios::SOON)?;
+
+    // Without its node port and its external IP.
+    let less = Service::new("dns", "10.96.0.10 fd96::10")
+        .port(udp(53, 8080))
+        .ingress("192.0.2.10 2001:db8::10")
+        .endpoints(NEAR);
+    c.apply(&less)?;
+    let (mut lost, mut kept): (Vec<_>, Vec<_>) = clients.into_iter().partition(|one| {
+        one.about.contains("30053") || one.about.contains("::20]") || one.about.contains("2.20:")
+    });
+    c.until("what it has lost leads nowhere", || {
+        let lost = ["192.0.2.20 53", "172.35.0.100 30053"];
+        let led = led(c, false)?;
+        Ok(!led.iter().any(|flow| lost.iter().any(|at| to(flow, at))))
+    })?;
+    ask_in_vain(&mut lost)?;
+    until_all_ask(&mut kept, "near", MOVED_WITHIN)?;
+    c.apply(&dns())?;
+    until_all_ask(&mut lost, "near", scenarios::SOON)?;
+    kept.append(&mut lost);
+
+    // While nobody looks.
+    c.stop()?;
+    c.delete("dns")?;
+    c.start(flags)?;
+    reach_nobody(c, &mut kept, false)?;
+    let after = of_others(c)?;
+    assert_eq!(after, before, "flows of others");
     Ok(())
 }
 
