@@ -123,10 +123,19 @@ fn connection_tracking_is_set_as_the_flags_say() {
         assert_eq!(read(name), value, "{name}");
     }
     assert_eq!(fs::read_to_string(&hash_size).unwrap(), "32768");
-    // A smaller table keeps its buckets.
+    // A table that is larger than what is wanted stays, whoever set it.
     facts.conntrack.min = 0;
-    assert_eq!(written(&root, &facts), ["net.netfilter.nf_conntrack_max"]);
-    assert_eq!(read("nf_conntrack_max"), "32768");
+    assert_eq!(written(&root, &facts), Vec::<String>::new());
+    fs::write(netfilter.join("nf_conntrack_max"), "2000000\n").unwrap();
+    facts.conntrack.min = 131_072;
+    assert_eq!(written(&root, &facts), Vec::<String>::new());
+    assert_eq!(read("nf_conntrack_max"), "2000000\n");
+    facts.conntrack.min = 2_000_001;
+    let both = [
+        "net.netfilter.nf_conntrack_max",
+        "/sys/module/nf_conntrack/parameters/hashsize",
+    ];
+    assert_eq!(written(&root, &facts), both);
     fs::remove_dir_all(root).unwrap();
 }
 

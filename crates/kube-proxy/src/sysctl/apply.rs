@@ -11,7 +11,7 @@ use std::path::Path;
 use tracing::warn;
 
 use super::error::SysctlError;
-use super::row::{End, Enough, Row, Wanted};
+use super::row::{End, OnReadOnly, Row, Wanted};
 use super::setting::Setting;
 
 /// What a process has found of the settings that it may set back, by their files.
@@ -105,10 +105,8 @@ pub(crate) fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Ap
                     *origin = Origin::Written { before: found };
                 }
             }
-            // Container engines mount /sys read-only at times; a table with few buckets is slow,
-            // but works. As upstream.
             Err(source)
-                if row.enough == Enough::AtLeast
+                if row.on_read_only == OnReadOnly::Warns
                     && source.kind() == io::ErrorKind::ReadOnlyFilesystem =>
             {
                 warn!(

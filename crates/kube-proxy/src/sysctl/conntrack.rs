@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::machine::Machine;
-use super::row::{Enough, Row, Rows, Wanted, wanted};
+use super::row::{Enough, OnReadOnly, Row, Rows, Wanted, wanted};
 use super::settings::Conntrack;
 
 /// Upstream's ceiling, in entries, for what `--conntrack-max-per-core` comes to on a node with many
@@ -15,18 +15,25 @@ type Context = (Conntrack, Machine);
 
 static ROWS: &Rows<Context> = &[
     // Every connection to a Service has an entry; when the table is full, new ones are dropped. It
-    // is one table for all network namespaces, and only the initial one may change it.
+    // is one table for all network namespaces, and only the initial one may change it. An
+    // administrator may have set more (k/k#142035). The kernel does not keep who set it, so that a
+    // smaller table is never written, also where an earlier kube-proxy set the larger one.
     (
-        Row::flagged(
-            "proc/sys/net/netfilter/nf_conntrack_max",
-            "--conntrack-max-per-core=0",
-        ),
+        Row {
+            enough: Enough::AtLeast,
+            ..Row::flagged(
+                "proc/sys/net/netfilter/nf_conntrack_max",
+                "--conntrack-max-per-core=0",
+            )
+        },
         |(conntrack, machine)| entries(conntrack, machine.cpus),
     ),
     // Four entries to a bucket at most, on average.
     (
         Row {
             enough: Enough::AtLeast,
+            // A table with few buckets is slow, but works. As upstream.
+            on_read_only: OnReadOnly::Warns,
             ..Row::flagged(
                 "sys/module/nf_conntrack/parameters/hashsize",
                 "--conntrack-max-per-core=0",

@@ -10,6 +10,8 @@ pub(crate) struct Row {
     pub(crate) path: &'static str,
     /// Which values will do.
     pub(crate) enough: Enough,
+    /// What a read-only file system makes of it.
+    pub(crate) on_read_only: OnReadOnly,
     /// The flag that leaves it alone, if there is one.
     pub(crate) off: Option<&'static str>,
     /// What cannot be done without it.
@@ -25,6 +27,16 @@ pub(crate) enum Enough {
     Exactly,
     /// More will do.
     AtLeast,
+}
+
+/// The outcome where a setting lies on a read-only file system, as container engines mount /sys at
+/// times.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnReadOnly {
+    /// The setting could not be written.
+    Fails,
+    /// A warning, and no failure.
+    Warns,
 }
 
 /// What cannot be done without a setting, the worst first.
@@ -97,6 +109,7 @@ impl Row {
         Self {
             path,
             enough: Enough::Exactly,
+            on_read_only: OnReadOnly::Fails,
             off: None,
             need: Need::Comfort,
             end: End::Stays,
