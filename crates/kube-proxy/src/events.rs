@@ -81,6 +81,14 @@ impl Event {
         }
     }
 
+    /// A warning on the Node: no mode is given. Upstream 1.37 has such an event, too.
+    pub fn mode_not_set(node: &str, note: String) -> Self {
+        Self {
+            is_warning: true,
+            ..Self::of_node(node, "ProxyModeNotSet", note)
+        }
+    }
+
     /// A warning on the Node: the configuration file says what is not in effect before a new start.
     /// Upstream is silent.
     pub fn restart_required(node: &str, note: String) -> Self {

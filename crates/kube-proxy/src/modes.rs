@@ -176,20 +176,24 @@ pub(crate) fn sysctls(facts: Option<&Facts<'_>>) -> Vec<Wanted> {
     ProxyMode::ALL.into_iter().flat_map(of).collect()
 }
 
-/// That a mode was chosen because none was given, in the words in which it would be given.
-pub(crate) fn note_of_default(flags: &Flags) -> Option<String> {
+/// A warning if no mode is given, in the words in which one would be given.
+///
+/// Upstream's default changes in 1.40. This one does not: a new image must not change how Services
+/// are carried.
+pub(crate) fn warning_of_default(flags: &Flags) -> Option<String> {
     if !flags.proxy_mode.is_empty() {
         return None;
     }
     let mode = ProxyMode::default().name();
-    let (empty, ipvs) = if flags.config.is_empty() {
-        ("--proxy-mode is empty".to_owned(), "--proxy-mode=ipvs")
+    let (empty, word) = if flags.config.is_empty() {
+        ("--proxy-mode is empty".to_owned(), "--proxy-mode=")
     } else {
         let file = Path::new(&flags.config).display();
-        (format!("{file}: mode is empty"), "mode: ipvs")
+        (format!("{file}: mode is empty"), "mode: ")
     };
     Some(format!(
-        "{empty}: {mode} mode is used, as upstream's default; give {ipvs} for IPVS"
+        "{empty}: {mode} mode is used, and stays this program's default. Upstream's default becomes nftables in Kubernetes 1.40, so \
+         that an empty mode means another one there. Give {word}{mode} to keep this mode, or {word}ipvs for IPVS"
     ))
 }
 

@@ -55,6 +55,18 @@ pub struct Said {
     pub notes: Vec<String>,
     /// What the operator should know about what was given, a line each.
     pub warnings: Vec<String>,
+    /// The one of them that says that no mode was given.
+    pub no_mode: Option<String>,
+}
+
+#[cfg(test)]
+impl Said {
+    /// All warnings but that of an empty mode.
+    pub(crate) fn warnings_beside_mode(&self) -> Vec<String> {
+        let warnings = self.warnings.iter();
+        let others = warnings.filter(|warning| Some(*warning) != self.no_mode.as_ref());
+        others.cloned().collect()
+    }
 }
 
 impl Options {
@@ -70,6 +82,7 @@ impl Options {
         let log = logging::settings::Settings::read(flags, &gates)?;
         let periods = chosen.periods(flags)?;
         check_unused(flags)?;
+        let no_mode = modes::warning_of_default(flags);
         Ok(Self {
             log,
             source: object_source::read(flags, &gates, chosen.definition().service_cidrs())?,
@@ -78,8 +91,14 @@ impl Options {
             kernel: sysctl::settings::Settings::read(flags)?,
             said: Said {
                 configuration: Configuration::of(flags),
-                notes: [Vec::from_iter(modes::note_of_default(flags)), gates.notes()].concat(),
-                warnings: [warnings(flags, chosen), gates.warnings()].concat(),
+                notes: gates.notes(),
+                warnings: [
+                    Vec::from_iter(no_mode.clone()),
+                    warnings(flags, chosen),
+                    gates.warnings(),
+                ]
+                .concat(),
+                no_mode,
             },
             process: Process::read(flags, gates, periods.min_sync.1)?,
         })

@@ -122,6 +122,9 @@ async fn live(
     })?;
     observed.status.note_node(&model);
     recorder.record(Event::starting(&node, options.modes.chosen.name()));
+    if let Some(note) = &options.said.no_mode {
+        recorder.record(Event::mode_not_set(&node, note.clone()));
+    }
     let mut daemon = Daemon::new(
         options, events, addresses, model, modes, &recorder, observed, now,
     )?;

@@ -109,6 +109,19 @@ fn constant(mut event: Value) -> Value {
 }
 
 #[tokio::test]
+async fn a_mode_that_is_not_given_is_a_warning_on_the_node() {
+    let (server, client) = fixture().await;
+    let note = "--proxy-mode is empty".to_owned();
+    Recorder::start(client, "node1").record(Event::mode_not_set("node1", note));
+    until("it is told", || !server.cluster().events().is_empty()).await;
+    let event = constant(server.cluster().events().pop().unwrap());
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["reason"], "ProxyModeNotSet");
+    assert_eq!(event["regarding"]["name"], "node1");
+    assert_eq!(event["note"], "--proxy-mode is empty");
+}
+
+#[tokio::test]
 async fn the_start_is_told_on_the_node_as_upstream_does() {
     for (mode, note) in [
         ("ipvs", "kube-proxy starts to carry Services in ipvs mode"),

@@ -16,7 +16,7 @@ use crate::run::{Kubectl, until};
 /// The manifests' own patch, as users apply it.
 const PATCH: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
-    "/../../manifests/kubeadm-patch/image.yaml"
+    "/../../manifests/kubeadm-patch/kubeproxydaemonset.yaml"
 );
 const ROLLED_WITHIN: Duration = Duration::from_mins(8);
 const SERVED_WITHIN: Duration = Duration::from_mins(3);

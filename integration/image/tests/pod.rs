@@ -92,7 +92,7 @@ fn of_kind(objects: &[Value], kind: &str) -> Result<Value> {
 fn kubeadm() -> Result<Vec<Value>> {
     let mut objects =
         read(&manifests().join("../integration/manifests-check/testdata/kubeadm.yaml"))?;
-    let patch = read(&manifests().join("kubeadm-patch/image.yaml"))?;
+    let patch = read(&manifests().join("kubeadm-patch/kubeproxydaemonset.yaml"))?;
     for object in objects
         .iter_mut()
         .filter(|object| object["kind"] == "DaemonSet")

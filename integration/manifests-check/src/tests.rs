@@ -160,7 +160,7 @@ fn the_patch_changes_the_image_and_adds_a_probe_and_nothing_else() {
 fn a_patch_without_its_target_is_an_error() {
     let folder = scratch("target");
     let patches = manifests().join("kubeadm-patch");
-    for name in ["kustomization.yaml", "image.yaml"] {
+    for name in ["kustomization.yaml", "kubeproxydaemonset.yaml"] {
         fs::copy(patches.join(name), folder.join(name)).unwrap();
     }
     fs::write(
@@ -170,7 +170,7 @@ fn a_patch_without_its_target_is_an_error() {
     .unwrap();
     let error = build(&folder).unwrap_err().to_string();
     assert!(
-        error.contains("image.yaml patches apps/v1 DaemonSet kube-system kube-proxy"),
+        error.contains("kubeproxydaemonset.yaml patches apps/v1 DaemonSet kube-system kube-proxy"),
         "{error}"
     );
     fs::remove_dir_all(folder).unwrap();

@@ -633,7 +633,7 @@ fn what_was_set_is_set_back_or_said(c: &mut Cluster) -> Outcome {
 }
 
 /// kubeadm's ConfigMap has `mode: ""`, and its periods are zeros: an image that is swapped changes
-/// no data plane, and nothing is warned about that nobody has given.
+/// no data plane, and of what nobody has given only the mode is warned about.
 fn a_file_without_a_mode_is_served_by_iptables_as_upstreams(c: &mut Cluster) -> Outcome {
     // Service addresses are none of the node's own then: its packets need a way.
     c.node1
@@ -644,7 +644,7 @@ fn a_file_without_a_mode_is_served_by_iptables_as_upstreams(c: &mut Cluster) -> 
     c.launch(&[&map.flag()])?;
     let line = c.await_line("mode is empty")?;
     ensure!(
-        line.starts_with('I') && line.contains("iptables mode is used"),
+        line.starts_with('W') && line.contains("iptables mode is used"),
         "{line}"
     );
     c.await_first_sync()?;

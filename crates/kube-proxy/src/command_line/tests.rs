@@ -123,8 +123,9 @@ fn the_defaults_are_upstreams() {
             },
             said: Said {
                 configuration: Configuration::of(&Flags::defaults()),
-                notes: defaults.said.notes.clone(),
-                warnings: vec![],
+                notes: vec![],
+                warnings: defaults.said.warnings.clone(),
+                no_mode: defaults.said.no_mode.clone(),
             },
         }
     );
@@ -339,7 +340,7 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
             &["--log-text-info-buffer-size has", "at once"],
         ),
     ] {
-        let warnings = options(line).said.warnings;
+        let warnings = options(line).said.warnings_beside_mode();
         let [warning] = warnings.as_slice() else {
             panic!("{line}: {warnings:?}");
         };
@@ -350,35 +351,36 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
 }
 
 #[test]
-fn an_empty_mode_is_iptables_and_is_said() {
+fn an_empty_mode_is_iptables_with_a_warning() {
     for line in ["", "--proxy-mode=∅"] {
         let options = options(line);
         assert_eq!(options.modes.chosen, ProxyMode::Iptables);
-        let [note] = options.said.notes.as_slice() else {
-            panic!("{line}: {:?}", options.said.notes);
+        let [warning] = options.said.warnings.as_slice() else {
+            panic!("{line}: {:?}", options.said.warnings);
         };
         for part in [
             "--proxy-mode is empty",
-            "iptables mode",
+            "iptables mode is used",
+            "nftables in Kubernetes 1.40",
             "--proxy-mode=ipvs",
         ] {
-            assert!(note.contains(part), "{note:?} lacks {part:?}");
+            assert!(warning.contains(part), "{warning:?} lacks {part:?}");
         }
-        assert_eq!(options.said.warnings, Vec::<String>::new());
+        assert_eq!(options.said.no_mode.as_ref(), Some(warning));
+        assert_eq!(options.said.notes, Vec::<String>::new());
     }
-    for mode in ["ipvs", "iptables"] {
+    for mode in ["ipvs", "iptables", "nftables"] {
         let options = options(&format!("--proxy-mode={mode}"));
-        assert_eq!(
-            (options.modes.chosen.name(), options.said.notes.len()),
-            (mode, 0)
-        );
+        assert_eq!(options.modes.chosen.name(), mode);
+        assert_eq!(options.said.warnings, Vec::<String>::new());
+        assert_eq!(options.said.no_mode, None);
     }
 }
 
 #[test]
 fn a_gate_that_will_be_gone_is_said_as_upstream_says_it() {
     let options = options("--proxy-mode=ipvs --feature-gates=AllowServiceExternalIPs=false");
-    assert_eq!(options.said.warnings, Vec::<String>::new());
+    assert_eq!(options.said.warnings_beside_mode(), Vec::<String>::new());
     assert_eq!(
         options.said.notes,
         [
@@ -393,7 +395,13 @@ fn gates_of_later_releases_do_not_end_the_start() {
     let with = |gates: &str| options(&format!("--proxy-mode=ipvs --feature-gates={gates}"));
     let ipvs = with("KubeProxyIPVS=true");
     assert_eq!(ipvs.modes.chosen, ProxyMode::Ipvs);
-    assert_eq!((ipvs.said.warnings.len(), ipvs.said.notes.len()), (0, 1));
+    assert_eq!(
+        (
+            ipvs.said.warnings_beside_mode().len(),
+            ipvs.said.notes.len()
+        ),
+        (0, 1)
+    );
     for gates in [
         "AllAlpha=true",
         "AllBeta=true",
@@ -401,11 +409,15 @@ fn gates_of_later_releases_do_not_end_the_start() {
     ] {
         let options = with(gates);
         assert_eq!(options.modes.chosen, ProxyMode::Ipvs, "{gates}");
-        assert_eq!(options.said.warnings, Vec::<String>::new(), "{gates}");
+        assert_eq!(
+            options.said.warnings_beside_mode(),
+            Vec::<String>::new(),
+            "{gates}"
+        );
     }
     // Another mode needs no gate.
     let other = options("--proxy-mode=nftables --feature-gates=KubeProxyIPVS=false");
-    assert_eq!(other.said.warnings, Vec::<String>::new());
+    assert_eq!(other.said.warnings_beside_mode(), Vec::<String>::new());
 }
 
 /// One row per flag: how it is typed, in several ways, and what must come of it.

@@ -76,22 +76,30 @@ fn bare(mut options: Options) -> Options {
     options.process.configuration_file = None;
     options.said.notes.clear();
     options.said.warnings.clear();
+    options.said.no_mode = None;
     options
 }
 
 #[test]
-fn kubeadms_file_means_the_defaults_and_warns_of_nothing() {
+fn kubeadms_file_means_the_defaults_and_warns_of_its_empty_mode() {
     let file = File::new(KUBEADM);
     let options = file.options("--hostname-override=Node1");
     assert_eq!(options.modes.chosen, ProxyMode::Iptables);
-    // What nobody has given is not warned about; what was chosen is said.
-    assert_eq!(options.said.warnings, Vec::<String>::new());
-    let [note] = options.said.notes.as_slice() else {
-        panic!("{:?}", options.said.notes);
+    // Fields that nobody has given are not warned about.
+    assert_eq!(options.said.notes, Vec::<String>::new());
+    let [warning] = options.said.warnings.as_slice() else {
+        panic!("{:?}", options.said.warnings);
     };
+    assert_eq!(options.said.no_mode.as_ref(), Some(warning));
     let place = file.0.display().to_string();
-    for part in [&place, "mode is empty", "iptables mode", "mode: ipvs"] {
-        assert!(note.contains(part), "{note:?} lacks {part:?}");
+    for part in [
+        &place,
+        "mode is empty",
+        "iptables mode is used",
+        "1.40",
+        "mode: ipvs",
+    ] {
+        assert!(warning.contains(part), "{warning:?} lacks {part:?}");
     }
     let Ok(Command::Run(by_flags)) = command_line::parse([
         "kube-proxy",
@@ -108,8 +116,8 @@ fn kubeadms_file_means_the_defaults_and_warns_of_nothing() {
     let options = File::new(&ipvs).options("");
     assert_eq!(options.modes.chosen, ProxyMode::Ipvs);
     assert_eq!(
-        (options.said.notes, options.said.warnings),
-        (vec![], vec![])
+        (&options.said.notes, options.said.warnings_beside_mode()),
+        (&vec![], vec![])
     );
 }
 
@@ -121,7 +129,7 @@ fn an_empty_file_has_upstreams_defaults() {
         panic!();
     };
     let empty = options("");
-    assert_eq!(empty.said.warnings, Vec::<String>::new());
+    assert_eq!(empty.said.warnings_beside_mode(), Vec::<String>::new());
     assert_eq!(bare(empty), bare(*by_flags));
 }
 
@@ -136,7 +144,11 @@ fn the_file_of_our_manifests_warns_of_nothing() {
         let text = text.replace("\nmode: ipvs\n", &format!("\nmode: {mode}\n"));
         let options = File::new(&text).options("");
         assert_eq!(options.modes.chosen.name(), mode, "{text}");
-        assert_eq!(options.said.warnings, Vec::<String>::new(), "{mode}");
+        assert_eq!(
+            options.said.warnings_beside_mode(),
+            Vec::<String>::new(),
+            "{mode}"
+        );
     }
 }
 
@@ -147,7 +159,7 @@ fn the_first_document_of_a_file_counts() {
     ));
     let options = file.options("");
     assert_eq!(options.process.oom_score_adj, 7);
-    assert_eq!(options.said.warnings, Vec::<String>::new());
+    assert_eq!(options.said.warnings_beside_mode(), Vec::<String>::new());
 }
 
 /// One row per field that has a flag, with another value than its default.
@@ -266,7 +278,11 @@ fn every_field_reaches_its_option() {
     for (fields, check) in rows {
         let options = options(fields);
         assert!(check(&options), "{fields}: {options:?}");
-        assert_eq!(options.said.warnings, Vec::<String>::new(), "{fields}");
+        assert_eq!(
+            options.said.warnings_beside_mode(),
+            Vec::<String>::new(),
+            "{fields}"
+        );
     }
 }
 
@@ -337,8 +353,8 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
         ),
     ] {
         let options = options(fields);
-        let [warning] = options.said.warnings.as_slice() else {
-            panic!("{fields}: {:?}", options.said.warnings);
+        let [warning] = &options.said.warnings_beside_mode()[..] else {
+            panic!("{fields}: {:?}", options.said.warnings_beside_mode());
         };
         for part in parts {
             assert!(
@@ -358,13 +374,19 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
 #[test]
 fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
     let file = File::new(&format!("{HEADER}logging: {{flushFrequency: 1s}}\n"));
-    let warnings = file.options("--log-flush-frequency=2s").said.warnings;
+    let warnings = file
+        .options("--log-flush-frequency=2s")
+        .said
+        .warnings_beside_mode();
     assert_eq!(
         warnings,
         ["--log-flush-frequency has no effect: every line is written at once"]
     );
     // It is one that does not count, which another line says.
-    let warnings = file.options("--kube-api-qps=50").said.warnings;
+    let warnings = file
+        .options("--kube-api-qps=50")
+        .said
+        .warnings_beside_mode();
     assert!(
         warnings
             .iter()
@@ -501,8 +523,8 @@ fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
          --ipvs-exclude-cidrs=10.0.0.0/8 --proxy-mode=iptables --healthz-port=0",
     );
     assert_eq!(bare(of_file.clone()), bare(file.options("")));
-    let [warning, deprecated] = of_file.said.warnings.as_slice() else {
-        panic!("{:?}", of_file.said.warnings);
+    let [warning, deprecated] = &of_file.said.warnings_beside_mode()[..] else {
+        panic!("{:?}", of_file.said.warnings_beside_mode());
     };
     assert!(deprecated.contains("--healthz-port"), "{deprecated}");
     for part in [
@@ -591,12 +613,8 @@ fn what_is_written_reads_as_what_it_was_written_from() {
             panic!("{typed}");
         };
         let read = file.options("");
-        let unspelled: Vec<_> = read
-            .said
-            .warnings
-            .iter()
-            .filter(|warning| !warning.contains("no effect"))
-            .collect();
+        let mut unspelled = read.said.warnings_beside_mode();
+        unspelled.retain(|warning| !warning.contains("no effect"));
         assert!(unspelled.is_empty(), "{unspelled:?}");
         assert_eq!(bare(read), bare(*typed), "{line}");
     }
@@ -834,7 +852,7 @@ fn what_takes_a_new_start_waits_and_the_rest_is_applied() {
         (ProxyMode::Ipvs, 3)
     );
     assert_eq!(options.modes.ipvs.scheduler, "sh");
-    assert_eq!(options.said.warnings, Vec::<String>::new());
+    assert_eq!(options.said.warnings_beside_mode(), Vec::<String>::new());
 
     let (options, waiting) = taken(&used, &of("mode: ipvs\nipvs: {scheduler: wrr}"));
     assert_eq!(waiting, Vec::<String>::new());
@@ -877,7 +895,7 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
         (
             again.modes.chosen,
             &*again.modes.ipvs.scheduler,
-            again.said.warnings.len()
+            again.said.warnings_beside_mode().len()
         ),
         (ProxyMode::Ipvs, "sh", 0)
     );
@@ -897,8 +915,8 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
     file.write("kind: [");
     let again = start("").unwrap();
     assert_eq!(again.said.configuration, first.said.configuration);
-    let [warning] = &*again.said.warnings else {
-        panic!("{:?}", again.said.warnings)
+    let [warning] = &*again.said.warnings_beside_mode() else {
+        panic!("{:?}", again.said.warnings_beside_mode())
     };
     assert!(
         warning.contains("config.conf, line 1") && warning.contains("that this pod had"),
@@ -914,14 +932,16 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
     let without = start("").unwrap();
     assert_eq!(without.modes.chosen, ProxyMode::Iptables);
     assert!(
-        without.said.warnings[0].ends_with("going on without it"),
+        without.said.warnings_beside_mode()[0].ends_with("going on without it"),
         "{:?}",
-        without.said.warnings
+        without.said.warnings_beside_mode()
     );
     let line = ["kube-proxy", "--prepared-config=/nowhere"];
     let line: Vec<_> = line.into_iter().map(Into::into).collect();
     match command_line::parse_prepared(&line).unwrap() {
-        Command::Run(options) => assert!(options.said.warnings[0].contains("no --config")),
+        Command::Run(options) => {
+            assert!(options.said.warnings_beside_mode()[0].contains("no --config"));
+        }
         other => panic!("{other:?}"),
     }
 }
