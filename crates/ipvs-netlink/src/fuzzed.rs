@@ -1,7 +1,7 @@
 //! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
 //! Nothing else may use it.
 
-use crate::{AddressFamily, DestinationEntry, Info, ServiceEntry, Timeouts};
+use crate::{AddressFamily, DestinationEntry, Info, ServiceEntry, Status, Timeouts};
 
 /// An answer of each command.
 pub fn answer(bytes: &[u8]) {
@@ -11,4 +11,9 @@ pub fn answer(bytes: &[u8]) {
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let _ = DestinationEntry::decode(bytes, family);
     }
+}
+
+/// `/proc/net/ip_vs_status`.
+pub fn status(text: &str) {
+    let _ = Status::parse(text);
 }

@@ -29,6 +29,7 @@ mod ipvs;
 mod name;
 mod service;
 mod statistics;
+mod status;
 mod uapi;
 
 pub use address::AddressFamily;
@@ -41,6 +42,7 @@ pub use ipvs::Ipvs;
 pub use name::{BadName, Name};
 pub use service::{Flags, Protocol, Service, ServiceEntry, ServiceKey};
 pub use statistics::Statistics;
+pub use status::{BadLine, Status, Table};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

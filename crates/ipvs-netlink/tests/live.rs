@@ -6,6 +6,7 @@
     reason = "tests stop at the first surprise"
 )]
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::thread::sleep;
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use ipvs_netlink::{
     AddressFamily, Destination, DestinationKey, Family, Flags, Forward, Ipvs, Protocol, Service,
-    ServiceKey, Timeouts, Tunnel,
+    ServiceKey, Status, Timeouts, Tunnel,
 };
 use namespace::in_namespace;
 use netlink_batch::{Batch, Connection, Reply};
@@ -456,6 +457,20 @@ fn counters() {
         let entry = ipvs.destinations(&web).unwrap()[0];
         assert_eq!((entry.active, entry.inactive, entry.persistent), (4, 0, 0));
         assert_eq!(entry.statistics.connections, 4);
+        // Linux 7.1 and later describe the tables of this namespace.
+        if let Ok(text) = fs::read_to_string("/proc/thread-self/net/ip_vs_status") {
+            let status = Status::parse(&text).unwrap();
+            assert_eq!((status.connections, status.services), (Some(4), Some(1)));
+            let table = &status.connection_table;
+            assert_eq!(table.buckets, Some(ipvs.info().unwrap().table_size.into()));
+            assert_eq!(
+                table.by_length.values().sum::<u64>(),
+                table.buckets.unwrap()
+            );
+            assert!(table.longest() >= Some(1), "{text}");
+            let is_of_tables = |line: &String| line.contains("bucket") || line.contains("Conn");
+            assert!(!status.others.iter().any(is_of_tables), "{text}");
+        }
 
         ipvs.zero(Some(&web)).unwrap();
         assert_eq!(

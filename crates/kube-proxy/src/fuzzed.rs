@@ -58,6 +58,7 @@ pub fn proc_files(bytes: &[u8]) {
     check::read_sockets(&text);
     explain::read_sockets(&text);
     metrics::read_proc(&text);
+    ipvs_netlink::fuzzed::status(&text);
 }
 
 /// What `iptables-save` prints, as each mode and the clean-up read it.

@@ -11,8 +11,12 @@ use nftables_netlink::Nftables;
 use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 
+use crate::modes::ipvs::tables::Tables;
 use crate::modes::uses::{Part, Uses};
 use crate::view::{Feature, Limit, OFF};
+
+/// Where the kernel's files are.
+const ROOT: &str = "/";
 
 /// Where the kernel tells of its connection tracking.
 const CONNTRACK: &str = "/proc/sys/net/netfilter";
@@ -22,6 +26,9 @@ pub(super) fn limits(parts: &[Part]) -> Vec<Limit> {
     let mut limits = Vec::new();
     if parts.contains(&Part::Ipset) {
         limits.extend(sets(&proxy_ipvs::FOOTPRINT));
+    }
+    if parts.iter().any(|part| matches!(part, Part::Ipvs { .. })) {
+        limits.extend(connections(Path::new(ROOT)));
     }
     limits.extend(conntrack(Path::new(CONNTRACK)));
     limits.extend(open_files());
@@ -53,6 +60,18 @@ fn sets(footprint: &Footprint) -> Vec<Limit> {
         found.collect::<Vec<_>>()
     };
     IpFamily::ALL.into_iter().flat_map(of_family).collect()
+}
+
+/// Connections of IPVS in this network namespace, where the kernel limits them.
+fn connections(root: &Path) -> Option<Limit> {
+    let tables = Tables::read(root).ok()??;
+    let used = tables.status.connections?;
+    let most = tables.connections_max?;
+    Some(limit(
+        "IPVS connections (net.ipv4.vs.conn_max)".to_owned(),
+        used,
+        most,
+    ))
 }
 
 /// Flows of this network namespace against those that all together may be tracked.
@@ -132,7 +151,19 @@ fn ipvs() -> Result<String, String> {
     let found = found.map_err(|error| error.to_string())?;
     let [_, major, minor, patch] = found.version.to_be_bytes();
     let table = connection_table(found.table_size);
-    Ok(format!("version {major}.{minor}.{patch}, {table}"))
+    let grows = match Tables::read(Path::new(ROOT)) {
+        Ok(None) => String::new(),
+        Ok(Some(tables)) => growing(&tables),
+        Err(error) => format!("; {error}"),
+    };
+    Ok(format!("version {major}.{minor}.{patch}, {table}{grows}"))
+}
+
+/// A table that grows, as the kernel describes it.
+fn growing(tables: &Tables) -> String {
+    let connections = tables.status.connections.unwrap_or_default();
+    let chain = tables.status.connection_table.longest().unwrap_or_default();
+    format!(" that grows, with {connections} connections, {chain} in the longest chain")
 }
 
 /// Linux 7.2 makes the table with a namespace's first virtual server, and has it grow.
@@ -203,6 +234,25 @@ mod tests {
         assert!(!flow_counters(&folder).unwrap().found);
         assert!(tracking(&folder).found);
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn connections_of_ipvs_are_limited_where_the_kernel_limits_them() {
+        let root = std::env::temp_dir().join(format!("parts-ipvs-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert_eq!(connections(&root), None);
+        write("proc/thread-self/net/ip_vs_status", "Conns:\t280\n");
+        assert_eq!(connections(&root), None);
+        write("proc/sys/net/ipv4/vs/conn_max", "310\n");
+        let found = connections(&root).unwrap();
+        assert_eq!((found.used, found.limit, found.near), (280, 310, true));
+        write("proc/sys/net/ipv4/vs/conn_max", "1073741824\n");
+        assert!(!connections(&root).unwrap().near);
+        fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]

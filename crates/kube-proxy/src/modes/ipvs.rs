@@ -1,10 +1,12 @@
 //! IPVS mode: Services carried by virtual servers.
 
 mod counters;
+mod metrics;
 mod opened;
 pub mod settings;
 pub mod shim;
 mod sysctls;
+pub(crate) mod tables;
 
 use std::fs;
 use std::path::Path;
@@ -22,10 +24,10 @@ use super::settings::Settings;
 use crate::flags::Flags;
 use crate::flags::gates::IPVS_MODE;
 use crate::metrics::of_mode::OfMode;
-use crate::metrics::restores::FailedRestores;
 use crate::sysctl;
 use crate::sysctl::row::{Wanted, wanted};
 use counters::IpvsCounters;
+use metrics::IpvsMetrics;
 use opened::Ipvs;
 use settings::Timeouts;
 use shim::{ChosenShim, ShimChoice};
@@ -164,7 +166,7 @@ impl Definition for IpvsMode {
     }
 
     fn metrics(&self) -> Option<Arc<dyn OfMode>> {
-        Some(Arc::new(FailedRestores::default()))
+        Some(Arc::new(IpvsMetrics::new(Path::new("/"))))
     }
 
     fn has_served(&self, root: &Path) -> bool {

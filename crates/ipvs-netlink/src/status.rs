@@ -1,0 +1,209 @@
+//! The tables of a network namespace, as Linux 7.1 and later describe them in
+//! `/proc/net/ip_vs_status`.
+//!
+//! ```text
+//! Conns:  300
+//! Conn buckets:   4096 (12 bits, lfactor -4)
+//! Conn buckets empty:     3545 (86%)
+//! Conn buckets len-1:     504 (91%)
+//! ```
+//!
+//! Earlier kernels have no such file. There the connection table is one for all namespaces, and
+//! its size is [`Info::table_size`](crate::Info::table_size).
+
+use std::collections::BTreeMap;
+
+/// Lines beyond this one are not kept.
+const OTHERS_MAX: usize = 64;
+
+/// The tables of a network namespace. A number that the kernel does not give is `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Connections, which `net.ipv4.vs.conn_max` limits.
+    pub connections: Option<u64>,
+    /// The hash table of connections.
+    pub connection_table: Table,
+    /// Virtual servers of both IP families.
+    pub services: Option<u64>,
+    /// The hash table of virtual servers.
+    pub service_table: Table,
+    /// Lines with other labels, as they are: a later kernel may have more.
+    pub others: Vec<String>,
+}
+
+/// A hash table that grows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Table {
+    /// Buckets, 0 before the first entry.
+    pub buckets: Option<u64>,
+    /// Buckets by how many entries they have, from 0 (empty); the last length stands for all longer
+    /// ones as well. The kernel leaves out lengths that no bucket has.
+    pub by_length: BTreeMap<u32, u64>,
+}
+
+impl Table {
+    /// Length of the longest chain, as far as the kernel tells it apart.
+    pub fn longest(&self) -> Option<u32> {
+        let used = self.by_length.iter().filter(|(_, count)| **count > 0);
+        used.map(|(length, _)| *length).next_back()
+    }
+}
+
+/// A line that has a known label and no number.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read the line {line:?} of /proc/net/ip_vs_status")]
+pub struct BadLine {
+    /// The line.
+    pub line: String,
+}
+
+impl Status {
+    /// Parses the file.
+    ///
+    /// # Errors
+    ///
+    /// A line with a known label cannot be read.
+    pub fn parse(text: &str) -> Result<Self, BadLine> {
+        let mut status = Self::default();
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            let known = line
+                .split_once(':')
+                .and_then(|(label, value)| Some((status.place(label.trim())?, value)));
+            let Some((place, value)) = known else {
+                if status.others.len() < OTHERS_MAX {
+                    status.others.push(line.to_owned());
+                }
+                continue;
+            };
+            let number = number(value).ok_or_else(|| BadLine {
+                line: line.to_owned(),
+            })?;
+            match place {
+                Place::Number(place) => *place = Some(number),
+                Place::Length(table, length) => {
+                    table.insert(length, number);
+                }
+            }
+        }
+        Ok(status)
+    }
+
+    /// The number that a label has.
+    fn place(&mut self, label: &str) -> Option<Place<'_>> {
+        Some(match label {
+            "Conns" => Place::Number(&mut self.connections),
+            "Services" => Place::Number(&mut self.services),
+            _ => {
+                let (of, rest) = label.split_once(" buckets")?;
+                let table = match of {
+                    "Conn" => &mut self.connection_table,
+                    "Service" => &mut self.service_table,
+                    _ => return None,
+                };
+                match rest {
+                    "" => Place::Number(&mut table.buckets),
+                    " empty" => Place::Length(&mut table.by_length, 0),
+                    _ => {
+                        let length = rest.strip_prefix(" len-")?.parse().ok()?;
+                        Place::Length(&mut table.by_length, length)
+                    }
+                }
+            }
+        })
+    }
+}
+
+/// Where a number belongs.
+enum Place<'a> {
+    Number(&'a mut Option<u64>),
+    Length(&'a mut BTreeMap<u32, u64>, u32),
+}
+
+/// The number at the start of a value such as `4096 (12 bits, lfactor -4)`.
+fn number(value: &str) -> Option<u64> {
+    let mut words = value.split_whitespace();
+    let number = words.next()?.parse().ok()?;
+    let is_note = words.next().is_none_or(|word| word.starts_with('('));
+    is_note.then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Linux 7.2.7 with 300 connections to one virtual server (`cat /proc/net/ip_vs_status`).
+    const SERVING: &str = "Conns:\t300\nConn buckets:\t4096 (12 bits, lfactor -4)\nConn buckets empty:\t3545 (86%)\n\
+        Conn buckets len-1:\t504 (91%)\nConn buckets len-2:\t45 (8%)\nConn buckets len-3:\t2 (0%)\nServices:\t1\n\
+        Service buckets:\t16 (4 bits, lfactor -3)\nService buckets empty:\t15 (93%)\nService buckets len-1:\t1 (100%)\n\
+        Stats thread slots:\t1 (max 4)\nStats chain max len:\t3958\nStats thread ests:\t9499200\n";
+
+    /// The same kernel before the first virtual server.
+    const IDLE: &str = "Conns:\t0\nConn buckets:\t0 (0 bits, lfactor 0)\nServices:\t0\n\
+        Service buckets:\t0 (0 bits, lfactor 0)\nStats thread slots:\t1 (max 0)\nStats chain max len:\t0\n\
+        Stats thread ests:\t0\n";
+
+    #[test]
+    fn the_kernels_file_is_read_and_other_lines_are_kept() {
+        let status = Status::parse(SERVING).unwrap();
+        assert_eq!((status.connections, status.services), (Some(300), Some(1)));
+        let table = &status.connection_table;
+        assert_eq!(table.buckets, Some(4096));
+        let lengths = [(0, 3545), (1, 504), (2, 45), (3, 2)];
+        assert_eq!(table.by_length, BTreeMap::from(lengths));
+        assert_eq!(table.longest(), Some(3));
+        assert_eq!(status.service_table.buckets, Some(16));
+        assert_eq!(status.service_table.longest(), Some(1));
+        assert_eq!(status.others.len(), 3);
+        assert_eq!(
+            status.others.first().unwrap(),
+            "Stats thread slots:\t1 (max 4)"
+        );
+        let idle = Status::parse(IDLE).unwrap();
+        assert_eq!(
+            (idle.connections, idle.connection_table.buckets),
+            (Some(0), Some(0))
+        );
+        assert_eq!(idle.connection_table.longest(), None);
+    }
+
+    #[test]
+    fn a_known_line_without_its_number_is_an_error_and_an_unknown_one_is_not() {
+        for wrong in [
+            "Conns:",
+            "Conns: -1",
+            "Conns: 1 2",
+            "Conn buckets: many",
+            "Conn buckets len-1: (3%)",
+        ] {
+            let error = Status::parse(wrong).unwrap_err();
+            assert_eq!(error.line, wrong);
+        }
+        let later =
+            "Conns: 5\nConn buckets len-x: 3\nConn rate: fast\nno label\n\nIdle Conn buckets: 1\n";
+        let status = Status::parse(later).unwrap();
+        assert_eq!(status.connections, Some(5));
+        assert_eq!(
+            status.others,
+            [
+                "Conn buckets len-x: 3",
+                "Conn rate: fast",
+                "no label",
+                "Idle Conn buckets: 1"
+            ]
+        );
+        assert_eq!(Status::parse(""), Ok(Status::default()));
+    }
+
+    #[test]
+    fn other_lines_are_bounded() {
+        let text = "Other: 1\n".repeat(1000);
+        assert_eq!(Status::parse(&text).unwrap().others.len(), OTHERS_MAX);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "(Conns|Conn buckets|Service buckets len-[0-9]{1,12}|\\PC{0,9}):?\\PC*\n?") {
+            let _ = Status::parse(&text);
+        }
+    }
+}
