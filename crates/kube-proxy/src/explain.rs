@@ -24,6 +24,7 @@ mod verdict;
 mod walked;
 
 pub(crate) use asked::{Asked, To};
+pub(crate) use journeys::nobodys;
 pub(crate) use objects::{Objects, OwnNode};
 pub(crate) use quotes::Quotes;
 pub(crate) use walked::Listening;

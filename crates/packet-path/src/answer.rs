@@ -31,8 +31,15 @@ pub fn answer(arrived: &Walk, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel) ->
         return Vec::new();
     };
     let mut walks = follow(&walker, begun);
+    let came_in = arrived.packet.iif.as_ref();
+    let is_from_elsewhere = came_in.is_some_and(|iif| !iif.is_loopback());
     for walk in &mut walks {
         conclude(walk);
+        if is_from_elsewhere && walk.fate == Fate::Local {
+            (walk.fate, walk.presumed) = (Fate::Dropped, Fate::Dropped);
+            let client = walk.packet.destination;
+            walk.why = format!("this node has {client} itself, so that it stays here");
+        }
     }
     walks
 }
@@ -97,7 +104,7 @@ fn begin(arrived: &Walk, walker: &Walker<'_>) -> Option<Begun> {
                 Err(why) => Err(unknown(branch, why)),
             }
         }
-        Ok(Route::None { why }) | Err(why) => Err(unknown(branch, why)),
+        Ok(Route::None { why, .. }) | Err(why) => Err(unknown(branch, why)),
     })
 }
 

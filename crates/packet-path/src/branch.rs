@@ -65,6 +65,8 @@ pub enum End {
     Dropped,
     /// The sender is told: by which message, as `ICMP port unreachable`.
     Refused(String),
+    /// No route leads to where it goes, and the sender is told: why there is none.
+    Unrouted(String),
     /// A process of this node has it.
     Local,
     /// It leaves the node.

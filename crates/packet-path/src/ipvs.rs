@@ -233,7 +233,7 @@ fn send(
             return ends(branch, step, End::Dropped);
         }
         Route::Local { .. } => None,
-        Route::None { why } => {
+        Route::None { why, .. } => {
             step.says = format!("dropped: {why} to {to}");
             return ends(branch, step, End::Dropped);
         }

@@ -118,10 +118,12 @@ pub enum Route {
         /// The address that the kernel gives what the node sends there.
         source: Option<IpAddr>,
     },
-    /// It goes nowhere, and its sender may hear of it.
+    /// It goes nowhere.
     None {
         /// In words: `no route to host`, `a martian source`.
         why: String,
+        /// True if its sender is told: by an error, or by ICMP.
+        is_told: bool,
     },
 }
 

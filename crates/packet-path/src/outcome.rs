@@ -23,7 +23,7 @@ pub struct Walk {
     pub presumed: Fate,
     /// Where it ends, if anybody gets it.
     pub endpoint: Option<SocketAddr>,
-    /// Refused how and by whom, or why nobody can tell; else empty.
+    /// Refused how and by whom, why there is no route, or why nobody can tell; else empty.
     pub why: String,
     /// What becomes of its source.
     pub source: Source,
@@ -44,6 +44,8 @@ pub enum Fate {
     Delivered,
     /// The sender is told that nobody is there.
     Refused,
+    /// No route leads there, and the sender is told.
+    Unrouted,
     /// Nobody is told anything.
     Dropped,
     /// A process of this node gets it, or nobody if none listens there.
@@ -85,6 +87,7 @@ impl Walk {
         let (fate, why) = match branch.end.unwrap_or(End::Forwarded) {
             End::Dropped => (Fate::Dropped, String::new()),
             End::Refused(how) => (Fate::Refused, how),
+            End::Unrouted(why) => (Fate::Unrouted, why),
             End::Local => (arrived(Fate::Local), String::new()),
             End::Forwarded => (arrived(Fate::Forwarded), String::new()),
             End::Unknown(why) => (Fate::Unknown, why),
@@ -92,7 +95,7 @@ impl Walk {
         let endpoint = match fate {
             Fate::Delivered => packet.real_server.or(Some(packet.to())),
             Fate::Local | Fate::Forwarded => Some(packet.to()),
-            Fate::Dropped | Fate::Refused | Fate::Unknown => None,
+            Fate::Dropped | Fate::Refused | Fate::Unrouted | Fate::Unknown => None,
         };
         Self {
             chance: branch.chance,

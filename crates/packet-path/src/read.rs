@@ -16,6 +16,7 @@ use ipset_netlink::{Entry, IpProtocol, Ipset, Key, Reason};
 use iptables::{Backend, Iptables};
 use ipvs_netlink::{Ipvs, ServiceKey};
 use route_netlink::{Address, Family, Lookup, NoWay, Rtnetlink};
+use rustix::io::Errno;
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketType, socket};
 
@@ -165,14 +166,15 @@ impl Live {
         let way = match answer.map_err(|error| unread(part(), &error))? {
             Ok(way) => way,
             Err(why) => {
-                let why = self.no_way(why, question)?;
-                return Ok(Route::None { why });
+                let (why, is_told) = self.no_way(why, question)?;
+                return Ok(Route::None { why, is_told });
             }
         };
         if !way.is_local()
             && let Some(why) = self.refuses_to_forward(question)?
         {
-            return Ok(Route::None { why });
+            let is_told = false;
+            return Ok(Route::None { why, is_told });
         }
         if way.is_local() {
             let source = way.source.or(Some(question.destination));
@@ -211,28 +213,39 @@ impl Live {
         Ok(None)
     }
 
-    fn no_way(&self, why: NoWay, question: &RouteQuestion) -> Result<String, Unread> {
+    /// Puts into words why there is no way, and reports whether the sender is told (`ip_error`).
+    fn no_way(&self, why: NoWay, question: &RouteQuestion) -> Result<(String, bool), Unread> {
         let by = question.iif.as_ref().map_or("", |iif| &iif.name);
+        let silent = |why: String| (why, question.iif.is_none());
         Ok(match why {
-            NoWay::NoRoute => "no route to there".to_owned(),
-            NoWay::WrongLink => {
-                format!("the way back does not lead by {by} (net.ipv4.conf.{by}.rp_filter)")
-            }
-            NoWay::Martian => "a source or destination that may not be there (martian)".to_owned(),
+            NoWay::NoRoute => ("no route to there".to_owned(), true),
+            NoWay::WrongLink => silent(format!(
+                "the way back does not lead by {by} (net.ipv4.conf.{by}.rp_filter)"
+            )),
+            NoWay::Martian => silent(match question.source {
+                Some(source) if self.address_type(source, None)? == AddressType::Local => {
+                    format!("this node has its source {source} itself (martian)")
+                }
+                _ => "a source or destination that may not be there (martian)".to_owned(),
+            }),
             NoWay::NotForwarded => {
                 let is_off = |name: &str| Ok(self.setting(name)?.as_deref() == Some("0"));
                 let can_be = question.destination.is_ipv4() && question.iif.is_some();
                 if can_be && is_off("net/ipv4/ip_forward")? {
-                    "this node forwards nothing (net.ipv4.ip_forward is 0)".to_owned()
+                    silent("this node forwards nothing (net.ipv4.ip_forward is 0)".to_owned())
                 } else if can_be && is_off(&format!("net/ipv4/conf/{by}/forwarding"))? {
-                    format!(
+                    silent(format!(
                         "this node forwards nothing that comes in by {by} (net.ipv4.conf.{by}.forwarding is 0)"
-                    )
+                    ))
                 } else {
-                    "no route to there, or one that refuses".to_owned()
+                    ("no route to there, or one that refuses".to_owned(), true)
                 }
             }
-            NoWay::Other(errno) => format!("the kernel refuses ({errno})"),
+            // A route of type `prohibit`.
+            NoWay::Other(errno) if errno == Errno::ACCESS.raw_os_error() => {
+                ("a route that prohibits it".to_owned(), true)
+            }
+            NoWay::Other(errno) => silent(format!("the kernel refuses ({errno})")),
         })
     }
 

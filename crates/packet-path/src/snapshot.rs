@@ -9,6 +9,8 @@ use ipvs_netlink::ServiceKey;
 use crate::kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unread};
 use crate::packet::Interface;
 
+const NO_ROUTE: &str = "no route to there";
+
 /// Answers to all questions. What is not in it is not there.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
@@ -50,9 +52,12 @@ impl Kernel for Snapshot {
     fn route(&self, question: &RouteQuestion) -> Result<Route, Unread> {
         let to = question.destination;
         let none = |why: &str| {
-            let why = why.to_owned();
-            Ok(Route::None { why })
+            Ok(Route::None {
+                why: why.to_owned(),
+                is_told: why == NO_ROUTE,
+            })
         };
+        let is_own_source = question.source.is_some_and(|source| self.is_own(source));
         let is_foreign = question.iif.as_ref().is_some_and(|iif| !iif.is_loopback());
         if is_foreign && to.is_loopback() {
             let iif = question.iif.as_ref().map_or("", |iif| &iif.name);
@@ -60,6 +65,9 @@ impl Kernel for Snapshot {
             if to.is_ipv6() || !(is_allowed("all") || is_allowed(iif)) {
                 return none("a loopback address, from outside (a martian destination)");
             }
+        }
+        if is_foreign && is_own_source && to.is_ipv4() {
+            return none("a source that this node has itself (martian)");
         }
         if self.is_own(to) {
             let source = if to.is_loopback() {
@@ -82,7 +90,7 @@ impl Kernel for Snapshot {
         }
         let ways = self.routes.iter().filter(|(net, ..)| net.contains(&to));
         let Some((_, interface, gateway)) = ways.max_by_key(|(net, ..)| net.prefix_len()) else {
-            return none("no route to there");
+            return none(NO_ROUTE);
         };
         Ok(Route::Out {
             interface: interface.clone(),

@@ -171,7 +171,7 @@ impl<'a> Walker<'a> {
                     None => match self.way_to(*address, None, 0) {
                         Ok(Route::Out { interface, .. }) => interface,
                         Ok(Route::Local { .. }) => return self.send(packet(*address), true),
-                        Ok(Route::None { why }) => {
+                        Ok(Route::None { why, .. }) => {
                             let why =
                                 format!("nobody knows by which interface {address} sends: {why}");
                             return Err(unknown(branch, why));
@@ -195,9 +195,9 @@ impl<'a> Walker<'a> {
         let found = self.way_to(branch.packet.destination, chosen, 0);
         let (interface, source) = match found {
             Err(unread) => return Err(unknown(branch, unread)),
-            Ok(Route::None { why }) => {
+            Ok(Route::None { why, .. }) => {
                 branch.step(Step::new("routing", "", format!("cannot be sent: {why}")));
-                branch.end = Some(End::Refused(why));
+                branch.end = Some(End::Unrouted(why));
                 return Err(Box::new(branch));
             }
             Ok(route) => {
@@ -385,7 +385,15 @@ impl<'a> Walker<'a> {
         let to = packet.destination;
         match route {
             Err(unread) => ended(Hook::Prerouting, branch, End::Unknown(unread.to_string())),
-            Ok(Route::None { why }) => {
+            Ok(Route::None { why, is_told: true }) => {
+                branch.step(Step::new(
+                    "routing",
+                    "",
+                    format!("cannot be sent on: {why}"),
+                ));
+                ended(Hook::Prerouting, branch, End::Unrouted(why))
+            }
+            Ok(Route::None { why, .. }) => {
                 branch.step(Step::new("routing", "", format!("dropped: {why}")));
                 ended(Hook::Prerouting, branch, End::Dropped)
             }
@@ -408,7 +416,7 @@ impl<'a> Walker<'a> {
         let found = self.way_to(packet.destination, Some(packet.source), packet.mark);
         match found {
             Err(why) => branch.end = Some(End::Unknown(why)),
-            Ok(Route::None { why }) => {
+            Ok(Route::None { why, .. }) => {
                 branch.step(Step::new("routing", "", format!("dropped: {why}")));
                 branch.end = Some(End::Dropped);
             }
@@ -508,7 +516,7 @@ fn listed(to: IpAddr, route: &Route) -> String {
             ..
         } => format!("{to} via {gateway} dev {}", interface.name),
         Route::Out { interface, .. } => format!("{to} dev {}", interface.name),
-        Route::None { why } => format!("{to}: {why}"),
+        Route::None { why, .. } => format!("{to}: {why}"),
     }
 }
 
@@ -516,6 +524,6 @@ fn said(route: &Route) -> String {
     match route {
         Route::Local { .. } => "is for this node itself".to_owned(),
         Route::Out { interface, .. } => format!("leaves by {}", interface.name),
-        Route::None { why } => why.clone(),
+        Route::None { why, .. } => why.clone(),
     }
 }

@@ -21,11 +21,17 @@ use crate::view::AddressKind;
 
 /// What the routing of this node says of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "facts of the kernel, none of which excludes another"
+)]
 pub(crate) struct Hop {
     /// The interface that packets to it leave by.
     pub(crate) interface: String,
     /// Whether it is an address of this node.
     pub(crate) is_local: bool,
+    /// True if the node has it as an address of a Service alone: on the link of IPVS mode.
+    pub(crate) is_service: bool,
     /// Whether it is a neighbour: no gateway is between.
     pub(crate) is_neighbour: bool,
     /// Whether it is a neighbour by an interface that leads into this node alone, as those of pods: a
@@ -49,6 +55,8 @@ pub(crate) struct Sender {
     pub(crate) way: Way,
     /// Whether it is on this node: what is sent to it comes by here.
     pub(crate) is_here: bool,
+    /// True if this node has its address too, as that of a Service.
+    pub(crate) has_service_address: bool,
 }
 
 /// How its packets come.

@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use nftables_netlink::{Error, Generation, Nftables};
 use packet_path::nft::Nft;
 use packet_path::{
-    Interface, Kernel as _, Question, Route, RouteQuestion, Ruleset, Sender, Walk, read,
+    AddressType, Interface, Kernel as _, Question, Route, RouteQuestion, Ruleset, Sender, Walk,
+    read,
 };
 use proxy::{IpFamily, Protocol};
 
@@ -14,6 +15,7 @@ use super::answer::Answers;
 use super::journeys::{self, Hop, Planned, Routing, Way};
 use super::listeners;
 use super::{Asked, Follow, Listening, Objects, Quotes, explain};
+use crate::footprints;
 use crate::view::Explanation;
 
 /// How often the kernel is read where its rules change meanwhile.
@@ -137,6 +139,7 @@ impl Routing for Live {
         match self.kernel.route(&question).ok()? {
             Route::Local { .. } => Some(Hop {
                 interface: Interface::LOOPBACK.to_owned(),
+                is_service: self.is_on_service_link(to),
                 is_local: true,
                 is_neighbour: true,
                 is_inner: true,
@@ -146,6 +149,7 @@ impl Routing for Live {
             } => Some(Hop {
                 is_inner: gateway.is_none() && self.leads_inside(&interface.name, to),
                 interface: interface.name,
+                is_service: false,
                 is_local: false,
                 is_neighbour: gateway.is_none(),
             }),
@@ -155,6 +159,19 @@ impl Routing for Live {
 }
 
 impl Live {
+    /// Reports whether the link of IPVS mode has an address.
+    fn is_on_service_link(&self, address: IpAddr) -> bool {
+        footprint::links(footprints::ALL).into_iter().any(|link| {
+            let link = Interface {
+                index: None,
+                name: link.to_owned(),
+            };
+            // Where there is no such link, it has none.
+            let kind = self.kernel.address_type(address, Some(&link));
+            kind.is_ok_and(|kind| kind == AddressType::Local)
+        })
+    }
+
     /// Whether an interface may be one of pods.
     fn leads_inside(&self, interface: &str, to: IpAddr) -> bool {
         let outside = journeys::nobodys(to.is_ipv4());

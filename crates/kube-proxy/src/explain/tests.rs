@@ -14,6 +14,7 @@ impl Routing for Fake {
         Some(Hop {
             interface: "eth0".to_owned(),
             is_local: false,
+            is_service: false,
             is_neighbour: true,
             is_inner: true,
         })

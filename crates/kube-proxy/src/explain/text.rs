@@ -206,6 +206,7 @@ fn end_of(walk: &Walk) -> &str {
     let word = match walk.fate {
         Fate::Delivered | Fate::Local => "",
         Fate::Refused => "refused",
+        Fate::Unrouted => "no route",
         Fate::Dropped => "dropped",
         Fate::Reset => "reset",
         Fate::Forwarded => "sent on as it is",

@@ -10,6 +10,8 @@ use super::origin::NOT_OURS;
 use super::walked::THIS_NODE;
 use crate::view::{Fate, Walk};
 
+/// Place of a step in which the kernel looks for a route.
+const ROUTING: &str = "routing";
 /// How many endpoints a sentence names.
 const NAMED: usize = 4;
 
@@ -198,18 +200,26 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
     let origin = last
         .map(|step| &*step.origin)
         .filter(|origin| !origin.is_empty());
+    let says = last.map(|step| &*step.says).unwrap_or_default();
     let because = match origin {
+        _ if walk.fate == Fate::Dropped && at == ROUTING => Some(by_routing(planned, says)),
         Some(origin) if origin.starts_with(NOT_OURS) => Some(origin.to_owned()),
         _ => why.or_else(|| origin.map(|origin| format!("it comes from {origin}"))),
     };
     let because = because.map_or_else(String::new, |why| format!(": {why}"));
-    let says = last.map(|step| &*step.says).unwrap_or_default();
     match walk.fate {
         Fate::Refused if at == THIS_NODE => format!(
             "reaches this node itself, and is refused: no Service is served at {}, and no process listens there",
             planned.to
         ),
         Fate::Refused => format!("is refused by {at}{because}"),
+        Fate::Unrouted => {
+            let why = says.split_once(": ").map_or(says, |(_, why)| why);
+            format!(
+                "does not get to {}: {why}, which the sender is told",
+                planned.to
+            )
+        }
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
         Fate::Reset => format!("is accepted by {at}, and reset{because}"),
         Fate::Local => local(planned, walk),
@@ -221,6 +231,19 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
                 .unwrap_or_else(|| planned.to.to_string())
         ),
         Fate::Unknown => format!("cannot be followed beyond {at}: {says}"),
+    }
+}
+
+/// Why routing drops a packet; what to do about a sender that has an address of a Service.
+fn by_routing(planned: &Planned<'_>, says: &str) -> String {
+    let why = says.strip_prefix("dropped: ").unwrap_or(says);
+    if planned.sender.has_service_address {
+        format!(
+            "{why}. A load balancer that sends from its Service's address is not heard in IPVS mode, where the node has that \
+             address too: give `ipMode: Proxy` in status.loadBalancer.ingress, or have the balancer send from another address"
+        )
+    } else {
+        why.to_owned()
     }
 }
 

@@ -43,6 +43,7 @@ pub(crate) fn told(
         fate: match followed.fate {
             Found::Delivered => Fate::Delivered,
             Found::Refused => Fate::Refused,
+            Found::Unrouted => Fate::Unrouted,
             Found::Dropped => Fate::Dropped,
             Found::Local => Fate::Local,
             Found::Forwarded => Fate::Forwarded,
@@ -82,7 +83,7 @@ pub(crate) fn told(
                 });
             }
         }
-        Fate::Refused | Fate::Dropped | Fate::Reset => {}
+        Fate::Refused | Fate::Unrouted | Fate::Dropped | Fate::Reset => {}
     }
     vec![walk]
 }

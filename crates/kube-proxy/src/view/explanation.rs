@@ -85,6 +85,8 @@ pub enum Fate {
     Delivered,
     /// The sender is told that nobody listens.
     Refused,
+    /// No route of this node leads there, and the sender is told.
+    Unrouted,
     /// Nobody is told anything.
     Dropped,
     /// A process of this node gets it, or nobody if none listens there.

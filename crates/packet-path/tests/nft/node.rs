@@ -159,6 +159,7 @@ pub(crate) fn outcomes(walks: &[Walk]) -> Vec<String> {
         let mut words = match (walk.presumed, walk.endpoint) {
             (Fate::Dropped, _) => "dropped".to_owned(),
             (Fate::Refused, _) => "refused".to_owned(),
+            (Fate::Unrouted, _) => "unrouted".to_owned(),
             (_, Some(endpoint)) => {
                 let source = match &walk.source {
                     Source::Kept => "kept".to_owned(),

@@ -1,9 +1,10 @@
 //! Rules of others, and rules that nobody understands.
 
-use crate::world::{World, short};
+use crate::world::{World, interface, net, short};
 use std::fmt::Write as _;
 
-use packet_path::{Branch, Fate, Hook, Packet, Ruleset, Sender, Xtables};
+use inet::Protocol;
+use packet_path::{Branch, Fate, Hook, Packet, Question, Ruleset, Sender, Xtables};
 use proptest::prelude::*;
 
 /// A table with these rules in it.
@@ -35,6 +36,45 @@ fn what_is_not_for_this_node_is_forwarded_or_not() {
         dropped[0].steps[0].says.contains("ip_forward"),
         "{dropped:#?}"
     );
+}
+
+/// As the kernel's own look-up: `fib_validate_source`, and what it says of a route that is not there.
+#[test]
+fn sources_of_this_node_and_missing_routes_are_told_apart() {
+    let mut world = World::bare("");
+    let own = interface(9, "kube-ipvs0");
+    world
+        .snapshot
+        .addresses
+        .push((own, net("198.51.100.134/32")));
+    let question = |from: Sender, to: &str| Question {
+        protocol: Protocol::Tcp,
+        from,
+        to: to.parse().unwrap(),
+        source_port: None,
+    };
+    let by_eth0 = |from: &str| Sender::Other(from.parse().unwrap(), Some(interface(2, "eth0")));
+    let walk = |world: &World, from: Sender, to: &str| {
+        let question = question(from, to);
+        let rulesets: [&dyn Ruleset; 1] = [&world.rules];
+        packet_path::walk(&question, &rulesets, &world.snapshot).remove(0)
+    };
+    let martian = walk(&world, by_eth0("198.51.100.134"), "192.168.99.10:30160");
+    let says = &martian.steps.last().unwrap().says;
+    assert!(
+        martian.fate == Fate::Dropped && says.contains("martian"),
+        "{says}"
+    );
+    let other = walk(&world, by_eth0("198.51.100.135"), "192.168.99.10:30160");
+    assert_eq!(short(&other), "local 192.168.99.10:30160");
+    world
+        .snapshot
+        .routes
+        .retain(|(net, ..)| net.prefix_len() > 0);
+    for from in [Sender::Node(None), by_eth0("192.168.99.1")] {
+        let lost = walk(&world, from, "203.0.113.5:80");
+        assert_eq!(short(&lost), "unrouted: no route to there");
+    }
 }
 
 #[test]
@@ -196,12 +236,9 @@ fn a_set_that_is_not_there_is_not_understood() {
 #[test]
 fn the_first_interface_may_be_given() {
     let world = filter("-A FORWARD -i tun+ -j DROP\n");
-    let question = packet_path::Question {
-        protocol: inet::Protocol::Udp,
-        from: Sender::Other(
-            [10, 9, 9, 9].into(),
-            Some(crate::world::interface(9, "tun0")),
-        ),
+    let question = Question {
+        protocol: Protocol::Udp,
+        from: Sender::Other([10, 9, 9, 9].into(), Some(interface(9, "tun0"))),
         to: FAR.parse().unwrap(),
         source_port: Some(53),
     };

@@ -44,6 +44,7 @@ pub(crate) fn short(walk: &Walk) -> String {
         Fate::Local => format!("local {}", walk.endpoint.unwrap()),
         Fate::Forwarded => format!("forwarded {} {source}", walk.endpoint.unwrap()),
         Fate::Refused => format!("refused by {}", walk.why),
+        Fate::Unrouted => format!("unrouted: {}", walk.why),
         Fate::Dropped => "dropped".to_owned(),
         Fate::Unknown => format!("unknown: {}", walk.why),
     }

@@ -41,6 +41,7 @@ impl Cast<'_, '_> {
                 who: "this node".to_owned(),
                 way: Way::Made(None),
                 is_here: true,
+                has_service_address: false,
             }]),
             From::Pod => {
                 let itself = self.local_endpoint().map(|itself| self.pod(itself));
@@ -130,6 +131,7 @@ impl Cast<'_, '_> {
             who,
             way: Way::Comes(hop.interface, address),
             is_here: true,
+            has_service_address: false,
         })
     }
 
@@ -144,12 +146,16 @@ impl Cast<'_, '_> {
     /// Who has this address.
     fn known(&self, address: IpAddr) -> Result<Sender, String> {
         let hop = self.hop(address)?;
+        if hop.is_local && (hop.is_service || self.is_of_service(address)) {
+            return self.balancer(address);
+        }
         if hop.is_local {
             return Ok(Sender {
                 words: format!("this node, from {address}"),
                 who: format!("this node, from {address},"),
                 way: Way::Made(Some(address)),
                 is_here: true,
+                has_service_address: false,
             });
         }
         if self.is_of_pods(address) {
@@ -163,8 +169,38 @@ impl Cast<'_, '_> {
             words: format!("{address}, by {}", hop.interface),
             who: address.to_string(),
             is_here: hop.is_inner,
+            has_service_address: false,
             way: Way::Comes(hop.interface, address),
         })
+    }
+
+    /// A host outside that has a Service's address, as a load balancer that probes from there. The
+    /// node has it too, and sends nothing from it but to itself.
+    fn balancer(&self, address: IpAddr) -> Result<Sender, String> {
+        let who = format!("{address}, which this node has as a Service's address too,");
+        let outside = self.outsider(Some(self.nobody()), &who, "")?;
+        let Way::Comes(interface, _) = outside.way else {
+            return Ok(outside);
+        };
+        Ok(Sender {
+            words: format!("outside {address}, by {interface}"),
+            way: Way::Comes(interface, address),
+            has_service_address: true,
+            who,
+            is_here: false,
+        })
+    }
+
+    /// An address for documentation.
+    fn nobody(&self) -> IpAddr {
+        super::nobodys(self.to.is_ipv4())
+    }
+
+    /// Reports whether it is an address of one of these Services alone, and none of this node's own.
+    fn is_of_service(&self, address: IpAddr) -> bool {
+        let is_own = self.objects.node.addresses.contains(&address);
+        let mut places = self.objects.places();
+        !is_own && places.any(|place| place.at.ip() == address && is_balanced(&place))
     }
 
     /// From outside: one, or where there are source ranges, one inside of them and one not.
@@ -247,6 +283,7 @@ impl Cast<'_, '_> {
             who: who.to_owned(),
             way: Way::Comes(interface, address),
             is_here: false,
+            has_service_address: false,
         };
         if let Some(hop) = self.routing.hop(address) {
             let words = format!("outside {address}{about}");
@@ -289,6 +326,10 @@ impl Cast<'_, '_> {
         let mut hops = pods.filter_map(|pod| self.routing.hop(*pod));
         hops.any(|hop| !hop.is_local && hop.interface == interface)
     }
+}
+
+fn is_balanced(place: &Place<'_>) -> bool {
+    place.address.kind == AddressKind::LoadBalancerIp
 }
 
 /// The address so many before the end of a network; `None` if that is not within, or the network

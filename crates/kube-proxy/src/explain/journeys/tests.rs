@@ -12,7 +12,9 @@ impl Routing for Node {
     fn hop(&self, to: IpAddr) -> Option<Hop> {
         let IpAddr::V4(to) = to else { return None };
         let (interface, is_local, is_neighbour) = match to.octets() {
-            [172, 35, 0, 100] | [10, 244, 1, 1] | [10, 96, ..] => ("lo", true, true),
+            [172, 35, 0, 100] | [10, 244, 1, 1] | [10, 96, ..] | [192, 0, 2, 20] => {
+                ("lo", true, true)
+            }
             [172, 35, 0, _] => ("eth0", false, true),
             [10, 244, 1, _] => ("cbr0", false, true),
             _ => ("eth0", false, false),
@@ -20,6 +22,7 @@ impl Routing for Node {
         Some(Hop {
             interface: interface.to_owned(),
             is_local,
+            is_service: to.octets() == [192, 0, 2, 20],
             is_neighbour,
             is_inner: is_neighbour && interface == "cbr0",
         })
@@ -185,6 +188,20 @@ fn who_is_named_is_known_by_where_he_is() {
             "198.51.100.1, by eth0 to 10.96.0.10:80 (eth0 198.51.100.1)",
         ]
     );
+}
+
+/// A load balancer probes from its Service's address, which IPVS mode gives the node as well.
+#[test]
+fn who_has_a_services_address_comes_from_outside() {
+    let objects = objects(&[], vec![endpoint("10.244.1.5:8080", true)]);
+    let asked = Asked::parse("172.35.0.100:30080", "192.0.2.20", "default").unwrap();
+    let journeys = plan(&asked, &objects, &Node);
+    let [planned] = &*journeys.planned else {
+        panic!("{journeys:?}");
+    };
+    let way = Way::Comes("eth0".to_owned(), "192.0.2.20".parse().unwrap());
+    assert_eq!(planned.sender.way, way);
+    assert!(planned.sender.has_service_address && !planned.sender.is_here);
 }
 
 #[test]

@@ -34,6 +34,7 @@ fn pod(of: Option<Place<'_>>) -> Planned<'_> {
             words: "pod 10.244.1.9 on this node".to_owned(),
             who: "a pod on this node".to_owned(),
             is_here: true,
+            has_service_address: false,
             way: Way::Comes("cbr0".to_owned(), "10.244.1.9".parse().unwrap()),
         },
         to: "10.96.0.9:80".parse().unwrap(),

@@ -16,6 +16,7 @@ impl Routing for Node {
         Some(Hop {
             interface: "any".to_owned(),
             is_local: false,
+            is_service: false,
             is_neighbour: to.to_string().starts_with("10.244.1."),
             is_inner: to.to_string().starts_with("10.244.1."),
         })
@@ -43,6 +44,7 @@ fn planned(way: Way) -> Planned<'static> {
             who: "somebody".to_owned(),
             way,
             is_here: true,
+            has_service_address: false,
         },
         to: "10.96.0.9:80".parse().unwrap(),
         protocol: Protocol::Tcp,
@@ -277,6 +279,7 @@ fn an_answer_that_goes_by_another_node_is_not_known() {
     let outside = Planned {
         sender: Sender {
             is_here: false,
+            has_service_address: false,
             ..planned(Way::Made(None)).sender
         },
         ..planned(Way::Comes("eth0".to_owned(), packet.source))

@@ -151,6 +151,7 @@ function step({ place, entry, says, origin, members, packets, bytes: size }) {
 const FATES = {
   delivered: ['good', 'delivered', 'the endpoint gets it'],
   refused: ['warn', 'refused', 'the sender is told that nobody listens'],
+  unrouted: ['warn', 'no route', 'no route of this node leads there, and the sender is told'],
   dropped: ['bad', 'dropped', 'nobody is told anything'],
   reset: ['warn', 'reset', 'it is taken, and the connection is ended at once'],
   local: ['off', 'local', 'a process of this node gets it, or nobody if none listens'],
