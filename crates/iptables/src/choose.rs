@@ -83,8 +83,8 @@ impl Iptables {
         works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error))
     }
 
-    /// Chooses like [`choose`](Self::choose), but by looking alone: whether it can write is not
-    /// tried, only whether it can read.
+    /// Chooses like [`choose`](Self::choose), but by looking alone: the kernel is asked what it can
+    /// do, and where it does not say, reading is tried instead of writing.
     ///
     /// # Errors
     ///
@@ -92,7 +92,11 @@ impl Iptables {
     pub fn look(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         let mut reasons = Vec::new();
         let mut are_absent = true;
-        for iptables in Self::candidates(wanted)? {
+        let candidates = Self::candidates(wanted)?.into_iter();
+        // A save succeeds also where nothing could be written: it prints no rules.
+        let (unwritable, hopeful): (Vec<_>, Vec<_>) =
+            candidates.partition(Self::is_known_unwritable);
+        for iptables in hopeful.into_iter().chain(unwritable) {
             match iptables.save(IpFamily::V4) {
                 // Rules are there, and who reads them is told why that fails.
                 Ok(_) | Err(IptablesError::Native { .. }) => return Ok(iptables),
@@ -182,6 +186,13 @@ impl Iptables {
             is_modern: version >= MODERN,
             readings: Arc::default(),
         }))
+    }
+
+    /// Reports whether the kernel says that it takes no rules of this backend. Changes nothing, so
+    /// that legacy iptables is not asked: its answer makes a table.
+    fn is_known_unwritable(&self) -> bool {
+        let lacks = |family| matches!(self.verdict(family), Verdict::Never | Verdict::Lacks);
+        self.backend == Backend::Nft && IpFamily::ALL.into_iter().all(lacks)
     }
 
     fn is_bare(&self) -> bool {

@@ -90,7 +90,7 @@ impl Iptables {
         exists(family)?;
         match self.verdict(family) {
             Verdict::Works => Ok(()),
-            Verdict::Never | Verdict::Unknown => self.try_writing(family),
+            Verdict::Never | Verdict::Lacks | Verdict::Unknown => self.try_writing(family),
         }
     }
 

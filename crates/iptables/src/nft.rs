@@ -71,7 +71,7 @@ pub(crate) fn state(family: IpFamily) -> Option<State> {
         Ok((tables, _)) if tables.is_empty() => match probe_table(&mut connection, family) {
             Verdict::Works => Some(State::Empty),
             Verdict::Never => Some(State::Unsupported),
-            Verdict::Unknown => None,
+            Verdict::Lacks | Verdict::Unknown => None,
         },
         Ok((_, generation)) => Some(State::Holds(generation.map(u64::from))),
         Err(error) => is_missing(&error).then_some(State::Unsupported),
@@ -262,6 +262,9 @@ fn dry_run(connection: &mut Connection, batch: &Batch) -> Verdict {
             let mut first = replies.iter().take(2).filter_map(Reply::errno);
             if first.any(|errno| errno == libc::EOPNOTSUPP || errno == libc::EAFNOSUPPORT) {
                 Verdict::Never
+            } else if replies.iter().any(|of| of.errno() == Some(libc::ENOENT)) {
+                // The type of chain, the match or the target.
+                Verdict::Lacks
             } else {
                 Verdict::Unknown
             }

@@ -31,6 +31,9 @@ pub(crate) enum State {
 pub(crate) enum Verdict {
     Works,
     Never,
+    /// Tables can be there, and the kernel has not all that rules of every mode need. A program may
+    /// still load it.
+    Lacks,
     /// The program has to be tried.
     Unknown,
 }

@@ -51,7 +51,13 @@ fn works(backend: Backend) -> bool {
 #[test]
 fn hints_then_chains_then_rules_choose_the_backend() {
     in_namespace(|| {
-        let chosen = || Iptables::choose(None).unwrap().backend();
+        // Who only looks foretells what is chosen.
+        let chosen = || {
+            let looked_at = Iptables::look(None).unwrap().backend();
+            let chosen = Iptables::choose(None).unwrap().backend();
+            assert_eq!(looked_at, chosen);
+            chosen
+        };
         let has_nft = works(Backend::Nft);
         if !works(Backend::Legacy) {
             println!("this kernel has no legacy iptables: there is nothing to choose");
