@@ -14,6 +14,11 @@ const KUBELET: [&str; 4] = [
     "KUBE-IPTABLES-HINT",
 ];
 
+/// Reports whether a chain is the kubelet's.
+pub fn is_kubelets(chain: &str) -> bool {
+    KUBELET.contains(&chain)
+}
+
 /// What one mode leaves, older versions included.
 #[derive(Debug, Clone, Copy)]
 pub struct Footprint {
@@ -112,7 +117,7 @@ impl Footprint {
         let is_named = self.chains.contains(&(table, name));
         let mut prefixes = self.prefixes.iter();
         let has = is_named || prefixes.any(|(of, prefix)| *of == table && name.starts_with(prefix));
-        has && !KUBELET.contains(&name)
+        has && !is_kubelets(name)
     }
 
     /// Whether the comment of a rule in a built-in chain is one of this mode's.

@@ -15,6 +15,7 @@ mod leftovers;
 pub mod nft;
 
 pub use footprint::{
-    Footprint, Footprints, Link, NFTABLES, OwnSet, Says, ServedBy, VirtualServers, links,
+    Footprint, Footprints, Link, NFTABLES, OwnSet, Says, ServedBy, VirtualServers, is_kubelets,
+    links,
 };
 pub use leftovers::{Finder, Held, Leftovers};

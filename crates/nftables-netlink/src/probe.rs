@@ -54,6 +54,39 @@ pub enum Feature {
 }
 
 impl Feature {
+    /// All of them.
+    pub const ALL: [Self; 12] = [
+        Self::Tables,
+        Self::FilterChains,
+        Self::NatChains,
+        Self::Concatenations,
+        Self::NatMaps,
+        Self::DynamicSets,
+        Self::NumGen,
+        Self::Fib,
+        Self::Conntrack,
+        Self::DestinationNat,
+        Self::Masquerade,
+        Self::Reject,
+    ];
+
+    /// Kernel modules that are there, or built in, where the kernel has it in either family of IP.
+    pub const fn modules(self) -> &'static [&'static str] {
+        match self {
+            Self::Tables
+            | Self::FilterChains
+            | Self::Concatenations
+            | Self::NatMaps
+            | Self::DynamicSets => &["nf_tables"],
+            Self::NatChains | Self::DestinationNat => &["nft_nat", "nft_chain_nat", "nf_nat"],
+            Self::NumGen => &["nft_numgen"],
+            Self::Fib => &["nft_fib"],
+            Self::Conntrack => &["nft_ct", "nf_conntrack"],
+            Self::Masquerade => &["nft_masq"],
+            Self::Reject => &["nft_reject"],
+        }
+    }
+
     /// The option with which the kernel is built, in words for a user.
     fn option(self, family: Family) -> &'static str {
         let six = family == Family::Ip6;
@@ -73,6 +106,25 @@ impl Feature {
             Self::Reject if six => "CONFIG_NFT_REJECT_IPV6, module nft_reject_ipv6",
             Self::Reject => "CONFIG_NFT_REJECT_IPV4, module nft_reject_ipv4",
         }
+    }
+}
+
+impl fmt::Display for Feature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tables => "tables",
+            Self::FilterChains => "chains of type filter",
+            Self::NatChains => "chains of type nat",
+            Self::Concatenations => "sets of concatenated keys",
+            Self::NatMaps => "maps to an address and a port",
+            Self::DynamicSets => "dynamic sets",
+            Self::NumGen => "`numgen`",
+            Self::Fib => "`fib`",
+            Self::Conntrack => "`ct`",
+            Self::DestinationNat => "`dnat`",
+            Self::Masquerade => "`masquerade`",
+            Self::Reject => "`reject`",
+        })
     }
 }
 
@@ -97,7 +149,13 @@ impl fmt::Display for Missing {
         let option = feature.option(*family);
         write!(
             f,
-            "this kernel's nf_tables lacks {feature:?} in family {family:?} ({option}): {refusal}"
+            "this kernel's nf_tables lacks {feature} in family {} ({option}): {refusal}",
+            match family {
+                Family::Ip => "ip",
+                Family::Ip6 => "ip6",
+                Family::Inet => "inet",
+                _ => "of another kind",
+            }
         )
     }
 }

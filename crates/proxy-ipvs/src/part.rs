@@ -17,13 +17,13 @@ impl Part {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Servers, Self::Sets, Self::Addresses, Self::Rules];
 
-    /// In an operator's words.
+    /// In an operator's words, whatever carries sets and rules: ipset and iptables, or nf_tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Servers => "the virtual servers",
-            Self::Sets => "the ipsets",
+            Self::Sets => "the sets",
             Self::Addresses => "the addresses of this node",
-            Self::Rules => "the iptables rules",
+            Self::Rules => "the rules beside IPVS",
         }
     }
 }

@@ -112,7 +112,7 @@ mod tests {
 
     fn member(port: u16) -> Change {
         Change {
-            write: format!("add {port} to set NodePortTcp"),
+            write: format!("add {port} to set KUBE-NODE-PORT-TCP"),
             ..crate::check::tests::change("set members", Action::Add, "KUBE-NODE-PORT-TCP 80")
         }
     }
@@ -142,7 +142,7 @@ mod tests {
         let one = answer(vec![member(80)]);
         assert_eq!(
             render(&one, Output::Text),
-            "warning  look\nIPv4     add 80 to set NodePortTcp\n\n\
+            "warning  look\nIPv4     add 80 to set KUBE-NODE-PORT-TCP\n\n\
              \x20                            add  change  remove\n\
              IPv4     set members           1       0       0\n1 change; nothing was written\n\
              \nPreflight\n[ok]   modules: there: ip_vs\n"
@@ -156,7 +156,7 @@ mod tests {
                 "of": "IPv4",
                 "kind": "set members",
                 "action": "add",
-                "write": "add 80 to set NodePortTcp",
+                "write": "add 80 to set KUBE-NODE-PORT-TCP",
                 "lane": "services",
                 "entry": "KUBE-NODE-PORT-TCP 80",
             }],
@@ -172,14 +172,17 @@ mod tests {
     fn of_many_changes_some_are_listed_and_all_are_counted() {
         let many = answer((1..=1000).map(member).collect());
         let text = many.render(Output::Text).unwrap();
-        assert_eq!(text.matches("to set NodePortTcp").count(), LISTED_PER_KIND);
+        assert_eq!(
+            text.matches("to set KUBE-NODE-PORT-TCP").count(),
+            LISTED_PER_KIND
+        );
         assert_eq!(text.matches("more set members: see -o wide").count(), 1);
         assert!(
             text.contains("set members        1000       0       0\n1000 changes;"),
             "{text}"
         );
         let wide = many.render(Output::Wide).unwrap();
-        assert_eq!(wide.matches("to set NodePortTcp").count(), 1000);
+        assert_eq!(wide.matches("to set KUBE-NODE-PORT-TCP").count(), 1000);
     }
 
     #[test]

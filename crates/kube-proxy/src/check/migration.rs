@@ -86,7 +86,7 @@ impl Migration {
                 let part = part.strip_prefix("the ").unwrap_or(part);
                 // The shim is one entry, however many rules it has.
                 match entries {
-                    1 if part.ends_with("rules") => format!("{of} {part}"),
+                    1 if part.starts_with("rules") => format!("{of} {part}"),
                     _ => format!("{of} {part} {entries}"),
                 }
             })

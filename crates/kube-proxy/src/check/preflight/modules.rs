@@ -1,8 +1,11 @@
 //! Kernel modules: loaded, to be loaded, missing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+
+use nftables_netlink::{Error, Family, Feature, Nftables};
+use proxy::IpFamily;
 
 use crate::check::finding::{Finding, some};
 use crate::modes::definition::{Module, ModuleNeed};
@@ -14,8 +17,11 @@ const NAME: &str = "modules";
 pub(super) struct Modules {
     loaded: BTreeSet<String>,
     /// In the kernel itself, or in files for it; `None` where there are no lists, as in a container
-    /// without `/lib/modules`.
+    /// without `/lib/modules`, or where they name none.
     listed: Option<BTreeSet<String>>,
+    /// Answers of the kernel on modules that are neither loaded nor listed. A kernel that has them
+    /// built in may come without a list of those.
+    answered: BTreeMap<String, bool>,
 }
 
 impl Modules {
@@ -37,8 +43,76 @@ impl Modules {
             let lines = files.lines().chain(built_in.lines());
             lines.filter_map(module_of).collect()
         });
-        Self { loaded, listed }
+        Self {
+            loaded,
+            listed: listed.filter(|listed: &BTreeSet<String>| !listed.is_empty()),
+            answered: BTreeMap::new(),
+        }
     }
+
+    /// Asks for what is neither loaded nor listed.
+    pub(super) fn ask(
+        &mut self,
+        wanted: &[Module],
+        ask: impl FnOnce(&[&str]) -> BTreeMap<String, bool>,
+    ) {
+        let is_open = |name: &&str| {
+            let listed = self.listed.as_ref();
+            !self.loaded.contains(*name) && !listed.is_some_and(|list| list.contains(*name))
+        };
+        let open: Vec<&str> = wanted.iter().map(|module| &*module.name).collect();
+        let open: Vec<&str> = open.into_iter().filter(is_open).collect();
+        if !open.is_empty() {
+            self.answered = ask(&open);
+        }
+    }
+}
+
+/// Asks the kernel for modules by what they do; those that it cannot be asked for are left out.
+/// Nothing is written, and what it would load for an answer has no file.
+pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
+    let mut answers = BTreeMap::new();
+    if names.contains(&"nf_tables")
+        && let Some(missing) = missing_of_nftables()
+    {
+        for module in Feature::ALL.iter().flat_map(|feature| feature.modules()) {
+            answers.insert((*module).to_owned(), !missing.contains(module));
+        }
+    }
+    for (name, file) in [
+        ("nf_conntrack", "/proc/sys/net/netfilter/nf_conntrack_max"),
+        ("ip_vs", "/proc/thread-self/net/ip_vs"),
+    ] {
+        if Path::new(file).exists() {
+            answers.insert(name.to_owned(), true);
+        }
+    }
+    if names.contains(&"ip_set") {
+        match proxy_ipvs::check_ipset() {
+            Ok(()) => drop(answers.insert("ip_set".to_owned(), true)),
+            Err(error) if error.is_absence() => drop(answers.insert("ip_set".to_owned(), false)),
+            Err(_) => {}
+        }
+    }
+    answers.retain(|name, _| names.contains(&name.as_str()));
+    answers
+}
+
+/// Modules of nf_tables that the kernel lacks in a family; `None` if it does not say.
+fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
+    let mut missing = BTreeSet::new();
+    for (of, family) in [(IpFamily::V4, Family::Ip), (IpFamily::V6, Family::Ip6)] {
+        if iptables::exists(of).is_err() {
+            continue;
+        }
+        let lacking = match Nftables::open().and_then(|mut nftables| nftables.probe(family)) {
+            Ok(lacking) => lacking.iter().map(|of| of.feature).collect(),
+            Err(Error::NoNftables) => Feature::ALL.to_vec(),
+            Err(_) => return None,
+        };
+        missing.extend(lacking.iter().flat_map(|feature| feature.modules()));
+    }
+    Some(missing)
 }
 
 /// `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...` is `ip_vs`.
@@ -55,7 +129,9 @@ pub(super) fn judge(wanted: &[Module], modules: &Modules, is_read: bool) -> Vec<
     let (mut unknown, mut findings) = (Vec::new(), Vec::new());
     for Module { name, need } in wanted {
         let is_listed = modules.listed.as_ref().map(|list| list.contains(&**name));
-        if modules.loaded.contains(&**name) {
+        let answer = modules.answered.get(&**name).copied();
+        let is_listed = answer.filter(|has| !has).or(is_listed);
+        if modules.loaded.contains(&**name) || answer == Some(true) {
             loaded.push(name.to_string());
             continue;
         }
@@ -123,6 +199,7 @@ mod tests {
         let mut modules = Modules {
             loaded: names(&["ip_vs"]),
             listed: Some(names(&["ip_vs", "xt_set"])),
+            ..Modules::default()
         };
         let told = |modules: &Modules, is_read| {
             let findings = judge(&wanted, modules, is_read).into_iter();
@@ -141,6 +218,52 @@ mod tests {
         assert!(
             findings[1].1.contains("xt_set, nf_conntrack"),
             "{findings:?}"
+        );
+    }
+
+    /// In a pod, on a kernel with everything built in and an empty `modules.builtin`.
+    #[test]
+    fn the_kernel_knows_better_than_lists() {
+        let wanted = [
+            module("nf_tables", ModuleNeed::All),
+            module("nft_numgen", ModuleNeed::Some),
+            module("nf_nat", ModuleNeed::All),
+        ];
+        let told = |modules: &Modules| {
+            let findings = judge(&wanted, modules, true).into_iter();
+            let told = findings.map(|finding| (finding.status, finding.message));
+            told.collect::<Vec<_>>()
+        };
+        let root = std::env::temp_dir().join(format!("modules-{}", std::process::id()));
+        let lists = root.join("lib/modules/6.1");
+        fs::create_dir_all(&lists).unwrap();
+        fs::create_dir_all(root.join("proc/sys/kernel")).unwrap();
+        fs::write(root.join("proc/sys/kernel/osrelease"), "6.1\n").unwrap();
+        fs::write(lists.join("modules.dep"), "").unwrap();
+        let empty = Modules::read(&root, &wanted);
+        // Some module that has a file of its own.
+        fs::write(lists.join("modules.dep"), "kernel/drivers/net/dummy.ko:\n").unwrap();
+        let mut other = Modules::read(&root, &wanted);
+        fs::remove_dir_all(&root).unwrap();
+        let findings = told(&empty);
+        assert!(
+            findings.len() == 1 && findings[0].1.contains("cannot be told here"),
+            "{findings:?}"
+        );
+        assert_eq!(told(&other).len(), 3, "by files alone");
+        other.ask(&wanted, |asked| {
+            assert_eq!(asked, ["nf_tables", "nft_numgen", "nf_nat"]);
+            let answers = [("nf_tables", true), ("nf_nat", true), ("nft_numgen", false)];
+            BTreeMap::from(answers.map(|(name, has)| (name.to_owned(), has)))
+        });
+        let findings = told(&other);
+        assert!(
+            findings.len() == 2 && findings[0].1.contains("no nft_numgen"),
+            "{findings:?}"
+        );
+        assert_eq!(
+            findings[1],
+            (Status::Ok, "there: nf_tables, nf_nat".to_owned())
         );
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use footprint::is_kubelets;
 use iptables::{Backend, Iptables, exists, native_chains};
 use proxy::IpFamily;
 
@@ -18,6 +19,8 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
     for (backend, _, chain) in &traces.chains {
         if chain == "KUBE-KUBELET-CANARY" {
             kubelets.push(*backend);
+        } else if is_kubelets(chain) {
+            // A kube-proxy fills one of them, too: that says nothing of who made it.
         } else if chain.starts_with("KUBE-") {
             *ours.entry(*backend).or_default() += 1;
         }
@@ -124,6 +127,13 @@ mod tests {
         ];
         assert_eq!(statuses(Some(Ok(nft)), &one), [Status::Ok]);
         assert_eq!(statuses(Some(Ok(legacy)), &one), [Status::Ok, Status::Warn]);
+        let kubelets = [
+            (nft, "KUBE-KUBELET-CANARY"),
+            (nft, "KUBE-IPTABLES-HINT"),
+            (nft, "KUBE-FIREWALL"),
+        ];
+        let told = judge(Some(&Ok(nft)), &traces(&kubelets)).remove(0).message;
+        assert_eq!(told, "nft is used; no chain of a kube-proxy is there");
         let both = [(nft, "KUBE-SERVICES"), (legacy, "KUBE-SERVICES")];
         assert_eq!(statuses(Some(Ok(nft)), &both), [Status::Ok, Status::Warn]);
     }
