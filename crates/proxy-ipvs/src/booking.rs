@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hashbrown::HashSet;
-use proxy::{Failure, Fate, NamespacedName, Owner, ServicePortName, Writes};
+use proxy::{Failure, Fate, IpFamily, NamespacedName, Owner, ServicePortName, Writes};
 use reconcile::Table;
 use smallvec::SmallVec;
 
@@ -19,8 +19,9 @@ use crate::server::VirtualServerKey;
 use crate::tables::Tables;
 
 /// What became of a plan, once it is booked.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Booked {
+    family: IpFamily,
     /// How many were done, and how many were not.
     pub(crate) writes: Writes,
     /// Why these were not.
@@ -35,8 +36,14 @@ pub(crate) struct Booked {
 
 impl Tables {
     /// Books what became of a plan.
-    pub(crate) fn settle(&mut self, plan: &Plan, outcomes: Vec<Outcome>, now: Instant) -> Booked {
-        let mut booked = Booked::default();
+    pub(crate) fn settle(
+        &mut self,
+        family: IpFamily,
+        plan: &Plan,
+        outcomes: Vec<Outcome>,
+        now: Instant,
+    ) -> Booked {
+        let mut booked = Booked::new(family);
         let mut outcomes = outcomes.into_iter();
         let of_one = |one: &Op, next: &Op| {
             let key = one.server();
@@ -264,9 +271,20 @@ fn put_off<K, V, O>(
 }
 
 impl Booked {
+    fn new(family: IpFamily) -> Self {
+        Self {
+            family,
+            writes: Writes::default(),
+            failures: Vec::new(),
+            failed_restores: 0,
+            doubted: SmallVec::new(),
+            touched: HashSet::new(),
+        }
+    }
+
     fn fail(&mut self, op: &Op, owner: Option<ServicePortName>, reason: String) {
         self.failures.push(Failure {
-            object: op.to_string(),
+            object: op.words(self.family),
             owner,
             reason,
         });

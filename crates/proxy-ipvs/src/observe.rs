@@ -131,7 +131,7 @@ impl Ipvs {
         // A restore that was refused may have written a part.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
-            for line in before.unwrap_or_default().differences(&there) {
+            for line in there.changes_since(&before.unwrap_or_default()) {
                 let is_chain = line.contains(": -N ");
                 let kind = if is_chain { "chain" } else { "rule" };
                 state.news.drifted(state.now, kind, || line);

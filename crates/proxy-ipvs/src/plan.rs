@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use engine::Part as _;
-use proxy::{Subject, Target};
+use proxy::{IpFamily, Subject, Target};
 
 use crate::leftovers::{Leftovers, Place};
 use crate::native::TABLE;
@@ -113,13 +113,30 @@ impl Op {
     }
 }
 
+impl Op {
+    /// Says what it does, in an operator's words: sets have the names that they have in this family.
+    pub fn words(&self, family: IpFamily) -> String {
+        match self {
+            Self::CreateSet(set, size) => {
+                format!("create set {} for {size} members", set.name(family))
+            }
+            Self::AddMember(set, member) => format!("add {member} to set {}", set.name(family)),
+            Self::RemoveMember(set, member) => {
+                format!("remove {member} from set {}", set.name(family))
+            }
+            op => op.to_string(),
+        }
+    }
+}
+
+/// In the words of IPv4: [`Op::words`] knows others.
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CreateLink => f.write_str("create link kube-ipvs0"),
-            Self::CreateSet(set, size) => write!(f, "create set {set:?} for {size} members"),
-            Self::AddMember(set, member) => write!(f, "add {member} to set {set:?}"),
-            Self::RemoveMember(set, member) => write!(f, "remove {member} from set {set:?}"),
+            Self::CreateSet(..) | Self::AddMember(..) | Self::RemoveMember(..) => {
+                f.write_str(&self.words(IpFamily::V4))
+            }
             Self::WriteRules { wanted, .. } => {
                 write!(f, "write {} {} rules", wanted.len(), wanted.carrier())
             }

@@ -462,7 +462,10 @@ impl engine::Scheme for Ipvs {
             failed_restores,
             doubted,
             touched,
-        } = self.tables.settle(plan, outcomes, state.now);
+            ..
+        } = self
+            .tables
+            .settle(state.node.family, plan, outcomes, state.now);
         let written = usize::try_from(writes.sum(Fate::Done)).unwrap_or(usize::MAX);
         for part in plan.parts().filter(|_| written > 0) {
             state.wrote(part);

@@ -451,26 +451,35 @@ impl Rules {
         })
     }
 
-    /// What is different from `installed`, for the operator, a line each.
+    /// Lists the writes that make these rules of `installed`, for the operator, a line each.
     pub fn differences(&self, installed: &Self) -> Vec<String> {
-        let (wanted, there) = (self.lines(), installed.lines());
+        self.compare(installed, &TO_DO)
+    }
+
+    /// Lists what somebody has done to `before`, of which these rules came, a line each.
+    pub fn changes_since(&self, before: &Self) -> Vec<String> {
+        self.compare(before, &DONE)
+    }
+
+    fn compare(&self, before: &Self, verbs: &Verbs) -> Vec<String> {
+        let (own, there) = (self.lines(), before.lines());
         let tell = |verb: &'static str| {
             move |(table, line): &(Table, String)| {
                 format!("{verb} in table {}: {line}", table.name())
             }
         };
-        let mut differences: Vec<String> = wanted.difference(&there).map(tell("add")).collect();
-        differences.extend(there.difference(&wanted).map(tell("remove")));
-        let (wanted, there) = (self.native.lines(), installed.native.lines());
+        let mut lines: Vec<String> = own.difference(&there).map(tell(verbs.add)).collect();
+        lines.extend(there.difference(&own).map(tell(verbs.remove)));
+        let (own, there) = (self.native.lines(), before.native.lines());
         let tell = |verb: &'static str| {
             move |line: &String| format!("{verb} in nftables {}: {line}", native::TABLE)
         };
-        differences.extend(wanted.difference(&there).map(tell("add")));
-        differences.extend(there.difference(&wanted).map(tell("remove")));
-        if differences.is_empty() && self != installed {
-            differences.push("put the rules of a chain in another order".to_owned());
+        lines.extend(own.difference(&there).map(tell(verbs.add)));
+        lines.extend(there.difference(&own).map(tell(verbs.remove)));
+        if lines.is_empty() && self != before {
+            lines.push(verbs.order.to_owned());
         }
-        differences
+        lines
     }
 
     fn lines(&self) -> BTreeSet<(Table, String)> {
@@ -495,6 +504,24 @@ impl Rules {
         chains.sum::<usize>() + self.jumps.len() + self.native.len()
     }
 }
+
+/// Words for how rules differ.
+struct Verbs {
+    add: &'static str,
+    remove: &'static str,
+    order: &'static str,
+}
+
+const TO_DO: Verbs = Verbs {
+    add: "add",
+    remove: "remove",
+    order: "put the rules of a chain in another order",
+};
+const DONE: Verbs = Verbs {
+    add: "added",
+    remove: "removed",
+    order: "the rules of a chain are in another order",
+};
 
 #[cfg(test)]
 mod tests {
@@ -585,6 +612,8 @@ mod tests {
         assert_eq!(more.differences(&few), [format!("add {line}")]);
         assert_eq!(few.differences(&more), [format!("remove {line}")]);
         assert!(few.differences(&few).is_empty());
+        assert_eq!(more.changes_since(&few), [format!("added {line}")]);
+        assert_eq!(few.changes_since(&more), [format!("removed {line}")]);
         assert_eq!(
             few.differences(&Rules::default()).len(),
             few.len() + CHAINS.len()

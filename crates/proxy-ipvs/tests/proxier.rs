@@ -62,9 +62,9 @@ fn a_first_sync_makes_before_it_serves() {
     assert_eq!(
         order,
         [
-            "add 10.244.1.5,tcp:8080,10.244.1.5 to set LoopBack",
-            "add 10.96.0.10,tcp:80 to set ClusterIp",
-            "add 10.96.0.10 to set IpvsIps",
+            "add 10.244.1.5,tcp:8080,10.244.1.5 to set KUBE-LOOP-BACK",
+            "add 10.96.0.10,tcp:80 to set KUBE-CLUSTER-IP",
+            "add 10.96.0.10 to set KUBE-IPVS-IPS",
             "create link kube-ipvs0",
             &rules,
             "add virtual server 10.96.0.10:80/TCP",
@@ -590,7 +590,7 @@ fn what_waits_for_a_virtual_server_is_not_due_before_it() {
     let mut world = web();
     for refused in [
         "remove virtual server 10.96.0.10:80/TCP",
-        "remove 10.96.0.10,tcp:80 from set ClusterIp",
+        "remove 10.96.0.10,tcp:80 from set KUBE-CLUSTER-IP",
     ] {
         let refusal = (refused.to_owned(), "busy".to_owned());
         world.kernel.state().refusals.extend([refusal]);
@@ -677,7 +677,7 @@ fn a_node_that_is_late_is_told_from_one_bad_service() {
 fn rules_do_not_come_back_for_a_member_that_stays() {
     for stays in [
         "remove virtual server 10.96.0.10:80/TCP",
-        "remove 10.96.0.10,tcp:80 from set ClusterIp",
+        "remove 10.96.0.10,tcp:80 from set KUBE-CLUSTER-IP",
     ] {
         let mut world = web();
         let refuse = |text: &str| {
@@ -882,8 +882,8 @@ fn an_unreadable_kernel_is_an_error_that_changes_nothing() {
         told,
         [
             "the addresses of this node",
-            "the ipsets",
-            "the iptables rules",
+            "the rules beside IPVS",
+            "the sets",
             "the virtual servers"
         ]
     );
@@ -1390,8 +1390,8 @@ fn a_full_set_has_room_for_what_comes_before_what_goes() {
     let order = world.written();
     let position = |wanted: &str| order.iter().position(|op| op == wanted).unwrap();
     assert!(
-        position("create set ClusterIp for 8 members")
-            < position("add 10.96.1.5,tcp:80 to set ClusterIp")
+        position("create set KUBE-CLUSTER-IP for 8 members")
+            < position("add 10.96.1.5,tcp:80 to set KUBE-CLUSTER-IP")
     );
 }
 
@@ -1416,7 +1416,10 @@ fn a_set_grows_when_it_gets_too_small_and_never_shrinks() {
         world.service(service(&at, &format!("10.97.0.{number}"), 80));
     }
     assert_eq!(world.sync().pending, 0);
-    assert_eq!(world.written()[0], "create set ClusterIp for 4 members");
+    assert_eq!(
+        world.written()[0],
+        "create set KUBE-CLUSTER-IP for 4 members"
+    );
     for number in 1..=2 {
         world.delete_service(&format!("default/more-{number}"));
     }

@@ -326,7 +326,10 @@ impl Userspace {
             }
             let writes = &mut state.report.writes;
             writes.add(Subject::ListeningPorts, Fate::Refused, 1);
-            let object = format!("listening port of {listener}");
+            let object = match serving {
+                Some(_) => format!("open the listening port of {listener}"),
+                None => format!("close the listening port of {listener}"),
+            };
             tell(state, object, Some(&listener.name), failure.to_string());
         }
         for owner in opened {
@@ -403,7 +406,10 @@ impl Userspace {
             redirects.excuse(&change.portal, state.now);
         }
         if base.is_none() {
-            let object = format!("redirect {}", change.portal);
+            let object = match change.after {
+                Some(_) => format!("redirect {}", change.portal),
+                None => format!("remove the redirect of {}", change.portal),
+            };
             tell(state, object, change.owner.as_ref(), refusal.to_string());
         }
     }

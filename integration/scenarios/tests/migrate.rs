@@ -574,7 +574,7 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
     assert_eq!(
         lines,
         [
-            "IPv4     add 10.96.0.1,tcp:443 to set ClusterIp",
+            "IPv4     add 10.96.0.1,tcp:443 to set KUBE-CLUSTER-IP",
             "IPv4     add in table nat: -A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
             "IPv4     bind 198.51.100.7 to kube-ipvs0",
             "IPv4     remove virtual server 10.96.10.10:81/TCP",

@@ -48,13 +48,17 @@ fn every_kind_of_damage_is_found_repaired_and_told() {
         ),
         (
             set,
-            "create set LoopBack for 65536 members",
+            "create set KUBE-LOOP-BACK for 65536 members",
             &[("set", 1), ("set member", 1)],
         ),
-        (more, "remove 9 from set NodePortTcp", &[("set member", 1)]),
+        (
+            more,
+            "remove 9 from set KUBE-NODE-PORT-TCP",
+            &[("set member", 1)],
+        ),
         (
             |it| it.sets.insert(Set::ClusterIp, [].into()).is_some(),
-            "add 10.96.0.10,tcp:80 to set ClusterIp",
+            "add 10.96.0.10,tcp:80 to set KUBE-CLUSTER-IP",
             &[("set member", 1)],
         ),
         (

@@ -168,7 +168,7 @@ pub(crate) fn rules_that_cannot_be_read_hold_up_no_endpoint(c: &mut Cluster) -> 
         let told = || {
             let said = c.said();
             said.lines()
-                .filter(|line| line.contains("cannot read the iptables rules"))
+                .filter(|line| line.contains("cannot read the rules beside IPVS"))
                 .count()
         };
         let told_before = told();

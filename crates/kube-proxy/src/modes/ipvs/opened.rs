@@ -254,13 +254,13 @@ fn plan_changes(
         }
         (op, entry) => {
             let change = entry.unwrap_or_else(|| EntryChange {
-                entry: op.to_string(),
+                entry: op.words(of),
                 ..EntryChange::default()
             });
             let (kind, action) = class(op);
             vec![Change {
                 action,
-                ..Change::of_entry(of, lane(op), kind, change, op.to_string())
+                ..Change::of_entry(of, lane(op), kind, change, op.words(of))
             }]
         }
     };
@@ -324,7 +324,7 @@ mod tests {
                 (
                     "sets",
                     Action::Add,
-                    "create set ClusterIp for 65536 members".to_owned()
+                    "create set KUBE-CLUSTER-IP for 65536 members".to_owned()
                 ),
                 (
                     "rules",

@@ -47,7 +47,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
     }
 
     fn read_sets(&mut self) -> Result<FoundSets, Unreadable> {
-        self.read("the ipsets", Kernel::read_sets)
+        self.read("the sets", Kernel::read_sets)
     }
 
     fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable> {
@@ -55,7 +55,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
     }
 
     fn read_rules(&mut self) -> Result<FoundRules, Unreadable> {
-        self.read("the iptables rules", Kernel::read_rules)
+        self.read("the rules beside IPVS", Kernel::read_rules)
     }
 
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable> {
