@@ -16,6 +16,7 @@
 
 mod document;
 mod folder;
+mod kinds;
 
 pub(crate) use document::of as documents_of;
 

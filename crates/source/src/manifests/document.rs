@@ -16,13 +16,15 @@ use serde::de::{
     DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-use crate::decode::{self, Decoded, Unnamed, wire};
+use super::kinds::complaint;
+use crate::decode::{self, Decoded, wire};
 
 /// An object and the line that its document starts at.
 #[derive(Debug)]
 pub(super) struct Located {
     pub(super) line: usize,
-    pub(super) object: Result<Decoded, Unnamed>,
+    /// The object, or why the document is ignored.
+    pub(super) object: Result<Decoded, String>,
 }
 
 /// Why a file cannot be read, and where.
@@ -43,7 +45,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Located>, Broken> {
     for (start, document) in documents(text) {
         let line = start + lines_before_content(document);
         let mut objects = Vec::new();
-        read_document(document, line, &mut objects).map_err(|error| {
+        read_document(document, &mut objects).map_err(|error| {
             let at = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
             let (line, column) = error.location().map_or((line, 1), |place| {
                 (
@@ -141,8 +143,7 @@ fn lines_before_content(document: &str) -> usize {
 
 fn read_document(
     text: &str,
-    line: usize,
-    objects: &mut Vec<Result<Decoded, Unnamed>>,
+    objects: &mut Vec<Result<Decoded, String>>,
 ) -> Result<(), serde_saphyr::Error> {
     // A file of every Service and slice of a large cluster is legitimate; a bomb of aliases is not.
     let options = || {
@@ -159,9 +160,6 @@ fn read_document(
     let Some(header) = header else {
         return Ok(());
     };
-    if header.kind.is_none() || header.api_version.is_none() {
-        tracing::debug!("line {line}: a document without apiVersion or kind is left out");
-    }
     let node = Typed {
         header: &header,
         target: header.target(),
@@ -205,13 +203,7 @@ impl Header {
             "NodeList" if core => Target::List(Some(Kind::Node)),
             "EndpointSliceList" if discovery => Target::List(Some(Kind::EndpointSlice)),
             "ServiceCIDRList" if networking => Target::List(Some(Kind::ServiceCidr)),
-            other => {
-                tracing::debug!(
-                    "{} {other} is not proxied and is left out",
-                    self.api_version.as_deref().unwrap_or_default()
-                );
-                Target::Other
-            }
+            _ => Target::Other,
         }
     }
 }
@@ -220,7 +212,7 @@ impl Header {
 struct Typed<'a> {
     header: &'a Header,
     target: Target,
-    objects: &'a mut Vec<Result<Decoded, Unnamed>>,
+    objects: &'a mut Vec<Result<Decoded, String>>,
 }
 
 impl<'de> DeserializeSeed<'de> for Typed<'_> {
@@ -239,9 +231,17 @@ impl<'de> DeserializeSeed<'de> for Typed<'_> {
                 decode::service_cidr(wire::ServiceCidr::deserialize(deserializer)?)
             }
             Target::List(_) => return deserializer.deserialize_map(self),
-            Target::Other => return IgnoredAny::deserialize(deserializer).map(drop),
+            Target::Other => {
+                let Header {
+                    api_version, kind, ..
+                } = self.header;
+                let complaint = complaint(api_version.as_deref(), kind.as_deref());
+                self.objects.extend(complaint.map(Err));
+                return IgnoredAny::deserialize(deserializer).map(drop);
+            }
         };
-        self.objects.push(object);
+        self.objects
+            .push(object.map_err(|unnamed| unnamed.to_string()));
         Ok(())
     }
 }
@@ -278,7 +278,7 @@ impl<'de> Visitor<'de> for Typed<'_> {
 struct Items<'a> {
     headers: &'a [Header],
     of: Option<Kind>,
-    objects: &'a mut Vec<Result<Decoded, Unnamed>>,
+    objects: &'a mut Vec<Result<Decoded, String>>,
 }
 
 impl<'de> DeserializeSeed<'de> for Items<'_> {
@@ -360,10 +360,41 @@ mod tests {
     fn other_kinds_may_hold_anything() {
         let text = "apiVersion: apps/v1\nkind: Deployment\nspec: {ports: x, clusterIP: [1]}\nstatus: 5\n---\n\
                     apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: x}\nspec: 7\n---\n\
-                    just: text\n---\n";
+                    apiVersion: v1\nkind: ConfigMap\n---\n";
         assert_eq!(
             objects(&format!("{text}{SERVICE}")),
-            ["13 Service default/web"]
+            ["14 Service default/web"]
+        );
+    }
+
+    /// A manifest of kind `Servise` was dropped without a word.
+    #[test]
+    fn a_kind_that_is_meant_otherwise_is_told() {
+        let told = |text: &str| -> Vec<String> {
+            let located = read(text.as_bytes()).unwrap().into_iter();
+            located
+                .filter_map(|located| Some(format!("{}: {}", located.line, located.object.err()?)))
+                .collect()
+        };
+        let wrong = SERVICE.replace("Service", "Servise");
+        assert_eq!(
+            told(&format!("{SERVICE}---\n{wrong}")),
+            ["5: kind Servise of v1 is ignored: did you mean Service?"]
+        );
+        let listed = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: discovery.k8s.io/v1, kind: Endpointslice}\n";
+        assert_eq!(
+            told(listed),
+            [
+                "1: kind Endpointslice of discovery.k8s.io/v1 is ignored: did you mean EndpointSlice?"
+            ]
+        );
+        assert_eq!(
+            told("kind: Service\nmetadata: {name: web}\n"),
+            ["1: a document without apiVersion is ignored: Service is of v1"]
+        );
+        assert_eq!(
+            told("just: text\n"),
+            ["1: a document without apiVersion and kind is ignored: it is no object of Kubernetes"]
         );
     }
 
