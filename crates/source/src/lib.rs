@@ -34,7 +34,7 @@ pub use api::{Counter, Trouble, Troubles, uncounted};
 pub use decode::{address, kind_name};
 pub use error::StartError;
 pub use settings::{Api, ContentType, Lists, ServiceCidrs, Settings};
-pub use whereabouts::{Registry, Unknown, Whereabouts};
+pub use whereabouts::{Places, Registry, Unknown};
 
 /// A source that is open.
 pub struct Source {

@@ -1,6 +1,7 @@
 //! Which pods, nodes and zones a Service's endpoints are of: what nobody needs to serve them, and so
 //! is not kept. Who looks at one Service has it read once, from its source.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fs;
 use std::net::IpAddr;
@@ -8,11 +9,12 @@ use std::path::{Path, PathBuf};
 
 use form_urlencoded::Serializer;
 use kube::Client;
-use proxy::NamespacedName;
+use proxy::{NamespacedName, Protocol, ServicePortName};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tokio::task::spawn_blocking;
 
+use crate::decode::address::not_of_an_endpoint;
 use crate::manifests;
 
 /// The label that says whose a slice is.
@@ -30,6 +32,112 @@ pub struct Whereabouts {
     pub node: Option<String>,
     /// `zone`.
     pub zone: Option<String>,
+}
+
+/// Whereabouts of a Service's endpoints. One address may have several: host-network pods of a node
+/// share it, and a slice may list a pod that ends beside the one that replaces it.
+#[derive(Debug, Clone, Default)]
+pub struct Places {
+    /// In the order of their names, as the model has them.
+    slices: Vec<SlicePorts>,
+    endpoints: HashMap<IpAddr, Vec<ListedEndpoint>>,
+    /// Endpoints that are not served, a line each, at most [`IGNORED_MAX`].
+    ignored: Vec<String>,
+}
+
+/// How many ignored endpoints are named.
+const IGNORED_MAX: usize = 20;
+
+/// Name, protocol and number of each port of a slice.
+type SlicePorts = Vec<(Option<String>, Option<String>, Option<u16>)>;
+
+#[derive(Debug, Clone)]
+struct ListedEndpoint {
+    /// Number of its slice.
+    slice: usize,
+    terminating: bool,
+    whereabouts: Whereabouts,
+}
+
+impl Places {
+    /// Reads an `EndpointSliceList` of one Service, in JSON.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub fn from_list(text: &str) -> Result<Self, Unknown> {
+        let slices: Objects = serde_json::from_str(text)?;
+        Ok(Self::new(slices.items))
+    }
+
+    fn new(mut slices: Vec<Slice>) -> Self {
+        slices.sort_by(|one, next| one.metadata.name.cmp(&next.metadata.name));
+        let mut places = Self::default();
+        for (number, slice) in slices.into_iter().enumerate() {
+            let ports = slice.ports.unwrap_or_default().into_iter();
+            let ports = ports.map(|port| (port.name, port.protocol, port.number));
+            places.slices.push(ports.collect());
+            for endpoint in slice.endpoints.unwrap_or_default() {
+                let Some(Ok(address)) = endpoint.addresses.first().map(|text| text.parse()) else {
+                    continue;
+                };
+                if let Some(why) = not_of_an_endpoint(address) {
+                    places.ignore(&slice.metadata.name, address, why);
+                    continue;
+                }
+                let listed = places.endpoints.entry(address).or_default();
+                listed.push(endpoint.into_listed(number));
+            }
+        }
+        places
+    }
+
+    fn ignore(&mut self, slice: &str, address: IpAddr, why: &str) {
+        if self.ignored.len() < IGNORED_MAX {
+            self.ignored.push(format!(
+                "EndpointSlice {slice}: endpoint {address} is ignored: {why}, which no pod can have"
+            ));
+        }
+    }
+
+    /// Lists endpoints that are ignored for their address, and why, a line each.
+    pub fn ignored(&self) -> &[String] {
+        &self.ignored
+    }
+
+    /// Returns the whereabouts of the endpoint that serves a Service port at this address and number.
+    /// Of several, the one that `proxy::Endpoints` lets count. Without a number, those of any endpoint
+    /// with this address.
+    pub fn find(
+        &self,
+        of: &ServicePortName,
+        address: IpAddr,
+        number: Option<u16>,
+    ) -> Option<&Whereabouts> {
+        let has_port = |listed: &&ListedEndpoint| {
+            let mut ports = self.slices.get(listed.slice).into_iter().flatten();
+            number.is_none()
+                || ports.any(|(name, protocol, port)| {
+                    *port == number
+                        && name.as_deref().unwrap_or_default() == &*of.port
+                        && is_protocol(protocol.as_deref(), of.protocol)
+                })
+        };
+        let listed = self.endpoints.get(&address)?.iter().enumerate();
+        let counts_first = |(position, listed): &(usize, &ListedEndpoint)| {
+            // Of two in one slice that are not terminating, the last one counts.
+            let later = (!listed.terminating).then_some(Reverse(*position));
+            (listed.terminating, listed.slice, later, *position)
+        };
+        let served = listed.filter(|(_, listed)| has_port(listed));
+        served
+            .min_by_key(counts_first)
+            .map(|(_, listed)| &listed.whereabouts)
+    }
+}
+
+fn is_protocol(text: Option<&str>, protocol: Protocol) -> bool {
+    text.unwrap_or("TCP").eq_ignore_ascii_case(protocol.lower())
 }
 
 /// Whom to ask.
@@ -59,20 +167,17 @@ pub enum Unknown {
 }
 
 impl Registry {
-    /// Where the endpoints of a Service are, by address. Files are read, and what comes is decoded, on
-    /// a blocking thread: a Service may have 100,000 endpoints.
+    /// Reads where the endpoints of a Service are. A blocking thread reads files and decodes: a Service
+    /// may have 100,000 endpoints.
     ///
     /// # Errors
     ///
     /// It cannot be read. What cannot be decoded is left out.
-    pub async fn whereabouts(
-        &self,
-        service: &NamespacedName,
-    ) -> Result<HashMap<IpAddr, Whereabouts>, Unknown> {
+    pub async fn whereabouts(&self, service: &NamespacedName) -> Result<Places, Unknown> {
         let read = match self.clone() {
             Self::Api(client) => {
                 let text = client.request_text(request(service)?).await?;
-                spawn_blocking(move || read_list(&text)).await
+                spawn_blocking(move || Places::from_list(&text)).await
             }
             Self::Manifests(folder) => {
                 let service = service.clone();
@@ -98,21 +203,8 @@ fn request(service: &NamespacedName) -> http::Result<http::Request<Vec<u8>>> {
     .body(Vec::new())
 }
 
-fn read_list(text: &str) -> Result<HashMap<IpAddr, Whereabouts>, Unknown> {
-    let mut found = HashMap::new();
-    let slices: Objects = serde_json::from_str(text)?;
-    slices
-        .items
-        .into_iter()
-        .for_each(|slice| slice.tell(&mut found));
-    Ok(found)
-}
-
-fn read_folder(
-    folder: &Path,
-    service: &NamespacedName,
-) -> Result<HashMap<IpAddr, Whereabouts>, Unknown> {
-    let mut found = HashMap::new();
+fn read_folder(folder: &Path, service: &NamespacedName) -> Result<Places, Unknown> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         // What is no text, or goes meanwhile, has no slices.
@@ -123,11 +215,10 @@ fn read_folder(
             };
             let items = object.items.clone().unwrap_or_default();
             let objects = items.into_iter().chain([object]);
-            let own = objects.filter(|slice| slice.is_of(service));
-            own.for_each(|slice| slice.tell(&mut found));
+            found.extend(objects.filter(|slice| slice.is_of(service)));
         }
     }
-    Ok(found)
+    Ok(Places::new(found))
 }
 
 #[derive(Deserialize)]
@@ -144,12 +235,14 @@ struct Slice {
     metadata: Metadata,
     /// A server says null for none.
     endpoints: Option<Vec<Endpoint>>,
+    ports: Option<Vec<Port>>,
     items: Option<Vec<Self>>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Metadata {
+    name: String,
     namespace: Option<String>,
     labels: Option<HashMap<String, String>>,
 }
@@ -161,6 +254,22 @@ struct Endpoint {
     target_ref: Option<Reference>,
     node_name: Option<String>,
     zone: Option<String>,
+    conditions: Option<Conditions>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Conditions {
+    terminating: Option<bool>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Port {
+    name: Option<String>,
+    protocol: Option<String>,
+    #[serde(rename = "port")]
+    number: Option<u16>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -181,30 +290,26 @@ impl Slice {
             && namespace == service.namespace()
             && label.is_some_and(|of| of == service.name())
     }
+}
 
-    fn tell(self, found: &mut HashMap<IpAddr, Whereabouts>) {
-        for endpoint in self.endpoints.unwrap_or_default() {
-            let Some(address) = endpoint.addresses.first() else {
-                continue;
-            };
-            let Ok(address) = address.parse::<IpAddr>() else {
-                continue;
-            };
-            let pod = endpoint.target_ref.and_then(|of| {
-                let name = of.name?;
-                match of.kind.as_deref() {
-                    None | Some("Pod") => Some(name),
-                    Some(kind) => Some(format!("{kind}/{name}")),
-                }
-            });
-            found.insert(
-                address,
-                Whereabouts {
-                    pod,
-                    node: endpoint.node_name,
-                    zone: endpoint.zone,
-                },
-            );
+impl Endpoint {
+    fn into_listed(self, slice: usize) -> ListedEndpoint {
+        let pod = self.target_ref.and_then(|of| {
+            let name = of.name?;
+            match of.kind.as_deref() {
+                None | Some("Pod") => Some(name),
+                Some(kind) => Some(format!("{kind}/{name}")),
+            }
+        });
+        let terminating = self.conditions.and_then(|of| of.terminating);
+        ListedEndpoint {
+            slice,
+            terminating: terminating.unwrap_or_default(),
+            whereabouts: Whereabouts {
+                pod,
+                node: self.node_name,
+                zone: self.zone,
+            },
         }
     }
 }
@@ -220,7 +325,8 @@ mod tests {
         let slice = |name: &str, of: &str, address: &str| {
             format!(
                 "{{kind: EndpointSlice, apiVersion: discovery.k8s.io/v1, metadata: {{name: {name}, labels: \
-                 {{kubernetes.io/service-name: {of}}}}}, endpoints: [{{addresses: ['{address}'], nodeName: n2, zone: z1, \
+                 {{kubernetes.io/service-name: {of}}}}}, ports: [{{name: http, port: 8080}}], \
+                 endpoints: [{{addresses: ['{address}'], nodeName: n2, zone: z1, \
                  targetRef: {{kind: Pod, name: pod-{name}, fieldPath: x}}}}, {{addresses: [wrong]}}, {{}}]}}"
             )
         };
@@ -248,9 +354,106 @@ mod tests {
             node: Some("n2".to_owned()),
             zone: Some("z1".to_owned()),
         };
-        let wanted = [("10.0.0.1", of("pod-a")), ("fd00::1", of("pod-b"))];
-        let wanted = wanted.map(|(ip, of)| (ip.parse().unwrap(), of));
-        assert_eq!(found, HashMap::from(wanted));
+        for (ip, wanted) in [("10.0.0.1", of("pod-a")), ("fd00::1", of("pod-b"))] {
+            let found = found.find(&http(), ip.parse().unwrap(), Some(8080));
+            assert_eq!(found, Some(&wanted), "{ip}");
+        }
+        assert_eq!(found.endpoints.len(), 2);
+    }
+
+    fn http() -> ServicePortName {
+        ServicePortName {
+            service: NamespacedName::new("default", "web"),
+            port: "http".into(),
+            protocol: Protocol::Tcp,
+        }
+    }
+
+    #[test]
+    fn endpoints_that_no_pod_can_be_are_named() {
+        let text = r#"{"items":[{"metadata":{"name":"web-a"},"endpoints":[{"addresses":["127.0.0.1"]},
+            {"addresses":["10.0.0.1"]},{"addresses":["169.254.20.10"]}]}]}"#;
+        let found = Places::from_list(text).unwrap();
+        assert_eq!(
+            found.ignored(),
+            [
+                "EndpointSlice web-a: endpoint 127.0.0.1 is ignored: a loopback address, which no pod can have",
+                "EndpointSlice web-a: endpoint 169.254.20.10 is ignored: a link-local address, which no pod can have",
+            ]
+        );
+        assert!(found.find(&http(), [127, 0, 0, 1].into(), None).is_none());
+    }
+
+    /// Two host-network pods of one node, a slice each.
+    #[test]
+    fn pods_that_share_an_address_are_told_apart_by_their_ports() {
+        let text = r#"{"items":[
+            {"metadata":{"name":"web-8081"},"ports":[{"name":"http","port":8081}],
+             "endpoints":[{"addresses":["10.0.0.1"],"targetRef":{"kind":"Pod","name":"b"}}]},
+            {"metadata":{"name":"web-8080"},"ports":[{"name":"http","port":8080},{"name":"dns","protocol":"UDP","port":53}],
+             "endpoints":[{"addresses":["10.0.0.1"],"targetRef":{"kind":"Pod","name":"a"}}]}]}"#;
+        let found = Places::from_list(text).unwrap();
+        let pod = |name: &str, protocol, number| {
+            let of = ServicePortName {
+                port: name.into(),
+                protocol,
+                ..http()
+            };
+            let place = found.find(&of, [10, 0, 0, 1].into(), number);
+            place.and_then(|place| place.pod.clone())
+        };
+        let told = |name: &str| Some(name.to_owned());
+        assert_eq!(pod("http", Protocol::Tcp, Some(8080)), told("a"));
+        assert_eq!(pod("http", Protocol::Tcp, Some(8081)), told("b"));
+        assert_eq!(pod("dns", Protocol::Udp, Some(53)), told("a"));
+        assert_eq!(pod("http", Protocol::Udp, Some(8080)), None);
+        assert_eq!(
+            pod("http", Protocol::Tcp, Some(8082)),
+            None,
+            "in no slice any more"
+        );
+        assert_eq!(pod("http", Protocol::Tcp, None), told("a"));
+    }
+
+    /// The endpoint that is named is the one that `proxy::Endpoints` lets count, in whatever order
+    /// slices list them.
+    #[test]
+    fn of_endpoints_with_one_address_the_one_that_counts_is_named() {
+        let slice = |name: &str, pods: &[(&str, bool)]| {
+            let endpoint = |(pod, terminating): &(&str, bool)| {
+                serde_json::json!({
+                    "addresses": ["10.0.0.1"], "conditions": {"terminating": terminating},
+                    "targetRef": {"kind": "Pod", "name": pod}
+                })
+            };
+            let endpoints: Vec<_> = pods.iter().map(endpoint).collect();
+            serde_json::json!({"metadata": {"name": name}, "ports": [{"name": "http", "port": 8080}], "endpoints": endpoints})
+        };
+        for (slices, wanted) in [
+            (vec![slice("a", &[("old", true), ("new", false)])], "new"),
+            (vec![slice("a", &[("new", false), ("old", true)])], "new"),
+            (vec![slice("a", &[("one", false), ("two", false)])], "two"),
+            (vec![slice("a", &[("one", true), ("two", true)])], "one"),
+            (
+                vec![slice("z", &[("old", true)]), slice("a", &[("new", false)])],
+                "new",
+            ),
+            (
+                vec![slice("a", &[("old", true)]), slice("z", &[("new", false)])],
+                "new",
+            ),
+            (
+                vec![slice("z", &[("z", false)]), slice("a", &[("a", false)])],
+                "a",
+            ),
+        ] {
+            let text = serde_json::json!({ "items": slices }).to_string();
+            let found = Places::from_list(&text).unwrap();
+            let place = found
+                .find(&http(), [10, 0, 0, 1].into(), Some(8080))
+                .unwrap();
+            assert_eq!(place.pod.as_deref(), Some(wanted), "{text}");
+        }
     }
 
     #[test]
@@ -267,11 +470,9 @@ mod tests {
     fn an_answer_may_have_no_endpoints() {
         let text = r#"{"kind":"EndpointSliceList","items":[{"endpoints":null},{"metadata":{"labels":null},
             "endpoints":[{"addresses":["10.0.0.1"],"conditions":{"ready":true},"nodeName":"n1"}]}]}"#;
-        let found = read_list(text).unwrap();
-        assert_eq!(
-            found[&IpAddr::from([10, 0, 0, 1])].node.as_deref(),
-            Some("n1")
-        );
-        assert!(read_list("{").is_err());
+        let found = Places::from_list(text).unwrap();
+        let place = found.find(&http(), [10, 0, 0, 1].into(), None).unwrap();
+        assert_eq!(place.node.as_deref(), Some("n1"));
+        assert!(Places::from_list("{").is_err());
     }
 }

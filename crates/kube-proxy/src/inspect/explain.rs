@@ -1,10 +1,10 @@
 //! `/api/v1/explain`.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 
 use http::Uri;
 use proxy::{IpFamily, Model, NamespacedName, Protocol, Service};
+use source::Places;
 
 use super::question::{Claimed, Copied, Ground, Question};
 use super::service::{Detail, Seen};
@@ -116,7 +116,7 @@ struct Known {
 impl Known {
     /// The same as it is shown: worked out of many endpoints, it takes a while.
     fn objects(self, asked: &Asked) -> Result<Objects, Unanswered> {
-        let (counted, nowhere) = (Counted::default(), HashMap::new());
+        let (counted, nowhere) = (Counted::default(), Places::default());
         let seen = Seen::new(&self.ground, &counted, &nowhere);
         let detail = Detail {
             has_endpoints: true,

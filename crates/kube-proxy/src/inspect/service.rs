@@ -2,13 +2,12 @@
 
 mod draining;
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::{
     Endpoints, IpFamily, Judged, Reason, Service, ServicePort, ServicePortName, ServiceType,
 };
-use source::Whereabouts;
+use source::Places;
 
 use draining::Held;
 
@@ -29,7 +28,7 @@ pub(super) struct Detail {
 pub(super) struct Seen<'a> {
     ground: &'a Ground,
     counted: &'a Counted,
-    whereabouts: &'a HashMap<IpAddr, Whereabouts>,
+    places: &'a Places,
     held: Held<'a>,
 }
 
@@ -78,15 +77,11 @@ impl Ground {
 }
 
 impl<'a> Seen<'a> {
-    pub(super) fn new(
-        ground: &'a Ground,
-        counted: &'a Counted,
-        whereabouts: &'a HashMap<IpAddr, Whereabouts>,
-    ) -> Self {
+    pub(super) fn new(ground: &'a Ground, counted: &'a Counted, places: &'a Places) -> Self {
         Self {
             ground,
             counted,
-            whereabouts,
+            places,
             held: Held::new(ground, counted),
         }
     }
@@ -234,7 +229,7 @@ impl<'a> Seen<'a> {
         let mut endpoints: Vec<Endpoint> = Vec::with_capacity(judged.len());
         for one in judged {
             let socket = one.port.map(|port| SocketAddr::new(one.ip, port));
-            let mut endpoint = self.endpoint(one);
+            let mut endpoint = self.endpoint(one, name);
             if let Some(socket) = socket {
                 held.remove(&socket);
                 self.add_held(&mut endpoint, socket, name, at);
@@ -243,7 +238,8 @@ impl<'a> Seen<'a> {
             endpoints.push(endpoint);
         }
         endpoints.extend(held.into_iter().map(|socket| {
-            let place = self.whereabouts.get(&socket.ip()).cloned();
+            let place = self.places.find(name, socket.ip(), Some(socket.port()));
+            let place = place.cloned();
             let place = place.unwrap_or_default();
             let mut endpoint = Endpoint {
                 at: socket.to_string(),
@@ -260,8 +256,9 @@ impl<'a> Seen<'a> {
     }
 
     /// An endpoint as its EndpointSlice has it.
-    fn endpoint(&self, one: &Judged<'_>) -> Endpoint {
-        let place = self.whereabouts.get(&one.ip).cloned().unwrap_or_default();
+    fn endpoint(&self, one: &Judged<'_>, name: &ServicePortName) -> Endpoint {
+        let place = self.places.find(name, one.ip, one.port).cloned();
+        let place = place.unwrap_or_default();
         let families = self.ground.families.first();
         let own_node = families.map(|of| of.node.name.to_string());
         let is_ready = one.endpoint.ready;

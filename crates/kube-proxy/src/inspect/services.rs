@@ -1,13 +1,11 @@
 //! `/api/v1/services` and `/api/v1/services/NAMESPACE/NAME`.
 
-use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::Uri;
 use proxy::NamespacedName;
-use source::Whereabouts;
+use source::Places;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -76,7 +74,7 @@ impl Inspect {
                 counted_of_page(&counters, &addresses, detail, &mut list.notes)
             });
             let counted = counted.unwrap_or_default();
-            let nowhere = HashMap::new();
+            let nowhere = Places::default();
             let seen = Seen::new(&ground, &counted, &nowhere);
             list.items = copied.iter().map(|one| seen.service(one, detail)).collect();
             Ok(list)
@@ -108,13 +106,16 @@ impl Inspect {
         };
         let ground = self.ask(Question::Ground).await?;
         let mut notes = Vec::new();
-        let whereabouts = self.whereabouts(&name, &mut notes).await;
+        let places = self.whereabouts(&name, &mut notes).await;
+        notes.extend(places.ignored().iter().cloned());
+        let (mode, _) = self.ask(Question::OwnNode).await?;
+        notes.extend(affinity_note(mode, copied.service.affinity_seconds));
         let counters = self.counters.clone();
         rendered(move || {
             let copied = [copied];
             let addresses = addresses(&copied, &ground);
             let counted = counted(&counters, Which::Of(&addresses), &mut notes);
-            let seen = Seen::new(&ground, &counted, &whereabouts);
+            let seen = Seen::new(&ground, &counted, &places);
             let detail = Detail {
                 has_endpoints: true,
             };
@@ -126,14 +127,10 @@ impl Inspect {
     }
 
     /// Where a Service's endpoints are: asked for at its source, which the model keeps nothing of.
-    async fn whereabouts(
-        &self,
-        name: &NamespacedName,
-        notes: &mut Vec<String>,
-    ) -> HashMap<IpAddr, Whereabouts> {
+    async fn whereabouts(&self, name: &NamespacedName, notes: &mut Vec<String>) -> Places {
         let without = "names of pods, nodes and zones are left out";
         let Some(source) = self.source.get() else {
-            return HashMap::new();
+            return Places::default();
         };
         match timeout(WHEREABOUTS_PATIENCE, source.registry.whereabouts(name)).await {
             Ok(Ok(found)) => return found,
@@ -144,7 +141,7 @@ impl Inspect {
                 WHEREABOUTS_PATIENCE.as_secs()
             )),
         }
-        HashMap::new()
+        Places::default()
     }
 
     /// The names of all Services, in no order.
@@ -266,9 +263,34 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| Unanswered::Unreadable(error.to_string()))
 }
 
+/// How long the kernel keeps a closed TCP connection of IPVS (`TIME_WAIT`), in seconds.
+const TIME_WAIT: u32 = 120;
+
+/// Says where affinity lasts longer than its timeout: IPVS keeps a client's template as long as a
+/// connection of the client is known, also if that is closed.
+fn affinity_note(mode: &str, seconds: Option<u32>) -> Option<String> {
+    let seconds = seconds.filter(|seconds| mode == "ipvs" && *seconds < TIME_WAIT)?;
+    Some(format!(
+        "affinity may last longer than {seconds} s: IPVS keeps a client's endpoint while it knows a connection of the client, \
+         and a closed TCP connection for {TIME_WAIT} s more"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn affinity_that_outlasts_its_timeout_is_noted() {
+        assert!(
+            affinity_note("ipvs", Some(5))
+                .unwrap()
+                .contains("longer than 5 s")
+        );
+        for (mode, seconds) in [("ipvs", Some(120)), ("ipvs", None), ("nftables", Some(5))] {
+            assert_eq!(affinity_note(mode, seconds), None, "{mode} {seconds:?}");
+        }
+    }
 
     #[test]
     fn pages_follow_each_other_by_namespace_and_name() {

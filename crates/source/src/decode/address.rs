@@ -29,6 +29,28 @@ pub fn net(text: &str) -> Option<IpNet> {
     Some(IpNet::new(written, prefix.parse().ok()?).ok()?.trunc())
 }
 
+/// Says why an address is none that one host has beside its own loopback; `None` if it may be one.
+pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
+    if ip.is_unspecified() {
+        Some("an unspecified address")
+    } else if ip.is_loopback() {
+        Some("a loopback address")
+    } else if ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        Some("not an address of one host")
+    } else {
+        None
+    }
+}
+
+/// Says why no pod can be reached at an address, by the API's own rule; `None` if one may be.
+pub(crate) fn not_of_an_endpoint(ip: IpAddr) -> Option<&'static str> {
+    let is_link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    not_of_a_host(ip).or(is_link_local.then_some("a link-local address"))
+}
+
 fn with_leading_zeros(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0; 4];
     let mut parts = text.split('.');
@@ -64,6 +86,22 @@ mod tests {
             "fe80::1%eth0",
         ] {
             assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn no_pod_has_an_address_of_its_own_host_or_link() {
+        for (text, why) in [
+            ("10.244.1.10", None),
+            ("fd44::1", None),
+            ("127.0.0.1", Some("a loopback address")),
+            ("::1", Some("a loopback address")),
+            ("0.0.0.0", Some("an unspecified address")),
+            ("169.254.20.10", Some("a link-local address")),
+            ("fe80::1", Some("a link-local address")),
+            ("224.0.0.1", Some("not an address of one host")),
+        ] {
+            assert_eq!(not_of_an_endpoint(text.parse().unwrap()), why, "{text}");
         }
     }
 

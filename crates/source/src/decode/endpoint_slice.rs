@@ -113,7 +113,7 @@ fn endpoint<'a>(
             return None;
         }
         Some(FirstAddress::Wrong(text)) => findings.address(field, text)?,
-        Some(FirstAddress::Ip(ip)) => findings.host(field, *ip)?,
+        Some(FirstAddress::Ip(ip)) => findings.endpoint(field, *ip)?,
     };
     if IpFamily::of(address) != family {
         findings.value(

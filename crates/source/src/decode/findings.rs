@@ -1,7 +1,7 @@
 //! What is right and wrong in one object: what every kind has in common.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Kind, NamespacedName, Protocol};
@@ -188,13 +188,27 @@ impl Findings {
 
     /// Checks that an address is that of one host, and not this one's loopback.
     pub(super) fn host(&mut self, field: impl FnOnce() -> String, ip: IpAddr) -> Option<IpAddr> {
-        let what = if ip.is_unspecified() {
-            "an unspecified address"
-        } else if ip.is_loopback() {
-            "a loopback address"
-        } else if ip.is_multicast() || ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
-            "not an address of one host"
-        } else {
+        let what = address::not_of_a_host(ip);
+        self.usable(field, ip, what)
+    }
+
+    /// Checks that a pod may have an address.
+    pub(super) fn endpoint(
+        &mut self,
+        field: impl FnOnce() -> String,
+        ip: IpAddr,
+    ) -> Option<IpAddr> {
+        let what = address::not_of_an_endpoint(ip);
+        self.usable(field, ip, what)
+    }
+
+    fn usable(
+        &mut self,
+        field: impl FnOnce() -> String,
+        ip: IpAddr,
+        what: Option<&str>,
+    ) -> Option<IpAddr> {
+        let Some(what) = what else {
             return Some(ip);
         };
         let advice = format!("{what}; it is left out until it is corrected");

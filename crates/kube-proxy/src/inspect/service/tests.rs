@@ -128,13 +128,15 @@ fn a_service_is_told_with_its_addresses_reasons_errors_and_counters() {
         let endpoint = "10.244.1.1:8080".parse().unwrap();
         counted.endpoints.insert((at(text), endpoint), of);
     }
-    let place = Whereabouts {
-        pod: Some("web-0".to_owned()),
-        ..Whereabouts::default()
-    };
-    let whereabouts = HashMap::from([([10, 244, 1, 1].into(), place)]);
+    // Another pod of the node's network has the same address, and another port.
+    let list = r#"{"items": [
+        {"metadata": {"name": "web"}, "ports": [{"name": "http", "port": 8080}],
+         "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-0"}}]},
+        {"metadata": {"name": "web-z"}, "ports": [{"name": "http", "port": 8081}],
+         "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-1"}, "nodeName": "n2"}]}]}"#;
+    let places = Places::from_list(list).unwrap();
     let ground = ground();
-    let seen = Seen::new(&ground, &counted, &whereabouts);
+    let seen = Seen::new(&ground, &counted, &places);
     let told = seen.service(
         &web(),
         Detail {
@@ -219,7 +221,7 @@ fn a_mode_that_counts_by_name_or_for_any_address_is_told_at_the_port() {
         ..OfAddress::default()
     };
     counted.addresses.insert(at("0.0.0.0:30080"), of);
-    let (ground, nowhere) = (ground(), HashMap::new());
+    let (ground, nowhere) = (ground(), Places::default());
     let seen = Seen::new(&ground, &counted, &nowhere);
     let told = seen.service(
         &web(),
@@ -279,7 +281,7 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
         let endpoint = SocketAddr::from(([10, 244, 1, last], 8080));
         counted.endpoints.insert((at("10.96.0.1:80"), endpoint), of);
     }
-    let nowhere = HashMap::new();
+    let nowhere = Places::default();
     let seen = Seen::new(&ground, &counted, &nowhere);
     let told = seen.service(
         &web(),
@@ -347,7 +349,7 @@ fn what_the_relay_still_carries_is_listed() {
             .port_endpoints
             .insert((name("http"), endpoint), count);
     }
-    let (ground, nowhere) = (ground(), HashMap::new());
+    let (ground, nowhere) = (ground(), Places::default());
     let seen = Seen::new(&ground, &counted, &nowhere);
     let told = seen.service(
         &web(),
