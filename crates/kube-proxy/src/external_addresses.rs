@@ -6,7 +6,8 @@
 //! not be able to flood either.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -15,10 +16,12 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use proxy::limits::{MAX_DESTINATIONS, MAX_FRONTENDS};
-use proxy::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal};
+use proxy::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, Service};
+use route_netlink::{Lookup, Rtnetlink};
 use tracing::{info, warn};
 
 use crate::events::{Event, Recorder};
+use crate::{explain, footprints};
 
 /// How many are told within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
@@ -79,11 +82,23 @@ enum Why {
     Refused(Refusal),
     /// It is served, and an address of this node.
     OfNode,
+    /// It is served, and the next hop of this node's default route.
+    NextHop,
+    /// It is served, and in this network of an interface of this node.
+    InNetwork(IpNet),
 }
 
 impl What {
     /// The reasons that the gauge has, in the order of its values.
-    const LABELS: [&str; 5] = ["cluster-ip", "api-server", "not-allowed", "node", "limit"];
+    const LABELS: [&str; 7] = [
+        "cluster-ip",
+        "api-server",
+        "not-allowed",
+        "node",
+        "next-hop",
+        "node-network",
+        "limit",
+    ];
 
     fn label(self) -> &'static str {
         match self {
@@ -91,6 +106,8 @@ impl What {
             Self::Address(_, _, Why::Refused(Refusal::ApiServer(_))) => "api-server",
             Self::Address(_, _, Why::Refused(Refusal::NotAllowed)) => "not-allowed",
             Self::Address(_, _, Why::OfNode) => "node",
+            Self::Address(_, _, Why::NextHop) => "next-hop",
+            Self::Address(_, _, Why::InNetwork(_)) => "node-network",
             Self::TooLarge(_) => "limit",
         }
     }
@@ -114,7 +131,10 @@ impl Contested {
 
     /// Whether it is not served.
     pub(crate) fn is_refused(&self) -> bool {
-        !matches!(self.what, What::Address(_, _, Why::OfNode))
+        match self.what {
+            What::TooLarge(_) => true,
+            What::Address(_, _, why) => matches!(why, Why::Refused(_)),
+        }
     }
 
     /// What is not done, or done: `serve 192.0.2.1 (spec.externalIPs)`.
@@ -156,6 +176,14 @@ impl Contested {
             Why::Refused(Refusal::NotAllowed) => format!(
                 "it is in no network of --allowed-external-cidrs; take it out of {field}, or add a network there"
             ),
+            Why::NextHop => format!(
+                "it is the next hop of this node's default route: in IPVS mode this node takes the address for its own, and \
+                 reaches nothing through it; take it out of {field}"
+            ),
+            Why::InNetwork(net) => format!(
+                "it is in {net}, a network of this node's interfaces: in IPVS mode this node takes the address for its own, and \
+                 reaches nothing else of the host that has it, another node perhaps; if that is not meant, take it out of {field}"
+            ),
             Why::OfNode => format!(
                 "it is an address of this node: what is sent to the Service's ports there goes to the Service, and \
                  to nothing that listens on the node; if that is not meant, take it out of {field}"
@@ -167,8 +195,9 @@ impl Contested {
         let Self { service, .. } = self;
         let reason = self.reason(Some(model));
         match self.what {
-            What::Address(address, _, Why::OfNode) => {
-                format!("{address} is served for Service {service}: {reason}")
+            What::Address(address, field, _) if !self.is_refused() => {
+                let field = field.name();
+                format!("{address} ({field}) is served for Service {service}: {reason}")
             }
             _ => format!("cannot {} for Service {service}: {reason}", self.object()),
         }
@@ -218,9 +247,14 @@ pub(crate) struct ExternalAddresses {
     counts: Counts,
     /// What was last looked at: a state of the model, and addresses of the node that Services name.
     looked_at: (u64, Vec<IpAddr>),
+    /// What is near this node, as it was read when its addresses were these.
+    near: Near,
+    read_for: Vec<IpAddr>,
     known: BTreeMap<Contested, Known>,
     /// How many of these are still to be told.
     untold: usize,
+    /// Reads what is near.
+    read: fn() -> Near,
     window: Instant,
     /// How many were told in this window.
     told: usize,
@@ -241,8 +275,11 @@ impl ExternalAddresses {
             recorder,
             counts,
             looked_at: (0, Vec::new()),
+            near: Near::default(),
+            read_for: Vec::new(),
             known: BTreeMap::new(),
             untold: 0,
+            read: Near::read,
             window: now,
             told: 0,
         }
@@ -262,17 +299,24 @@ impl ExternalAddresses {
         of_node: Option<impl Iterator<Item = &'a IpAddr>>,
         now: Instant,
     ) {
+        let mut has_moved = false;
         let mut of_node: Vec<IpAddr> = match of_node {
             Some(all) => {
-                let is_named = |ip: &&IpAddr| model.naming_externally(**ip).next().is_some();
-                all.filter(is_named).copied().collect()
+                let all: Vec<IpAddr> = all.copied().collect();
+                let is_named = |ip: &IpAddr| model.naming_externally(*ip).next().is_some();
+                let named = all.iter().copied().filter(is_named).collect();
+                if all != self.read_for {
+                    (self.near, self.read_for) = ((self.read)(), all);
+                    has_moved = true;
+                }
+                named
             }
             None => self.looked_at.1.clone(),
         };
         of_node.sort_unstable();
         of_node.dedup();
         let looked_at = (model.external_addresses_version(), of_node);
-        if looked_at != self.looked_at {
+        if looked_at != self.looked_at || has_moved {
             self.looked_at = looked_at;
             self.learn(model, now);
         }
@@ -287,6 +331,7 @@ impl ExternalAddresses {
         let mut known = BTreeMap::new();
         // What is served comes first: nobody is to hide it behind what is refused anyway.
         let served = on_node(model, &self.looked_at.1);
+        let served = served.chain(near(model, &self.near, &self.looked_at.1));
         for one in served.chain(all_refused(model)) {
             let place = What::LABELS.iter().position(|of| *of == one.what.label());
             if let Some(count) = place.and_then(|at| counted.get_mut(at)) {
@@ -356,17 +401,111 @@ impl ExternalAddresses {
     }
 }
 
+/// Addresses that this node reaches without a router, and the router.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Near {
+    /// Next hops of the default routes.
+    pub(crate) next_hops: Vec<IpAddr>,
+    /// Networks of interfaces, but for those of the modes.
+    pub(crate) networks: Vec<IpNet>,
+}
+
+impl Near {
+    /// Reads it, as far as it can be read: links one by one, so that those of the modes, which may have
+    /// thousands of addresses, are left out.
+    pub(crate) fn read() -> Self {
+        let mut near = Self::default();
+        let Ok(mut rtnetlink) = Rtnetlink::open() else {
+            return near;
+        };
+        let made = footprint::links(footprints::ALL);
+        let links = fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+        let names = links.lines().filter_map(|line| line.split_once(':'));
+        for name in names.map(|(name, _)| name.trim()) {
+            let Ok(Some(link)) = rtnetlink.link(name) else {
+                continue;
+            };
+            if made.contains(&name) {
+                continue;
+            }
+            for family in IpFamily::ALL {
+                let held = rtnetlink.addresses_of(link.index, family.into());
+                let nets = held.unwrap_or_default().into_iter();
+                let nets = nets.filter_map(|held| IpNet::new(held.address, held.prefix).ok());
+                let is_network = |net: &IpNet| {
+                    net.prefix_len() < net.max_prefix_len() && !net.addr().is_loopback()
+                };
+                near.networks
+                    .extend(nets.filter(is_network).map(|net| net.trunc()));
+            }
+        }
+        for is_v4 in [true, false] {
+            let asked = Lookup {
+                destination: explain::nobodys(is_v4),
+                source: None,
+                link: None,
+                mark: 0,
+            };
+            if let Ok(Ok(way)) = rtnetlink.way(&asked) {
+                near.next_hops.extend(way.gateway);
+            }
+        }
+        near
+    }
+
+    /// Networks of addresses that are worth a word, each with why. Load balancers that answer for
+    /// addresses in the nodes' network are common, so that of those only a next hop is.
+    fn places(&self) -> impl Iterator<Item = (IpNet, Why)> {
+        let hops = self.next_hops.iter();
+        let hops = hops.map(|hop| (IpNet::from(*hop), Why::NextHop));
+        let networks = self.networks.iter();
+        hops.chain(networks.map(|net| (*net, Why::InNetwork(*net))))
+    }
+}
+
+/// What is served for Services and near this node, but for its own addresses; each once, as that
+/// which comes first.
+fn near<'a>(
+    model: &'a Model,
+    near: &'a Near,
+    own: &'a [IpAddr],
+) -> impl Iterator<Item = Contested> + 'a {
+    let mut known = HashSet::new();
+    let all = near.places().flat_map(move |(net, why)| {
+        let named = model.naming_within(net);
+        let named = named.filter(|(address, _)| !own.contains(address));
+        named.flat_map(move |(address, service)| {
+            let fields = fields_of(service, address);
+            let fields = fields
+                .filter(move |field| why == Why::NextHop || *field == AddressField::ExternalIps);
+            fields.map(move |field| Contested {
+                service: service.name.clone(),
+                what: What::Address(address, field, why),
+            })
+        })
+    });
+    all.filter(move |one| match one.what {
+        What::Address(address, field, _) => known.insert((one.service.clone(), address, field)),
+        What::TooLarge(_) => true,
+    })
+}
+
+/// The fields in which a Service names an address at which it is served.
+fn fields_of(service: &Service, address: IpAddr) -> impl Iterator<Item = AddressField> {
+    let fields = [
+        (AddressField::ExternalIps, &service.external_ips),
+        (AddressField::Ingress, &service.ingress_ips),
+    ];
+    let named = fields.map(|(field, all)| all.contains(&address).then_some(field));
+    named.into_iter().flatten()
+}
+
 /// What of these addresses of the node is served for Services.
 fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = Contested> + 'a {
     of_node.iter().flat_map(move |address| {
         let services = model.naming_externally(*address);
         services.flat_map(move |service| {
-            let fields = [
-                (AddressField::ExternalIps, &service.external_ips),
-                (AddressField::Ingress, &service.ingress_ips),
-            ];
-            let fields = fields.into_iter().filter(|(_, all)| all.contains(address));
-            fields.map(|(field, _)| Contested {
+            fields_of(service, *address).map(|field| Contested {
                 service: service.name.clone(),
                 what: What::Address(*address, field, Why::OfNode),
             })
@@ -378,7 +517,7 @@ fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = 
 mod tests {
     use std::net::Ipv4Addr;
 
-    use proxy::{AddressRules, Event as Told, Service};
+    use proxy::{AddressRules, Event as Told};
 
     use super::*;
 
@@ -429,6 +568,68 @@ mod tests {
             port: number,
             node_port: None,
         }
+    }
+
+    #[test]
+    fn what_is_near_this_node_is_told_with_service_and_field() {
+        let mut model = Model::new();
+        let name = |name| NamespacedName::new("default", name);
+        let ips = |ips: &[&str]| ips.iter().map(|ip| ip.parse().unwrap()).collect();
+        model.apply(Told::ServiceApplied(Service {
+            external_ips: ips(&["172.35.0.101", "172.35.0.100", "172.35.0.9", "192.0.2.20"]),
+            ..Service::at(name("nginx"), [[10, 96, 0, 1].into()])
+        }));
+        model.apply(Told::ServiceApplied(Service {
+            ingress_ips: ips(&["172.35.0.102", "172.35.0.9"]),
+            ..Service::at(name("lb"), [[10, 96, 0, 2].into()])
+        }));
+        let (recorder, mut recorded) = Recorder::queued();
+        let now = Instant::now();
+        let mut addresses = ExternalAddresses::new("node1", recorder, counts(), now);
+        addresses.read = || Near {
+            next_hops: vec![[172, 35, 0, 9].into()],
+            networks: vec!["172.35.0.0/24".parse().unwrap()],
+        };
+        let node: IpAddr = [172, 35, 0, 100].into();
+        addresses.look(&model, Some([node].iter()), now);
+        let told: Vec<String> = addresses.known.keys().map(|one| one.line(&model)).collect();
+        let has = |parts: &[&str]| {
+            let mut told = told.iter();
+            told.any(|line| parts.iter().all(|part| line.contains(part)))
+        };
+        assert_eq!(told.len(), 4, "{told:?}");
+        for parts in [
+            [
+                "172.35.0.101 (spec.externalIPs)",
+                "Service default/nginx",
+                "in 172.35.0.0/24",
+            ],
+            [
+                "172.35.0.100 (spec.externalIPs)",
+                "Service default/nginx",
+                "address of this node",
+            ],
+            [
+                "172.35.0.9 (spec.externalIPs)",
+                "Service default/nginx",
+                "next hop",
+            ],
+            [
+                "172.35.0.9 (status.loadBalancer",
+                "Service default/lb",
+                "next hop",
+            ],
+        ] {
+            assert!(has(&parts), "{parts:?}: {told:?}");
+        }
+        assert_eq!(std::iter::from_fn(|| recorded.try_recv().ok()).count(), 4);
+        // The Service is corrected.
+        model.apply(Told::ServiceApplied(Service {
+            external_ips: ips(&["192.0.2.20"]),
+            ..Service::at(name("nginx"), [[10, 96, 0, 1].into()])
+        }));
+        addresses.look(&model, Some([node].iter()), now);
+        assert_eq!(addresses.known.len(), 1, "{:?}", addresses.known);
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! The rest of the Service is then cut to its [limits](crate::limits), also as if the excess was not
 //! given.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 
@@ -82,7 +83,7 @@ pub(crate) struct Admission {
     /// How many Services have each as a cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
     /// Who names each as an external or load-balancer address.
-    asked: HashMap<IpAddr, HashSet<NamespacedName>>,
+    asked: BTreeMap<IpAddr, HashSet<NamespacedName>>,
     /// Where the API server is: what was told, and the endpoints of `default/kubernetes`.
     api_servers: Vec<SocketAddr>,
     refused: HashMap<NamespacedName, Box<Held>>,
@@ -160,6 +161,15 @@ impl Admission {
     /// The Services that name an address as an external or load-balancer address, in no order.
     pub(crate) fn asking(&self, address: IpAddr) -> impl Iterator<Item = &NamespacedName> {
         self.asked.get(&address).into_iter().flatten()
+    }
+
+    /// The same for all addresses of a network, each with who asks for it.
+    pub(crate) fn asking_within(
+        &self,
+        net: IpNet,
+    ) -> impl Iterator<Item = (IpAddr, &NamespacedName)> {
+        let asked = self.asked.range(net.network()..=net.broadcast());
+        asked.flat_map(|(address, names)| names.iter().map(|name| (*address, name)))
     }
 
     /// A Service as it was given, of which this is what is served.

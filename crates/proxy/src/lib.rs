@@ -38,7 +38,7 @@ pub use mode::{
     Conflict, Draining, Drains, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport,
     NodePorts, Notice, Report, Standing, Unreadable,
 };
-pub use model::{Changes, ExternalIps, Model, ServiceView, Trigger, Vanished};
+pub use model::{Changes, ExternalIps, FamilySet, Model, ServiceView, Trigger, Vanished};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 pub use node::{NodeFacts, NodePortAddresses, Selection};
 pub use object::{

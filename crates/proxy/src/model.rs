@@ -157,6 +157,8 @@ impl List {
 pub struct Changes {
     /// Services that changed, or whose endpoints did, or that are gone.
     pub services: HashSet<NamespacedName>,
+    /// Families in which these Services have a cluster IP, or had one, or whose endpoints changed.
+    pub families: FamilySet,
     /// Whether the own Node changed.
     pub node: bool,
     /// Whether the networks that ClusterIPs come from did.
@@ -170,6 +172,34 @@ pub struct Changes {
     pub triggers: Vec<Trigger>,
     /// What lists no longer named, one entry for each list that did not name something.
     pub vanished: Vec<Vanished>,
+}
+
+/// IP families.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FamilySet {
+    v4: bool,
+    v6: bool,
+}
+
+impl FamilySet {
+    /// Reports whether a family is one of them.
+    pub fn contains(self, family: IpFamily) -> bool {
+        match family {
+            IpFamily::V4 => self.v4,
+            IpFamily::V6 => self.v6,
+        }
+    }
+}
+
+impl Extend<IpFamily> for FamilySet {
+    fn extend<T: IntoIterator<Item = IpFamily>>(&mut self, families: T) {
+        for family in families {
+            match family {
+                IpFamily::V4 => self.v4 = true,
+                IpFamily::V6 => self.v6 = true,
+            }
+        }
+    }
 }
 
 /// What led to a change of an EndpointSlice.
@@ -226,10 +256,23 @@ impl Changes {
         self.services.is_empty() && !self.node && !self.service_cidrs && self.vanished.is_empty()
     }
 
+    /// Reports whether anything of these may change what a family has in the kernel.
+    pub fn concerns(&self, family: IpFamily) -> bool {
+        self.node || self.service_cidrs || self.families.contains(family)
+    }
+
+    /// Notes a change of a Service, as it was or as it is.
+    fn note_service(&mut self, service: &Service) {
+        let ips = service.cluster_ips.iter();
+        self.families.extend(ips.map(|ip| IpFamily::of(*ip)));
+        self.services.insert(service.name.clone());
+    }
+
     /// Adds those that came after these.
     pub fn extend(&mut self, later: Self) {
         let Self {
             services,
+            families,
             node,
             service_cidrs,
             service_changes,
@@ -242,6 +285,10 @@ impl Changes {
         } else {
             self.services.extend(services);
         }
+        let families = IpFamily::ALL
+            .into_iter()
+            .filter(|of| families.contains(*of));
+        self.families.extend(families);
         self.node |= node;
         self.service_cidrs |= service_cidrs;
         self.service_changes += service_changes;
@@ -502,6 +549,13 @@ impl Model {
         names.filter_map(|name| self.services.get(name).map(|service| &**service))
     }
 
+    /// The Services that name an address of a network as an external or load-balancer address, each
+    /// with the address. Costs O(those).
+    pub fn naming_within(&self, net: IpNet) -> impl Iterator<Item = (IpAddr, &Service)> {
+        let asking = self.admission.asking_within(net);
+        asking.filter_map(|(address, name)| Some((address, &**self.services.get(name)?)))
+    }
+
     /// All Services, in no order.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
         self.services.values().map(|service| &**service)
@@ -590,6 +644,7 @@ impl Model {
             }
             let given = self.admission.as_given(known).clone();
             self.admission.leave(&given);
+            self.changes.note_service(known);
         }
         service.name = self.shared_name(service.name);
         self.admission.enter(&service);
@@ -599,7 +654,7 @@ impl Model {
         for port in &mut service.ports {
             port.name = self.port_names.one(&port.name);
         }
-        self.changes.services.insert(service.name.clone());
+        self.changes.note_service(&service);
         let before = self
             .services
             .insert(service.name.clone(), Box::new(service));
@@ -614,7 +669,9 @@ impl Model {
         }
         for name in self.admission.take_doubted() {
             self.admit_again(&name);
-            self.changes.services.insert(name);
+            if let Some(service) = self.services.get(&name) {
+                self.changes.note_service(service);
+            }
         }
     }
 
@@ -644,7 +701,7 @@ impl Model {
             self.admission.leave(&given);
             self.names_version += 1;
             self.changes.service_changes += 1;
-            self.changes.services.insert(name.clone());
+            self.changes.note_service(&service);
             self.judge_again();
         }
     }
@@ -696,6 +753,7 @@ impl Model {
         self.changes.triggers.extend(trigger);
         let service = slice.service.clone();
         self.changes.services.insert(service.clone());
+        self.changes.families.extend([slice.family]);
         let slices = self.slices.entry(service.clone()).or_default();
         match position(slices, &slice.name) {
             Ok(at) => {
@@ -721,7 +779,8 @@ impl Model {
         };
         if let Some(slices) = self.slices.get_mut(&service) {
             if let Ok(at) = position(slices, name) {
-                slices.remove(at);
+                let gone = slices.remove(at);
+                self.changes.families.extend([gone.family]);
             }
             if slices.is_empty() {
                 self.slices.remove(&service);
@@ -809,6 +868,56 @@ mod tests {
 
     fn unreadable(service: &str) -> Event {
         Event::Unreadable(Kind::Service, name(service))
+    }
+
+    #[test]
+    fn a_change_concerns_the_families_that_it_is_of() {
+        let service_at = |ips: &[&str]| {
+            let ips = ips.iter().map(|ip| ip.parse().unwrap());
+            Event::ServiceApplied(Service::at(name("web"), ips))
+        };
+        let slice = |family, port: u16| {
+            Event::SliceApplied(EndpointSlice {
+                name: name("web-6"),
+                service: name("web"),
+                family,
+                ports: [crate::object::EndpointPort {
+                    name: "".into(),
+                    protocol: crate::Protocol::Tcp,
+                    port,
+                }]
+                .into_iter()
+                .collect(),
+                endpoints: Vec::new().into(),
+                change_trigger: None,
+            })
+        };
+        let mut model = Model::new();
+        let mut families = |event: Event| {
+            model.apply(event);
+            let changes = model.take_changes();
+            let mut all = IpFamily::ALL.into_iter();
+            (
+                all.next().is_some_and(|of| changes.concerns(of)),
+                all.next().is_some_and(|of| changes.concerns(of)),
+            )
+        };
+        let (v4, v6) = ("10.96.0.1", "fd96::1");
+        let is_v4_first = IpFamily::ALL[0] == IpFamily::V4;
+        assert!(is_v4_first);
+        for (event, concerned) in [
+            (service_at(&[v4]), (true, false)),
+            (service_at(&[v4]), (false, false)),
+            (slice(IpFamily::V6, 80), (false, true)),
+            (slice(IpFamily::V6, 81), (false, true)),
+            (Event::SliceDeleted(name("web-6")), (false, true)),
+            (service_at(&[v4, v6]), (true, true)),
+            (service_at(&[v6]), (true, true)),
+            (Event::ServiceDeleted(name("web")), (false, true)),
+            (Event::NodeApplied(Node::default()), (true, true)),
+        ] {
+            assert_eq!(families(event.clone()), concerned, "{event:?}");
+        }
     }
 
     /// A model whose slices are listed, after these events.
