@@ -43,6 +43,10 @@ use late::Late;
 const TRIGGERS_MAX: usize = 100_000;
 
 /// One family's mode, and what the loop keeps about it.
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is noted and cleared at another time"
+)]
 pub(crate) struct Family {
     mode: Box<dyn Mode>,
     /// Takes the mode's place once that works on nothing.
@@ -56,6 +60,8 @@ pub(crate) struct Family {
     round: Option<Round>,
     /// Whether the next round counts as a sync though it may write nothing.
     is_asked: bool,
+    /// Whether changes were taken over since all was last known to be in the kernel.
+    has_taken_in: bool,
     is_served: bool,
     triggers: Triggers,
     heard: Heard,
@@ -127,6 +133,7 @@ impl Family {
             started: None,
             round: None,
             is_asked: false,
+            has_taken_in: false,
             is_served: false,
             triggers: Triggers::default(),
             heard: Heard::default(),
@@ -232,6 +239,7 @@ impl Family {
         }
         let changes = mem::take(&mut self.changes);
         self.late.taken();
+        self.has_taken_in = true;
         self.mode.update(model, &changes, now);
         self.started.get_or_insert(now);
         self.stale_flows.note(model, &changes);
@@ -376,8 +384,23 @@ impl Family {
         if let Some(round) = self.round.take_if(is_over) {
             self.end(&round, &standing, now);
         }
+        self.complete_unwritten(&standing);
         if self.is_served {
             self.story.tell(&standing, now);
+        }
+    }
+
+    /// Notes that the kernel holds all that was asked, also where no write was needed: else a change
+    /// that needs none would look like a sync that is late.
+    fn complete_unwritten(&mut self, standing: &Standing) {
+        let is_complete = self.is_served
+            && self.changes.is_empty()
+            && standing.is_settled
+            && standing.pending_since.is_none()
+            && !self.reporter.has_unreadable();
+        if self.has_taken_in && is_complete {
+            self.has_taken_in = false;
+            self.metrics.complete(self.family(), SystemTime::now());
         }
     }
 

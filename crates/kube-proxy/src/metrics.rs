@@ -261,12 +261,13 @@ impl Metrics {
         since.unwrap_or_default().as_secs()
     }
 
-    /// What is pending after changes were told, and that a sync is asked for.
+    /// Counts what is pending after changes were told, and stamps the families that they concern:
+    /// a sync is asked of these.
     pub(crate) fn queued(&self, changes: &Changes, families: impl Iterator<Item = IpFamily>) {
         set(&self.service_changes_pending, changes.service_changes);
         set(&self.endpoint_changes_pending, changes.slice_changes);
         let now = seconds(SystemTime::now());
-        for family in families {
+        for family in families.filter(|family| changes.concerns(*family)) {
             self.last_queued.get_or_create(&of(family)).set(now);
         }
     }
@@ -295,6 +296,9 @@ impl Metrics {
                 drop(self.writes.get_or_create(&of_write(family, subject, fate)));
             }
         }
+        // As upstream: what is listed first is asked for as a whole.
+        let now = seconds(SystemTime::now());
+        self.last_queued.get_or_create(&of(family)).set(now);
         self.draining.set(family, 0, None);
         self.standings.set(family, &Standing::default());
         // What appears with its first increment would show none: rates are of differences.

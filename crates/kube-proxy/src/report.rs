@@ -89,6 +89,11 @@ impl Reporter {
         }
     }
 
+    /// Reports whether a part of the kernel's state cannot be read.
+    pub(crate) fn has_unreadable(&self) -> bool {
+        !self.unreadable.is_empty()
+    }
+
     /// Says what of this report is new. `standing` is how far the family has come with it.
     pub(crate) fn booked(
         &mut self,

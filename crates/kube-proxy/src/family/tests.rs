@@ -246,6 +246,29 @@ async fn a_change_is_measured_by_our_own_clock_once_all_is_served() {
     assert_eq!(count(&world), 2000, "nothing was to be written");
 }
 
+/// A change of the other family, say: what was queued would seem to wait without end.
+#[tokio::test]
+async fn a_change_that_needs_no_write_is_complete() {
+    let mut world = World::new();
+    world.told([service("web", None)]);
+    world.stands(None, true);
+    world.turn(0).await;
+    let first = world.last_timestamp();
+    assert!(first > 0, "all is in the kernel, without a write");
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    world.turn(1).await;
+    assert_eq!(world.last_timestamp(), first, "nothing was asked");
+    world.told([service("web", Some(1))]);
+    let since = Some(world.now);
+    world.stands(since, false);
+    world.turn(0).await;
+    assert_eq!(world.last_timestamp(), first, "it is not in the kernel yet");
+    world.stands(None, true);
+    world.turn(0).await;
+    assert!(world.last_timestamp() >= first + 20);
+    assert_eq!(world.syncs(), 0, "that is no sync");
+}
+
 #[tokio::test]
 async fn what_the_mode_is_not_told_yet_is_pending() {
     let mut world = World::new();

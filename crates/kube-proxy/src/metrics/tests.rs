@@ -158,6 +158,7 @@ fn busy_in(mode: ProxyMode) -> Metrics {
     let changes = Changes {
         service_changes: 2,
         slice_changes: 3,
+        node: true,
         ..Changes::default()
     };
     metrics.queued(&changes, IpFamily::ALL.into_iter());
@@ -656,4 +657,28 @@ fn slice(endpoints: &[(&str, bool)]) -> Event {
         endpoints: (1..).zip(endpoints).map(endpoint).collect(),
         change_trigger: None,
     })
+}
+
+/// As upstream, which stamps both as it starts, and then those that a change is of.
+#[test]
+fn what_is_queued_is_queued_by_family() {
+    let metrics = Metrics::new();
+    let series = "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds";
+    let queued = |family: &str| {
+        let text = metrics.classic();
+        let start = format!("{series}{{ip_family=\"{family}\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&start));
+        line.map(|value| value.parse::<f64>().unwrap())
+    };
+    assert_eq!(queued("IPv4"), None);
+    for family in IpFamily::ALL {
+        metrics.begins(family);
+    }
+    let (v4, v6) = (queued("IPv4").unwrap(), queued("IPv6").unwrap());
+    std::thread::sleep(Duration::from_millis(10));
+    let mut changes = Changes::default();
+    changes.families.extend([IpFamily::V6]);
+    metrics.queued(&changes, IpFamily::ALL.into_iter());
+    assert_eq!(queued("IPv4"), Some(v4));
+    assert!(queued("IPv6") > Some(v6));
 }
