@@ -30,6 +30,7 @@ pub mod logging;
 pub mod memory;
 pub mod metrics;
 pub mod modes;
+mod one_family;
 pub mod options;
 pub mod panics;
 mod report;

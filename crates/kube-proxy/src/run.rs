@@ -21,6 +21,7 @@ use futures::future::{FutureExt as _, try_join};
 use futures::stream::select_all;
 use proxy::Model;
 use tokio::sync::{mpsc, oneshot};
+use tracing::info;
 
 use crate::addresses::AddressChanges;
 use crate::command_line;
@@ -32,6 +33,7 @@ use crate::metrics::rest_client::CountRequests;
 use crate::modes::definition::Start;
 use crate::modes::families::{require, tell_left_out};
 use crate::modes::open::{open, prepare, primary, used};
+use crate::one_family;
 use crate::options::Options;
 use daemon::{Daemon, Ended};
 use observed::Observed;
@@ -121,6 +123,9 @@ async fn live(
         now,
     })?;
     observed.status.note_node(&model);
+    if let Some(hint) = one_family::hint(&options.modes) {
+        info!("{hint}");
+    }
     recorder.record(Event::starting(&node, options.modes.chosen.name()));
     if let Some(note) = &options.said.no_mode {
         recorder.record(Event::mode_not_set(&node, note.clone()));

@@ -32,7 +32,7 @@ use super::names::Names;
 use crate::modes::families::Access;
 use crate::modes::programs::Programs;
 use crate::options::Options;
-use crate::{footprints, kernel_settings};
+use crate::{footprints, kernel_settings, one_family};
 
 /// Where the kernel's files are.
 const ROOT: &str = "/";
@@ -101,7 +101,8 @@ pub(super) fn look(
     let chosen = &options.modes.chosen;
     let mode = chosen.definition();
     let wanted = mode.modules(&options.modes);
-    let found = modules::Modules::read(root, &wanted);
+    let mut found = modules::Modules::read(root, &wanted);
+    found.ask(&wanted, modules::ask_kernel);
     let mut findings = modules::judge(&wanted, &found, seen.is_some());
     if mode.name() == "ipvs" {
         findings.push(scheduler(&options.modes.ipvs.scheduler));
@@ -140,6 +141,16 @@ pub(super) fn look(
             &all_routes(root),
             mode.name(),
         ));
+        let used = one_family::families_of(model);
+        let found = one_family::judge(&options.modes, model.node(), &used);
+        findings.extend(
+            found
+                .into_iter()
+                .map(|one| Finding::warn("families", one.message)),
+        );
+    }
+    if let Some(hint) = one_family::hint(&options.modes) {
+        findings.push(Finding::ok("node ports", hint));
     }
     findings.extend(all_ports(options, root, seen.map(|(_, model)| model)));
     findings

@@ -39,7 +39,7 @@ use crate::modes::predecessor::{Predecessor, disarm};
 use crate::modes::rulesets::Notices;
 use crate::modes::uses::Uses;
 use crate::options::Options;
-use crate::{memory, vanished};
+use crate::{memory, one_family, vanished};
 
 /// How long after what takes much memory for a while: it is to be over.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
@@ -60,6 +60,7 @@ pub(super) struct Daemon {
     pub(super) rulesets: SelectAll<Notices>,
     pub(super) model: Model,
     pub(super) external_addresses: ExternalAddresses,
+    pub(super) one_family: one_family::Watch,
     pub(super) observed: Observed,
     pub(super) families: Vec<Family>,
     pub(super) renewal: Renewal,
@@ -126,6 +127,7 @@ impl Daemon {
                 now,
             ),
             model,
+            one_family: one_family::Watch::default(),
             observed,
             families,
             renewal: Renewal::default(),
@@ -199,7 +201,8 @@ impl Daemon {
         self.book(now).await?;
         self.hand_out(now);
         self.proceed(now);
-        // What needed no write is settled already.
+        // What needed no write is settled already, and short writes are done: they took their time.
+        let now = Instant::now().max(now);
         if self.book(now).await? {
             self.hand_out(now);
             self.proceed(now);
@@ -275,6 +278,8 @@ impl Daemon {
         let is_late = self.families.iter().any(Family::is_about_to_take_in);
         if can && self.model.has_changes() && (is_late || now >= self.not_before) {
             let changes = self.model.take_changes();
+            self.one_family
+                .look(&self.options.modes, &self.model, &changes);
             self.observed.metrics.taken(&changes);
             self.observed.metrics.note(&self.model, &changes);
             let heard = self.heard.take().unwrap_or(now);

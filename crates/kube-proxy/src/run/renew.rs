@@ -90,6 +90,7 @@ impl Daemon {
         self.next_tick = self.next_tick.min(now + options.modes.shared.sync_period);
         self.not_before = self.not_before.min(now + options.process.min_sync_period);
         self.options = options;
+        self.one_family.judge(&self.options.modes, &self.model);
         info!("the changed configuration is in effect");
     }
 

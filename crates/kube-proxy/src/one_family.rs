@@ -1,0 +1,273 @@
+//! Settings that say something of one IP family alone, in a cluster that has both: upstream warns of
+//! them at the start (`checkBadConfig`, `checkBadIPConfig`).
+//!
+//! Whether a cluster has both is told by its objects, and not by the settings that are judged.
+
+use ipnet::IpNet;
+use proxy::{Changes, IpFamily, Model, Node, NodePortAddresses, Selection};
+use tracing::warn;
+
+use crate::modes::detect_local::DetectLocal;
+use crate::modes::settings::Settings;
+
+/// What is wrong for one family.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OneFamily {
+    /// The flag that has nothing for the family.
+    pub(crate) flag: &'static str,
+    pub(crate) message: String,
+}
+
+/// Warns once of each setting that leaves out a family in use.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    in_use: [bool; IpFamily::ALL.len()],
+    /// What was told, for these settings.
+    told: Vec<OneFamily>,
+}
+
+impl Watch {
+    /// Looks at what has changed. Costs O(1) but where a family is new, or the Node or settings are.
+    pub(crate) fn look(&mut self, settings: &Settings, model: &Model, changes: &Changes) {
+        let before = self.in_use;
+        for (is_used, family) in self.in_use.iter_mut().zip(IpFamily::ALL) {
+            let of_node = changes.node && model.node().is_some_and(|node| has(node, family));
+            *is_used |= changes.families.contains(family) || of_node;
+        }
+        if before != self.in_use || changes.node {
+            self.judge(settings, model);
+        }
+    }
+
+    /// Judges other settings.
+    pub(crate) fn judge(&mut self, settings: &Settings, model: &Model) {
+        let all = self.in_use.into_iter().zip(IpFamily::ALL);
+        let used: Vec<IpFamily> = all.filter_map(|(is, of)| is.then_some(of)).collect();
+        let found = judge(settings, model.node(), &used);
+        for one in found.iter().filter(|one| !self.told.contains(one)) {
+            warn!("{}", one.message);
+        }
+        self.told = found;
+    }
+}
+
+/// Says where NodePorts are served if nothing says it, as upstream hints.
+pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
+    (settings.shared.node_port_addresses == NodePortAddresses::All).then_some(
+        "--nodeport-addresses is not given: NodePorts are served at every address of this node; consider `primary`, which \
+         serves them at those of its Node alone",
+    )
+}
+
+/// Families in which a node has an address, or a Service a cluster IP. Looks at all Services.
+pub(crate) fn families_of(model: &Model) -> Vec<IpFamily> {
+    let is_used = |family: &IpFamily| {
+        let mut services = model.services();
+        model.node().is_some_and(|node| has(node, *family))
+            || services.any(|service| service.cluster_ip(*family).is_some())
+    };
+    IpFamily::ALL.into_iter().filter(is_used).collect()
+}
+
+fn has(node: &Node, family: IpFamily) -> bool {
+    let mut addresses = node.addresses.iter();
+    addresses.any(|address| IpFamily::of(*address) == family)
+}
+
+/// Lists the settings that leave out one of these families, or give it nothing but loopback
+/// addresses.
+pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily]) -> Vec<OneFamily> {
+    let mut found = Vec::new();
+    for family in used {
+        found.extend(detection(&settings.shared.detect_local, node, *family));
+        found.extend(node_ports(settings, *family));
+    }
+    found
+}
+
+/// Says where pods of a family are not told from others, while those of the other one are.
+fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> Option<OneFamily> {
+    let lacks = |nets: &[IpNet]| !nets.is_empty() && !nets.iter().any(|net| is_of(net, family));
+    let (flag, what, next) = match detection {
+        DetectLocal::ClusterCidr(nets) if lacks(nets) => (
+            "--cluster-cidr",
+            format!("--cluster-cidr has no {family} network"),
+            format!("add the {family} network of pods to it"),
+        ),
+        DetectLocal::NodeCidr => {
+            let node = node.filter(|node| lacks(&node.pod_cidrs))?;
+            let name = &node.name;
+            (
+                "--detect-local-mode",
+                format!(
+                    "spec.podCIDRs of Node {name} has no {family} network (--detect-local-mode=NodeCIDR)"
+                ),
+                "choose another --detect-local-mode, or give nodes networks of both families"
+                    .to_owned(),
+            )
+        }
+        _ => return None,
+    };
+    Some(OneFamily {
+        flag,
+        message: format!(
+            "{what}, and this cluster uses {family}: {family} packets of this node's pods are taken for packets from \
+             outside, so that externalTrafficPolicy: Local holds for them and masquerading differs; {next}"
+        ),
+    })
+}
+
+/// Says where NodePorts of a family are not served as those of the other one.
+fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
+    const FLAG: &str = "--nodeport-addresses";
+    let addresses = &settings.shared.node_port_addresses;
+    let message = match addresses.of(family) {
+        Selection::All if addresses.lacks(family) => {
+            // As upstream, but for nftables mode.
+            let which = if settings.chosen.name() == "nftables" {
+                "no"
+            } else {
+                "every"
+            };
+            format!(
+                "{FLAG} has no {family} network, and this cluster uses {family}: NodePorts are served at {which} {family} \
+                 address of this node; add an {family} network to it, or give `primary`"
+            )
+        }
+        Selection::Within(nets) if nets.iter().all(|net| net.addr().is_loopback()) => {
+            let mode = settings.chosen.name();
+            let is_served = family == IpFamily::V4 && matches!(mode, "iptables" | "userspace");
+            let served = if is_served {
+                "to this node itself alone"
+            } else {
+                "nowhere"
+            };
+            format!(
+                "{FLAG} has loopback addresses alone of {family}, where {mode} mode serves NodePorts {served}; add a network \
+                 of this node's {family} addresses to it, or give `primary`"
+            )
+        }
+        _ => return None,
+    };
+    Some(OneFamily {
+        flag: FLAG,
+        message,
+    })
+}
+
+fn is_of(net: &IpNet, family: IpFamily) -> bool {
+    IpFamily::of(net.addr()) == family
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::{Event, NamespacedName, Service};
+
+    use super::*;
+    use crate::tests::options;
+
+    fn told(flags: &[&str], used: &[IpFamily]) -> Vec<String> {
+        let mode = flags.iter().any(|flag| flag.starts_with("--proxy-mode"));
+        let default = (!mode).then_some("--proxy-mode=ipvs");
+        let flags: Vec<&str> = default.into_iter().chain(flags.iter().copied()).collect();
+        let found = judge(&options(&flags).modes, None, used).into_iter();
+        found.map(|one| one.message).collect()
+    }
+
+    #[test]
+    fn networks_of_one_family_are_told_where_both_are_in_use() {
+        let (v4, v6, both) = (IpFamily::V4, IpFamily::V6, IpFamily::ALL);
+        let quiet = [
+            (
+                &[
+                    "--cluster-cidr=10.244.0.0/16",
+                    "--nodeport-addresses=172.35.0.0/24",
+                ][..],
+                &[v4][..],
+            ),
+            (&["--cluster-cidr=10.244.0.0/16,fd44::/16"], &both),
+            (&["--nodeport-addresses=172.35.0.0/24,fd35::/64"], &both),
+            (&["--nodeport-addresses=primary"], &both),
+            (
+                &["--nodeport-addresses=127.0.0.0/8,172.35.0.0/24,fd35::/64"],
+                &both,
+            ),
+            (
+                &[
+                    "--detect-local-mode=InterfaceNamePrefix",
+                    "--pod-interface-name-prefix=veth",
+                ],
+                &both,
+            ),
+            (&[], &both),
+        ];
+        for (flags, used) in quiet {
+            assert_eq!(told(flags, used), Vec::<String>::new(), "{flags:?}");
+        }
+        for (flags, used, parts) in [
+            (
+                &["--cluster-cidr=10.244.0.0/16"][..],
+                &both[..],
+                &["--cluster-cidr has no IPv6"][..],
+            ),
+            (
+                &["--cluster-cidr=fd44::/16"],
+                &[v4],
+                &["--cluster-cidr has no IPv4"],
+            ),
+            (
+                &["--nodeport-addresses=172.35.0.0/24"],
+                &both,
+                &["--nodeport-addresses has no IPv6", "every IPv6 address"],
+            ),
+            (
+                &["--nodeport-addresses=172.35.0.0/24"],
+                &[v6],
+                &["has no IPv6"],
+            ),
+        ] {
+            let told = told(flags, used);
+            assert!(
+                told.len() == 1 && parts.iter().all(|part| told[0].contains(part)),
+                "{flags:?}: {told:?}"
+            );
+        }
+        let at_none = told(
+            &[
+                "--proxy-mode=nftables",
+                "--nodeport-addresses=172.35.0.0/24",
+            ],
+            &both,
+        );
+        assert!(
+            at_none.len() == 1 && at_none[0].contains("at no IPv6 address"),
+            "{at_none:?}"
+        );
+        let loopback = told(&["--nodeport-addresses=127.0.0.0/8"], &both);
+        assert!(
+            loopback.len() == 2
+                && loopback[0].contains(
+                    "loopback addresses alone of IPv4, where ipvs mode serves NodePorts nowhere"
+                )
+                && loopback[1].contains("has no IPv6"),
+            "{loopback:?}"
+        );
+    }
+
+    #[test]
+    fn a_setting_is_told_once_and_when_its_family_is_first_used() {
+        let settings = options(&["--proxy-mode=ipvs", "--cluster-cidr=10.244.0.0/16"]).modes;
+        let (mut watch, mut model) = (Watch::default(), Model::new());
+        let mut after = |name: &str, ip: &str| {
+            let service = Service::at(NamespacedName::new("default", name), [ip.parse().unwrap()]);
+            model.apply(Event::ServiceApplied(service));
+            let changes = model.take_changes();
+            watch.look(&settings, &model, &changes);
+            watch.told.len()
+        };
+        assert_eq!(after("a", "10.96.0.1"), 0);
+        assert_eq!(after("b", "fd96::1"), 1);
+        assert_eq!(after("c", "fd96::2"), 1);
+        assert_eq!(families_of(&model), IpFamily::ALL);
+    }
+}
