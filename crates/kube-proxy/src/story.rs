@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use proxy::{Fate, IpFamily, NamespacedName, Report, Standing, Writes};
-use tracing::{field, info};
+use tracing::{debug, field, info};
 
 /// The shortest time between two lines.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -31,6 +31,14 @@ struct Done {
     syncs: usize,
     /// How long they took.
     took: Duration,
+}
+
+impl Done {
+    /// Reports whether Services are served otherwise than before. The rest is housekeeping: chains
+    /// that no rule uses any more, endpoints that have drained.
+    fn is_of_services(&self) -> bool {
+        self.services > 0
+    }
 }
 
 impl Story {
@@ -76,17 +84,26 @@ impl Story {
     pub(crate) fn tell(&mut self, standing: &Standing, now: Instant) {
         let Some(done) = self.take(now) else { return };
         let failed = done.writes.sum(Fate::Refused) + done.writes.sum(Fate::Unknown);
-        info!(
-            family = %self.family,
-            service = done.only.as_ref().map(field::display),
-            services = (done.only.is_none() && done.services > 0).then_some(done.services),
-            written = list(&done.writes),
-            failed = (failed > 0).then_some(failed),
-            pending = (standing.pending > 0).then_some(standing.pending),
-            syncs = (done.syncs > 1).then_some(done.syncs),
-            took = ?done.took,
-            "synced"
-        );
+        macro_rules! say {
+            ($level:ident) => {
+                $level!(
+                    family = %self.family,
+                    service = done.only.as_ref().map(field::display),
+                    services = (done.only.is_none() && done.services > 0).then_some(done.services),
+                    written = list(&done.writes),
+                    failed = (failed > 0).then_some(failed),
+                    pending = (standing.pending > 0).then_some(standing.pending),
+                    syncs = (done.syncs > 1).then_some(done.syncs),
+                    took = ?done.took,
+                    "synced"
+                )
+            };
+        }
+        if done.is_of_services() {
+            say!(info);
+        } else {
+            say!(debug);
+        }
     }
 
     /// What is to be told now.
@@ -160,6 +177,18 @@ mod tests {
         story.synced(Duration::from_millis(2));
         let done = story.take(now + PAUSE).unwrap();
         assert_eq!((done.only, done.services), (None, 3));
+    }
+
+    #[test]
+    fn housekeeping_is_not_of_services() {
+        let mut story = Story::new(IpFamily::V4);
+        let now = Instant::now();
+        story.booked(&report(&[], &[(Subject::Table, Fate::Done, 1)]));
+        story.synced(Duration::from_millis(2));
+        assert!(!story.take(now).unwrap().is_of_services());
+        story.booked(&report(&["web"], &[(Subject::Table, Fate::Done, 1)]));
+        story.synced(Duration::from_millis(2));
+        assert!(story.take(now + PAUSE).unwrap().is_of_services());
     }
 
     #[test]
