@@ -26,7 +26,7 @@ use proxy::{
 use crate::conntrack::StaleFlows;
 use crate::events::Recorder;
 use crate::health::Health;
-use crate::health_check::HealthChecks;
+use crate::health_check::{Answering, HealthChecks};
 use crate::inspect::OfFamily;
 use crate::inspect::question::{DRAINS, GroundOfFamily};
 use crate::metrics::Metrics;
@@ -117,7 +117,7 @@ impl Family {
     pub(crate) fn new(
         mode: Box<dyn Mode>,
         options: &Options,
-        health: &Arc<Health>,
+        answering: &Answering,
         metrics: &Metrics,
         counters: &Counters,
         recorder: &Recorder,
@@ -140,12 +140,12 @@ impl Family {
             reporter: Reporter::new(family, recorder.clone(), now),
             story: Story::new(family),
             may_drain: false,
-            health: Arc::clone(health),
+            health: Arc::clone(&answering.health),
             health_checks: HealthChecks::new(
                 family,
                 node,
                 &options.modes.shared.node_port_addresses,
-                Arc::clone(health),
+                answering.clone(),
                 recorder.clone(),
             ),
             stale_flows: StaleFlows::new(family, metrics.clone(), counters.clone())?,

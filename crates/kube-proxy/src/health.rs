@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use proxy::{IpFamily, Standing};
 
+use crate::pulse::Pulse;
+
 /// For how many sync periods nothing that is pending may get into the kernel, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
@@ -22,6 +24,8 @@ const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Health {
     patience: Mutex<Duration>,
     families: Mutex<BTreeMap<IpFamily, Progress>>,
+    /// The loop's, which writes this: what it wrote last counts only while it comes round.
+    pulse: Pulse,
 }
 
 /// How far one family has come.
@@ -96,11 +100,20 @@ impl Health {
             .is_none_or(|since| now.saturating_duration_since(since) < patience)
     }
 
-    /// Whether every family is.
+    /// Whether every family is, and the loop is not hung.
     pub fn is_healthy(&self, now: Instant) -> bool {
-        self.lock()
-            .values()
-            .all(|progress| self.keeps_up(progress, now))
+        let families = self.progress();
+        let mut families = families.values();
+        families.all(|progress| self.keeps_up(progress, now)) && self.hung_for(now).is_none()
+    }
+
+    /// How long the loop has been hung; `None` if it is alive.
+    pub fn hung_for(&self, now: Instant) -> Option<Duration> {
+        self.pulse.hung_for(now)
+    }
+
+    pub(crate) fn pulse(&self) -> &Pulse {
+        &self.pulse
     }
 
     fn patience(&self) -> MutexGuard<'_, Duration> {
@@ -133,6 +146,8 @@ mod tests {
         let health = Health::new(Duration::from_secs(30));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
+        // No loop is asked here.
+        health.pulse().end();
         assert!(health.is_healthy(start), "while starting up");
         let note = |pending, stuck, now| {
             let standing = standing(Some(at(pending)), stuck);

@@ -23,6 +23,7 @@ use proxy::{HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses, Sel
 use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::PrettyFormatter;
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tracing::{debug, error, info};
 
@@ -34,11 +35,20 @@ use crate::http_server::listen::{Unspecified, listen_on};
 /// The ready endpoints on this node, for balancers that weigh nodes by it.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
+/// What the servers answer by.
+#[derive(Debug, Clone)]
+pub(crate) struct Answering {
+    /// Whether the proxy keeps up.
+    pub(crate) health: Arc<Health>,
+    /// The runtime that answers.
+    pub(crate) runtime: Handle,
+}
+
 /// The servers of one family.
 pub(crate) struct HealthChecks {
     family: IpFamily,
     node: String,
-    health: Arc<Health>,
+    answering: Answering,
     recorder: Recorder,
     /// Whether to listen on the addresses of NodePorts only, not on all.
     is_selective: bool,
@@ -87,13 +97,13 @@ impl HealthChecks {
         family: IpFamily,
         node: &str,
         node_ports: &NodePortAddresses,
-        health: Arc<Health>,
+        answering: Answering,
         recorder: Recorder,
     ) -> Self {
         Self {
             family,
             node: node.to_owned(),
-            health,
+            answering,
             recorder,
             is_selective: is_selective(node_ports, family),
             addresses: BTreeSet::new(),
@@ -165,7 +175,7 @@ impl HealthChecks {
             answer: Arc::new(Answer {
                 service: name.clone(),
                 local_endpoints: AtomicUsize::new(0),
-                health: Arc::clone(&self.health),
+                health: Arc::clone(&self.answering.health),
             }),
             addresses: BTreeSet::new(),
             tasks: JoinSet::new(),
@@ -175,7 +185,7 @@ impl HealthChecks {
             .answer
             .local_endpoints
             .store(check.local_endpoints, Ordering::Relaxed);
-        if let Err((address, error)) = server.listen(&self.addresses) {
+        if let Err((address, error)) = server.listen(&self.addresses, &self.answering.runtime) {
             if !mem::replace(&mut server.is_reported, true) {
                 error!(
                     family = %self.family, service = %name, port = check.port, %address, %error,
@@ -195,8 +205,14 @@ impl HealthChecks {
 
 impl Server {
     /// Listens wherever it does not yet; says where it could not.
-    fn listen(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), (IpAddr, io::Error)> {
+    fn listen(
+        &mut self,
+        addresses: &BTreeSet<IpAddr>,
+        runtime: &Handle,
+    ) -> Result<(), (IpAddr, io::Error)> {
         let mut result = Ok(());
+        // A socket belongs to the runtime that it is made in.
+        let _entered = runtime.enter();
         for address in addresses.difference(&self.addresses.clone()) {
             // Of one family only: the other one has a server of its own, with its own count.
             match listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only) {

@@ -182,7 +182,8 @@ impl Status {
             (family.to_string(), health)
         });
         let status: BTreeMap<_, _> = families.collect();
-        let healthy = status.values().all(|family| family.healthy);
+        let is_alive = self.health.hung_for(now).is_none();
+        let healthy = is_alive && status.values().all(|family| family.healthy);
         let code = code(healthy && node_eligible.unwrap_or(true));
         let last_updated = if code == StatusCode::OK {
             // Of all that is to be done, nothing is left to do. As upstream, since its 1.16.
@@ -209,6 +210,12 @@ impl Status {
 
     /// What is awaited before all that was first known is in the kernel, a line each.
     pub(crate) fn awaiting(&self) -> Vec<String> {
+        if let Some(hung) = self.health.hung_for(Instant::now()) {
+            return vec![format!(
+                "the daemon's loop, which has not come round for {} s: it hangs, and a restart is needed",
+                hung.as_secs()
+            )];
+        }
         let awaited = self.lock();
         let seconds = awaited.since.elapsed().as_secs();
         match self.families.get() {
@@ -276,6 +283,7 @@ mod tests {
 
     use super::*;
     use crate::http_server::{self, Server, WhenTaken, tests::get};
+    use crate::pulse::HUNG_AFTER;
 
     const PERIOD: Duration = Duration::from_secs(30);
 
@@ -368,6 +376,28 @@ mod tests {
         assert_eq!(world.ask("/readyz").await, ready);
         world.note(IpFamily::V6, Some(PERIOD * 3), Some(PERIOD * 3));
         assert_eq!(world.codes().await, [503, 503, 200], "what is served stays");
+    }
+
+    #[tokio::test]
+    async fn a_loop_that_hangs_neither_lives_nor_is_ready() {
+        let world = World::new();
+        world.status.expect([IpFamily::V4].into());
+        world.note(IpFamily::V4, None, None);
+        assert_eq!(world.codes().await, [200, 200, 200]);
+        // The probes had no answer; nor had one, long ago.
+        assert_eq!(world.codes().await, [200, 200, 200], "it may be busy");
+        let long_ago = Instant::now().checked_sub(HUNG_AFTER).unwrap();
+        world
+            .health
+            .pulse()
+            .answer(long_ago - Duration::from_secs(1));
+        assert_eq!(world.health.hung_for(long_ago), None);
+        assert_eq!(world.codes().await, [503, 503, 503]);
+        let (_, body) = world.ask("/readyz").await;
+        let awaited = body["awaiting"][0].as_str().unwrap();
+        assert!(awaited.starts_with("the daemon's loop"), "{awaited}");
+        world.health.pulse().answer(Instant::now());
+        assert_eq!(world.codes().await, [200, 200, 200]);
     }
 
     #[tokio::test]

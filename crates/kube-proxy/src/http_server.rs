@@ -13,6 +13,7 @@ mod accept;
 pub(crate) mod listen;
 mod patience;
 mod places;
+mod thread;
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -39,6 +40,7 @@ use listen::listen;
 use patience::Patient;
 pub(crate) use places::Client;
 use places::{Place, Places};
+pub(crate) use thread::HttpThread;
 
 /// The longest head of a request. More than any probe sends, as each connection may have as much.
 const HEAD_BYTES_MAX: usize = 16 << 10;

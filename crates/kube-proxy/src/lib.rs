@@ -33,6 +33,7 @@ pub mod modes;
 mod one_family;
 pub mod options;
 pub mod panics;
+mod pulse;
 mod report;
 pub mod run;
 pub mod serve;

@@ -64,7 +64,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     life: impl FnOnce() -> Life,
 ) -> ExitCode {
     // One thread for everything that waits; what blocks, the netlink sockets, has threads of its
-    // own.
+    // own, and so have the servers of HTTP.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

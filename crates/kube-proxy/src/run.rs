@@ -73,7 +73,7 @@ async fn live(
     mut changed: mpsc::Receiver<Options>,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
-    let observed = Observed::new(&options);
+    let observed = Observed::new(&options)?;
     let flags = command_line::values(std::env::args_os());
     let node = options.process.node_name.clone();
     let count = |host: &str| CountRequests::new(observed.metrics.clone(), host);
@@ -107,6 +107,7 @@ async fn live(
     let (opened, _servers, addresses) = tokio::select! {
         ready = try_join(prepared, gathered) => ready?.0,
         () = stop.requested() => return Ok(()),
+        () = observed.health.pulse().answer_all() => return Ok(()),
     };
     require(opened.left_out(), primary(&options.modes, &model))?;
     let options = settled;
@@ -139,6 +140,7 @@ async fn live(
     daemon.uses = uses;
     daemon.rulesets = select_all(notices);
     let result = daemon.serve(stop, &mut changed).await;
+    daemon.observed.health.pulse().end();
     daemon.end().await;
     result
 }

@@ -5,6 +5,8 @@ use proxy::{
     ServicePort, ServiceType,
 };
 
+use tokio::runtime::Handle;
+
 use super::*;
 use crate::tests::options;
 use crate::tests::scripted::{Script, Scripted};
@@ -30,7 +32,10 @@ impl World {
         let family = Family::new(
             mode,
             &options,
-            &health,
+            &Answering {
+                health: Arc::clone(&health),
+                runtime: Handle::current(),
+            },
             &metrics,
             &Counters::default(),
             &recorder,
@@ -449,8 +454,8 @@ async fn where_changes_come_without_end_what_is_written_is_told() {
     assert!(age < 14_000, "{age} ms");
 }
 
-#[test]
-fn what_waits_for_a_kernel_that_hangs_has_its_limit() {
+#[tokio::test]
+async fn what_waits_for_a_kernel_that_hangs_has_its_limit() {
     let mut world = World::new();
     for family in [IpFamily::V4, IpFamily::V6] {
         let trigger = Trigger {

@@ -7,6 +7,7 @@ use proxy::{
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -49,7 +50,10 @@ impl World {
                 IpFamily::V4,
                 &options.process.node_name,
                 &options.modes.shared.node_port_addresses,
-                Arc::clone(&health),
+                Answering {
+                    health: Arc::clone(&health),
+                    runtime: Handle::current(),
+                },
                 recorder,
             ),
             health,

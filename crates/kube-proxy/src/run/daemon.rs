@@ -14,6 +14,7 @@
 use std::future::poll_fn;
 use std::mem;
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,7 @@ use crate::events::Recorder;
 use crate::external_addresses::ExternalAddresses;
 use crate::family::Family;
 use crate::gather::drain;
+use crate::health_check::Answering;
 use crate::modes::definition::Ending;
 use crate::modes::predecessor::{Predecessor, disarm};
 use crate::modes::rulesets::Notices;
@@ -100,11 +102,14 @@ impl Daemon {
         observed: Observed,
         now: Instant,
     ) -> Result<Self> {
-        let (health, metrics, counters) =
-            (&observed.health, &observed.metrics, &observed.counters.own);
+        let answering = Answering {
+            health: Arc::clone(&observed.health),
+            runtime: observed.http.runtime().clone(),
+        };
+        let (metrics, counters) = (&observed.metrics, &observed.counters.own);
         let families = modes
             .into_iter()
-            .map(|mode| Family::new(mode, &options, health, metrics, counters, recorder, now));
+            .map(|mode| Family::new(mode, &options, &answering, metrics, counters, recorder, now));
         let families: Vec<Family> = families
             .collect::<Result<_, _>>()
             .context("cannot start a thread for stale UDP flows")?;
@@ -151,6 +156,7 @@ impl Daemon {
         // One timer for all, which is set anew only when it is another time: that costs system
         // calls.
         let mut timer = pin!(sleep_until(self.next_tick.into()));
+        let health = Arc::clone(&self.observed.health);
         loop {
             let now = Instant::now();
             self.turn(now).await?;
@@ -186,6 +192,7 @@ impl Daemon {
                     Some(event) => self.drain(event).await,
                     None => anyhow::bail!("the source of Services has ended"),
                 },
+                () = health.pulse().asked() => health.pulse().answer(Instant::now()),
                 Some(question) = self.observed.questions.recv() => self.answer(question),
                 Some(options) = changed.recv() => self.renewal.want(options, Modes::AsSettingsSay),
                 prepared = self.renewal.finished() => if let Some(prepared) = prepared {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use http::request::Parts;
 use tokio::sync::mpsc;
 
@@ -11,7 +11,7 @@ use crate::config::configz::Configz;
 use crate::events::{Event, Recorder};
 use crate::health::Health;
 use crate::healthz::{self, Status};
-use crate::http_server::{self, ListenError, Server};
+use crate::http_server::{self, HttpThread, ListenError, Server};
 use crate::inspect::{About, Inspect, Question, socket};
 use crate::metrics::Metrics;
 use crate::metrics::services::ServiceMetrics;
@@ -31,13 +31,21 @@ pub(super) struct Observed {
     pub(super) inspect: Arc<Inspect>,
     /// What is asked of the loop.
     pub(super) questions: mpsc::Receiver<Question>,
+    /// The thread that answers.
+    pub(super) http: HttpThread,
 }
 
 /// What answers others, by addresses and by the local socket; it ends when this is dropped.
 pub(super) type Servers = (Vec<Server>, socket::Server);
 
 impl Observed {
-    pub(super) fn new(options: &Options) -> Self {
+    /// Nothing is told yet.
+    ///
+    /// # Errors
+    ///
+    /// There is no thread that answers.
+    pub(super) fn new(options: &Options) -> Result<Self> {
+        let http = HttpThread::start().context("cannot start a thread that answers HTTP")?;
         let health = Arc::new(Health::new(options.modes.shared.sync_period));
         let status = Arc::new(Status::new(
             Arc::clone(&health),
@@ -51,7 +59,7 @@ impl Observed {
         let (inspect, questions) = Inspect::new(about, Arc::clone(&status), &counters);
         let services = ServiceMetrics::new(options.serve.services, counters.scraped.clone());
         let of_mode = options.modes.chosen.definition().metrics();
-        Self {
+        Ok(Self {
             metrics: Metrics::of(of_mode, &options.process.gates, services),
             status,
             health,
@@ -59,7 +67,8 @@ impl Observed {
             questions,
             configz: Configz::new(&options.said.configuration),
             counters,
-        }
+            http,
+        })
     }
 
     /// Starts the servers of health and metrics, and the local socket. `flags` are those of this
@@ -76,6 +85,7 @@ impl Observed {
         if let Some(at) = settings.healthz_address {
             let (status, metrics) = (Arc::clone(&self.status), self.metrics.clone());
             let respond = move |head: &Parts| status.respond(head, &metrics);
+            let _entered = self.http.enter();
             let started = http_server::start(healthz::PURPOSE, at, when_taken, respond);
             servers.push((healthz::PURPOSE, started));
         }
@@ -88,6 +98,7 @@ impl Observed {
                 flags,
                 Api::at(at, Arc::clone(&self.inspect)),
             );
+            let _entered = self.http.enter();
             let started = http_server::start(pages::PURPOSE, at, when_taken, pages);
             servers.push((pages::PURPOSE, started));
         }
@@ -110,6 +121,7 @@ impl Observed {
                 }
             }
         }
+        let _entered = self.http.enter();
         let local = socket::start(socket::NAME, Arc::clone(&self.inspect));
         Ok((running, local))
     }

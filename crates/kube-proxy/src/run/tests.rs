@@ -1,3 +1,4 @@
+use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
 use futures::stream::{BoxStream, StreamExt as _, poll_fn};
@@ -55,7 +56,7 @@ async fn a_start_goes_on_without_a_node_that_cannot_be_listed() {
 /// A daemon that is told nothing.
 pub(super) fn daemon_of(options: Options, modes: Vec<Box<dyn Mode>>) -> Daemon {
     let (_, received) = mpsc::channel(1);
-    let observed = Observed::new(&options);
+    let observed = Observed::new(&options).unwrap();
     let daemon = Daemon::new(
         options,
         stream(received),
@@ -94,6 +95,44 @@ async fn the_end_waits_for_what_has_begun_and_not_for_what_hangs() {
     script.set_idle(false);
     daemon_of(options(&[]), vec![mode]).end().await;
     assert!(began.elapsed() < END_PATIENCE + Duration::from_millis(10));
+}
+
+#[tokio::test]
+async fn who_asks_is_answered_while_the_loop_computes() {
+    let (mode, script) = Scripted::mode(IpFamily::V4);
+    let computes_for = Duration::from_secs(2);
+    script.state().computes_for = computes_for;
+    let options = options(&[
+        "--healthz-bind-address=127.0.0.1:0",
+        "--metrics-bind-address=127.0.0.1:0",
+    ]);
+    let mut daemon = daemon_of(options.clone(), vec![mode]);
+    let observed = &daemon.observed;
+    let served = observed.serve(&options, Vec::new(), &Recorder::off()).await;
+    let (servers, _local) = served.unwrap();
+    let asked = servers.iter().zip(["/livez", "/metrics"]);
+    let asked: Vec<_> = asked
+        .map(|(server, path)| {
+            let at = *server.address.as_ref().unwrap();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                let mut stream = std::net::TcpStream::connect(at).unwrap();
+                stream.set_read_timeout(Some(computes_for / 2)).unwrap();
+                let request =
+                    format!("GET {path} HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n");
+                stream.write_all(request.as_bytes()).unwrap();
+                let mut answer = String::new();
+                stream.read_to_string(&mut answer).unwrap();
+                assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+            })
+        })
+        .collect();
+    let began = Instant::now();
+    daemon.turn(began).await.unwrap();
+    assert!(began.elapsed() >= computes_for);
+    for one in asked {
+        one.join().expect("no answer while the loop computes");
+    }
 }
 
 #[tokio::test]
@@ -208,9 +247,8 @@ async fn a_server_that_cannot_listen_is_an_event() {
             let is_fatal_flag = format!("--bind-address-hard-fail={is_fatal}");
             let options = options(&[&taken, off, &is_fatal_flag]);
             let (recorder, mut recorded) = Recorder::queued();
-            let served = Observed::new(&options)
-                .serve(&options, Vec::new(), &recorder)
-                .await;
+            let observed = Observed::new(&options).unwrap();
+            let served = observed.serve(&options, Vec::new(), &recorder).await;
             assert_eq!(served.is_err(), is_fatal);
             let event = recorded.recv().await.unwrap().event;
             let error = match served {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use proxy::{Changes, IpFamily, Mode, Model, NodePorts, Notice, Report, Standing};
 
@@ -24,6 +24,8 @@ pub(crate) struct State {
     pub(crate) standing: Standing,
     pub(crate) finished: VecDeque<Report>,
     pub(crate) updates: Vec<Changes>,
+    /// How long an update computes.
+    pub(crate) computes_for: Duration,
     pub(crate) proceeds: usize,
     pub(crate) served_on: usize,
     pub(crate) checks: usize,
@@ -43,6 +45,7 @@ impl Scripted {
                 },
                 finished: VecDeque::new(),
                 updates: Vec::new(),
+                computes_for: Duration::ZERO,
                 proceeds: 0,
                 served_on: 0,
                 checks: 0,
@@ -87,7 +90,9 @@ impl Mode for Scripted {
         self.0.state().is_ready
     }
     fn update(&mut self, _: &Model, changes: &Changes, _: Instant) {
-        self.0.state().updates.push(changes.clone());
+        let mut state = self.0.state();
+        std::thread::sleep(state.computes_for);
+        state.updates.push(changes.clone());
     }
     fn notice(&mut self, _: &Notice, _: Instant) {}
     fn check(&mut self, _: Instant) {

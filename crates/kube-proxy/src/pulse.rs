@@ -1,0 +1,124 @@
+//! The pulse of the daemon's loop: whether it still comes round, for those who answer probes on
+//! another thread.
+//!
+//! ```text
+//!   a probe ─ hung_for ─▶ asks, unless it has just answered ─▶ the loop: answer
+//!                └─ how long the oldest question has had no answer
+//! ```
+//!
+//! Nothing happens while nobody asks. A loop that works in bounded pieces answers between two of
+//! them. One that hangs is seen by the first probe [`HUNG_AFTER`] after the first that it left
+//! without an answer.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+/// The longest time in which the loop may not come round.
+pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(30);
+/// How long an answer is good for those who ask next.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// Whether a loop still comes round.
+#[derive(Debug, Default)]
+pub(crate) struct Pulse {
+    state: Mutex<State>,
+    asked: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// When the question was asked that has no answer yet.
+    asked: Option<Instant>,
+    answered: Option<Instant>,
+    /// True once the process ends: the loop is over.
+    is_over: bool,
+}
+
+impl Pulse {
+    /// Asks the loop for an answer. Returns how long it has been hung; `None` if it is alive.
+    pub(crate) fn hung_for(&self, now: Instant) -> Option<Duration> {
+        let mut state = self.lock();
+        if state.is_over {
+            return None;
+        }
+        let since = |at: Instant| now.saturating_duration_since(at);
+        let Some(asked) = state.asked else {
+            if state.answered.is_none_or(|at| since(at) >= FRESH) {
+                state.asked = Some(now);
+                self.asked.notify_one();
+            }
+            return None;
+        };
+        Some(since(asked)).filter(|waited| *waited >= HUNG_AFTER)
+    }
+
+    /// Ready when somebody asks. To be [answered](Self::answer).
+    pub(crate) async fn asked(&self) {
+        self.asked.notified().await;
+    }
+
+    /// Says that the loop comes round.
+    pub(crate) fn answer(&self, now: Instant) {
+        let mut state = self.lock();
+        (state.asked, state.answered) = (None, Some(now));
+    }
+
+    /// Answers all who ask, while there is no loop yet. Never ready.
+    pub(crate) async fn answer_all(&self) {
+        loop {
+            self.asked().await;
+            self.answer(Instant::now());
+        }
+    }
+
+    /// The loop has ended, and the process is about to.
+    pub(crate) fn end(&self) {
+        self.lock().is_over = true;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No one holds it across anything that can panic.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_loop_that_leaves_a_question_without_an_answer_hangs() {
+        let pulse = Pulse::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(pulse.hung_for(at(0)), None);
+        assert!(pulse.asked().now_or_never().is_some());
+        pulse.answer(at(1));
+        // An hour without a probe is no hour without an answer.
+        assert_eq!(pulse.hung_for(at(3600)), None);
+        assert_eq!(pulse.hung_for(at(3629)), None);
+        assert_eq!(pulse.hung_for(at(3630)), Some(HUNG_AFTER));
+        pulse.answer(at(3631));
+        assert_eq!(pulse.hung_for(at(3632)), None);
+        assert_eq!(pulse.hung_for(at(3700)), Some(Duration::from_secs(68)));
+        pulse.end();
+        assert_eq!(pulse.hung_for(at(3701)), None);
+    }
+
+    #[test]
+    fn a_flood_of_probes_does_not_keep_the_loop_busy() {
+        let pulse = Pulse::default();
+        let now = Instant::now();
+        assert_eq!(pulse.hung_for(now), None);
+        assert!(pulse.asked().now_or_never().is_some());
+        pulse.answer(now);
+        for _ in 0..100 {
+            assert_eq!(pulse.hung_for(now + FRESH / 2), None);
+        }
+        assert!(pulse.asked().now_or_never().is_none());
+    }
+}
