@@ -485,8 +485,15 @@ impl engine::Scheme for Ipvs {
                 self.claims.drains.forget(key);
             }
         }
-        if plan.ops.contains(&Op::CreateLink) {
-            // To set it down takes IPv6 addresses away.
+        let serves_node_ports = |op: &Op| match op {
+            Op::BindAddress(address) | Op::UnbindAddress(address) => {
+                state.node.is_in_node_port_networks(*address)
+            }
+            _ => false,
+        };
+        if plan.ops.contains(&Op::CreateLink) || plan.ops.iter().any(serves_node_ports) {
+            // To set the link down takes IPv6 addresses away. A network of --nodeport-addresses
+            // may hold service addresses: those that are bound serve NodePorts, too.
             state.ask(Part::Addresses);
         }
         state.news.wrote(touched);

@@ -92,6 +92,17 @@ impl NodeFacts {
         })
     }
 
+    /// True if the flag has a network that selects this address, so that it serves NodePorts once
+    /// the node has it.
+    pub fn is_in_node_port_networks(&self, address: IpAddr) -> bool {
+        match self.node_port_addresses.of(self.family) {
+            Selection::All | Selection::Primary => false,
+            Selection::PrimaryOrWithin(nets) | Selection::Within(nets) => {
+                nets.iter().any(|net| net.contains(&address))
+            }
+        }
+    }
+
     /// The addresses in the networks of the flag, sorted, for a node that has no own address.
     pub fn serving_node_ports_in_networks(&self) -> Vec<IpAddr> {
         match self.node_port_addresses.of(self.family) {

@@ -309,6 +309,48 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
     }
 }
 
+/// As upstream's, which looks at all addresses of the node in each sync.
+#[test]
+fn service_addresses_in_a_network_of_node_ports_serve_them_as_they_come_and_go() {
+    let mut world = World::with(
+        Config::default(),
+        FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]),
+    );
+    let mut node = proxy::NodeFacts::new(IpFamily::V4, support::NODE);
+    let net = "10.96.0.0/16".parse().unwrap();
+    node.node_port_addresses = NodePortAddresses::Within(vec![net]);
+    let kernel = world.kernel.clone();
+    let lanes = proxy_ipvs::Lanes::inline(|| kernel.clone());
+    world.proxier = proxy_ipvs::Proxier::new(Config::default(), node, lanes, world.now);
+    node_port(&mut world);
+    let mut world = world.listed();
+    world.sync();
+    world.work();
+    assert_eq!(node_ports(&world), ["10.96.0.10:30080/TCP"]);
+    // Another Service comes, and goes.
+    world.service(service("default/other", "10.96.0.20", 80));
+    world.slice(slice("default/other", &PAIR));
+    world.sync();
+    world.work();
+    assert_eq!(
+        node_ports(&world),
+        ["10.96.0.10:30080/TCP", "10.96.0.20:30080/TCP"]
+    );
+    let reads = world.kernel.state().work.address_reads;
+    world.slice(slice("default/other", &["10.244.2.9@node2"]));
+    world.sync();
+    world.work();
+    assert_eq!(
+        world.kernel.state().work.address_reads,
+        reads,
+        "nothing was bound"
+    );
+    world.delete_service("default/other");
+    world.sync();
+    world.work();
+    assert_eq!(node_ports(&world), ["10.96.0.10:30080/TCP"]);
+}
+
 // ---- what comes between a call and its answer ----
 
 /// Goes on for as long as a look or a repair may take to begin.
