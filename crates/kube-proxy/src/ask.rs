@@ -81,8 +81,8 @@ enum Output {
 enum Failure {
     /// Nobody listens.
     #[error(
-        "no kube-proxy-ipvs answers in this network namespace (local socket @{})",
-        crate::inspect::socket::NAME
+        "no kube-proxy-ipvs answers in this network namespace (local socket in {})",
+        crate::inspect::socket::Places::default()
     )]
     NoDaemon,
     /// There is no such object.

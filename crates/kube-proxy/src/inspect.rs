@@ -16,14 +16,13 @@
 //!
 //! # The local socket
 //!
-//! It is an abstract UNIX socket, `@kube-proxy-ipvs/inspect`. Abstract names belong to the network
-//! namespace, as what the daemon programs does: the same name is the same daemon on the node, in the
-//! daemon's container and with `kubectl exec`, and two nodes of a test on one machine do not meet. A
-//! file would need a folder that both have mounted and may write to (the container's root is
-//! read-only), and cleaning up after a crash, which the kernel does for an abstract name. What a file
-//! has in permissions, the kernel says of each peer (`SO_PEERCRED`): user 0 and the user that runs the
-//! daemon may ask. User 0 is root of the node, and of each container in the node's network namespace
-//! that has no user namespace of its own: a pod with `hostNetwork` that runs as root may ask, too.
+//! It is a file in `/run/kube-proxy/inspect`, a folder of mode 0700, so that no process but root's can
+//! take the daemon's place while that is down. The file's name is the number of the network namespace:
+//! two nodes of a test on one machine do not meet. The client looks at the folder's owner and at its
+//! peer (`SO_PEERCRED`). Where the folder cannot be made (a read-only root without a volume there) it
+//! is the abstract socket `@kube-proxy-ipvs/inspect`, which any process of the network namespace can
+//! take: a client then asks nobody but a process that runs the client's own program file, and names
+//! any other. User 0 and the user that runs the daemon may ask.
 //!
 //! At the metrics address whoever is on the node may ask. They are not told what the kernel tells root
 //! alone: rules of others are named there, and not quoted ([`rooms`] keeps both from each other).

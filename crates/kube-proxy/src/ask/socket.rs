@@ -1,16 +1,13 @@
 //! Asking the daemon by its local socket.
 
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::geteuid;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::Failure;
-use crate::inspect::socket;
+use crate::inspect::socket::{self, Places};
 
 /// How long an answer may take to begin, and to go on.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -26,7 +23,7 @@ pub(super) fn get<T: DeserializeOwned>(path: &str) -> Result<T, Failure> {
     let unreadable = |what: &dyn std::fmt::Display| {
         Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))
     };
-    let answer = ask(socket::NAME, path)?;
+    let answer = ask(&Places::default(), path)?;
     let (code, body) = split(&answer).ok_or_else(|| unreadable(&"it is no HTTP"))?;
     if code == 200 {
         return serde_json::from_slice(body).map_err(|error| unreadable(&error));
@@ -41,27 +38,11 @@ pub(super) fn get<T: DeserializeOwned>(path: &str) -> Result<T, Failure> {
     })
 }
 
-fn ask(name: &str, path: &str) -> Result<Vec<u8>, Failure> {
-    let failed = |error: io::Error| {
-        Failure::Unreadable(format!("cannot ask by the local socket @{name}: {error}"))
-    };
-    let address = socket::address(name).map_err(failed)?;
-    let mut stream = match UnixStream::connect_addr(&address) {
-        Ok(stream) => stream,
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            return Err(Failure::NoDaemon);
-        }
-        Err(error) => return Err(failed(error)),
-    };
-    // Anybody may take the name while no daemon has it.
-    let server = socket_peercred(&stream).map_err(|error| failed(error.into()))?;
-    if !server.uid.is_root() && server.uid != geteuid() {
-        return Err(Failure::Unreadable(format!(
-            "the local socket @{name} is of a process of user {}, which is no kube-proxy that root runs (ss -xlp): it is not \
-             asked",
-            server.uid.as_raw()
-        )));
-    }
+fn ask(places: &Places, path: &str) -> Result<Vec<u8>, Failure> {
+    let failed =
+        |error: io::Error| Failure::Unreadable(format!("cannot ask by the local socket: {error}"));
+    let connected = socket::connect(places).map_err(failed)?;
+    let mut stream = connected.ok_or(Failure::NoDaemon)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let exchange = || {
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -86,6 +67,8 @@ fn split(answer: &[u8]) -> Option<(u16, &[u8])> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -99,7 +82,11 @@ mod tests {
 
     #[test]
     fn without_a_daemon_that_is_said() {
-        let failure = ask("kube-proxy-ipvs/test-nobody", "/").unwrap_err();
+        let nobody = Places::of(
+            Path::new("/run/kube-proxy/test-nobody"),
+            "kube-proxy-ipvs/nobody",
+        );
+        let failure = ask(&nobody, "/").unwrap_err();
         assert!(matches!(failure, Failure::NoDaemon), "{failure}");
     }
 }

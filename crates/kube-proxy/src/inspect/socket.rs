@@ -1,7 +1,8 @@
 //! The local socket: where it is, and who may ask there.
 
+mod place;
+
 use std::io;
-use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net as std_unix;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,25 +13,16 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
+pub(crate) use place::Places;
+
 use crate::http_server::{self, Accepted, Client, Listen, Respond};
 
-/// The socket's abstract name.
-pub(crate) const NAME: &str = "kube-proxy-ipvs/inspect";
-/// How often a name that somebody else has is tried again: it is free once that ends.
+/// How often a socket that another process holds is tried again: it is free once that ends.
 const RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
     Duration::from_secs(5)
 };
-
-/// The address of an abstract name in this network namespace.
-///
-/// # Errors
-///
-/// The name is too long for one.
-pub(crate) fn address(name: &str) -> io::Result<std_unix::SocketAddr> {
-    std_unix::SocketAddr::from_abstract_name(name)
-}
 
 /// Answers on the socket until it is dropped.
 #[derive(Debug)]
@@ -42,51 +34,55 @@ impl Drop for Server {
     }
 }
 
-/// Starts to answer on the socket. Where another process has the name, a warning says so, once, and
-/// it is tried again: nothing else waits for it.
-pub(crate) fn start(name: &'static str, respond: impl Respond) -> Server {
-    let first = listen(name);
+/// Starts to answer on the socket. Where another process holds it, a warning names that process,
+/// once, and it is tried again: nothing else waits for it.
+pub(crate) fn start(places: Places, respond: impl Respond) -> Server {
+    let first = listen(&places);
     if let Err(error) = &first {
         warn!(
-            "cannot listen on the local socket @{name}, by which kube-proxy status and others ask: {error}. Another kube-proxy \
-             serves in this network namespace (ss -xlp | grep {name}); all else goes on, and it is tried again"
+            "cannot listen on the local socket, by which kube-proxy status and others ask: {error}; all else goes on, and it is \
+             tried again"
         );
     }
     Server(tokio::spawn(async move {
         let listener = match first {
             Ok(listener) => listener,
-            Err(_) => until_bound(name).await,
+            Err(_) => until_bound(&places).await,
         };
         let what = "the local socket";
         http_server::serve(listener, what, Arc::new(respond)).await;
     }))
 }
 
-async fn until_bound(name: &str) -> Local {
+async fn until_bound(places: &Places) -> Local {
     loop {
         sleep(RETRY_PERIOD).await;
-        match listen(name) {
+        match listen(places) {
             Ok(listener) => {
-                info!("the local socket @{name} is served now");
+                info!("the local socket is served now");
                 return listener;
             }
-            Err(error) => debug!(%error, "still cannot listen on the local socket @{name}"),
+            Err(error) => debug!(%error, "still cannot listen on the local socket"),
         }
     }
 }
 
-fn listen(name: &str) -> io::Result<Local> {
-    let listener = std_unix::UnixListener::bind_addr(&address(name)?)?;
+fn listen(places: &Places) -> io::Result<Local> {
+    let place::Bound { listener, file } = places.bind()?;
     listener.set_nonblocking(true)?;
     Ok(Local {
         listener: UnixListener::from_std(listener)?,
         own: geteuid().as_raw(),
+        _file: file,
     })
 }
 
 /// The socket.
 #[derive(Debug)]
 struct Local {
+    /// Before the listener, which drops later: so another daemon finds no file that nobody listens
+    /// at.
+    _file: Option<place::OwnFile>,
     listener: UnixListener,
     /// The user that the daemon runs as.
     own: u32,
@@ -124,6 +120,15 @@ fn refusal(user: Option<u32>, own: u32) -> Option<String> {
         )),
         None => Some("it cannot be told who asks".to_owned()),
     }
+}
+
+/// Connects to the daemon of this network namespace; `None` if no process listens.
+///
+/// # Errors
+///
+/// The process that listens is not known to be the daemon, or the socket cannot be used.
+pub(crate) fn connect(places: &Places) -> io::Result<Option<std_unix::UnixStream>> {
+    places.connect()
 }
 
 #[cfg(test)]

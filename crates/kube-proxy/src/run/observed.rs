@@ -122,7 +122,7 @@ impl Observed {
             }
         }
         let _entered = self.http.enter();
-        let local = socket::start(socket::NAME, Arc::clone(&self.inspect));
+        let local = socket::start(socket::Places::default(), Arc::clone(&self.inspect));
         Ok((running, local))
     }
 }
