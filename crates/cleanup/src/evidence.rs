@@ -48,8 +48,8 @@ impl Evidence {
         }
     }
 
-    /// Whether a virtual server is one that a mode has made: its address is on that mode's link,
-    /// one of the sets names it, or its port is a NodePort and its address the node's, or was when
+    /// Whether a virtual server is one that a mode has made: one of the sets names it, its address is
+    /// on that mode's link and no set names another one there, or its port is a NodePort and its address the node's, or was when
     /// it was made, as its note says.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let Server {
@@ -59,10 +59,17 @@ impl Evidence {
         } = *server;
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
         let is_noted = kinds.any(|kind| flags & kind.node_port_flag != 0);
-        self.bound.contains(&at.ip())
-            || self.servers.contains(&(at, protocol))
+        self.servers.contains(&(at, protocol))
+            || (self.bound.contains(&at.ip()) && !self.names_any_at(at.ip()))
             || ((self.elsewhere.contains(&at.ip()) || is_noted)
                 && self.node_ports.contains(&(at.port(), protocol)))
+    }
+
+    /// True if a set names virtual servers at this address: then it names all of a mode's there.
+    fn names_any_at(&self, address: IpAddr) -> bool {
+        let first = (SocketAddr::new(address, 0), Protocol::Tcp);
+        let last = (SocketAddr::new(address, u16::MAX), Protocol::Sctp);
+        self.servers.range(first..=last).next().is_some()
     }
 }
 
@@ -85,6 +92,8 @@ mod tests {
     fn only_what_is_known_to_be_ours_goes() {
         let there = [
             ("10.96.0.1:443", 0),
+            // Another program's: the sets name what is ours at this address.
+            ("10.96.0.3:81", 0),
             ("10.96.0.2:80", 0),
             ("10.96.0.2:81", NOTE),
             ("192.0.2.1:80", NOTE),
@@ -94,7 +103,9 @@ mod tests {
             ("192.0.2.3:30000", NOTE),
         ];
         let mut found = Evidence {
-            bound: ["10.96.0.1".parse().unwrap()].into(),
+            bound: ["10.96.0.1", "10.96.0.3"]
+                .map(|ip| ip.parse().unwrap())
+                .into(),
             elsewhere: ["192.0.2.1".parse().unwrap()].into(),
             ..Evidence::default()
         };
@@ -105,6 +116,12 @@ mod tests {
             port: 80,
         };
         found.add(Says::VirtualServers, &named);
+        let other = Entry::IpPort {
+            ip: "10.96.0.3".parse().unwrap(),
+            protocol: IpProtocol(Protocol::Udp.number()),
+            port: 80,
+        };
+        found.add(Says::VirtualServers, &other);
         // What a set of this kind cannot hold says nothing.
         found.add(Says::NodePorts(Protocol::Tcp), &named);
         let ours = there.map(|(at, flags)| {
@@ -115,6 +132,6 @@ mod tests {
             };
             found.says_ours(MODES, &server)
         });
-        assert_eq!(ours, [true, true, false, false, true, false, true]);
+        assert_eq!(ours, [true, false, true, false, false, true, false, true]);
     }
 }

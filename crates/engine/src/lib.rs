@@ -351,6 +351,12 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
             self.state.arriving.clear();
         }
         self.scheme.prepare(&mut self.state);
+        if self.state.has_claims && self.scheme.wants_update() {
+            let none = hashbrown::HashSet::new();
+            self.scheme
+                .update(&mut self.state, model, Extent::These(&none));
+            self.scheme.prepare(&mut self.state);
+        }
         for &lane in LaneOf::<S>::ALL {
             self.start(lane);
         }

@@ -174,6 +174,12 @@ pub trait Scheme: Sized + Send + 'static {
     /// Takes over what was found of a part.
     fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::Found);
 
+    /// True if Services are to be compiled again for what was found: [`update`](Self::update) then
+    /// knows which.
+    fn wants_update(&self) -> bool {
+        false
+    }
+
     /// Draws the conclusions once all that was read together is known.
     fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 

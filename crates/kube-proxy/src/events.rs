@@ -24,7 +24,7 @@ use kube::api::PostParams;
 use kube::core::Status;
 use kube::runtime::watcher::DefaultBackoff;
 use kube::{Api, Client};
-use proxy::{Conflict, Model, NamespacedName};
+use proxy::{Conflict, Model, NamespacedName, ServicePortName};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
@@ -135,6 +135,17 @@ impl Event {
                 note,
             )
         }
+    }
+
+    /// A warning on the Service that goes without an address and port at which another program has
+    /// a virtual server. Upstream overwrites that.
+    pub fn address_taken(at: &str, owner: &ServicePortName, model: &Model) -> Self {
+        let note = format!(
+            "another program has a virtual server of IPVS at {at} on this node: it is left alone, and port {owner} is not served \
+             there until it is gone"
+        );
+        let reason = ("AddressTaken", "SyncProxyRules");
+        Self::service_warning(&owner.service, model, reason, note)
     }
 
     /// A warning on the Service that names an external or load-balancer address which is not served

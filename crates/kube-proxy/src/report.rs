@@ -108,6 +108,10 @@ impl Reporter {
         if let Some(conflicts) = &report.conflicts {
             self.conflicts(conflicts, model);
         }
+        // The log has them as failures.
+        for (at, owner) in &report.foreign {
+            self.recorder.record(Event::address_taken(at, owner, model));
+        }
         if !report.drift.is_empty() {
             warn!(family = %self.family, "somebody else has changed {}; it is made right again", list(&report.drift));
             self.drifted(&report.drift);

@@ -18,6 +18,10 @@ use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;
 
+/// Why a virtual server is not made where another program has one.
+const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
+     served there; remove it (ipvsadm -D), or take the address out of the Service";
+
 /// What became of a plan, once it is booked.
 #[derive(Debug)]
 pub(crate) struct Booked {
@@ -83,6 +87,10 @@ impl Tables {
                 Outcome::Done => {
                     booked.writes.add(op.subject(), Fate::Done, 1);
                     Draft::apply(&mut draft, op);
+                    if matches!(op, Op::AddServer(..)) {
+                        // Another program's, if there was one, is gone.
+                        self.foreign.remove(key);
+                    }
                 }
                 Outcome::Unknown => {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
@@ -99,6 +107,11 @@ impl Tables {
                 // surprise, and it is said once.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
+                    let (reason, of) = if of == Fault::Belief && self.foreign.is_known_at(key) {
+                        (LEFT_ALONE.to_owned(), Fault::Entry)
+                    } else {
+                        (reason, of)
+                    };
                     booked.writes.add(op.subject(), Fate::Refused, 1);
                     is_refused = matches!(op, Op::AddServer(..));
                     if fault.is_none() {

@@ -11,6 +11,7 @@
 //! [`Drains`] names them; the others are as they were compiled.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
@@ -21,7 +22,7 @@ use smallvec::SmallVec;
 use crate::compile::Fragment;
 use crate::drain::Drains;
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
-use crate::sets::Set;
+use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
 /// The claims of all Services of one IP family.
@@ -163,6 +164,12 @@ impl Claims {
             .filter(|(key, _)| keys.insert(*key))
             .map(|(key, server)| (key, self.claim_of(&owner, key, server, tables)))
             .collect();
+        let refused = Refused::of(&keys, servers.iter(), tables);
+        let servers: Vec<_> = servers
+            .into_iter()
+            .filter(|(key, _)| !refused.is_dropped(key))
+            .collect();
+        let keys: HashSet<_> = servers.iter().map(|(key, _)| *key).collect();
         let released: Vec<_> = tables
             .servers
             .keys_of(&owner)
@@ -176,10 +183,11 @@ impl Claims {
         }
         // What the sets and rules say of an address and port is the winner's alone: a loser's
         // source ranges or policy would change who may use it, and how.
-        let lost: HashSet<VirtualServerKey> = keys
+        let mut lost: HashSet<VirtualServerKey> = keys
             .into_iter()
             .filter(|key| tables.servers.owner(key) != Some(&owner))
             .collect();
+        lost.extend(refused.keys.iter().copied());
         let prefixes: BTreeSet<u8> = members
             .iter()
             .filter_map(|(_, member)| member.prefix_len())
@@ -193,12 +201,16 @@ impl Claims {
                 .iter()
                 .filter(|(of, member)| {
                     let about = set.virtual_server(member);
-                    *of == set && about.is_none_or(|key| !lost.contains(&key))
+                    *of == set
+                        && about.is_none_or(|key| !lost.contains(&key))
+                        && !refused.has_member(set, member)
                 })
                 .map(|(_, member)| (*member, ()));
             tables.members_mut(set).claim(&owner, own);
         }
-        let addresses = addresses.into_iter().map(|address| (address, ()));
+        let addresses = addresses.into_iter();
+        let addresses = addresses.filter(|address| !refused.addresses.contains(address));
+        let addresses: Vec<_> = addresses.map(|address| (address, ())).collect();
         tables.addresses.claim(&owner, addresses);
         let mut forbidden: Vec<_> = forbidden_to_node
             .into_iter()
@@ -348,5 +360,61 @@ impl Claims {
             ..wanted
         };
         tables.servers.adjust(&owner, key, claim);
+    }
+}
+
+/// What a Service port does not get because another program has virtual servers there.
+#[derive(Default)]
+struct Refused {
+    /// The virtual servers that are another program's, and those that go with them.
+    keys: HashSet<VirtualServerKey>,
+    /// Those of them that are not even tried.
+    dropped: HashSet<VirtualServerKey>,
+    /// Their addresses, which this Service port has no other use for.
+    addresses: HashSet<IpAddr>,
+    /// True for the NodePort: its number in a set would say that the other's is ours.
+    has_node_port: bool,
+}
+
+impl Refused {
+    fn of<'a>(
+        keys: &HashSet<VirtualServerKey>,
+        servers: impl Iterator<Item = &'a (VirtualServerKey, VirtualServer)> + Clone,
+        tables: &Tables,
+    ) -> Self {
+        if tables.foreign.is_empty() {
+            return Self::default();
+        }
+        let is_foreign =
+            |key: &&VirtualServerKey| tables.foreign.is_known_at(key) && !tables.is_ours(key);
+        let mut refused = Self {
+            keys: keys.iter().filter(is_foreign).copied().collect(),
+            ..Self::default()
+        };
+        let of_node_port = servers.filter(|(_, server)| server.properties.is_node_port());
+        let of_node_port: Vec<_> = of_node_port.map(|(key, _)| *key).collect();
+        if of_node_port.iter().any(|key| refused.keys.contains(key)) {
+            refused.has_node_port = true;
+            for key in of_node_port {
+                if refused.keys.insert(key) {
+                    refused.dropped.insert(key);
+                }
+            }
+        }
+        refused.addresses = refused.keys.iter().map(|key| key.address).collect();
+        refused
+    }
+
+    fn is_dropped(&self, key: &VirtualServerKey) -> bool {
+        self.dropped.contains(key)
+    }
+
+    /// True for a member that would say of another program's virtual server that it is ours.
+    fn has_member(&self, set: Set, member: &Member) -> bool {
+        match member {
+            Member::Port(_) => self.has_node_port,
+            Member::Address(address) => set == Set::IpvsIps && self.addresses.contains(address),
+            _ => false,
+        }
     }
 }

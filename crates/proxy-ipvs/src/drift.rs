@@ -13,6 +13,7 @@
 //! found: the lane that writes them reads them again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -145,6 +146,9 @@ impl Drifts {
             // meanwhile. The lane that writes them reads them while none is.
             state.ask(Part::Servers);
         }
+        if let Some(others) = found.others {
+            tables.foreign.found(others);
+        }
         let mut changed = Vec::new();
         for (key, there) in found.servers {
             let believed = tables.servers.actual(&key).cloned();
@@ -234,6 +238,9 @@ struct Comparing {
     members: BTreeMap<Set, BTreeSet<Member>>,
     believed_addresses: Vec<IpAddr>,
     addresses: BTreeSet<IpAddr>,
+    /// Virtual servers of other programs that the dump has told, if it has told all.
+    others: Vec<(VirtualServerKey, VirtualServer)>,
+    has_servers: bool,
     /// Virtual servers that nobody here has made or wants, and that are ours by all that says so.
     adopted: BTreeSet<VirtualServerKey>,
 }
@@ -253,6 +260,8 @@ struct Touched {
 struct Found {
     /// Virtual servers of ours that are otherwise, and how.
     servers: Vec<(VirtualServerKey, VirtualServer)>,
+    /// All virtual servers of other programs, at the end of a dump that could be read.
+    others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
     /// Whether the dump lacks virtual servers that were believed to be there.
     has_lost_servers: bool,
     /// Members that are there and should not be, or the other way round.
@@ -349,6 +358,8 @@ impl Comparing {
         };
         Self {
             believed_servers: servers.iter().flat_map(|_| believed_servers()).collect(),
+            others: Vec::new(),
+            has_servers: servers.is_some(),
             servers: servers.unwrap_or_default(),
             believed_members: sets.iter().flat_map(|_| believed_members()).collect(),
             members: sets.map(|found| found.members).unwrap_or_default(),
@@ -381,7 +392,10 @@ impl Comparing {
                         found.has_lost_servers = true;
                         self.believed_servers.clear();
                         self.servers.clear();
+                        self.has_servers = false;
                     }
+                } else if let Some(there) = there.filter(|_| !is_ours()) {
+                    self.others.push((key, there));
                 }
             } else if let Some((set, member, is_there)) = self.next_member() {
                 let is_believed = tables.members(set).actual(&member).is_some();
@@ -394,6 +408,11 @@ impl Comparing {
                     is_there != is_believed && !self.touched.addresses.contains(&address);
             } else {
                 found.is_over = true;
+                // What was tried meanwhile is read by the lane that writes.
+                let mut touched = self.touched.servers.iter();
+                let is_touched = touched.any(|key| tables.foreign.stands_at(key));
+                found.others =
+                    (self.has_servers && !is_touched).then(|| mem::take(&mut self.others));
                 break;
             }
         }

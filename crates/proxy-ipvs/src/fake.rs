@@ -206,7 +206,29 @@ impl Kernel for FakeKernel {
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         let mut state = self.state();
         state.count(plan);
-        let outcomes = plan.ops.iter().map(|op| state.write(op)).collect();
+        let mut taken = BTreeSet::new();
+        let mut write = |op: &Op| {
+            let of_another = matches!(op, Op::AddDestination(key, _) if taken.contains(key));
+            if of_another {
+                return Outcome::Refused {
+                    reason: "its virtual server is another program's".to_owned(),
+                    fault: Fault::Node,
+                };
+            }
+            let outcome = state.write(op);
+            if let (
+                Op::AddServer(key, _),
+                Outcome::Refused {
+                    fault: Fault::Belief,
+                    ..
+                },
+            ) = (op, &outcome)
+            {
+                taken.insert(*key);
+            }
+            outcome
+        };
+        let outcomes = plan.ops.iter().map(&mut write).collect();
         if std::mem::take(&mut state.lose_acknowledgements) {
             return plan.ops.iter().map(|_| Outcome::Unknown).collect();
         }

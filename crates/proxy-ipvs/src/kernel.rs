@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use proxy::{Target, Unreadable};
+use proxy::{Protocol, Target, Unreadable};
 
 use crate::leftovers::{Leftovers, Place};
 use crate::plan::{Outcome, Plan};
@@ -157,6 +157,15 @@ impl Snapshot {
     }
 }
 
+/// The sets that name virtual servers by address, protocol and port.
+const NAMING: [Set; 5] = [
+    Set::ClusterIp,
+    Set::ExternalIp,
+    Set::ExternalIpLocal,
+    Set::LoadBalancer,
+    Set::NodePortSctp,
+];
+
 /// What says whose a virtual server is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Evidence<'a> {
@@ -167,30 +176,35 @@ pub(crate) struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
-    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: its address is on
-    /// `kube-ipvs0`, one of the sets names it or its address, its port is a NodePort and its address
-    /// the node's, or it bears the note that a kube-proxy made it for a NodePort: that is proof by itself, as
+    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: one of the sets names
+    /// it, its address is on `kube-ipvs0` or in a set and no set names another one there, its port is
+    /// a NodePort and its address the node's, or it bears the note that a kube-proxy made it for a NodePort: that is proof by itself, as
     /// nobody else sets that flag.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let holds =
             |set: Set, member: Member| self.sets.get(&set).is_some_and(|set| set.contains(&member));
         let by_address = Member::AddressPort(key.address, key.protocol, key.port);
         let is_noted = |server: &VirtualServer| server.properties.is_node_port();
-        self.bound.contains(&key.address)
+        let has_address = self.bound.contains(&key.address)
             || self.bound_otherwise.contains(&key.address)
-            || holds(Set::IpvsIps, Member::Address(key.address))
-            || [
-                Set::ClusterIp,
-                Set::ExternalIp,
-                Set::ExternalIpLocal,
-                Set::LoadBalancer,
-                Set::NodePortSctp,
-            ]
-            .into_iter()
-            .any(|set| holds(set, by_address))
+            || holds(Set::IpvsIps, Member::Address(key.address));
+        NAMING.into_iter().any(|set| holds(set, by_address))
+            || (has_address && !self.names_any_at(key.address))
             || server.is_some_and(is_noted)
             || (self.interface_addresses.contains(&key.address)
                 && holds(Set::node_port(key.protocol), Member::Port(key.port)))
+    }
+
+    /// True if a set names virtual servers at this address: then it names all of a kube-proxy's
+    /// there, and others are other programs'.
+    fn names_any_at(self, address: IpAddr) -> bool {
+        let first = |protocol| Member::AddressPort(address, protocol, 0);
+        let last = |protocol| Member::AddressPort(address, protocol, u16::MAX);
+        let mut named = NAMING.into_iter().filter_map(|set| self.sets.get(&set));
+        named.any(|members| {
+            let mut all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
+            all.any(|of| members.range(first(of)..=last(of)).next().is_some())
+        })
     }
 }
 

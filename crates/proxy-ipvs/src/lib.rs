@@ -23,6 +23,7 @@ mod drift;
 mod exchange;
 pub mod fake;
 mod footprint;
+mod foreign;
 #[doc(hidden)]
 pub mod fuzzed;
 mod kernel;

@@ -27,11 +27,8 @@ impl Ipvs {
         let was_known = state.knows(Part::Servers);
         let tables = &mut self.tables;
         self.drifts.count(found.len());
-        let (ours, others): (BTreeMap<_, _>, BTreeMap<_, _>) = if tables.has_servers() {
-            found.into_iter().partition(|(key, _)| tables.is_ours(key))
-        } else {
-            (BTreeMap::new(), found)
-        };
+        let (ours, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            found.into_iter().partition(|(key, _)| tables.is_ours(key));
         if was_known {
             for (key, believed) in tables.servers.iter_actual() {
                 let there = ours.get(key);
@@ -44,9 +41,8 @@ impl Ipvs {
         for key in tables.servers.observe(ours) {
             self.claims.settle_leftovers(key, tables);
         }
-        if let Some(takeover) = self.takeover.as_mut().filter(|_| !was_known) {
-            takeover.found_servers(others);
-        }
+        tables.foreign.found(others);
+        self.recognize(state);
         // The check compares with what was believed before.
         self.drifts.abort();
     }
@@ -235,22 +231,60 @@ impl Ipvs {
         if !evidence.into_iter().all(|part| state.knows(part)) {
             return;
         }
-        let excluded = &state.config.exclude_cidrs;
-        let takeover = self.takeover.as_mut();
-        if let Some(adopted) = takeover.and_then(|takeover| takeover.judge(excluded)) {
+        if let Some(takeover) = self.takeover.take() {
+            let excluded = &state.config.exclude_cidrs;
+            let adopted = takeover.judge(excluded, &mut self.tables.foreign);
             self.adopt(adopted);
             self.refresh_node_ports(state);
+            self.recognize(state);
         }
     }
 
-    /// Adopts what is wanted and was there before, whosever it was. Once all is known and claimed,
-    /// the rest is others'.
-    pub(crate) fn adopt_wanted(&mut self) {
-        let Some(mut takeover) = self.takeover.take() else {
+    /// Adopts virtual servers that nothing says to be ours where they are what a kube-proxy would
+    /// have made in the place of one that is wanted: what said so may be lost. Tells of those that
+    /// are another program's.
+    pub(crate) fn recognize(&mut self, state: &mut State) {
+        let tables = &mut self.tables;
+        if tables.foreign.is_empty() {
             return;
+        }
+        let wanted = |(key, there): (&VirtualServerKey, &VirtualServer)| {
+            let wanted = tables.servers.wanted(key)?;
+            Some((*key, wanted.is_like(there)))
         };
-        self.adopt(takeover.take_wanted(&self.tables));
-        self.takeover = Some(takeover).filter(|takeover| !takeover.is_over());
+        let wanted: Vec<_> = tables.foreign.iter().filter_map(wanted).collect();
+        for (key, is_like) in wanted {
+            if is_like && let Some(server) = self.tables.foreign.remove(&key) {
+                self.adopt(vec![(key, server)]);
+            } else if self.tables.foreign.is_known_at(&key) && self.tables.foreign.tell(&key) {
+                let owner = self.tables.servers.owner(&key);
+                let owner = owner.map(|owner| owner.name.clone());
+                state
+                    .report
+                    .foreign
+                    .extend(owner.map(|owner| (key.to_string(), owner)));
+            }
+        }
+    }
+
+    /// Computes again the Services that name what another program has taken, or left.
+    pub(crate) fn follow_foreign(&mut self, state: &mut State, model: &Model) {
+        let changed = self.tables.foreign.take_changed();
+        if changed.is_empty() {
+            return;
+        }
+        let mut free = Free::default();
+        for key in &changed {
+            let at = free.at.entry((key.protocol, key.port)).or_default();
+            at.push(key.address);
+            free.addresses.insert(key.address);
+        }
+        let names = |name: &&NamespacedName| {
+            let view = model.view(name);
+            view.is_some_and(|view| may_have(view.service, &free))
+        };
+        let names: Vec<_> = model.service_names().filter(names).cloned().collect();
+        self.update_before_told(state, model, &names);
     }
 
     fn adopt(&mut self, found: Vec<(VirtualServerKey, VirtualServer)>) {

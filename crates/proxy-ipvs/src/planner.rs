@@ -265,7 +265,7 @@ fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
         return false;
     };
     let Some(actual) = tables.servers.actual(key) else {
-        return true;
+        return tables.foreign.may_be_tried(key);
     };
     let mut wanted_ones = wanted.destinations.iter();
     let may_lower = may_lower(tables, key);
@@ -299,6 +299,11 @@ fn make_server(
         return;
     };
     let actual = tables.servers.actual(&key);
+    if actual.is_none() && tables.foreign.stands_at(&key) {
+        // The kernel refuses it as long as the other one is there, which gets no destination.
+        ops.push(Op::AddServer(key, wanted.properties.clone()));
+        return;
+    }
     match actual {
         None => ops.push(Op::AddServer(key, wanted.properties.clone())),
         Some(actual) if actual.properties != wanted.properties => {

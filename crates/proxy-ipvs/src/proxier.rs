@@ -164,7 +164,7 @@ impl Ipvs {
             cover: &self.cover,
             state,
             are_rules_pending: Cover::is_awaited(&self.tables) || !state.knows(Part::Rules),
-            has_taken_over: self.takeover.as_ref().is_none_or(TakeOver::is_over),
+            has_taken_over: self.takeover.is_none(),
             has_all_addresses: self.link.is_sure(),
             now: state.now,
         }
@@ -352,7 +352,12 @@ impl engine::Scheme for Ipvs {
         let had = self.compute(state, model, &services);
         // These may change by what nobody has told yet.
         self.hand_on(state, model, &services, had);
-        self.adopt_wanted();
+        self.recognize(state);
+        self.follow_foreign(state, model);
+    }
+
+    fn wants_update(&self) -> bool {
+        self.tables.foreign.has_changed()
     }
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
@@ -432,6 +437,7 @@ impl engine::Scheme for Ipvs {
 
     fn forgo_waiting(&mut self) {
         self.cover.forgo_waiting();
+        self.tables.foreign.foresee();
     }
 
     fn observe(&mut self, state: &mut State, model: &Model, found: Found) {

@@ -82,6 +82,18 @@ impl Properties {
     }
 }
 
+impl VirtualServer {
+    /// True if a virtual server that was found has what a kube-proxy would have given it in the
+    /// place of this one: one of its destinations or, without any, the same properties.
+    pub(crate) fn is_like(&self, found: &Self) -> bool {
+        if found.destinations.is_empty() {
+            return found.properties == self.properties;
+        }
+        let mut there = found.destinations.iter();
+        there.any(|real| self.destination(real.target).is_some())
+    }
+}
+
 impl PartialEq for Properties {
     fn eq(&self, other: &Self) -> bool {
         let parts = |of: &Self| (of.flags & !Self::NODE_PORT, of.timeout);

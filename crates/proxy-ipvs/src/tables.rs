@@ -13,6 +13,7 @@ use hashbrown::HashSet;
 use proxy::Owner;
 use reconcile::{Removals, Rows, Table};
 
+use crate::foreign::Foreign;
 use crate::leftovers::{Leftovers, Place};
 use crate::part::Part;
 use crate::rules::Rules;
@@ -39,6 +40,7 @@ pub(crate) struct Tables {
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
     /// Virtual servers that may have been made, or not.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
+    pub(crate) foreign: Foreign,
 }
 
 /// Each table, beside the part of the kernel that it is about: the one list of them.
@@ -72,6 +74,7 @@ impl Tables {
             addresses: Table::new(),
             bound_otherwise: Table::new(),
             uncertain: HashSet::new(),
+            foreign: Foreign::default(),
         };
         tables.begin(now);
         tables.link.claim(&(), [((), ())]);
@@ -135,16 +138,9 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// Whether this proxy wants any virtual server, or has made or adopted one.
-    pub(crate) fn has_servers(&self) -> bool {
-        !self.servers.is_empty() || !self.uncertain.is_empty()
-    }
-
-    /// Whether a virtual server is one that this proxy wants, or has made or adopted.
+    /// Whether a virtual server is one that this proxy has made or adopted, or may have made.
     pub(crate) fn is_ours(&self, key: &VirtualServerKey) -> bool {
-        self.servers.wanted(key).is_some()
-            || self.servers.actual(key).is_some()
-            || self.uncertain.contains(key)
+        self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
     /// Whether the chains that the shim is going to fill lead into those of another mode. Where the

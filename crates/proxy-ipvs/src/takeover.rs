@@ -1,32 +1,24 @@
 //! Whose the virtual servers are that were there before this proxy wrote anything.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use footprint::Says;
 use ipnet::IpNet;
 
-use crate::kernel::{FoundAddresses, FoundSets, Snapshot};
+use crate::foreign::Foreign;
+use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
-use crate::tables::Tables;
 
-/// What was found, until it is judged and all that is wanted is known.
+/// What says whose virtual servers are, as the kernel held it before anything was written.
 #[derive(Default)]
 pub(crate) struct TakeOver {
-    /// Virtual servers that are not known to be ours, and what says whose they are.
     evidence: Snapshot,
-    /// Whether what is ours by that has been adopted; the rest may still be wanted.
-    is_judged: bool,
 }
 
 type Adopted = Vec<(VirtualServerKey, VirtualServer)>;
 
 impl TakeOver {
-    /// Virtual servers that nobody here wants yet.
-    pub(crate) fn found_servers(&mut self, others: BTreeMap<VirtualServerKey, VirtualServer>) {
-        self.evidence.servers = others;
-    }
-
     pub(crate) fn found_sets(&mut self, found: &FoundSets) {
         let is_evidence = |(set, _): &(&Set, &BTreeSet<_>)| set.says() != Says::Nothing;
         let all = found.members.iter().chain(&found.former);
@@ -44,36 +36,36 @@ impl TakeOver {
         others.clone_from(&found.interface_addresses);
     }
 
-    /// What an earlier run, or upstream, has left: all that says so was read as it was before
-    /// anything was written. Virtual servers in `excluded` are others'. `None` if that is done.
-    pub(crate) fn judge(&mut self, excluded: &[IpNet]) -> Option<Adopted> {
-        if self.is_judged {
-            return None;
-        }
-        self.is_judged = true;
-        let mut evidence = std::mem::take(&mut self.evidence);
-        let is_ours = |key: &&VirtualServerKey| {
-            !excluded.iter().any(|net| net.contains(&key.address)) && evidence.says_ours(key)
+    /// Takes what an earlier run, or upstream, has left, once all that says so was read. Virtual
+    /// servers in `excluded` are others'.
+    pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut Foreign) -> Adopted {
+        let Snapshot {
+            bound,
+            bound_otherwise,
+            interface_addresses,
+            sets,
+            ..
+        } = &self.evidence;
+        let evidence = Evidence {
+            bound,
+            bound_otherwise,
+            interface_addresses,
+            sets,
         };
-        let ours: Vec<_> = evidence.servers.keys().filter(is_ours).copied().collect();
+        let is_ours = |(key, server): &(&VirtualServerKey, &VirtualServer)| {
+            !excluded.iter().any(|net| net.contains(&key.address))
+                && evidence.says_ours(key, Some(server))
+        };
+        let ours: Vec<_> = foreign
+            .iter()
+            .filter(is_ours)
+            .map(|(key, _)| *key)
+            .collect();
         let adopted = ours
             .into_iter()
-            .filter_map(|key| evidence.servers.remove_entry(&key))
-            .collect();
-        self.evidence.servers = evidence.servers;
-        Some(adopted)
-    }
-
-    /// What is wanted and was there before, whosever it was.
-    pub(crate) fn take_wanted(&mut self, tables: &Tables) -> Adopted {
-        let is_wanted =
-            |key: &VirtualServerKey, _: &mut VirtualServer| tables.servers.wanted(key).is_some();
-        let servers = &mut self.evidence.servers;
-        servers.extract_if(.., is_wanted).collect()
-    }
-
-    /// Whether the rest is others', once all that is wanted is known.
-    pub(crate) fn is_over(&self) -> bool {
-        self.is_judged
+            .filter_map(|key| Some((key, foreign.remove(&key)?)));
+        let adopted = adopted.collect();
+        foreign.judged();
+        adopted
     }
 }

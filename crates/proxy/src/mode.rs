@@ -190,6 +190,9 @@ pub struct Report {
     /// Service ports that claim an address and port which another one has, if these are other ones
     /// than before.
     pub conflicts: Option<Vec<Conflict>>,
+    /// Addresses and ports that Service ports want and that another program has taken, each told
+    /// once.
+    pub foreign: Vec<(String, ServicePortName)>,
     /// What somebody else had changed, once it is repaired.
     pub drift: Drift,
     /// What iptables mode counts.

@@ -44,10 +44,11 @@ impl Names {
         names
     }
 
-    /// Whether a Service is served there.
-    pub(super) fn serves(&self, at: SocketAddr, protocol: Protocol) -> bool {
+    /// Returns the Service port that is served there.
+    pub(super) fn served_at(&self, at: SocketAddr, protocol: Protocol) -> Option<&str> {
         let places = [place_at(at, protocol), Place::NodePort(at.port(), protocol)];
-        places.iter().any(|place| self.ports.contains_key(place))
+        let mut found = places.iter().filter_map(|place| self.ports.get(place));
+        found.next().map(String::as_str)
     }
 
     /// Whose an entry is that reads so; `None` if it names none that is known.

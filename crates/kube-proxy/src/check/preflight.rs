@@ -177,17 +177,21 @@ fn pending(options: &Options, root: &Path) -> Vec<settings::Pending> {
     with_right.collect()
 }
 
-/// The virtual servers that are neither a kube-proxy's nor wanted.
-fn foreign(model: Option<&Model>) -> Vec<String> {
+/// The virtual servers that nothing says to be a kube-proxy's, and the Service ports that want them.
+fn foreign(model: Option<&Model>) -> Vec<others::Foreign> {
     let names = model.map(Names::of).unwrap_or_default();
     let found = cleanup::foreign_servers(footprints::ALL).unwrap_or_default();
-    let is_unknown = |server: &cleanup::ForeignServer| {
-        !server
-            .at
-            .is_some_and(|(at, protocol)| names.serves(at, protocol))
+    let wanted_by = |server: &cleanup::ForeignServer| {
+        let (at, protocol) = server.at?;
+        names.served_at(at, protocol).map(ToOwned::to_owned)
     };
-    let unknown = found.into_iter().filter(is_unknown);
-    unknown.map(|server| server.name).collect()
+    let found = found.into_iter();
+    found
+        .map(|server| others::Foreign {
+            wanted_by: wanted_by(&server),
+            name: server.name,
+        })
+        .collect()
 }
 
 /// The node's addresses with the names of their links, but for those that modes make.

@@ -136,6 +136,7 @@ impl Servers {
             execute: |batch: &Batch| ipvs.execute(batch),
             takes_notes: &mut self.takes_notes,
             missing: BTreeSet::new(),
+            taken: BTreeSet::new(),
             batch: Batch::new(),
         };
         writing.run(run)
@@ -166,6 +167,8 @@ impl Servers {
     }
 }
 
+const OF_ANOTHER: &str = "its virtual server is another program's";
+
 /// A run of writes, over what sends a batch and brings the replies.
 struct Writing<'a, E> {
     family: Family,
@@ -173,6 +176,9 @@ struct Writing<'a, E> {
     takes_notes: &'a mut bool,
     /// A virtual server that was refused has no destinations: that is no surprise.
     missing: BTreeSet<VirtualServerKey>,
+    /// Virtual servers that were to be made and that another program has made: they get none of our
+    /// destinations.
+    taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
 
@@ -255,9 +261,43 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             {
                 self.missing.insert(*key);
             }
+            if let (
+                Op::AddServer(key, _),
+                Outcome::Refused {
+                    fault: Fault::Belief,
+                    ..
+                },
+            ) = (op, &outcome)
+            {
+                self.taken.insert(*key);
+            }
             outcomes.push(outcome);
         }
+        self.take_back(part, &mut outcomes);
         (outcomes, unnoted)
+    }
+
+    /// Takes destinations out of virtual servers that turned out to be another program's.
+    fn take_back(&mut self, part: &[&Op], outcomes: &mut [Outcome]) {
+        if self.taken.is_empty() {
+            return;
+        }
+        self.batch.clear();
+        for (op, outcome) in part.iter().zip(outcomes) {
+            if let Op::AddDestination(key, real) = op
+                && self.taken.contains(key)
+                && *outcome == Outcome::Done
+            {
+                let target = destination_key(real.target);
+                self.family
+                    .del_destination(&mut self.batch, &service_key(key), &target);
+                *outcome = refused(OF_ANOTHER.to_owned());
+            }
+        }
+        if !self.batch.is_empty() {
+            // What becomes of it is read: the virtual server is in doubt.
+            let _ = (self.execute)(&self.batch);
+        }
     }
 
     fn push(&mut self, op: &Op) -> Result<usize, Outcome> {
@@ -271,6 +311,9 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             Op::AddServer(key, properties) => family.new_service(batch, &service(key, properties)?),
             Op::SetServer(key, properties) => family.set_service(batch, &service(key, properties)?),
             Op::RemoveServer(key) => family.del_service(batch, &service_key(key)),
+            Op::AddDestination(key, _) if self.taken.contains(key) => {
+                return Err(refused(OF_ANOTHER.to_owned()));
+            }
             Op::AddDestination(key, real) => {
                 family.new_destination(batch, &service_key(key), &destination(real))
             }
@@ -517,6 +560,7 @@ mod tests {
             family: Family::from_id(30),
             execute,
             takes_notes,
+            taken: BTreeSet::new(),
             missing: BTreeSet::new(),
             batch: Batch::new(),
         };
@@ -560,6 +604,28 @@ mod tests {
         assert!(!takes_notes);
         apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(kernel.sends, 3);
+    }
+
+    #[test]
+    fn another_programs_virtual_server_gets_no_destination() {
+        let mut sends = Vec::new();
+        let execute = |batch: &Batch| {
+            let commands = (0..batch.len()).filter_map(|at| batch.get(at));
+            let commands: Vec<u8> = commands.map(|message| message.payload[0]).collect();
+            // The first virtual server is there.
+            let is_first = sends.is_empty();
+            let reply = |at: usize| match (is_first, at) {
+                (true, 0) => refuse(libc::EEXIST),
+                _ => Reply::Done,
+            };
+            let replies = (0..commands.len()).map(reply).collect();
+            sends.push(commands);
+            Ok(replies)
+        };
+        let outcomes = run(execute, &mut true, &three());
+        let refused: Vec<_> = outcomes.iter().map(|one| *one != Outcome::Done).collect();
+        assert_eq!(refused, [true, true, false, false, false, false]);
+        assert_eq!(sends[1..], [vec![DEL_DEST]]);
     }
 
     #[test]

@@ -278,7 +278,10 @@ fn while_not_all_is_known_nothing_of_the_other_vip_mode_goes() {
 fn what_was_there_of_a_wanted_virtual_server_ends_with_the_first_sync() {
     let mut made = World::new();
     made.service(service("default/web", "10.96.0.10", 80));
-    made.slice(slice("default/web", &["10.244.9.9@node2"]));
+    made.slice(slice(
+        "default/web",
+        &["10.244.9.9@node2", "10.244.1.5@node1"],
+    ));
     made.sync();
     let there = made.kernel.state().snapshot.servers.clone();
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);

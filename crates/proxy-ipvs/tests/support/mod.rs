@@ -38,6 +38,8 @@ pub(crate) struct Synced {
     pub(crate) settled: Vec<String>,
     pub(crate) repaired: Vec<String>,
     pub(crate) drift: Drift,
+    /// What another program has taken, and of which Service port.
+    pub(crate) foreign: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
     /// Since when nothing could be written.
@@ -60,6 +62,9 @@ impl Synced {
             assert!(self.drift.is_empty(), "told in one");
             self.drift = report.drift;
         }
+        let foreign = report.foreign.into_iter();
+        self.foreign
+            .extend(foreign.map(|(at, owner)| format!("{at} {owner}")));
         self.gone = self.gone.take().or(report.gone);
         self.conflicts = report.conflicts.or(self.conflicts.take());
     }

@@ -1,11 +1,14 @@
 //! What others have put into the kernel.
 
-use scenarios::{Cluster, Outcome, Service, tcp};
+use anyhow::{Context as _, ensure};
+use lab::Transport;
+use scenarios::{Cluster, Outcome, SOON, Service, at, kube_proxy, tcp};
 
-/// Virtual servers (one on a node address, one by mark), sets, chains and rules between ours,
+/// Virtual servers (one on a node address, one where a Service wants its own, one by mark), sets, chains and rules between ours,
 /// addresses, a device.
 const FOREIGN: &str = "
     ipvsadm -A -t 172.35.0.100:8443 -s wlc; ipvsadm -a -t 172.35.0.100:8443 -r 10.244.1.10:8080 -m -w 7
+    ipvsadm -A -t 192.0.2.50:80 -s wlc; ipvsadm -a -t 192.0.2.50:80 -r 10.244.1.10:8080 -m -w 7
     ipvsadm -A -u 198.51.100.7:53 -s sh -p 77
     ipvsadm -A -t [2001:db8:7::7]:80 -s rr
     ipvsadm -A -f 7 -s rr; ipvsadm -a -f 7 -r 10.244.2.10 -m -w 1
@@ -28,6 +31,28 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
+/// Its external address and port are another program's, which has another endpoint.
+fn taken() -> Service {
+    Service::new("taken", "10.96.0.21")
+        .port(tcp(80, 8080))
+        .external("192.0.2.50")
+        .endpoints("10.244.2.10")
+}
+
+/// Waits until a question from outside to the taken address is answered by a pod.
+fn until_answered_by(c: &Cluster, who: &str) -> Outcome {
+    let ask = || c.outside.dial(Transport::Tcp, at("192.0.2.50:80"));
+    let mut last = String::new();
+    let answered = c.until("the answer of a pod", || {
+        let answer = ask().timeout(SOON).ask();
+        last = answer.map_or_else(|error| error.to_string(), |answer| answer.who);
+        Ok(last == who)
+    });
+    answered
+        .map(drop)
+        .with_context(|| format!("{last} instead of {who}"))
+}
+
 pub(crate) fn what_is_not_ours_stays(c: &mut Cluster) -> Outcome {
     c.sh(FOREIGN)?;
     let foreign = c.state()?;
@@ -45,9 +70,22 @@ pub(crate) fn what_is_not_ours_stays(c: &mut Cluster) -> Outcome {
     };
     let flags = ["--ipvs-sync-period=1s"];
     c.apply(&web())?;
+    c.apply(&taken())?;
+    let checked = c.check(&flags)?;
+    ensure!(
+        checked.contains("192.0.2.50:80/TCP of Service default/taken"),
+        "{checked}"
+    );
     c.start(&flags)?;
     c.until_served(&web())?;
     remains(c, "the first sync")?;
+    // The rest of the Service is served, and whoever asks the other program gets its answer.
+    c.until_answered(&c.client, "10.96.0.21:80")?;
+    until_answered_by(c, "near")?;
+    let said = c.said();
+    let line =
+        "cannot add virtual server 192.0.2.50:80/TCP (of Service default/taken): another program";
+    ensure!(said.contains(line), "{said}");
     c.until_answered(&c.outside, "172.35.0.100:8443")?;
 
     c.apply(&web().endpoints("10.244.2.10"))?;
@@ -62,6 +100,16 @@ pub(crate) fn what_is_not_ours_stays(c: &mut Cluster) -> Outcome {
     c.delete("web")?;
     c.until_gone("TCP 10.96.0.10:80")?;
     c.until_gone("TCP 172.35.0.100:30080")?;
-    remains(c, "the end of the last Service")?;
-    c.until_answered(&c.outside, "172.35.0.100:8443").map(drop)
+    remains(c, "the end of a Service")?;
+    c.until_answered(&c.outside, "172.35.0.100:8443")?;
+
+    c.stop()?;
+    let program = kube_proxy()?.display().to_string();
+    let cleaned = c.node1.run([program.as_str(), "--cleanup"])?;
+    ensure!(cleaned.status.success(), "{cleaned:?}");
+    remains(c, "a cleanup")?;
+    c.start(&flags)?;
+    c.until_answered(&c.client, "10.96.0.21:80")?;
+    c.sh("ipvsadm -D -t 192.0.2.50:80")?;
+    until_answered_by(c, "far")
 }

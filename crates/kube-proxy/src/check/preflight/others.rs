@@ -31,10 +31,18 @@ const KNOWN: [(&str, &str); 4] = [
     ),
 ];
 
-/// What follows; `foreign` are virtual servers of nobody that is known here.
+/// A virtual server that nothing says to be a kube-proxy's.
+pub(super) struct Foreign {
+    /// `192.0.2.1:80/TCP`.
+    pub(super) name: String,
+    /// The Service port that is to be served there.
+    pub(super) wanted_by: Option<String>,
+}
+
+/// What follows; `foreign` are virtual servers that nothing says to be a kube-proxy's.
 pub(super) fn judge(
     links: &BTreeSet<String>,
-    foreign: &[String],
+    foreign: &[Foreign],
     changes: &[Change],
     mode: &str,
 ) -> Vec<Finding> {
@@ -43,6 +51,24 @@ pub(super) fn judge(
     // Its address is taken over by rules as it is by its own.
     let known = known.filter(|(link, _)| *link != "nodelocaldns" || mode == "ipvs");
     findings.extend(known.map(|(_, message)| Finding::warn(NAME, *message)));
+    let taken = foreign
+        .iter()
+        .filter_map(|of| Some((&of.name, of.wanted_by.as_ref()?)));
+    let taken: Vec<String> = taken
+        .map(|(name, service)| format!("{name} of Service {service}"))
+        .collect();
+    if !taken.is_empty() && mode == "ipvs" {
+        findings.push(Finding::warn(
+            NAME,
+            format!(
+                "another program has virtual servers where Services are to be served ({}): unless they hold endpoints of these \
+                 Services they are left alone, and the Services are not served there until they are gone (`ipvsadm -Ln`)",
+                some(&taken)
+            ),
+        ));
+    }
+    let foreign = foreign.iter().filter(|of| of.wanted_by.is_none());
+    let foreign: Vec<String> = foreign.map(|of| of.name.clone()).collect();
     if !foreign.is_empty() {
         findings.push(Finding::warn(
             NAME,
@@ -50,7 +76,7 @@ pub(super) fn judge(
                 "{} virtual servers of IPVS are somebody else's ({}): they stay; see who makes them (keepalived, \
                  another proxy) with `ipvsadm -Ln`",
                 foreign.len(),
-                some(foreign)
+                some(&foreign)
             ),
         ));
     }
@@ -88,7 +114,7 @@ mod tests {
     #[test]
     fn other_proxies_are_known_by_what_they_make() {
         let links = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let told = |names: &[&str], foreign: &[String], changes: &[Change]| {
+        let told = |names: &[&str], foreign: &[Foreign], changes: &[Change]| {
             let found: BTreeSet<String> = links(names);
             let findings = judge(&found, foreign, changes, "nftables").into_iter();
             findings
@@ -101,7 +127,10 @@ mod tests {
         assert!(cilium[0].0 == Status::Warn && cilium[0].1.starts_with("Cilium"));
         let left = Change::left_by_another("link kube-ipvs0 with 3 addresses");
         let gone = crate::check::tests::change("rules", Action::Remove, "x");
-        let foreign = ["9.9.9.9:9/TCP".to_owned()];
+        let foreign = [Foreign {
+            name: "9.9.9.9:9/TCP".to_owned(),
+            wanted_by: None,
+        }];
         let both = told(&[], &foreign, &[left, gone]);
         assert!(
             both[0]
@@ -113,6 +142,14 @@ mod tests {
                 .1
                 .ends_with("serves: link kube-ipvs0 with 3 addresses")
         );
+        let taken = [Foreign {
+            name: "192.0.2.10:80/TCP".to_owned(),
+            wanted_by: Some("default/web:http".to_owned()),
+        }];
+        let ipvs = judge(&links(&[]), &taken, &[], "ipvs");
+        assert_eq!((ipvs.len(), ipvs[0].status), (1, Status::Warn));
+        let named = "192.0.2.10:80/TCP of Service default/web:http";
+        assert!(ipvs[0].message.contains(named), "{}", ipvs[0].message);
         let ipvs = judge(&links(&["nodelocaldns"]), &[], &[], "ipvs");
         assert_eq!(ipvs[0].status, Status::Warn);
     }

@@ -1,0 +1,108 @@
+//! Virtual servers of other programs: those that were found, and that nothing says to be ours.
+//!
+//! One that stands where a Service wants its own is left alone. The Service gets it once it is gone:
+//! the kernel is asked to make ours, alone and with back-off, and refuses as long as it is there.
+//! Meanwhile nothing is written that would say that it is ours: no set member that names it, nor is its
+//! address bound to `kube-ipvs0` for it.
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::server::{VirtualServer, VirtualServerKey};
+
+/// The virtual servers of other programs, of one IP family.
+#[derive(Debug, Default)]
+pub(crate) struct Foreign {
+    servers: HashMap<VirtualServerKey, VirtualServer>,
+    /// True once all was read that says whose a virtual server is.
+    is_judged: bool,
+    /// Virtual servers that came or went, of which the Services that may want them do not know yet.
+    changed: HashSet<VirtualServerKey>,
+    /// Those that were told.
+    told: HashSet<VirtualServerKey>,
+    /// True if nothing is tried: what is foreseen would succeed.
+    is_foreseeing: bool,
+}
+
+impl Foreign {
+    /// True if a virtual server is there that is not known to be ours.
+    pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
+        self.servers.contains_key(key)
+    }
+
+    /// True if a virtual server is known to be of another program.
+    pub(crate) fn is_known_at(&self, key: &VirtualServerKey) -> bool {
+        self.is_judged && self.servers.contains_key(key)
+    }
+
+    /// True if there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.servers.is_empty()
+    }
+
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&VirtualServerKey, &VirtualServer)> {
+        self.servers.iter()
+    }
+
+    /// True if a virtual server may be made there, or tried to: none is there, or one that is known
+    /// to be another program's and may have gone.
+    pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
+        !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
+    }
+
+    /// Has nothing tried where another program has a virtual server.
+    pub(crate) fn foresee(&mut self) {
+        self.is_foreseeing = true;
+    }
+
+    /// Says that all was read that says whose a virtual server is.
+    pub(crate) fn judged(&mut self) {
+        if !self.is_judged {
+            self.is_judged = true;
+            self.changed.extend(self.servers.keys().copied());
+        }
+    }
+
+    /// Makes these all of them.
+    pub(crate) fn found(
+        &mut self,
+        found: impl IntoIterator<Item = (VirtualServerKey, VirtualServer)>,
+    ) {
+        let before = std::mem::take(&mut self.servers);
+        self.servers.extend(found);
+        if self.is_judged {
+            let of = |one: &HashMap<VirtualServerKey, _>, other: &HashMap<VirtualServerKey, _>| {
+                let only = one.keys().filter(|key| !other.contains_key(*key));
+                only.copied().collect::<Vec<_>>()
+            };
+            self.changed.extend(of(&before, &self.servers));
+            self.changed.extend(of(&self.servers, &before));
+        }
+        self.told.retain(|key| self.servers.contains_key(key));
+    }
+
+    /// Drops one that is gone, or ours after all.
+    pub(crate) fn remove(&mut self, key: &VirtualServerKey) -> Option<VirtualServer> {
+        let removed = self.servers.remove(key)?;
+        self.told.remove(key);
+        if self.is_judged {
+            self.changed.insert(*key);
+        }
+        Some(removed)
+    }
+
+    /// True if Services have to be compiled again.
+    pub(crate) fn has_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// Returns those that came or went since this was last asked.
+    pub(crate) fn take_changed(&mut self) -> HashSet<VirtualServerKey> {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// True the first time that one is told.
+    pub(crate) fn tell(&mut self, key: &VirtualServerKey) -> bool {
+        self.told.insert(*key)
+    }
+}

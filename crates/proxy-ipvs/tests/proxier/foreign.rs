@@ -1,0 +1,192 @@
+//! Virtual servers of other programs where Services want their own.
+
+use std::time::Duration;
+
+use proxy_ipvs::fake::FakeKernel;
+use proxy_ipvs::{Config, Member, Properties, RealServer, Set, VirtualServer};
+
+use super::support::server;
+use super::{IpFamily, PAIR, World, ip, service, slice};
+use proxy::{Protocol, Service, Target};
+
+const TAKEN: &str = "192.0.2.10:80";
+
+/// What keepalived makes for two servers of its own.
+fn of_keepalived() -> VirtualServer {
+    let real = |at: &str| RealServer {
+        target: Target {
+            ip: ip(at),
+            port: 80,
+        },
+        weight: 1,
+        is_plain: true,
+    };
+    VirtualServer {
+        properties: Properties {
+            scheduler: "wrr".into(),
+            flags: 0,
+            timeout: 0,
+        },
+        destinations: [real("172.16.0.1"), real("172.16.0.2")].into(),
+    }
+}
+
+fn kernel() -> FakeKernel {
+    FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")])
+}
+
+fn put(kernel: &FakeKernel, at: &str) {
+    let mut state = kernel.state();
+    state.snapshot.servers.insert(server(at), of_keepalived());
+}
+
+fn external() -> Service {
+    Service {
+        external_ips: [ip("192.0.2.10")].into_iter().collect(),
+        ..service("default/web", "10.96.0.10", 80)
+    }
+}
+
+/// A daemon on a node where keepalived has made this virtual server.
+fn started(kernel: FakeKernel, of: Service) -> World {
+    let mut world = World::with(Config::default(), kernel).listed();
+    world.service(of);
+    world.slice(slice("default/web", &PAIR));
+    world
+}
+
+fn is_untouched(world: &World, at: &str) -> bool {
+    let state = world.kernel.state();
+    state.snapshot.servers.get(&server(at)) == Some(&of_keepalived())
+}
+
+/// Whether a kube-proxy that starts, or cleans up, takes it for its own.
+fn is_said_ours(world: &World, at: &str) -> bool {
+    world.kernel.state().snapshot.says_ours(&server(at))
+}
+
+#[test]
+fn one_that_was_there_is_left_alone_and_named() {
+    let kernel = kernel();
+    put(&kernel, TAKEN);
+    let mut world = started(kernel, external());
+    let synced = world.sync();
+    assert!(is_untouched(&world, TAKEN));
+    assert!(!is_said_ours(&world, TAKEN));
+    assert_eq!(world.destinations("10.96.0.10:80").unwrap().len(), 2);
+    assert_eq!(synced.foreign, ["192.0.2.10:80/TCP default/web"]);
+    let failure = synced.failures.first().unwrap().to_string();
+    for part in ["192.0.2.10:80/TCP", "default/web", "another program"] {
+        assert!(failure.contains(part), "{failure}");
+    }
+    {
+        let state = world.kernel.state();
+        assert!(!state.snapshot.bound.contains(&ip("192.0.2.10")));
+        assert!(state.snapshot.bound.contains(&ip("10.96.0.10")));
+        let named = Member::AddressPort(ip("192.0.2.10"), Protocol::Tcp, 80);
+        let mut sets = state.snapshot.sets.values();
+        assert!(!sets.any(|members| members.contains(&named)));
+    }
+    // Neither checks, nor a new start, nor the end of the Service change that.
+    world.wait(Duration::from_secs(30));
+    world.check();
+    assert!(world.sync().foreign.is_empty(), "told once");
+    let mut world = world.restarted(Config::default()).listed();
+    world.service(external());
+    world.slice(slice("default/web", &PAIR));
+    assert_eq!(world.sync().foreign.len(), 1);
+    world.delete_service("default/web");
+    assert_eq!(world.sync().pending, 0);
+    assert!(is_untouched(&world, TAKEN));
+    assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
+}
+
+#[test]
+fn once_it_is_gone_the_service_is_served() {
+    let kernel = kernel();
+    put(&kernel, TAKEN);
+    let mut world = started(kernel, external());
+    world.sync();
+    world.kernel.state().snapshot.servers.remove(&server(TAKEN));
+    world.wait(Duration::from_secs(30));
+    world.sync();
+    assert_eq!(world.destinations(TAKEN).unwrap().len(), 2);
+    assert!(is_said_ours(&world, TAKEN));
+    let state = world.kernel.state();
+    assert!(state.snapshot.bound.contains(&ip("192.0.2.10")));
+    let named = Member::AddressPort(ip("192.0.2.10"), Protocol::Tcp, 80);
+    assert!(state.snapshot.sets[&Set::ExternalIp].contains(&named));
+}
+
+#[test]
+fn one_that_is_made_meanwhile_gets_no_destination() {
+    let mut world = started(kernel(), service("default/web", "10.96.0.10", 80));
+    world.sync();
+    put(&world.kernel, TAKEN);
+    world.service(external());
+    let mut told = world.sync().foreign;
+    world.wait(Duration::from_secs(5));
+    told.extend(world.sync().foreign);
+    assert!(is_untouched(&world, TAKEN));
+    assert_eq!(told, ["192.0.2.10:80/TCP default/web"]);
+    assert!(!is_said_ours(&world, TAKEN));
+    world.delete_service("default/web");
+    world.sync();
+    assert!(is_untouched(&world, TAKEN));
+}
+
+#[test]
+fn one_at_another_port_of_a_service_address_is_never_taken_for_ours() {
+    let other = "10.96.0.10:81";
+    let kernel = kernel();
+    put(&kernel, other);
+    let mut world = started(kernel, service("default/web", "10.96.0.10", 80));
+    world.sync();
+    assert!(!is_said_ours(&world, other));
+    world.wait(Duration::from_secs(30));
+    world.check();
+    world.sync();
+    let mut world = world.restarted(Config::default()).listed();
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    assert_eq!(world.sync().written, 0);
+    assert!(is_untouched(&world, other));
+    let state = world.kernel.state();
+    assert!(state.snapshot.bound.contains(&ip("10.96.0.10")));
+}
+
+#[test]
+fn a_node_port_that_another_program_has_is_not_served() {
+    let taken = "192.168.99.10:30080";
+    let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10"), ip("192.168.98.10")]);
+    put(&kernel, taken);
+    let mut of = service("default/web", "10.96.0.10", 80);
+    for port in &mut of.ports {
+        port.node_port = Some(30080);
+    }
+    let mut world = started(kernel, of);
+    world.sync();
+    assert!(is_untouched(&world, taken) && !is_said_ours(&world, taken));
+    assert_eq!(world.destinations("192.168.98.10:30080"), None);
+    world.kernel.state().snapshot.servers.remove(&server(taken));
+    world.wait(Duration::from_secs(30));
+    world.sync();
+    for at in [taken, "192.168.98.10:30080"] {
+        assert_eq!(world.destinations(at).unwrap().len(), 2, "{at}");
+    }
+}
+
+#[test]
+fn what_a_kube_proxy_has_made_is_adopted_by_its_endpoints_alone() {
+    let mut made = started(kernel(), external());
+    made.sync();
+    let there = made.kernel.state().snapshot.servers.clone();
+    let kernel = kernel();
+    kernel.state().snapshot.servers = there.clone();
+    let mut world = started(kernel, external());
+    assert!(world.sync().foreign.is_empty());
+    assert_eq!(world.kernel.state().snapshot.servers, there);
+    let touched = world.written().into_iter();
+    let touched: Vec<_> = touched.filter(|op| op.contains("server")).collect();
+    assert!(touched.is_empty(), "{touched:?}");
+}
