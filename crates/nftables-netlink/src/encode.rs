@@ -232,13 +232,16 @@ impl Encoder<'_> {
             Change::AddRule(chain, new) => {
                 self.rule(NLM_F_CREATE | NLM_F_APPEND, chain, None, new);
             }
+            Change::InsertRule(chain, before, new) => {
+                self.rule(NLM_F_CREATE, chain, Some((rule::POSITION, *before)), new);
+            }
             Change::DeleteRule(chain, handle) => self.push(command::DELETE_RULE, 0, |w| {
                 w.attr_str(rule::TABLE, table);
                 w.attr_str(rule::CHAIN, chain);
                 w.attr(rule::HANDLE, &handle.to_be_bytes());
             }),
             Change::ReplaceRule(chain, handle, new) => {
-                self.rule(NLM_F_REPLACE, chain, Some(*handle), new);
+                self.rule(NLM_F_REPLACE, chain, Some((rule::HANDLE, *handle)), new);
             }
         }
     }
@@ -292,13 +295,14 @@ impl Encoder<'_> {
         }
     }
 
-    /// A rule behind the sets that belong to it alone.
-    fn rule(&mut self, flags: u16, chain: &str, handle: Option<u64>, new: &Rule) {
+    /// A rule behind the sets that belong to it alone. `at`: the attribute that says where it stands,
+    /// and the handle in it.
+    fn rule(&mut self, flags: u16, chain: &str, at: Option<(u16, u64)>, new: &Rule) {
         let table = self.table;
         let mut id = self.sets.peek_id();
-        for (at, expression) in new.expressions.iter().enumerate() {
+        for (number, expression) in new.expressions.iter().enumerate() {
             if let Some(anonymous) = anonymous_set(expression) {
-                let before = new.expressions.get(..at).unwrap_or_default();
+                let before = new.expressions.get(..number).unwrap_or_default();
                 self.anonymous(anonymous, expression, before);
             }
         }
@@ -307,8 +311,8 @@ impl Encoder<'_> {
             header(w, family);
             w.attr_str(rule::TABLE, table);
             w.attr_str(rule::CHAIN, chain);
-            if let Some(handle) = handle {
-                w.attr(rule::HANDLE, &handle.to_be_bytes());
+            if let Some((attribute, handle)) = at {
+                w.attr(attribute, &handle.to_be_bytes());
             }
             w.nest(rule::EXPRESSIONS, |w| {
                 for expression in &new.expressions {

@@ -112,6 +112,30 @@ impl Nftables {
         self.with_sets(family, table, messages, anonymous, meanwhile)
     }
 
+    /// The rules of a chain, in their order. Sets that belong to a rule alone are not read, and stand
+    /// in it by their names.
+    ///
+    /// # Errors
+    ///
+    /// The socket's, or the kernel's refusal.
+    pub fn bare_rules_of_chain(
+        &mut self,
+        family: Family,
+        table: &str,
+        chain: &str,
+    ) -> Result<Vec<FoundRule>, Error> {
+        let messages = self.rule_messages(family, table, Some(chain), Meanwhile::OtherTables)?;
+        let rules = messages.into_iter().map(|message| FoundRule {
+            handle: message.handle,
+            chain: message.chain,
+            rule: Rule {
+                expressions: message.expressions,
+                comment: message.comment,
+            },
+        });
+        Ok(rules.collect())
+    }
+
     /// All of a table, as of one moment: it is read again where somebody changes it meanwhile. What
     /// is done to other tables of the namespace does not matter.
     ///

@@ -56,6 +56,8 @@ pub enum Change {
     DeleteElements(Name, Vec<Element>),
     /// A rule at the end of a chain.
     AddRule(Name, Rule),
+    /// A rule in front of the one with this handle.
+    InsertRule(Name, u64, Rule),
     /// A rule, by its handle, goes.
     DeleteRule(Name, u64),
     /// A rule stands where that one stood.

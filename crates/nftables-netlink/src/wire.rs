@@ -71,6 +71,7 @@ pub(crate) mod rule {
     pub(crate) const CHAIN: u16 = 2;
     pub(crate) const HANDLE: u16 = 3;
     pub(crate) const EXPRESSIONS: u16 = 4;
+    pub(crate) const POSITION: u16 = 6;
     pub(crate) const USER_DATA: u16 = 7;
     pub(crate) const EXPRESSION_NAME: u16 = 1;
     pub(crate) const EXPRESSION_DATA: u16 = 2;

@@ -13,6 +13,7 @@ use proxy::{IpFamily, Owner};
 
 use crate::base::{Key, SERVICES_CHAIN};
 use crate::choice::{Choices, Map, Place};
+use crate::edits::Edits;
 use crate::name::{
     CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
     NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, is_of_service,
@@ -96,6 +97,7 @@ impl Plan {
         &self,
         subjects: impl IntoIterator<Item = Subject>,
         grouping: Grouping,
+        edits: &Edits,
     ) -> Vec<(Subject, Change)> {
         let mut changes = Changes {
             staged: Vec::new(),
@@ -112,7 +114,7 @@ impl Plan {
                 }
                 Subject::Part(at) => {
                     if let Some(part) = self.parts.get(at) {
-                        self.part_changes(subject, part, &mut changes);
+                        self.part_changes(subject, part, edits, &mut changes);
                     }
                 }
                 Subject::Stale(at) => {
@@ -190,7 +192,7 @@ impl Plan {
         }
     }
 
-    fn part_changes(&self, subject: Subject, part: &Part, changes: &mut Changes) {
+    fn part_changes(&self, subject: Subject, part: &Part, edits: &Edits, changes: &mut Changes) {
         for (name, clients) in &part.affinity {
             if clients.is_replacement(self.timeouts) {
                 let delete = Change::DeleteSet(Arc::clone(name));
@@ -214,6 +216,16 @@ impl Plan {
             }
         }
         for (name, written) in &part.chains {
+            if let Some(edits) = edits.get(name) {
+                for edit in edits {
+                    let stage = match edit {
+                        Change::DeleteRule(..) => Stage::FlushChains,
+                        _ => Stage::AddRules,
+                    };
+                    changes.push(stage, subject, edit.clone());
+                }
+                continue;
+            }
             let new = || {
                 Change::AddChain(nftables_netlink::Chain {
                     name: Arc::clone(name),
@@ -238,7 +250,8 @@ impl Plan {
         if !part.chains.is_empty()
             && let Some(port) = &part.port
         {
-            let is_wanted = |name: &Name| part.chains.contains_key(name);
+            let is_wanted =
+                |name: &Name| part.chains.contains_key(name) && !edits.contains_key(name);
             port.write(&self.config, &is_wanted, &mut |chain, rules| {
                 for rule in rules {
                     let add = Change::AddRule(Arc::clone(&chain), rule);
@@ -285,13 +298,14 @@ impl Plan {
 
     /// What it does, a line each, for the operator.
     pub fn lines(&self) -> Vec<String> {
-        let changes = self.changes(self.subjects(), Grouping::BySubject);
+        let changes = self.changes(self.subjects(), Grouping::BySubject, &Edits::new());
         changes.iter().map(|(_, change)| tell(change)).collect()
     }
 
     /// How many changes it makes, but for the elements of a map each by itself.
     pub fn len(&self) -> usize {
-        self.changes(self.subjects(), Grouping::ByMap).len()
+        self.changes(self.subjects(), Grouping::ByMap, &Edits::new())
+            .len()
     }
 }
 

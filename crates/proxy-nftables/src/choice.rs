@@ -8,6 +8,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use hashbrown::HashSet;
 use proxy::Protocol;
 
 /// So many endpoints are few: there is a map for each number up to this.
@@ -140,6 +141,34 @@ impl Choices {
         Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 
+    /// Has endpoints stay in their places; the others take the places that are free. So one endpoint
+    /// more or less moves one other at most.
+    #[must_use]
+    pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
+        let (Some(all), Some(before)) = (&self.0, before) else {
+            return self;
+        };
+        let mut left: HashSet<SocketAddr> = all.iter().map(|(_, at)| *at).collect();
+        if left.len() != all.len() {
+            return self;
+        }
+        let mut places: Vec<(Place, Option<SocketAddr>)> =
+            all.iter().map(|(place, _)| (*place, None)).collect();
+        for (place, endpoint) in before.iter() {
+            if let Ok(at) = places.binary_search_by_key(&place, |(of, _)| *of)
+                && let Some((_, taken)) = places.get_mut(at)
+                && left.remove(&endpoint)
+            {
+                *taken = Some(endpoint);
+            }
+        }
+        let mut others = all.iter().map(|(_, at)| *at).filter(|at| left.contains(at));
+        let filled = places.into_iter();
+        filled
+            .filter_map(|(place, taken)| Some((place, taken.or_else(|| others.next())?)))
+            .collect()
+    }
+
     /// Adds one that was found.
     pub(crate) fn insert(&mut self, place: Place, endpoint: SocketAddr) {
         let all = Arc::make_mut(self.0.get_or_insert_default());
@@ -159,6 +188,14 @@ impl Choices {
         let all = self.0.as_ref()?;
         let at = all.binary_search_by_key(&place, |(at, _)| *at).ok()?;
         all.get(at).map(|(_, endpoint)| *endpoint)
+    }
+}
+
+impl FromIterator<(Place, SocketAddr)> for Choices {
+    /// From endpoints in the order of their places.
+    fn from_iter<T: IntoIterator<Item = (Place, SocketAddr)>>(all: T) -> Self {
+        let all: Vec<(Place, SocketAddr)> = all.into_iter().collect();
+        Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 }
 
@@ -185,6 +222,25 @@ mod tests {
         for strange in ["tcp-443", "udp-53", "endpoints-tcp-443"] {
             assert_eq!(Chooser::find(strange), None, "{strange}");
         }
+    }
+
+    #[test]
+    fn one_endpoint_less_moves_one_other() {
+        let of = |hosts: &[u8]| {
+            let all = hosts.iter().map(|host| ([10, 0, 0, *host], 80).into());
+            Choices::new(all.collect::<Vec<SocketAddr>>().into_iter())
+        };
+        let hosts = |choices: Choices| -> Vec<SocketAddr> {
+            choices.iter().map(|(_, endpoint)| endpoint).collect()
+        };
+        let before = of(&[1, 2, 3, 4, 5, 6]);
+        let arranged = of(&[1, 3, 4, 5, 6]).arranged(Some(&before));
+        assert_eq!(hosts(arranged.clone()), hosts(of(&[1, 6, 3, 4, 5])));
+        let arranged = of(&[0, 1, 3, 4, 5, 6, 7]).arranged(Some(&arranged));
+        assert_eq!(hosts(arranged), hosts(of(&[1, 6, 3, 4, 5, 0, 7])));
+        // Another map has other places.
+        assert_eq!(of(&[2, 3]).arranged(Some(&before)), of(&[2, 3]));
+        assert_eq!(of(&[]).arranged(Some(&before)), of(&[]));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use nftables_netlink::Name;
 use proxy::{NamespacedName, Owner};
 
 use crate::config::Config;
-use crate::port::ServedPort;
+use crate::port::{Route, ServedPort, Slot};
 use crate::tables::Tables;
 
 /// The claims of all Services of one IP family.
@@ -70,7 +70,8 @@ impl Claims {
             if !may_delete && port.is_cut_off() {
                 goes_on |= claim_as_there(port, tables, config);
             } else {
-                tables.slots.claim(&port.owner, port.slots(config.layout));
+                let slots = arranged_slots(port, tables, config);
+                tables.slots.claim(&port.owner, slots);
                 tables.chains.claim(&port.owner, port.chains(config));
             }
         }
@@ -95,13 +96,25 @@ impl Claims {
     }
 }
 
+/// Where packets to its addresses go; endpoints stay in their places.
+fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(Slot, Route)> {
+    let slots = port.slots(config.layout).into_iter();
+    let arranged = slots.map(|(slot, route)| {
+        let before = tables.slots.wanted(&slot);
+        let route = route.arranged(before.or_else(|| tables.slots.actual(&slot)));
+        (slot, route)
+    });
+    arranged.collect()
+}
+
 /// Claims what a Service port has been compiled to, and what leads to endpoints of it as it is
 /// there; whether there is any such thing.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
     // In another layout they may end otherwise.
     let mut led_to: HashSet<Name> = HashSet::new();
-    let slots = port.slots(config.layout).into_iter().map(|(slot, route)| {
+    let arranged = arranged_slots(port, tables, config);
+    let slots = arranged.into_iter().map(|(slot, route)| {
         let holder = tables.slots.owner(&slot);
         let there = tables.slots.actual(&slot);
         let there = there.filter(|_| holder.is_none_or(|holder| *holder == port.owner));

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use nftables_netlink::{Change, Transaction};
 
 use crate::changes::Grouping;
+use crate::edits::Edits;
 use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
 use crate::plan::{Plan, Removal, Stale, Subject, Timeouts, Verdict, Verdicts};
@@ -20,8 +21,10 @@ const MAX_TRANSACTIONS: usize = 64;
 impl Plan {
     /// Carries it out.
     pub(crate) fn apply(&self, kernel: &mut dyn Kernel) -> Verdicts {
+        let edits = self.edits(kernel);
         let mut executor = Executor {
             plan: self,
+            edits,
             kernel,
             left: MAX_TRANSACTIONS,
             verdicts: Verdicts::done(self),
@@ -35,6 +38,7 @@ impl Plan {
 /// A plan that is being carried out.
 struct Executor<'a> {
     plan: &'a Plan,
+    edits: Edits,
     kernel: &'a mut dyn Kernel,
     /// How many transactions there may be still.
     left: usize,
@@ -192,7 +196,9 @@ impl Executor<'_> {
 
     fn commit(&mut self, subjects: &[Subject], grouping: Grouping) -> Tried {
         self.left = self.left.saturating_sub(1);
-        let changes = self.plan.changes(subjects.iter().copied(), grouping);
+        let changes = self
+            .plan
+            .changes(subjects.iter().copied(), grouping, &self.edits);
         let (owners, changes): (Vec<Subject>, Vec<Change>) = changes.into_iter().unzip();
         let transaction = Transaction {
             family: self.plan.family.into(),

@@ -2,6 +2,7 @@
 //! changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -215,17 +216,36 @@ impl Content {
                 }
             }
             Change::AddRule(name, rule) => {
-                let has_all = targets(rule).all(|chain| self.chains.contains_key(chain))
-                    && sets(rule).all(|set| self.sets.contains_key(set));
-                let (_, rules) = self.chain(name)?;
-                if !has_all {
-                    return Err(libc::ENOENT);
-                }
-                rules.push(rule.clone());
+                self.chain(name)?;
+                self.can_have(rule)?;
+                self.chain(name)?.1.push(rule.clone());
             }
-            Change::DeleteRule(..) | Change::ReplaceRule(..) => return Err(libc::EOPNOTSUPP),
+            Change::InsertRule(name, before, rule) => {
+                self.can_have(rule)?;
+                let at = self.place(name, *before)?;
+                self.chain(name)?.1.insert(at, rule.clone());
+            }
+            Change::DeleteRule(name, handle) => {
+                let at = self.place(name, *handle)?;
+                self.chain(name)?.1.remove(at);
+            }
+            Change::ReplaceRule(..) => return Err(libc::EOPNOTSUPP),
         }
         Ok(())
+    }
+
+    /// Refuses a rule that leads to a chain, or names a set, that is not there.
+    fn can_have(&self, rule: &Rule) -> Done {
+        let has_all = targets(rule).all(|chain| self.chains.contains_key(chain))
+            && sets(rule).all(|set| self.sets.contains_key(set));
+        if has_all { Ok(()) } else { Err(libc::ENOENT) }
+    }
+
+    /// The place of the rule with this handle.
+    fn place(&self, chain: &Name, handle: u64) -> Result<usize, i32> {
+        let (_, rules) = self.chains.get(chain).ok_or(libc::ENOENT)?;
+        let mut handles = rules.iter().map(handle_of);
+        handles.position(|of| of == handle).ok_or(libc::ENOENT)
     }
 
     fn chain(&mut self, name: &Name) -> Result<&mut (Chain, Vec<Rule>), i32> {
@@ -264,6 +284,13 @@ impl Content {
             .flat_map(|(_, elements)| elements.values());
         elements.filter_map(target)
     }
+}
+
+/// The handle of a rule: its digest, as no chain has the same rule twice.
+fn handle_of(rule: &Rule) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    rule.hash(&mut hasher);
+    hasher.finish()
 }
 
 fn key_len(key: &[DataType]) -> usize {
@@ -357,7 +384,10 @@ impl State {
                 return Err(refused(transaction, CommitError::Whole(whole)));
             }
             is_invalid |= has(&self.invalid);
-            let is_validated = matches!(change, Change::AddRule(..) | Change::AddElements(..));
+            let is_validated = matches!(
+                change,
+                Change::AddRule(..) | Change::InsertRule(..) | Change::AddElements(..)
+            );
             let done = match (&mut after, change) {
                 _ if has(&self.refused) || (is_invalid && is_validated) => Err(libc::EOPNOTSUPP),
                 (table @ None, Change::AddTable(_)) => {
@@ -445,6 +475,14 @@ impl Kernel for FakeKernel {
         let set = state.table.as_ref().and_then(|table| table.sets.get(set));
         let seconds = set.map(|(set, _)| seconds(self.family, set));
         Ok(seconds.filter(|seconds| *seconds != OTHER_KIND))
+    }
+
+    fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable> {
+        let state = self.state();
+        let table = state.table.as_ref();
+        let rules = table.and_then(|table| table.chains.get(chain));
+        let rules = rules.into_iter().flat_map(|(_, rules)| rules);
+        Ok(rules.map(|rule| (handle_of(rule), rule.clone())).collect())
     }
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {

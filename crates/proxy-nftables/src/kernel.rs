@@ -42,6 +42,14 @@ pub trait Kernel: Send + 'static {
     /// It cannot be read.
     fn timeout(&mut self, set: &str) -> Result<Option<u32>, Unreadable>;
 
+    /// Returns the rules of a chain with their handles, in their order. Sets in braces may stand by
+    /// names.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable>;
+
     /// Carries out a transaction, all of it or nothing.
     ///
     /// # Errors

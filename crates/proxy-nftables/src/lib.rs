@@ -22,6 +22,7 @@ mod claims;
 mod clients;
 mod config;
 mod content;
+mod edits;
 mod exchange;
 mod execute;
 pub mod fake;

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use footprint::Footprints;
-use nftables_netlink::{Error, Family, Nftables, OwnSockets, Transaction};
+use nftables_netlink::{Error, Family, Nftables, OwnSockets, Rule, Transaction};
 use proxy::{IpFamily, Unreadable};
 
 use crate::clients::OTHER_KIND;
@@ -114,6 +114,15 @@ impl Kernel for NetlinkKernel {
         let found = sets.find(|of| *of.name == *set);
         let seconds = found.map(|of| seconds(ip_family, &of));
         Ok(seconds.filter(|seconds| *seconds != OTHER_KIND))
+    }
+
+    fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable> {
+        let family = Family::from(self.family);
+        let opened = self.opened();
+        let rules = opened.and_then(|opened| opened.bare_rules_of_chain(family, TABLE, chain));
+        let rules =
+            rules.map_err(|error| Unreadable::new("the nftables table kube-proxy", error))?;
+        Ok(rules.into_iter().map(|of| (of.handle, of.rule)).collect())
     }
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {

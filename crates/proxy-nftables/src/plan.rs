@@ -282,6 +282,12 @@ impl Plan {
         base.into_iter().chain(parts).chain(ways).chain(stale)
     }
 
+    /// Reports whether another set takes the place of one that rules of the part name.
+    pub(crate) fn replaces_clients(&self, part: &Part) -> bool {
+        let mut sets = part.affinity.iter();
+        sets.any(|(_, clients)| clients.is_replacement(self.timeouts))
+    }
+
     /// Returns the sets of clients that have given back memory.
     pub(crate) fn shrunk(&self, verdicts: &Verdicts) -> impl Iterator<Item = Name> {
         let done = self.parts.iter().zip(&verdicts.parts);

@@ -70,6 +70,13 @@ pub struct Route {
 }
 
 impl Route {
+    /// Has endpoints stay in the places that they have in another.
+    #[must_use]
+    pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
+        let choices = self.choices.arranged(before.map(|before| &before.choices));
+        Self { choices, ..self }
+    }
+
     /// Whether it leads to endpoints for some sender at least.
     fn leads(&self) -> bool {
         let is_chain = |to: &Verdict| matches!(to, Verdict::Goto(chain) if **chain != *REJECT);
@@ -439,6 +446,11 @@ impl ServedPort {
     }
 
     // ---- chains of its own ----
+
+    /// Reports whether clients stay with their endpoints.
+    pub(crate) fn has_affinity(&self) -> bool {
+        self.affinity.is_some()
+    }
 
     /// The chains that choose an endpoint, whether it has them now or had them.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {

@@ -243,6 +243,7 @@ impl Nftables {
         let members = tables.members.observe(members);
         let chains = tables.chains.observe(chains);
         let affinity = tables.affinity.observe(affinity);
+        tables.keep_places();
         if !state.may_delete() {
             self.claims.go_on(&mut self.tables, &state.config);
         }

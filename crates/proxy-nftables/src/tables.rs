@@ -124,6 +124,20 @@ impl Tables {
             && has(&self.affinity, owner)
     }
 
+    /// Has endpoints stay in the places where they were found: which of them stands where makes no
+    /// difference.
+    pub(crate) fn keep_places(&mut self) {
+        let slots = self.slots.pending().filter_map(|slot| {
+            let (wanted, there) = (self.slots.wanted(slot)?, self.slots.actual(slot)?);
+            let kept = wanted.clone().arranged(Some(there));
+            let owner = self.slots.owner(slot)?;
+            (kept != *wanted).then(|| (*slot, owner.clone(), kept))
+        });
+        for (slot, owner, route) in slots.collect::<Vec<_>>() {
+            self.slots.adjust(&owner, &slot, route);
+        }
+    }
+
     // ---- what became of a plan ----
 
     /// Books what became of each thing in a plan, and tells why some were not written.

@@ -27,6 +27,7 @@ pub(crate) fn tell(change: &Change) -> String {
             format!("delete from {set}: {}", told(set, elements))
         }
         Change::AddRule(chain, _) => format!("add a rule to chain {chain}"),
+        Change::InsertRule(chain, ..) => format!("insert a rule into chain {chain}"),
         Change::DeleteRule(chain, _) => format!("delete a rule of chain {chain}"),
         Change::ReplaceRule(chain, ..) => format!("replace a rule of chain {chain}"),
     }

@@ -57,6 +57,10 @@ impl Kernel for Timed {
         self.0.timeout(set)
     }
 
+    fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable> {
+        self.timed(|kernel| kernel.rules(chain))
+    }
+
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
         self.timed(|kernel| kernel.commit(transaction))
     }
@@ -756,6 +760,100 @@ fn from_one_layout_to_another_and_back() {
                 .collect()
         };
         assert_eq!(uncommented(content(&whole())), uncommented(upstream));
+    });
+}
+
+/// The rules of a chain that chooses among many endpoints are written singly, in both layouts.
+#[test]
+#[ignore = "needs nf_tables"]
+fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
+    /// The rules of the chain, in their order.
+    fn rules_of(family: IpFamily) -> Vec<Rule> {
+        let whole = Nftables::open().unwrap().read(family.into(), TABLE);
+        let rules = whole.unwrap().rules.into_iter();
+        let of_service = rules.filter(|of| of.chain.starts_with("service-"));
+        of_service.map(|of| of.rule).collect()
+    }
+    for layout in LAYOUTS {
+        for family in IpFamily::ALL {
+            let all: Vec<u16> = (1..=300).collect();
+            let without = |gone: &[u16], new: &[u16]| -> Vec<u16> {
+                let kept = all.iter().filter(|host| !gone.contains(host));
+                kept.chain(new).copied().collect()
+            };
+            let steps = [
+                without(&[100], &[]),
+                without(&[100], &[400]),
+                without(&[1, 300], &[400, 401]),
+                all.clone(),
+            ];
+            let fresh = steps.clone().map(|hosts| {
+                let mut of_fresh = Vec::new();
+                in_namespace(|| {
+                    let mut world = World::of(family, layout);
+                    world.service(1, Some(300), &hosts);
+                    world.sync();
+                    of_fresh = rules_of(family);
+                });
+                of_fresh
+            });
+            in_namespace(|| {
+                let mut world = World::of(family, layout);
+                world.service(1, Some(300), &all);
+                world.sync();
+                for (hosts, fresh) in steps.iter().zip(fresh) {
+                    world.service(1, Some(300), hosts);
+                    let before = generation();
+                    let written = world.sync();
+                    println!("{layout:?} {family:?}: {written} changes");
+                    assert!(written < 30, "{written}");
+                    assert_eq!(generation(), before.next());
+                    assert!(rules_of(family) == fresh, "in the same order");
+                }
+                let before = generation();
+                assert_eq!(world.again(layout).sync(), 0);
+                assert_eq!(generation(), before);
+            });
+        }
+    }
+}
+
+/// How long a cold start and a changed endpoint of one Service with affinity take, and what of it is the
+/// kernel's: `ENDPOINTS=5000 LAYOUT=flat`.
+#[test]
+#[ignore = "takes long"]
+fn measure_affinity() {
+    let endpoints = env::var("ENDPOINTS").unwrap_or_default();
+    let endpoints: u16 = endpoints.parse().unwrap_or(1000);
+    let layout = match env::var("LAYOUT").as_deref() {
+        Ok("flat") => Layout::Flat,
+        _ => Layout::Upstream,
+    };
+    in_namespace(|| {
+        let hosts: Vec<u16> = (1..=endpoints).collect();
+        let mut world = World::new(layout);
+        let mut timed = |what: &str, hosts: &[u16]| {
+            world.service(1, Some(300), hosts);
+            let changes = world.model.take_changes();
+            world.kernel.store(0, Ordering::Relaxed);
+            let started = Instant::now();
+            world.proxier.update(&world.model, &changes, world.now);
+            let (written, failures) = world.settle(Duration::from_secs(1));
+            let spent = Duration::from_micros(world.kernel.load(Ordering::Relaxed));
+            let all = started.elapsed();
+            assert_eq!(failures, [""; 0]);
+            println!("{what}: {written} changes, {all:?}, of it netlink {spent:?}");
+        };
+        let before = kernel_memory();
+        timed("cold start", &hosts);
+        println!("the kernel's memory: {:.1} MB", kernel_memory() - before);
+        let middle = hosts.len() / 2;
+        let mut changed = hosts.clone();
+        changed.remove(middle);
+        timed("one endpoint less", &changed);
+        timed("one endpoint more", &hosts);
+        changed.push(endpoints + 1);
+        timed("one in the place of another", &changed);
     });
 }
 

@@ -695,6 +695,66 @@ fn source_ranges_count_for_an_address_that_is_an_external_ip_as_well() {
     }
 }
 
+/// The kernel searches all sets for each rule that names one: a chain of many such rules is not
+/// written anew for one of them.
+#[test]
+fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, 1..=40);
+        world.apply(with_affinity(1, 300));
+        world.sync();
+        world.made();
+        for endpoints in [vec![7], vec![], vec![1, 40]] {
+            let left: Vec<u16> = (1..=40).filter(|host| !endpoints.contains(host)).collect();
+            world.apply(slice(1, left.iter().copied()));
+            assert_eq!(world.sync().pending, 0);
+            let made = world.made().concat();
+            assert!(made.len() <= 16, "{made:?}");
+            let flushed = made.iter().any(|of| of.starts_with("flush chain service-"));
+            assert!(!flushed, "{made:?}");
+            let mut fresh = World::new(layout);
+            web(&mut fresh, 1, left);
+            fresh.apply(with_affinity(1, 300));
+            fresh.sync();
+            assert!(
+                world.content() == fresh.content(),
+                "as a fresh start leaves it"
+            );
+        }
+    }
+}
+
+/// In the layout `flat` an endpoint that goes leaves the others where they are, but for one.
+#[test]
+fn one_endpoint_of_many_moves_one_other() {
+    let mut world = World::new(Layout::Flat);
+    web(&mut world, 1, 1..=40);
+    world.sync();
+    world.made();
+    let left = (1..=40).filter(|host| *host != 3);
+    world.apply(slice(1, left));
+    world.sync();
+    let made = world.made().concat();
+    let of = |what: &str| {
+        let change = made.iter().find(|change| change.starts_with(what));
+        change.map_or(0, |change| change.matches(", ").count() + 1)
+    };
+    let counts = (
+        of("delete from endpoints-tcp:"),
+        of("add to endpoints-tcp:"),
+    );
+    assert_eq!(counts, (2, 1), "{made:?}");
+    // Found in these places after a restart.
+    world.restart();
+    assert_eq!(world.sync().pending, 0);
+    let made = world.made().concat();
+    assert!(
+        !made.iter().any(|of| of.contains("to endpoints-")),
+        "{made:?}"
+    );
+}
+
 /// For a size that is given the kernel keeps 2 MiB for each set at once.
 #[test]
 fn sets_of_clients_have_no_size_and_those_that_had_one_give_back_memory() {

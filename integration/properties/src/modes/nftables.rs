@@ -9,7 +9,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use chance::Chance;
-use nftables_netlink::{Activity, Bytes, Element, ElementData, Name, Transaction, Verdict};
+use nftables_netlink::{Activity, Bytes, Element, ElementData, Name, Rule, Transaction, Verdict};
 use packet_path::nft::{Held, Nft};
 use proxy::{
     IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Unreadable,
@@ -401,6 +401,13 @@ impl<K: Kernel> Kernel for Turnstile<K> {
                 self.kernel.table(tell)
             }
             _ => Err(Unreadable::new(PART, "on purpose")),
+        }
+    }
+
+    fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable> {
+        match self.gate.pass(Ask::Read("the rules of a chain")) {
+            Permit::Go | Permit::PassOver(_) => self.kernel.rules(chain),
+            _ => Err(Unreadable::new("the rules of a chain", "on purpose")),
         }
     }
 
