@@ -98,7 +98,7 @@ pub enum CommitError {
     /// It could not even be sent: it is larger than the socket's buffer may be (`EMSGSIZE`), or than
     /// the memory that there is (`ENOBUFS`).
     #[error(
-        "the transaction was not sent: {0}; it is too large for net.core.wmem_max or the memory: try less at once"
+        "the transaction was not sent ({0}): it is larger than the send buffer of a socket may be here, or memory is short; raise net.core.wmem_max on this node, or run with CAP_NET_ADMIN in its first user namespace, where the buffer grows as needed"
     )]
     TooLarge(io::Error),
     /// Whether it was made is not known, as the kernel's answer was lost: read again.

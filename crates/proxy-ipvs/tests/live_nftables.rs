@@ -136,6 +136,47 @@ fn shim(family: IpFamily) -> Shim {
     }
 }
 
+/// In a user namespace of its own a process may not have a larger buffer than net.core.wmem_max says.
+#[test]
+#[ignore = "needs nf_tables"]
+fn members_that_no_send_buffer_takes_at_once_are_written_in_pieces() {
+    const IS_INSIDE: &str = "IN_A_USER_NAMESPACE";
+    if std::env::var_os(IS_INSIDE).is_none() {
+        let inside = |program: &std::path::Path, arguments: &[&str]| {
+            let mut command = Command::new("unshare");
+            command.args(["--user", "--map-root-user", "--net"]);
+            command.arg(program).args(arguments).env(IS_INSIDE, "1");
+            command.status().is_ok_and(|status| status.success())
+        };
+        if !inside("true".as_ref(), &[]) {
+            eprintln!("there are no user namespaces here");
+            return;
+        }
+        let own = std::env::current_exe().unwrap();
+        let this = "members_that_no_send_buffer_takes_at_once_are_written_in_pieces";
+        assert!(inside(&own, &["--exact", this, "--ignored", "--nocapture"]));
+        return;
+    }
+    let most = fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap_or_default();
+    let most: u32 = most.trim().parse().unwrap_or(4 << 20);
+    let mut kernel = kernel(IpFamily::V4);
+    write(&mut kernel, vec![Op::CreateSet(Set::ClusterIp, 0)]);
+    // A member takes 24 bytes, and the buffer is twice what may be asked for.
+    let members = (0..2 * most / 22).map(|number| {
+        let [_, high, low, last] = number.to_be_bytes();
+        let address = [10, high, low, last].into();
+        Op::AddMember(
+            Set::ClusterIp,
+            Member::AddressPort(address, Protocol::Tcp, 80),
+        )
+    });
+    let ops: Vec<Op> = members.collect();
+    let count = ops.len();
+    write(&mut kernel, ops);
+    let held = kernel.read_sets().unwrap();
+    assert_eq!(held.members[&Set::ClusterIp].len(), count);
+}
+
 fn prefixes(members: &[(Set, Member)]) -> std::collections::BTreeSet<u8> {
     let nets = members.iter().filter_map(|(_, member)| match member {
         Member::AddressPortNet(.., net) => Some(net.prefix_len()),

@@ -104,7 +104,7 @@ impl Native {
         let mut stay = self.remove_strangers();
         if stay.is_empty() {
             match self.create_together(run) {
-                Err(Failure::Refused(_)) => {}
+                Err(Failure::Refused(_) | Failure::TooLarge(_)) => {}
                 Err(failure) => return vec![failure.outcome("the sets cannot be made"); run.len()],
                 Ok(()) => return vec![Outcome::Done; run.len()],
             }
@@ -173,6 +173,13 @@ impl Native {
                     let outcome = self.try_alone(run);
                     outcomes.extend(vec![outcome; run.elements.len()]);
                 }
+                outcomes
+            }
+            // No packet needs them all at the same moment.
+            Err(Failure::TooLarge(_)) if run.len() > 1 => {
+                let (first, second) = run.split_at(run.len() / 2);
+                let mut outcomes = self.apply(first);
+                outcomes.extend(self.apply(second));
                 outcomes
             }
             Err(failure) => vec![failure.outcome("members cannot be written"); run.len()],
@@ -301,6 +308,7 @@ impl Native {
             Err(CommitError::Unknown | CommitError::WrongGeneration { .. }) => {
                 Err(Failure::Unknown)
             }
+            Err(error @ CommitError::TooLarge(_)) => Err(Failure::TooLarge(error.to_string())),
             Err(error) => {
                 if let Ok(nftables) = self.own.open() {
                     self.nftables = nftables;
@@ -318,6 +326,8 @@ enum Failure {
     Refused(Refusal),
     /// All of it was.
     Whole(Refusal),
+    /// It was not sent: it is larger than the socket's buffer may be.
+    TooLarge(String),
     /// It may have been.
     Unknown,
     /// It was not sent, or the answer could not be received.
@@ -331,6 +341,7 @@ impl Failure {
             Self::Refused(refusal) | Self::Whole(refusal) => {
                 refused(format!("{what}: {}", said(&refusal, &next)))
             }
+            Self::TooLarge(why) => refused(format!("{what}: {why}")),
             Self::Unknown => Outcome::Unknown,
             Self::Unsent(why) => {
                 tracing::warn!(

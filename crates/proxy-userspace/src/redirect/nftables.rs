@@ -90,7 +90,8 @@ impl Redirect for NftablesRedirect {
         let written = self.nftables.commit(&transaction, None);
         written.map(drop).map_err(|error| Refusal {
             blame: match &error {
-                CommitError::Refused { .. } => Blame::One,
+                // Less at once may be taken.
+                CommitError::Refused { .. } | CommitError::TooLarge(_) => Blame::One,
                 _ => Blame::None,
             },
             reason: error.to_string(),
