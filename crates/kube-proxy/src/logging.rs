@@ -33,13 +33,14 @@ use klog::Klog;
 use settings::{LogFormat, Settings};
 
 /// Our own crates, by the names that their events carry.
-const OWN_CRATES: [&str; 11] = [
+const OWN_CRATES: [&str; 12] = [
     "kube_proxy",
     "proxy",
     "proxy_ipvs",
     "proxy_nftables",
     "proxy_userspace",
     "reconcile",
+    "relay",
     "source",
     "ipvs_netlink",
     "ipset_netlink",
