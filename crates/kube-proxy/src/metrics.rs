@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A metric is a field and its row in `Metrics::register`; names, kinds, labels, help and buckets
-//! are facts of Kubernetes 1.36, and what is ours alone is marked. Beyond `kubeproxy_*` there are
+//! are facts of Kubernetes 1.36.2, and what is ours alone is marked. Beyond `kubeproxy_*` there are
 //! `rest_client_*`, `process_*`, `kubernetes_*`, and what Kubernetes counts of its own metrics;
 //! there is no Go here, hence no `go_*`. `/metrics/slis` is a registry of its own.
 

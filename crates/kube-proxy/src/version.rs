@@ -9,8 +9,8 @@
 /// written.
 pub const KUBERNETES: Kubernetes = Kubernetes {
     major: "1",
-    minor: "36",
-    patch: "2",
+    minor: "37",
+    patch: "0",
 };
 
 /// This program's own version, as `0.1.0`.
@@ -21,19 +21,19 @@ pub const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 pub struct Kubernetes {
     /// `1`.
     pub major: &'static str,
-    /// `36`.
+    /// `37`.
     pub minor: &'static str,
-    /// `2`.
+    /// `0`.
     pub patch: &'static str,
 }
 
 impl Kubernetes {
-    /// As `v1.36.2`.
+    /// As `v1.37.0`.
     pub fn git_version(self) -> String {
         format!("v{}", self.number())
     }
 
-    /// As `1.36.2`.
+    /// As `1.37.0`.
     pub fn number(self) -> String {
         let Self {
             major,
@@ -43,7 +43,7 @@ impl Kubernetes {
         format!("{major}.{minor}.{patch}")
     }
 
-    /// As `1.36`.
+    /// As `1.37`.
     pub fn release(self) -> String {
         let Self { major, minor, .. } = self;
         format!("{major}.{minor}")

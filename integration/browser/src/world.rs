@@ -164,7 +164,7 @@ impl World {
             mode: self.mode.to_owned(),
             forms: vec!["shim upstream".to_owned(), "scheduler rr".to_owned()],
             version: "0.1.0".to_owned(),
-            kubernetes: "v1.36.2".to_owned(),
+            kubernetes: "v1.37.0".to_owned(),
             started: "2026-01-05T08:30:00Z".to_owned(),
             ready: true,
             healthy: true,

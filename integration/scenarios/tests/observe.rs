@@ -78,7 +78,7 @@ fn every_page_is_where_it_was(c: &mut Cluster) -> Outcome {
         (METRICS, "/proxyMode", "ipvs"),
         (METRICS, "/configz", "{\"kubeproxy.config.k8s.io\":{"),
         (METRICS, "/flagz", "\nproxy-mode=ipvs\n"),
-        (METRICS, "/statusz", "\nBinary version: 1.36."),
+        (METRICS, "/statusz", "\nBinary version: 1.37."),
         (
             METRICS,
             "/metrics",

@@ -1121,7 +1121,7 @@ fn help_is_true_in_each_mode() {
     }
 }
 
-/// One line, as `Kubernetes v1.36.2` is, of which scripts take the second word, or what follows the
+/// One line, as `Kubernetes v1.37.0` is, of which scripts take the second word, or what follows the
 /// first.
 #[test]
 fn the_version_reads_as_upstreams() {
@@ -1129,7 +1129,7 @@ fn the_version_reads_as_upstreams() {
         panic!();
     };
     let words: Vec<&str> = told.split_whitespace().collect();
-    assert_eq!(words[..2], ["Kubernetes", "v1.36.2"]);
+    assert_eq!(words[..2], ["Kubernetes", "v1.37.0"]);
     let own = concat!("(kube-proxy-ipvs v", env!("CARGO_PKG_VERSION"), ")\n");
     assert!(told.ends_with(own) && told.lines().count() == 1, "{told}");
 }

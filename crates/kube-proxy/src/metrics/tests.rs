@@ -10,7 +10,7 @@ use super::*;
 use crate::command_line::{self, Command};
 use crate::modes::settings::ProxyMode;
 
-/// What Kubernetes 1.36 registers for a kube-proxy in IPVS mode and this program tells, with kinds,
+/// What Kubernetes 1.36.2 registers for a kube-proxy in IPVS mode and this program tells, with kinds,
 /// labels and help. From its metrics reference, and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
 /// What it registers beside these in IPVS mode. Userspace mode has nothing of its own.
@@ -276,13 +276,13 @@ fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
         other => panic!("{other:?}"),
     };
     let build = of("kubernetes_build_info");
-    assert_eq!(build["git_version"], "v1.36.2");
-    assert_eq!((&*build["major"], &*build["minor"]), ("1", "36"));
+    assert_eq!(build["git_version"], "v1.37.0");
+    assert_eq!((&*build["major"], &*build["minor"]), ("1", "37"));
     let own = of("kubeproxy_ipvs_build_info");
     assert_eq!(own["version"], env!("CARGO_PKG_VERSION"));
 }
 
-/// All gates of Kubernetes 1.36 are told, as its kube-proxy does, each with what was given.
+/// All gates of Kubernetes 1.37 are told, as its kube-proxy does, each with what was given.
 #[test]
 fn feature_gates_are_told_as_they_are() {
     let told = |gates: &str| {
@@ -304,10 +304,12 @@ fn feature_gates_are_told_as_they_are() {
         ("AllowServiceExternalIPs", "", 1),
         ("PreferSameTrafficDistribution", "", 1),
         ("ComponentFlagz", "BETA", 1),
-        ("NativeHistograms", "ALPHA", 0),
+        ("NativeHistograms", "BETA", 1),
+        ("KubeProxyIPVS", "DEPRECATED", 1),
+        ("KubeProxyNFTablesLocalhostNodePorts", "ALPHA", 0),
         ("AllAlpha", "ALPHA", 0),
         ("AllowDNSOnlyNodeCSR", "DEPRECATED", 0),
-        ("SidecarContainers", "", 1),
+        ("RelaxedServiceNameValidation", "", 1),
     ] {
         let sample = |value: i32| {
             format!("kubernetes_feature_enabled{{name=\"{gate}\",stage=\"{stage}\"}} {value}\n")

@@ -260,7 +260,7 @@ mod tests {
         for line in [
             "Started: 2023-11-14T22:13:20Z\n",
             "Up: 1 hr 02 min 05 sec\n",
-            "Binary version: 1.36.2\nEmulation version: 1.36\n",
+            "Binary version: 1.37.0\nEmulation version: 1.37\n",
             "Paths: /configz /flagz /healthz /metrics /proxyMode\n",
         ] {
             assert!(lines.contains(line), "{lines}");
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(fields["startTime"], "2023-11-14T22:13:20Z");
         assert_eq!(fields["uptimeSeconds"], 3_725);
         assert_eq!(fields["goVersion"], "");
-        assert_eq!(fields["binaryVersion"], "1.36.2");
+        assert_eq!(fields["binaryVersion"], "1.37.0");
         assert_eq!(fields["paths"][4], "/proxyMode");
     }
 }

@@ -7,7 +7,7 @@ fn status() -> Status {
         mode: "ipvs".to_owned(),
         forms: vec!["scheduler rr".to_owned()],
         version: "0.1.0".to_owned(),
-        kubernetes: "v1.36.2".to_owned(),
+        kubernetes: "v1.37.0".to_owned(),
         started: "2026-01-01T00:00:00Z".to_owned(),
         ready: true,
         healthy: true,
@@ -36,7 +36,7 @@ fn a_node_where_all_is_well_is_a_few_lines() {
         "Node      node1\n\
          Mode      ipvs (scheduler rr)\n\
          State     ready, healthy\n\
-         Version   kube-proxy-ipvs 0.1.0 (Kubernetes v1.36.2), since 2026-01-01T00:00:00Z\n\
+         Version   kube-proxy-ipvs 0.1.0 (Kubernetes v1.37.0), since 2026-01-01T00:00:00Z\n\
          Source    manifests in /m: 2 Services, 3 EndpointSlices\n\
          \n\
          FAMILY   STATE    PENDING   FAILING   LAG   STUCK   SYNCED\n\

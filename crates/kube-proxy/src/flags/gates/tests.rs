@@ -126,6 +126,7 @@ fn a_gate_that_is_not_given_has_its_default() {
         ("NFTablesProxyMode", true),
         (IPVS_MODE, true),
         (LOCALHOST_NODE_PORTS, false),
+        ("NativeHistograms", true),
         ("AllAlpha", false),
         ("NoSuch", false),
     ] {

@@ -60,7 +60,7 @@ async fn flags_and_status_are_told_where_their_gates_are_on() {
     let statusz: serde_json::Value = serde_saphyr::from_str(&body).unwrap();
     assert_eq!(
         (&statusz["kind"], &statusz["binaryVersion"]),
-        (&"Statusz".into(), &"1.36.2".into())
+        (&"Statusz".into(), &"1.37.0".into())
     );
     let (head, body) = get(&server, "GET /statusz\nAccept: application/json\n").await;
     assert!(head.starts_with("HTTP/1.1 406 "), "{head}");
