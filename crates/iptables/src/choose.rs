@@ -5,7 +5,7 @@
 //! (`iptables-nft-restore`), never by what the distribution's `iptables` happens to be: in a
 //! container that says nothing about the host.
 
-use std::cmp::Reverse;
+use std::fmt;
 use std::sync::Arc;
 
 use inet::IpFamily;
@@ -21,6 +21,39 @@ use crate::saved::Line;
 const MODERN: [u32; 3] = [1, 6, 2];
 /// Chains by which the kubelet tells which backend it uses (KEP-3178), in table mangle.
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
+
+/// Why a backend was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// It was asked for.
+    Asked,
+    /// No other is installed.
+    Alone,
+    /// No other can be used here.
+    Usable,
+    /// The kubelet's chains are in it.
+    Hint,
+    /// It has chains of a kube-proxy.
+    Chains,
+    /// It has more rules than the other.
+    Rules,
+    /// Nothing speaks for another.
+    First,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Asked => "asked for",
+            Self::Alone => "no other is installed",
+            Self::Usable => "no other can be used here",
+            Self::Hint => "the kubelet's chains are in it",
+            Self::Chains => "chains of a kube-proxy are in it",
+            Self::Rules => "it has more rules than the other",
+            Self::First => "the other has no rules",
+        })
+    }
+}
 
 impl Iptables {
     /// Chooses the backend, for the network namespace of the calling thread: the one asked for;
@@ -53,6 +86,8 @@ impl Iptables {
         for iptables in Self::candidates(wanted)? {
             iptables.load_modules(modules);
             let verdicts = IpFamily::ALL.map(|family| iptables.verdict(family));
+            let is_first = reasons.is_empty() && never.is_empty();
+            let iptables = iptables.unless_first(is_first);
             if verdicts.contains(&Verdict::Works) {
                 return Ok(iptables);
             }
@@ -99,7 +134,9 @@ impl Iptables {
         for iptables in hopeful.into_iter().chain(unwritable) {
             match iptables.save(IpFamily::V4) {
                 // Rules are there, and who reads them is told why that fails.
-                Ok(_) | Err(IptablesError::Native { .. }) => return Ok(iptables),
+                Ok(_) | Err(IptablesError::Native { .. }) => {
+                    return Ok(iptables.unless_first(reasons.is_empty()));
+                }
                 Err(error) => {
                     are_absent &= error.kind().is_absence() && iptables.is_absent();
                     reasons.push(error.to_string());
@@ -107,6 +144,12 @@ impl Iptables {
             }
         }
         Err(unusable(&reasons, are_absent))
+    }
+
+    /// One that comes behind others that cannot be used.
+    fn unless_first(self, is_first: bool) -> Self {
+        let why = if is_first { self.why } else { Why::Usable };
+        Self { why, ..self }
     }
 
     /// All that are installed.
@@ -148,9 +191,23 @@ impl Iptables {
             let infix = wanted.map_or_else(String::new, |backend| format!("-{backend}"));
             return Err(IptablesError::Missing(format!("iptables{infix}-restore")));
         }
+        let is_alone = found.len() == 1;
+        let mut why = Why::First;
         // Where nothing speaks for any but the first, the order is right.
         if found.iter().skip(1).any(|iptables| !iptables.is_bare()) {
-            found.sort_by_cached_key(|iptables| Reverse(iptables.evidence()));
+            let mut judged: Vec<_> = found.into_iter().map(|one| (one.evidence(), one)).collect();
+            judged.sort_by(|(one, _), (two, _)| two.cmp(one));
+            if let [(best, _), ..] = &judged[..] {
+                why = best.why();
+            }
+            found = judged.into_iter().map(|(_, one)| one).collect();
+        }
+        if let Some(first) = found.first_mut() {
+            first.why = match wanted {
+                Some(_) => Why::Asked,
+                None if is_alone => Why::Alone,
+                None => why,
+            };
         }
         Ok(found)
     }
@@ -165,6 +222,7 @@ impl Iptables {
             },
             is_modern: true,
             readings: Arc::clone(readings),
+            why: Why::Alone,
         };
         let has = |verb| iptables.program(IpFamily::V4, verb).is_ok();
         (has("save") && has("restore")).then_some(iptables)
@@ -185,6 +243,7 @@ impl Iptables {
             infix: "",
             is_modern: version >= MODERN,
             readings: Arc::default(),
+            why: Why::Alone,
         }))
     }
 
@@ -239,6 +298,18 @@ struct Evidence {
 }
 
 impl Evidence {
+    /// The strongest of it.
+    fn why(&self) -> Why {
+        match self {
+            Self { has_hint: true, .. } => Why::Hint,
+            Self {
+                has_chains: true, ..
+            } => Why::Chains,
+            Self { rules: 0, .. } => Why::First,
+            Self { .. } => Why::Rules,
+        }
+    }
+
     fn add(&mut self, line: &str) {
         match Line::parse(line) {
             Some(Line::Chain(name)) => self.add_chain(name),

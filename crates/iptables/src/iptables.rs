@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use inet::IpFamily;
 
 use crate::backend::{Backend, exists};
+use crate::choose::Why;
 use crate::error::{IptablesError, Kind, LineFinder, failure};
 use crate::legacy::LegacyTables;
 use crate::native::{self, Printed, TakenChain};
@@ -43,6 +44,7 @@ pub struct Iptables {
     /// Whether it knows `iptables-restore -w` and `MASQUERADE --random-fully`.
     pub(crate) is_modern: bool,
     pub(crate) readings: Arc<Readings>,
+    pub(crate) why: Why,
 }
 
 /// What `iptables-save` is asked for.
@@ -65,6 +67,11 @@ fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>
 }
 
 impl Iptables {
+    /// Why it was chosen.
+    pub fn why(&self) -> Why {
+        self.why
+    }
+
     /// What was chosen.
     pub fn backend(&self) -> Backend {
         self.backend
@@ -560,6 +567,7 @@ mod tests {
             infix: "-legacy",
             is_modern: true,
             readings: Arc::default(),
+            why: Why::Alone,
         };
         let looker = iptables.clone();
         let _reading = iptables.readings.of(Backend::Legacy, IpFamily::V4).lock();

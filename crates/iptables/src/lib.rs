@@ -37,6 +37,7 @@ mod saved;
 mod table;
 
 pub use backend::{Backend, exists};
+pub use choose::Why;
 pub use error::{IptablesError, Kind};
 pub use iptables::Iptables;
 pub use legacy::{LegacyTable, LegacyTables};

@@ -11,11 +11,11 @@ use kube_proxy::{
     ask, capabilities, check, cleanup, config, follow, iptables, logging, memory, panics, run,
 };
 use tokio::sync::{mpsc, oneshot};
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
 fn main() -> ExitCode {
     if let Err(error) = iptables::stand_in(std::env::args_os()) {
-        eprintln!("kube-proxy: {}", told(&error));
+        eprintln!("kube-proxy: {}", in_words(&error));
         return ExitCode::FAILURE;
     }
     panics::end_the_process();
@@ -32,13 +32,22 @@ fn main() -> ExitCode {
         command_line::parse_prepared(&arguments)
     });
     match read {
-        Ok(Command::Run(options)) => live(&options, ExitCode::FAILURE, || serve(&options)),
-        Ok(Command::Check(options, asked)) => live(&options, ExitCode::from(CANNOT_SAY), || {
-            check::check((*options).clone(), asked)
-        }),
-        Ok(Command::Cleanup(options)) => {
-            live(&options, ExitCode::FAILURE, || cleanup::cleanup(&options))
+        Ok(Command::Run(options)) => {
+            let told = if options.process.init_only {
+                Told::Here
+            } else {
+                Told::ByLife
+            };
+            live(&options, told, ExitCode::FAILURE, || serve(&options))
         }
+        Ok(Command::Check(options, asked)) => {
+            live(&options, Told::Here, ExitCode::from(CANNOT_SAY), || {
+                check::check((*options).clone(), asked)
+            })
+        }
+        Ok(Command::Cleanup(options)) => live(&options, Told::Here, ExitCode::FAILURE, || {
+            cleanup::cleanup(&options)
+        }),
         Ok(Command::Print(text)) => {
             print!("{text}");
             ExitCode::SUCCESS
@@ -57,9 +66,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// Who says what is to be said of the flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Here,
+    /// The life, behind its first line.
+    ByLife,
+}
+
 /// Starts what every life needs, and lives it; `failed` is the exit status if it ends in an error.
 fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     options: &Options,
+    told: Told,
     failed: ExitCode,
     life: impl FnOnce() -> Life,
 ) -> ExitCode {
@@ -83,16 +101,8 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
         eprintln!("kube-proxy: cannot start logging: {error}");
         return failed;
     }
-    if options.log.verbosity >= 1 {
-        for line in command_line::as_typed(std::env::args_os()) {
-            info!(target: logging::UNSTRUCTURED, "FLAG: {line}");
-        }
-    }
-    for note in &options.said.notes {
-        info!("{note}");
-    }
-    for warning in &options.said.warnings {
-        warn!("{warning}");
+    if told == Told::Here {
+        options.said.tell(&options.log);
     }
     if let Err(error) = capabilities::pass_on() {
         warn!("capabilities cannot be passed on to iptables: {error}");
@@ -101,7 +111,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     // What still blocks, on a program that hangs, is not waited for.
     runtime.shutdown_background();
     result.unwrap_or_else(|error| {
-        error!("{}", told(&error));
+        error!("{}", in_words(&error));
         failed
     })
 }
@@ -141,7 +151,7 @@ async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
 }
 
 /// An error with its causes, none of them twice: most of our errors tell theirs themselves.
-fn told(error: &anyhow::Error) -> String {
+fn in_words(error: &anyhow::Error) -> String {
     error
         .chain()
         .skip(1)

@@ -38,7 +38,7 @@ use prometheus_client::registry::Registry;
 use proxy::{Changes, Drift, Fate, IpFamily, Model, NodePorts, Report, Standing, Subject};
 
 use crate::flags::gates::Gates;
-use crate::version::OWN_VERSION;
+use crate::version::{COMMIT, OWN_VERSION};
 use buckets::Buckets;
 use draining::Draining;
 use labels::{
@@ -226,6 +226,7 @@ impl Metrics {
         let own = Family::<OwnBuild, Gauge>::default();
         own.get_or_create(&OwnBuild {
             version: OWN_VERSION,
+            commit: COMMIT,
         })
         .set(1);
         // Not among Kubernetes' own, so it has no stability of theirs, and is not counted with

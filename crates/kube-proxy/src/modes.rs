@@ -176,6 +176,15 @@ pub(crate) fn sysctls(facts: Option<&Facts<'_>>) -> Vec<Wanted> {
     ProxyMode::ALL.into_iter().flat_map(of).collect()
 }
 
+/// Where the mode comes from, in words.
+pub(crate) fn origin_of_mode(flags: &Flags) -> String {
+    match (flags.proxy_mode.is_empty(), flags.config.is_empty()) {
+        (true, _) => "the default".to_owned(),
+        (false, true) => "--proxy-mode".to_owned(),
+        (false, false) => format!("mode in {}", Path::new(&flags.config).display()),
+    }
+}
+
 /// A warning if no mode is given, in the words in which one would be given.
 ///
 /// Upstream's default changes in 1.40. This one does not: a new image must not change how Services

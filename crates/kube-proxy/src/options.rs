@@ -15,16 +15,18 @@
 pub(crate) mod object_source;
 pub mod process;
 
+use std::env;
 use std::net::SocketAddr;
 
 use proxy::{AddressRules, ExternalIps};
+use tracing::{info, warn};
 
 use crate::config::Configuration;
 use crate::flags::Flags;
 use crate::flags::gates::{EXTERNAL_IPS, Gates};
 use crate::flags::unusable::UnusableFlag;
 use crate::modes::settings::ProxyMode;
-use crate::{logging, modes, serve, sysctl};
+use crate::{command_line, logging, modes, serve, sysctl};
 use process::Process;
 
 /// What is meant.
@@ -51,6 +53,8 @@ pub struct Options {
 pub struct Said {
     /// All of it as a file would say it, also what is accepted without effect.
     pub configuration: Configuration,
+    /// Where the mode comes from: `--proxy-mode`, a file, or `the default`.
+    pub mode_from: String,
     /// What was chosen because nothing was given, a line each.
     pub notes: Vec<String>,
     /// What the operator should know about what was given, a line each.
@@ -66,6 +70,23 @@ impl Said {
         let warnings = self.warnings.iter();
         let others = warnings.filter(|warning| Some(*warning) != self.no_mode.as_ref());
         others.cloned().collect()
+    }
+}
+
+impl Said {
+    /// Logs the flags as they were typed, where much is logged, and what is to be said of them.
+    pub fn tell(&self, log: &logging::settings::Settings) {
+        if log.verbosity >= 1 {
+            for line in command_line::as_typed(env::args_os()) {
+                info!(target: logging::UNSTRUCTURED, "FLAG: {line}");
+            }
+        }
+        for note in &self.notes {
+            info!("{note}");
+        }
+        for warning in &self.warnings {
+            warn!("{warning}");
+        }
     }
 }
 
@@ -91,6 +112,7 @@ impl Options {
             kernel: sysctl::settings::Settings::read(flags)?,
             said: Said {
                 configuration: Configuration::of(flags),
+                mode_from: modes::origin_of_mode(flags),
                 notes: gates.notes(),
                 warnings: [
                     Vec::from_iter(no_mode.clone()),

@@ -7,6 +7,7 @@
 
 mod daemon;
 mod end;
+mod identity;
 mod observed;
 mod renew;
 mod renewal;
@@ -77,8 +78,10 @@ async fn live(
     let flags = command_line::values(std::env::args_os());
     let node = options.process.node_name.clone();
     let count = |host: &str| CountRequests::new(observed.metrics.clone(), host);
-    let source = source::connect(&options.source, &node, count).await?;
+    let source = source::connect(&options.source, &node, count).await;
+    let source = source.inspect_err(|_| identity::tell(&options, None, None))?;
     let (mut events, client) = (source.events, source.client);
+    let from = source.from.clone();
     observed.inspect.comes_from(Origin {
         from: source.from,
         registry: source.registry,
@@ -90,7 +93,11 @@ async fn live(
     // With what cannot be done here taken out of them.
     let mut settled = options.clone();
     let prepared = async {
-        let opened = open(&options.modes).await?;
+        let opened = open(&options.modes).await;
+        let uses = opened.as_ref().ok();
+        let uses = uses.map(|opened| used(&**opened, &options.modes));
+        identity::tell(&options, Some(&from), uses.as_ref());
+        let opened = opened?;
         tell_left_out(opened.left_out());
         settle(&mut settled, Step::Start)?;
         let servers = observed.serve(&options, flags, &recorder).await?;

@@ -16,6 +16,17 @@ pub const KUBERNETES: Kubernetes = Kubernetes {
 /// This program's own version, as `0.1.0`.
 pub const OWN_VERSION: &str = env!("CARGO_PKG_VERSION");
 
+/// The commit that was built, in full, or `unknown`: by git's word, or that of whoever built.
+pub const COMMIT: &str = env!("KUBE_PROXY_COMMIT");
+
+/// So many digits of a commit are enough for a reader.
+const SHORT: usize = 12;
+
+/// The commit in short, as `0123456789ab`.
+pub fn short_commit() -> &'static str {
+    COMMIT.get(..SHORT).unwrap_or(COMMIT)
+}
+
 /// A version of Kubernetes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kubernetes {
@@ -54,5 +65,10 @@ impl Kubernetes {
 /// the version.
 pub fn told() -> String {
     let kubernetes = KUBERNETES.git_version();
-    format!("Kubernetes {kubernetes} (kube-proxy-ipvs v{OWN_VERSION})\n")
+    format!("Kubernetes {kubernetes} ({})\n", program())
+}
+
+/// This program, as `kube-proxy-ipvs v0.1.0, commit 0123456789ab`.
+pub fn program() -> String {
+    format!("kube-proxy-ipvs v{OWN_VERSION}, commit {}", short_commit())
 }

@@ -123,6 +123,7 @@ fn the_defaults_are_upstreams() {
             },
             said: Said {
                 configuration: Configuration::of(&Flags::defaults()),
+                mode_from: "the default".to_owned(),
                 notes: vec![],
                 warnings: defaults.said.warnings.clone(),
                 no_mode: defaults.said.no_mode.clone(),
@@ -1130,8 +1131,9 @@ fn the_version_reads_as_upstreams() {
     };
     let words: Vec<&str> = told.split_whitespace().collect();
     assert_eq!(words[..2], ["Kubernetes", "v1.37.0"]);
-    let own = concat!("(kube-proxy-ipvs v", env!("CARGO_PKG_VERSION"), ")\n");
-    assert!(told.ends_with(own) && told.lines().count() == 1, "{told}");
+    let own = concat!("(kube-proxy-ipvs v", env!("CARGO_PKG_VERSION"), ", commit ");
+    let (_, commit) = told.split_once(own).unwrap();
+    assert_eq!(commit, format!("{})\n", version::short_commit()));
 }
 
 #[test]

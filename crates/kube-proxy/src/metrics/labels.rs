@@ -3,7 +3,7 @@
 use prometheus_client::encoding::EncodeLabelSet;
 use proxy::{Fate, IpFamily, Subject};
 
-use crate::version::KUBERNETES;
+use crate::version::{COMMIT, KUBERNETES};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OfFamily {
@@ -92,6 +92,7 @@ pub(crate) struct Build {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OwnBuild {
     pub(crate) version: &'static str,
+    pub(crate) commit: &'static str,
 }
 
 impl Build {
@@ -104,7 +105,7 @@ impl Build {
         Self {
             build_date: "",
             compiler: "rustc",
-            git_commit: "",
+            git_commit: COMMIT,
             git_tree_state: "",
             git_version: KUBERNETES.git_version(),
             go_version: "",

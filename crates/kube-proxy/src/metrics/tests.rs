@@ -278,7 +278,12 @@ fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
     let build = of("kubernetes_build_info");
     assert_eq!(build["git_version"], "v1.37.0");
     assert_eq!((&*build["major"], &*build["minor"]), ("1", "37"));
+    assert_eq!(build["git_commit"], COMMIT);
+    // This is a checkout, or whoever builds says which commit it is.
+    let is_commit = COMMIT.len() >= 40 && COMMIT.bytes().all(|byte| byte.is_ascii_hexdigit());
+    assert!(is_commit || COMMIT == "unknown", "{COMMIT}");
     let own = of("kubeproxy_ipvs_build_info");
+    assert_eq!(own["commit"], COMMIT);
     assert_eq!(own["version"], env!("CARGO_PKG_VERSION"));
 }
 

@@ -4,7 +4,7 @@
 use std::cell::OnceCell;
 
 use iptables::{Backend, Iptables, IptablesError};
-use tracing::info;
+use tracing::debug;
 
 use super::families::Access;
 use super::settings::Settings;
@@ -41,7 +41,7 @@ impl Programs {
             Access::Write => Iptables::choose_loading(self.forced, modules)?,
             Access::Read => Iptables::look(self.forced)?,
         };
-        info!(backend = %chosen.backend(), "iptables");
+        debug!(backend = %chosen.backend(), why = %chosen.why(), "iptables");
         Ok(self.chosen.get_or_init(|| chosen).clone())
     }
 

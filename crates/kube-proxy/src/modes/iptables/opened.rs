@@ -23,7 +23,7 @@ use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thre
 use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::settings::Settings;
-use crate::modes::uses::{Part, Uses};
+use crate::modes::uses::{self, Part, Uses};
 
 /// Whether connection tracking lets packets pass that it calls INVALID otherwise.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
@@ -135,6 +135,7 @@ impl Opened for Rules {
     fn uses(&self, _: &Settings) -> Uses {
         let backend = self.iptables.backend().to_string();
         Uses {
+            backend: Some(uses::backend(&self.iptables)),
             forms: vec![format!("backend {backend}")],
             parts: vec![Part::Iptables(backend)],
             ..Uses::default()

@@ -24,7 +24,7 @@ use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Action, Change, OTHER_MODES, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
-use crate::modes::uses::{Part, Uses};
+use crate::modes::uses::{self, Part, Uses};
 use crate::sysctl::setting::Setting;
 
 /// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody
@@ -193,14 +193,17 @@ impl Opened for Ipvs {
             forms.push("service addresses as routes".to_owned());
         }
         let mut parts = vec![Part::Ipvs { scheduler }];
+        let mut backend = None;
         match &self.shim.carrier {
             Carrier::Nftables => parts.push(Part::NfTables),
             Carrier::Iptables(iptables) => {
+                backend = Some(uses::backend(iptables));
                 parts.extend([Part::Ipset, Part::Iptables(iptables.backend().to_string())]);
             }
         }
         Uses {
             forms,
+            backend,
             parts,
             ..Uses::default()
         }

@@ -24,7 +24,7 @@ use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::programs::Programs;
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
-use crate::modes::uses::{Part, Uses};
+use crate::modes::uses::{self, Part, Uses};
 
 /// How long connections go on when the process ends. Nobody is served anew meanwhile, and the next
 /// process may not begin before this one is gone.
@@ -238,7 +238,12 @@ impl Opened for Userspace {
                 (format!("iptables ({backend})"), Part::Iptables(backend))
             }
         };
+        let backend = match &self.redirector {
+            Redirector::Nftables => None,
+            Redirector::Iptables(iptables) => Some(uses::backend(iptables)),
+        };
         Uses {
+            backend,
             forms: vec![format!("redirects by {by}")],
             parts: vec![part],
             ..Uses::default()

@@ -1,0 +1,71 @@
+//! Names the commit that is built, for `--version`, the log and the metrics.
+//!
+//! `KUBE_PROXY_COMMIT` says it, for builds outside of the repository; else git's files do, without
+//! `git`, which may not be there or not trust the folder. A folder without either is `unknown`. An
+//! edit runs this no second time, only another commit does.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const GIVEN: &str = "KUBE_PROXY_COMMIT";
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-env-changed={GIVEN}");
+    let given = env::var(GIVEN).ok().filter(|given| is_commit(given));
+    let commit = given.or_else(|| {
+        let manifest = env::var_os("CARGO_MANIFEST_DIR")?;
+        of_repository(&Path::new(&manifest).join("../.."))
+    });
+    let commit = commit.unwrap_or_else(|| "unknown".to_owned());
+    println!("cargo::rustc-env={GIVEN}={commit}");
+}
+
+/// The commit that is checked out in a folder.
+fn of_repository(folder: &Path) -> Option<String> {
+    let git = git_folder(folder)?;
+    let head = read(&git.join("HEAD"))?;
+    let Some(name) = head.strip_prefix("ref: ") else {
+        return Some(head).filter(|head| is_commit(head));
+    };
+    // Further worktrees share the branches of the first.
+    let common = read(&git.join("commondir")).map_or(git.clone(), |common| git.join(common));
+    let file = common.join(name);
+    let loose = read(&file).filter(|commit| is_commit(commit));
+    loose.or_else(|| {
+        // The next commit makes a file of the branch's own.
+        let folder = file.parent().filter(|folder| folder.is_dir())?;
+        println!("cargo::rerun-if-changed={}", folder.display());
+        packed(&common, name)
+    })
+}
+
+/// The folder that git keeps its files in.
+fn git_folder(folder: &Path) -> Option<PathBuf> {
+    let git = folder.join(".git");
+    if git.is_dir() {
+        return Some(git);
+    }
+    let pointer = fs::read_to_string(&git).ok()?;
+    Some(folder.join(pointer.trim().strip_prefix("gitdir: ")?))
+}
+
+fn packed(common: &Path, name: &str) -> Option<String> {
+    let all = read(&common.join("packed-refs"))?;
+    let line = all
+        .lines()
+        .find_map(|line| line.split_once(' ').filter(|(_, of)| *of == name))?;
+    Some(line.0.to_owned()).filter(|commit| is_commit(commit))
+}
+
+/// The text of a file, which is watched if it is there.
+fn read(file: &Path) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    println!("cargo::rerun-if-changed={}", file.display());
+    Some(text.trim().to_owned())
+}
+
+fn is_commit(text: &str) -> bool {
+    matches!(text.len(), 40 | 64) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
