@@ -19,6 +19,7 @@ mod rules;
 mod servers;
 mod sets;
 mod tables;
+mod withdraw;
 
 use std::thread;
 use std::time::Duration;
@@ -36,6 +37,7 @@ use sets::Sets;
 
 pub use report::Cleanup;
 pub use servers::ForeignServer;
+pub use withdraw::withdraw;
 
 /// How long connections by virtual servers have that are being opened, or about to end: once their
 /// server is gone, the kernel drops what is sent in them.

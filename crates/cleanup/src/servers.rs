@@ -15,7 +15,7 @@ use crate::evidence::{Evidence, Server};
 use crate::report::{Cleanup, LOST, Manner, many};
 
 /// The list of the kernel, which is there once IPVS is loaded: asking over netlink would load it.
-const LIST: &str = "/proc/thread-self/net/ip_vs";
+pub(crate) const LIST: &str = "/proc/thread-self/net/ip_vs";
 /// What it begins with, in bytes, at most.
 const HEAD: u64 = 1024;
 /// The lines of that which name no virtual server.

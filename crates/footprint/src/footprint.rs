@@ -36,6 +36,8 @@ pub struct Footprint {
     pub nft_tables: &'static [&'static str],
     /// Its ipsets of a family.
     pub sets: fn(IpFamily) -> Vec<OwnSet>,
+    /// The name of its set of cluster IPs in a family: an ipset, or a set in its tables of nftables.
+    pub cluster_ips: fn(IpFamily) -> Option<String>,
     /// Its link.
     pub link: Option<Link>,
     /// Its virtual servers, if it makes any.
@@ -106,6 +108,7 @@ impl Footprint {
             older_comments: &[],
             nft_tables: &[],
             sets: |_| Vec::new(),
+            cluster_ips: |_| None,
             link: None,
             virtual_servers: None,
             served_by: ServedBy::Kernel,
@@ -150,5 +153,6 @@ pub fn links(modes: Footprints) -> Vec<&'static str> {
 /// That of upstream's nftables mode.
 pub const NFTABLES: Footprint = Footprint {
     nft_tables: &["kube-proxy"],
+    cluster_ips: |_| Some("cluster-ips".to_owned()),
     ..Footprint::none("nftables")
 };

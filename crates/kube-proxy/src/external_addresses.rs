@@ -250,6 +250,8 @@ pub(crate) struct ExternalAddresses {
     /// What is near this node, as it was read when its addresses were these.
     near: Near,
     read_for: Vec<IpAddr>,
+    /// Addresses of the API server, which no Service may have.
+    guarded: Vec<SocketAddr>,
     known: BTreeMap<Contested, Known>,
     /// How many of these are still to be told.
     untold: usize,
@@ -277,6 +279,7 @@ impl ExternalAddresses {
             looked_at: (0, Vec::new()),
             near: Near::default(),
             read_for: Vec::new(),
+            guarded: Vec::new(),
             known: BTreeMap::new(),
             untold: 0,
             read: Near::read,
@@ -299,6 +302,9 @@ impl ExternalAddresses {
         of_node: Option<impl Iterator<Item = &'a IpAddr>>,
         now: Instant,
     ) {
+        if model.api_servers() != self.guarded {
+            self.tell_guarded(model.api_servers());
+        }
         let mut has_moved = false;
         let mut of_node: Vec<IpAddr> = match of_node {
             Some(all) => {
@@ -323,6 +329,17 @@ impl ExternalAddresses {
         if self.untold > 0 {
             self.tell(model, now);
         }
+    }
+
+    /// Tells which addresses of the API server are new, and which are none any more.
+    fn tell_guarded(&mut self, guarded: &[SocketAddr]) {
+        for at in guarded.iter().filter(|at| !self.guarded.contains(at)) {
+            info!("the API server is at {at}, which no Service may have");
+        }
+        for at in self.guarded.iter().filter(|at| !guarded.contains(at)) {
+            info!("the API server is no longer at {at}, which Services may have again");
+        }
+        self.guarded = guarded.to_vec();
     }
 
     fn learn(&mut self, model: &Model, now: Instant) {
@@ -637,7 +654,6 @@ mod tests {
         let node: IpAddr = [192, 0, 2, 1].into();
         let mut model = Model::new().with_address_rules(AddressRules {
             allowed: Some(vec!["192.0.2.0/24".parse().unwrap()]),
-            api_server: None,
         });
         let mut give = |name: &str, external_ips: Vec<IpAddr>| {
             let name = NamespacedName::new("default", name);

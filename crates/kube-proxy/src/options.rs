@@ -16,7 +16,6 @@ pub(crate) mod object_source;
 pub mod process;
 
 use std::env;
-use std::net::SocketAddr;
 
 use proxy::{AddressRules, ExternalIps};
 use tracing::{info, warn};
@@ -137,12 +136,10 @@ impl Options {
 }
 
 impl Options {
-    /// What external and load-balancer addresses are held against, where the API server is at this
-    /// address.
-    pub(crate) fn address_rules(&self, api_server: Option<SocketAddr>) -> AddressRules {
+    /// What external and load-balancer addresses are held against.
+    pub(crate) fn address_rules(&self) -> AddressRules {
         AddressRules {
             allowed: self.process.allowed_external.clone(),
-            api_server,
         }
     }
 }

@@ -13,6 +13,7 @@ mod renew;
 mod renewal;
 mod said;
 mod stop;
+mod way;
 
 use std::panic::resume_unwind;
 use std::time::Instant;
@@ -39,6 +40,7 @@ use crate::options::Options;
 use daemon::{Daemon, Ended};
 use observed::Observed;
 pub use stop::Stop;
+use way::Clearing;
 
 /// Serves until `stop` is requested. Whatever is programmed stays: a restart must not cost a
 /// connection.
@@ -78,7 +80,9 @@ async fn live(
     let flags = command_line::values(std::env::args_os());
     let node = options.process.node_name.clone();
     let count = |host: &str| CountRequests::new(observed.metrics.clone(), host);
-    let source = source::connect(&options.source, &node, count).await;
+    let excluded = options.modes.shared.exclude_cidrs.clone();
+    let clearing = Clearing::new(options.address_rules(), excluded);
+    let source = source::connect(&options.source, &node, count, clearing.way()).await;
     let source = source.inspect_err(|_| identity::tell(&options, None, None))?;
     let (mut events, client) = (source.events, source.client);
     let from = source.from.clone();
@@ -97,6 +101,7 @@ async fn live(
         let uses = opened.as_ref().ok();
         let uses = uses.map(|opened| used(&**opened, &options.modes));
         identity::tell(&options, Some(&from), uses.as_ref());
+        clearing.speak();
         let opened = opened?;
         tell_left_out(opened.left_out());
         settle(&mut settled, Step::Start)?;
@@ -108,7 +113,7 @@ async fn live(
     };
     let mut model = Model::of_node(&node)
         .with_external_ips(options.external_ips())
-        .with_address_rules(options.address_rules(source.address));
+        .with_address_rules(options.address_rules());
     let seen = |model: &Model| observed.status.note_lists(model);
     let gathered = gather(&mut events, &mut model, &options.source, seen).map(anyhow::Ok);
     let (opened, _servers, addresses) = tokio::select! {
@@ -117,6 +122,7 @@ async fn live(
         () = observed.health.pulse().answer_all() => return Ok(()),
     };
     require(opened.left_out(), primary(&options.modes, &model))?;
+    clearing.end().await;
     let options = settled;
     let predecessor = opened.predecessor(&options.modes);
     let ending = opened.ending();

@@ -35,6 +35,7 @@ pub const FOOTPRINT: Footprint = Footprint {
     jumps: &JUMPS,
     nft_tables: &[TABLE],
     sets,
+    cluster_ips: |family| Some(Set::ClusterIp.name(family)),
     link: Some(Link {
         name: LINK,
         route_protocol: ROUTE_PROTOCOL,

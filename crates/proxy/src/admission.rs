@@ -31,8 +31,16 @@ pub struct AddressRules {
     /// The networks that they may be of; `None`: of any. One that is a single address is meant
     /// also where it is the API server's.
     pub allowed: Option<Vec<IpNet>>,
-    /// Where this process was told that the API server is, if that is an address.
-    pub api_server: Option<SocketAddr>,
+}
+
+impl AddressRules {
+    /// Reports whether an address is allowed by a network of its own (`/32`, `/128`): it is meant,
+    /// also where it is the API server's.
+    pub fn names(&self, address: IpAddr) -> bool {
+        let nets = self.allowed.iter().flatten();
+        let mut hosts = nets.filter(|net| net.prefix_len() == net.max_prefix_len());
+        hosts.any(|net| net.addr() == address)
+    }
 }
 
 /// Where a Service names an address.
@@ -84,7 +92,11 @@ pub(crate) struct Admission {
     cluster_ips: HashMap<IpAddr, u32>,
     /// Who names each as an external or load-balancer address.
     asked: BTreeMap<IpAddr, HashSet<NamespacedName>>,
-    /// Where the API server is: what was told, and the endpoints of `default/kubernetes`.
+    /// Addresses at which the source reaches the API server.
+    reached_at: Vec<SocketAddr>,
+    /// The endpoints of `default/kubernetes`.
+    endpoints: Vec<SocketAddr>,
+    /// Both, sorted.
     api_servers: Vec<SocketAddr>,
     refused: HashMap<NamespacedName, Box<Held>>,
     /// Addresses of which somebody may be judged otherwise now.
@@ -104,7 +116,6 @@ struct Held {
 impl Admission {
     pub(crate) fn new(rules: AddressRules) -> Self {
         Self {
-            api_servers: rules.api_server.into_iter().collect(),
             rules,
             ..Self::default()
         }
@@ -267,13 +278,7 @@ impl Admission {
         if self.cluster_ips.get(&address).is_some_and(|all| *all > own) {
             return Some(Refusal::ClusterIp);
         }
-        let nets = self.rules.allowed.as_deref();
-        let mut allowing = nets.into_iter().flatten();
-        let is_named = |net: &IpNet| net.prefix_len() == net.max_prefix_len();
-        if allowing
-            .clone()
-            .any(|net| is_named(net) && net.addr() == address)
-        {
+        if self.rules.names(address) {
             return None;
         }
         let at = self.api_servers.iter().filter(|at| at.ip() == address);
@@ -283,11 +288,12 @@ impl Admission {
         if let Some(port) = port.filter(|_| Rank::of(&service.name) != Rank::ApiServer) {
             return Some(Refusal::ApiServer(port.port));
         }
-        let is_allowed = nets.is_none() || allowing.any(|net| net.contains(&address));
+        let nets = self.rules.allowed.as_deref();
+        let is_allowed = nets.is_none_or(|nets| nets.iter().any(|net| net.contains(&address)));
         (!is_allowed).then_some(Refusal::NotAllowed)
     }
 
-    /// Takes over where the API server is by these slices of `default/kubernetes`.
+    /// Takes over the API server's addresses from these slices of `default/kubernetes`.
     pub(crate) fn learn_api_servers(&mut self, slices: &[EndpointSlice]) {
         let endpoints = slices.iter().flat_map(|slice| {
             let ports = slice.ports.iter();
@@ -297,8 +303,19 @@ impl Admission {
                 all.map(|endpoint| SocketAddr::new(endpoint.address, port.port))
             })
         });
-        let told = self.rules.api_server.into_iter();
-        let mut all: Vec<SocketAddr> = told.chain(endpoints).collect();
+        self.endpoints = endpoints.collect();
+        self.combine_api_servers();
+    }
+
+    /// Takes over the addresses at which the source reaches the API server.
+    pub(crate) fn reach_api_server_at(&mut self, addresses: Vec<SocketAddr>) {
+        self.reached_at = addresses;
+        self.combine_api_servers();
+    }
+
+    fn combine_api_servers(&mut self) {
+        let both = self.reached_at.iter().chain(&self.endpoints);
+        let mut all: Vec<SocketAddr> = both.copied().collect();
         all.sort_unstable();
         all.dedup();
         if all != self.api_servers {

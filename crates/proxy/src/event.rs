@@ -1,5 +1,6 @@
 //! What a source says: one small vocabulary for the API watch and for a folder of manifests.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::names::NamespacedName;
@@ -73,4 +74,7 @@ pub enum Event {
     ServiceCidrApplied(ServiceCidr),
     /// A ServiceCIDR was deleted.
     ServiceCidrDeleted(Arc<str>),
+    /// The addresses and ports at which the source reaches its API server, all of them: no Service
+    /// may take one. Comes before anything that the source has learned over one of them.
+    ApiServerAt(Vec<SocketAddr>),
 }

@@ -427,6 +427,10 @@ impl Model {
             Event::ServiceCidrDeleted(name) => {
                 self.delete_service_cidr(&NamespacedName::new("", &name));
             }
+            Event::ApiServerAt(addresses) => {
+                self.admission.reach_api_server_at(addresses);
+                self.judge_doubted();
+            }
         }
     }
 
@@ -600,6 +604,12 @@ impl Model {
         })
     }
 
+    /// The addresses and ports of the API server that no Service may take, sorted: those at which
+    /// the source reaches it, and the endpoints of `default/kubernetes`.
+    pub fn api_servers(&self) -> &[SocketAddr] {
+        self.admission.api_servers()
+    }
+
     /// The names of all Services, in no order.
     pub fn service_names(&self) -> impl Iterator<Item = &NamespacedName> {
         self.services.keys()
@@ -662,11 +672,17 @@ impl Model {
         self.judge_again();
     }
 
-    /// Judges again who may have the addresses of which something else is known now.
+    /// Judges again who may have the addresses of which something else is known now, once a list
+    /// that is under way has ended.
     fn judge_again(&mut self) {
-        if self.is_listing_services {
-            return;
+        if !self.is_listing_services {
+            self.judge_doubted();
         }
+    }
+
+    /// Judges them at once. Who has the API server's address cannot wait for the end of a list:
+    /// without that address the list may never end.
+    fn judge_doubted(&mut self) {
         for name in self.admission.take_doubted() {
             self.admit_again(&name);
             if let Some(service) = self.services.get(&name) {
@@ -711,7 +727,7 @@ impl Model {
         if Rank::of(service) == Rank::ApiServer {
             let slices = slices_of(&self.slices, service);
             self.admission.learn_api_servers(slices);
-            self.judge_again();
+            self.judge_doubted();
         }
     }
 

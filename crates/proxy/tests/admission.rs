@@ -62,10 +62,16 @@ fn api_servers(addresses: &[&str]) -> Event {
 
 fn model(allowed: Option<&[&str]>, api_server: Option<&str>) -> Model {
     let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect();
-    Model::new().with_address_rules(AddressRules {
+    let mut model = Model::new().with_address_rules(AddressRules {
         allowed: allowed.map(nets),
-        api_server: api_server.map(|at| at.parse::<SocketAddr>().unwrap()),
-    })
+    });
+    model.apply(reached_at(api_server.as_slice()));
+    model
+}
+
+fn reached_at(addresses: &[&str]) -> Event {
+    let all = addresses.iter().map(|at| at.parse::<SocketAddr>().unwrap());
+    Event::ApiServerAt(all.collect())
 }
 
 /// The external addresses that are served, and why others are not.
@@ -198,6 +204,33 @@ fn nobody_gets_where_the_api_server_is() {
     assert_eq!(of_thief(&model), ["172.35.0.6"]);
     model.apply(Event::SliceDeleted(name("kubernetes")));
     assert_eq!(of_thief(&model), ["172.35.0.6"]);
+}
+
+#[test]
+fn an_address_that_the_api_server_moves_to_is_taken_back_at_once() {
+    let thief = service("thief", "10.96.0.66", 6443, &["172.35.0.8"]);
+    let mut model = model(None, Some("172.35.0.5:6443"));
+    add(&mut model, &thief);
+    assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
+    model.take_changes();
+    // A list that has begun may never end without the address.
+    model.apply(Event::ListStarted(Kind::Service));
+    model.apply(reached_at(&["172.35.0.5:6443", "172.35.0.8:6443"]));
+    assert!(model.take_changes().services.contains(&name("thief")));
+    assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
+    // The endpoints of default/kubernetes count beside these, and alone.
+    model.apply(api_servers(&["172.35.0.8"]));
+    model.apply(reached_at(&[]));
+    assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
+    model.apply(api_servers(&["172.35.0.5"]));
+    assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
+    // Of IPv6 as well, and where a controller has assigned the address.
+    let mut assigned = service("assigned", "fd96::66", 443, &[]);
+    assigned.ingress_ips = vec![ip("fd35::5")];
+    add(&mut model, &assigned);
+    model.apply(reached_at(&["[fd35::5]:443"]));
+    let refused = model.addresses_refused_to(&name("assigned"));
+    assert_eq!(refused[0].field, AddressField::Ingress);
 }
 
 #[test]

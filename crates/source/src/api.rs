@@ -11,6 +11,7 @@
 //! here, in `list_watch`, which says why, and so are the token of a service account, in `token`,
 //! what certificates come from files, in `connection`, and the ways through a proxy, in `tunnel`.
 
+mod addresses;
 mod backoff;
 mod cause;
 mod connection;
@@ -47,6 +48,8 @@ use tower::{BoxError, Layer, Service};
 
 use crate::error::StartError;
 use crate::settings::{Api, ContentType, Lists, ServiceCidrs};
+use addresses::{Addresses, Target};
+pub use addresses::{ApiServerAddress, ApiServerAddresses, Clear, Resolve, Way};
 use cause::root_cause;
 use connection::{Connection, Files};
 use list_watch::ListWatch;
@@ -94,6 +97,7 @@ pub fn uncounted(_host: &str) -> Identity {
 pub struct Server {
     client: Client,
     url: String,
+    addresses: Addresses,
     outage: Arc<Outage>,
     lists: Lists,
     content_type: ContentType,
@@ -111,6 +115,19 @@ impl Server {
     pub async fn new<C: Counter>(
         settings: &Api,
         count: impl FnOnce(&str) -> C,
+    ) -> Result<Self, StartError> {
+        Self::by(settings, count, Way::default()).await
+    }
+
+    /// The same, which is connected to in this way.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub async fn by<C: Counter>(
+        settings: &Api,
+        count: impl FnOnce(&str) -> C,
+        way: Way,
     ) -> Result<Self, StartError> {
         let master = settings.master.as_deref().map(master_url).transpose()?;
         let Access {
@@ -158,7 +175,13 @@ impl Server {
         };
         let (base, headers) = (config.base_uri_layer(), config.extra_headers_layer());
         let authorization = option_layer(config.auth_layer().map_err(wrong)?);
-        let connection = Connection::new(config, files, proxy).map_err(wrong)?;
+        let reached = [
+            Some(&config.cluster_url),
+            proxy.as_ref().map(|proxy| &proxy.url),
+        ];
+        let targets = reached.into_iter().flatten().filter_map(Target::of);
+        let addresses = Addresses::new(targets.collect(), way);
+        let connection = Connection::new(config, files, proxy, addresses.clone()).map_err(wrong)?;
         let connection = authorization.layer(headers.map_err(wrong)?.layer(connection));
         let transport = Transport::new(token.layer(base.layer(connection)));
         let counted = count(&host.unwrap_or_default()).layer(transport);
@@ -166,6 +189,7 @@ impl Server {
             client: ClientBuilder::new(counted, "default").build(),
             outage: Arc::new(Outage::new(url.clone())),
             url,
+            addresses,
             lists: settings.lists,
             content_type: settings.content_type,
             service_cidrs: settings.service_cidrs,
@@ -192,19 +216,9 @@ impl Server {
         without_user(&self.url)
     }
 
-    /// Its address and port, where it is not known by a name.
-    pub fn address(&self) -> Option<SocketAddr> {
-        let url: Uri = self.url.parse().ok()?;
-        let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
-        let default = if url.scheme_str() == Some("http") {
-            80
-        } else {
-            443
-        };
-        Some(SocketAddr::new(
-            host.parse().ok()?,
-            url.port_u16().unwrap_or(default),
-        ))
+    /// The addresses at which it is reached.
+    pub fn addresses(&self) -> ApiServerAddresses {
+        ApiServerAddresses::of(&self.addresses)
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
@@ -259,7 +273,9 @@ impl Server {
             );
             tasks.spawn(list_watch.run());
         }
+        tasks.spawn(self.addresses.clone().follow());
         Events {
+            addresses: self.addresses.subscribe(),
             received,
             _tasks: tasks,
         }
@@ -268,6 +284,7 @@ impl Server {
 
 /// The stream; its tasks end when it is dropped.
 struct Events {
+    addresses: mpsc::UnboundedReceiver<Vec<SocketAddr>>,
     received: mpsc::Receiver<Event>,
     _tasks: JoinSet<()>,
 }
@@ -276,6 +293,10 @@ impl Stream for Events {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        // Before what was told over a connection to one of them.
+        if let Poll::Ready(Some(addresses)) = self.addresses.poll_recv(context) {
+            return Poll::Ready(Some(Event::ApiServerAt(addresses)));
+        }
         self.received.poll_recv(context)
     }
 }

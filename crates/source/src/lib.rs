@@ -23,14 +23,15 @@ pub mod manifests;
 mod settings;
 mod whereabouts;
 
-use std::net::SocketAddr;
-
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::Client;
 use proxy::Event;
 
-pub use api::{Counter, Trouble, Troubles, uncounted};
+pub use api::{
+    ApiServerAddress, ApiServerAddresses, Clear, Counter, Resolve, Trouble, Troubles, Way,
+    uncounted,
+};
 pub use decode::{address, kind_name};
 pub use error::StartError;
 pub use settings::{Api, ContentType, Lists, ServiceCidrs, Settings};
@@ -46,14 +47,14 @@ pub struct Source {
     pub registry: Registry,
     /// What it is, in words, without secrets: `API server https://10.0.0.1:6443`.
     pub from: String,
-    /// The API server's address, if it is one that is known by its address.
-    pub address: Option<SocketAddr>,
+    /// The addresses at which its API server is reached.
+    pub addresses: ApiServerAddresses,
     /// What fails there; nothing does at a folder.
     pub troubles: Troubles,
 }
 
 /// Opens a source; `node` is this node's name. `count` makes the layer that counts requests, from
-/// the server's host and port ([`uncounted`]: none).
+/// the server's host and port ([`uncounted`]: none). An API server is connected to in this `way`.
 ///
 /// # Errors
 ///
@@ -62,6 +63,7 @@ pub async fn connect<C: Counter>(
     settings: &Settings,
     node: &str,
     count: impl FnOnce(&str) -> C,
+    way: Way,
 ) -> Result<Source, StartError> {
     Ok(match settings {
         Settings::Manifests(folder) => Source {
@@ -69,17 +71,17 @@ pub async fn connect<C: Counter>(
             client: None,
             registry: Registry::Manifests(folder.clone()),
             from: format!("manifests in {}", folder.display()),
-            address: None,
+            addresses: ApiServerAddresses::default(),
             troubles: Troubles::default(),
         },
         Settings::Api(api) => {
-            let server = api::Server::new(api, count).await?;
+            let server = api::Server::by(api, count, way).await?;
             Source {
                 events: server.stream(node).boxed(),
                 client: Some(server.client().clone()),
                 registry: Registry::Api(server.client().clone()),
                 from: format!("API server {}", server.place()),
-                address: server.address(),
+                addresses: server.addresses(),
                 troubles: server.troubles(),
             }
         }
@@ -98,6 +100,6 @@ pub async fn open<C: Counter>(
     node: &str,
     count: impl FnOnce(&str) -> C,
 ) -> Result<(BoxStream<'static, Event>, Option<Client>), StartError> {
-    let Source { events, client, .. } = connect(settings, node, count).await?;
+    let Source { events, client, .. } = connect(settings, node, count, Way::default()).await?;
     Ok((events, client))
 }

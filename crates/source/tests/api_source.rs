@@ -18,6 +18,7 @@ use std::time::Duration;
 use apiserver::{Options, Server, WatchCache};
 use common::scripted::Scripted;
 use common::{Told, name, services};
+use futures::StreamExt as _;
 use proxy::{Event, Kind};
 use serde_json::{Value, json};
 use source::{Api, ContentType, Lists};
@@ -270,6 +271,33 @@ async fn a_server_that_comes_later_is_found() {
     .unwrap();
     server.apply(service("web", "10.96.0.10")).unwrap();
     told.until_services(&["web"]).await;
+}
+
+/// Nothing is told over a connection before its address is, also where the server has a name.
+#[tokio::test]
+async fn a_servers_addresses_are_told_before_its_objects() {
+    let server = Server::start(Options::default()).await.unwrap();
+    server.apply(service("web", "10.96.0.10")).unwrap();
+    let at = server.address();
+    let settings = Api {
+        master: Some(format!("http://localhost:{}", at.port())),
+        ..Api::default()
+    };
+    let source = source::api::Server::new(&settings, source::uncounted).await;
+    let source = source.unwrap();
+    let mut events = source.stream("node1");
+    let mut told = Vec::new();
+    loop {
+        match events.next().await.unwrap() {
+            Event::ApiServerAt(addresses) => told = addresses,
+            Event::ListStarted(_) => break,
+            _ => {}
+        }
+    }
+    assert!(told.contains(&at), "{told:?}");
+    let known = source.addresses().known();
+    let of_name = known.iter().find(|known| known.at == at).unwrap();
+    assert_eq!(of_name.from, "localhost resolves to it");
 }
 
 /// A list of what is asked for, with these Services; a watch after it stays silent.

@@ -58,7 +58,13 @@ fn model() -> Model {
     let runtime = runtime.enable_all().build().unwrap();
     let model = runtime.block_on(async {
         let settings = Settings::Manifests(folder.clone());
-        let opened = source::connect(&settings, "node1", source::uncounted).await;
+        let opened = source::connect(
+            &settings,
+            "node1",
+            source::uncounted,
+            source::Way::default(),
+        )
+        .await;
         let mut events = opened.ok().unwrap().events;
         let mut model = Model::of_node("node1").with_address_rules(AddressRules::default());
         let read = async {

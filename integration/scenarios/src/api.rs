@@ -133,6 +133,11 @@ impl ApiServer {
         Ok(())
     }
 
+    /// From its next start on, it listens there.
+    pub fn move_to(&mut self, address: SocketAddr) {
+        self.address = address;
+    }
+
     /// Goes away; all connections are cut.
     pub fn stop(&mut self) {
         self.server = None;
@@ -148,11 +153,16 @@ impl ApiServer {
 
     /// How a client reaches it.
     pub fn kubeconfig(&self) -> String {
+        self.kubeconfig_of(&self.address.ip().to_string())
+    }
+
+    /// The same, by a name of its host.
+    pub fn kubeconfig_of(&self, host: &str) -> String {
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: lab\n\
-             clusters: [{{name: lab, cluster: {{server: 'http://{}'}}}}]\n\
+             clusters: [{{name: lab, cluster: {{server: 'http://{host}:{}'}}}}]\n\
              contexts: [{{name: lab, context: {{cluster: lab, user: lab}}}}]\nusers: [{{name: lab, user: {{}}}}]\n",
-            self.address
+            self.address.port()
         )
     }
 

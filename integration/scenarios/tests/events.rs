@@ -1,6 +1,7 @@
 //! Kubernetes events that the daemon posts, with what they are about: as whoever runs `kubectl
 //! describe` sees it.
 
+use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -28,6 +29,10 @@ fn main() {
         story(
             "an_api_server_that_is_away_holds_up_nothing",
             an_api_server_that_is_away_holds_up_nothing,
+        ),
+        story(
+            "no_service_keeps_the_api_servers_address",
+            no_service_keeps_the_api_servers_address,
         ),
     ];
     tell(&stories, Duration::from_mins(3))
@@ -180,5 +185,124 @@ fn an_api_server_that_is_away_holds_up_nothing(c: &mut Cluster) -> Outcome {
         matches!(&told[..], [one] if one.contains("198.51.100.1:30999")),
         "{told:?}"
     );
+    Ok(())
+}
+
+/// The API server is known by a name, and a Service has its address in the kernel when the daemon
+/// starts, in each mode; then the name moves to an address that a Service has.
+fn no_service_keeps_the_api_servers_address(c: &mut Cluster) -> Outcome {
+    let claiming = |name: &str, ip: &str, external: &str| {
+        let service = Service::new(name, ip).port(tcp(6443, 8080));
+        service.external(external).endpoints("10.244.1.10")
+    };
+    let thief = claiming("thief", "10.96.0.66", "172.35.0.9");
+    let web = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10");
+    let hosts = c.folder().join("hosts");
+    let resolve_to = |ip: &str| fs::write(&hosts, format!("{ip} api.example\n"));
+    resolve_to("172.35.0.9")?;
+    let enter = format!(
+        "mount --bind {} /etc/hosts && exec \"$0\" \"$@\"",
+        hosts.display()
+    );
+    c.prefix = ["unshare", "-m", "sh", "-ec", &enter]
+        .map(Into::into)
+        .to_vec();
+    let mut api = c.api_server(true)?;
+    // In modes of rules no service address is one of the node: its own packets need a way.
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    let kubernetes = Service::new("kubernetes", "10.96.0.1")
+        .port(tcp(443, 6443))
+        .endpoints("172.35.0.9");
+    for service in [&thief, &web, &kubernetes] {
+        api.apply(service)?;
+    }
+    api.start()?;
+    let by_cluster_ip = c.folder().join("by-cluster-ip");
+    let of_cluster_ip = api.kubeconfig().replace("172.35.0.9:6443", "10.96.0.1:443");
+    fs::write(&by_cluster_ip, of_cluster_ip)?;
+    let by_cluster_ip = format!("--kubeconfig={}", by_cluster_ip.display());
+    let kubeconfig = c.folder().join("by-name");
+    fs::write(&kubeconfig, api.kubeconfig_of("api.example"))?;
+    let by_name = format!("--kubeconfig={}", kubeconfig.display());
+
+    let always: [&[&str]; 3] = [
+        &["--proxy-mode=iptables"],
+        &["--ipvs-shim=lean"],
+        &["--ipvs-shim=upstream"],
+    ];
+    let in_nftables: [&[&str]; 4] = [
+        &["--proxy-mode=nftables"],
+        &["--proxy-mode=nftables", "--nftables-layout=flat"],
+        &["--proxy-mode=userspace"],
+        &["--ipvs-shim=nftables"],
+    ];
+    let has_nftables = lab::iptables_backend() == "nft";
+    let in_nftables = in_nftables.into_iter().filter(|_| has_nftables);
+    for flags in in_nftables.chain(always) {
+        // Whoever served before knew nothing of the API server.
+        c.apply(&thief)?;
+        c.start(flags)?;
+        c.until_answered(&c.node1, "172.35.0.9:6443")?;
+        c.stop()?;
+        c.launch_with(&[&[by_name.as_str()], flags].concat())?;
+        let line = c
+            .await_line("removed what a Service had at the API server's address")
+            .with_context(|| format!("{flags:?}"))?;
+        assert!(line.contains("172.35.0.9"), "{line}");
+        c.await_first_sync()?;
+        c.until_answered(&c.client, "10.96.0.10:80")?;
+        c.stop()?;
+        // Its own cluster IP is the API server's, too, and stays. In userspace mode nobody serves it
+        // until the process does.
+        if !flags.contains(&"--proxy-mode=userspace") {
+            let removals = |c: &Cluster| c.said().matches("removed what a Service had").count();
+            let before = removals(c);
+            c.launch_with(&[&[by_cluster_ip.as_str()], flags].concat())?;
+            c.await_first_sync()?;
+            c.stop()?;
+            assert_eq!(removals(c), before, "{flags:?}");
+        }
+    }
+    c.until("it is told", || {
+        Ok(!events(&api, "AddressRefused").is_empty())
+    })?;
+    let told = events(&api, "AddressRefused").join("\n");
+    assert!(told.contains("thief"), "{told}");
+    assert!(told.contains("spec.externalIPs"), "{told}");
+
+    // In IPVS mode, as the last of these.
+    let (program, check) = (scenarios::kube_proxy()?, "check");
+    let command = c.prefix.iter().cloned().chain([program.into()]);
+    let flags = [
+        check,
+        &by_name,
+        "--hostname-override=node1",
+        "--proxy-mode=ipvs",
+    ];
+    let said = c.node1.run(command.chain(flags.map(Into::into)))?.stdout;
+    assert!(
+        said.contains("172.35.0.9:6443 (api.example resolves to it)"),
+        "{said}"
+    );
+    c.launch_with(&[&by_name])?;
+    c.await_first_sync()?;
+    let second = claiming("second", "10.96.0.67", "172.35.0.8");
+    api.apply(&second)?;
+    c.until_answered(&c.node1, "172.35.0.8:6443")?;
+    c.outside.read([
+        "sh",
+        "-ec",
+        "ip address add 172.35.0.8/24 dev $(ip -o -4 address show to 172.35.0.9 | cut -d' ' -f2)",
+    ])?;
+    api.stop();
+    api.move_to(at("172.35.0.8:6443"));
+    resolve_to("172.35.0.8")?;
+    api.start()?;
+    c.until_gone("TCP 172.35.0.8:6443")?;
+    api.delete_service("thief")?;
+    c.until_gone("TCP 10.96.0.66:6443")?;
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use proxy::Model;
 use serde::Serialize;
+use source::{ApiServerAddress, Way};
 
 use super::CANNOT_SAY;
 use super::names::Names;
@@ -37,6 +38,9 @@ pub(super) struct Foreseen {
     pub(super) changes: Vec<Change>,
     /// What is there as it is to be, and stays.
     pub(super) kept: Vec<Kept>,
+    /// Addresses of the API server that no Service may take, each with its origin.
+    #[serde(skip)]
+    pub(super) guarded: Vec<String>,
 }
 
 impl Foreseen {
@@ -67,22 +71,26 @@ impl Foreseen {
 /// It cannot be said: what could not be read, and what to do.
 pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     let (node, settings) = (&*options.process.node_name, &options.modes);
-    let source = source::connect(&options.source, node, source::uncounted).await?;
+    let source = source::connect(&options.source, node, source::uncounted, Way::default()).await?;
     let mut events = source.events;
     let kernel = open_to_read(settings)?;
     let sysctls = kernel_settings::pending(options);
     let mut model = Model::of_node(node)
         .with_external_ips(options.external_ips())
-        .with_address_rules(options.address_rules(source.address));
+        .with_address_rules(options.address_rules());
     let first_lists = gather(&mut events, &mut model, &options.source, |_| ());
     tokio::time::timeout(FIRST_LISTS_PATIENCE, first_lists)
         .await
         .with_context(|| {
+            let known = source.addresses.known();
+            let known: Vec<String> = known.iter().map(shown).collect();
+            let at = if known.is_empty() { String::new() } else { format!(" at {}", known.join(", ")) };
             format!(
-                "the objects have not come within {} s: is the API server there (--kubeconfig, --master)?",
+                "the objects have not come within {} s: is the API server there{at} (--kubeconfig, --master)?",
                 FIRST_LISTS_PATIENCE.as_secs()
             )
         })?;
+    let guarded = guarded(&model, &source.addresses.known());
     let mut warnings = options.said.warnings.clone();
     let may_remove = model.is_complete() && model.is_whole();
     if !may_remove {
@@ -131,6 +139,21 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
         writes,
         changes,
         kept,
+        guarded,
     };
     Ok((foreseen, model))
+}
+
+fn shown(address: &ApiServerAddress) -> String {
+    format!("{} ({})", address.at, address.from)
+}
+
+/// The addresses that no Service may take, each with its origin.
+fn guarded(model: &Model, known: &[ApiServerAddress]) -> Vec<String> {
+    let all = model.api_servers().iter();
+    let named = all.map(|at| match known.iter().find(|address| address.at == *at) {
+        Some(address) => shown(address),
+        None => format!("{at} (an endpoint of default/kubernetes)"),
+    });
+    named.collect()
 }

@@ -134,7 +134,8 @@ pub(super) fn look(
     let changes = seen.map_or(none, |(foreseen, _)| &foreseen.changes);
     let foreign = foreign(seen.map(|(_, model)| model));
     findings.extend(others::judge(&traces.links, &foreign, changes, mode.name()));
-    if let Some((_, model)) = seen {
+    if let Some((foreseen, model)) = seen {
+        findings.extend(addresses::api_server(&foreseen.guarded));
         findings.extend(addresses::judge(
             model,
             &own_addresses(traces),

@@ -26,7 +26,7 @@ use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::rt::{Read, Write};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::{Connection as Connected, HttpConnector};
+use hyper_util::client::legacy::connect::Connection as Connected;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kube::Config;
 use kube::client::{Body, ConfigExt as _};
@@ -34,6 +34,7 @@ use tower::util::BoxCloneService;
 use tower::{BoxError, Service, ServiceExt as _};
 use tracing::{info, warn};
 
+use super::addresses::{Addresses, Dial};
 use super::http_proxy::{Protocol, Proxy};
 use super::trust::{Authorities, Peer, tls};
 use super::tunnel::Tunnel;
@@ -60,6 +61,7 @@ struct Shared {
     config: Config,
     files: Files,
     proxy: Option<Proxy>,
+    addresses: Addresses,
     current: Mutex<(Held, Pool)>,
 }
 
@@ -87,20 +89,23 @@ impl Files {
 
 impl Connection {
     /// To the server of `config`, whose certificates come from `files` where it has any, by way of
-    /// `proxy`. Connects to nothing yet; the error is about certificates that cannot be used.
+    /// `proxy`; `addresses` are told where that is. Connects to nothing yet; the error is about
+    /// certificates that cannot be used.
     pub(super) fn new(
         mut config: Config,
         files: Files,
         proxy: Option<Proxy>,
+        addresses: Addresses,
     ) -> Result<Self, kube::Error> {
         config.root_cert_file.clone_from(&files.authority);
         // In this order: what changes in between is noticed with the first request.
         let held = files.read();
-        let pool = pool(&config, &files, proxy.as_ref())?;
+        let pool = pool(&config, &files, proxy.as_ref(), &addresses)?;
         Ok(Self(Arc::new(Shared {
             config,
             files,
             proxy,
+            addresses,
             current: Mutex::new((held, pool)),
         })))
     }
@@ -116,7 +121,8 @@ impl Shared {
         }
         current.0 = found;
         let url = &self.config.cluster_url;
-        match pool(&self.config, &self.files, self.proxy.as_ref()) {
+        let proxy = self.proxy.as_ref();
+        match pool(&self.config, &self.files, proxy, &self.addresses) {
             Ok(pool) => {
                 info!("API server {url}: certificate files have changed, and are used from now on");
                 current.1 = pool;
@@ -171,14 +177,20 @@ impl Service<Request<Body>> for Connection {
 }
 
 /// A client with a pool of its own, by way of the proxy if there is one.
-fn pool(config: &Config, files: &Files, proxy: Option<&Proxy>) -> Result<Pool, kube::Error> {
-    let mut connector = HttpConnector::new();
-    connector.enforce_http(false);
-    connector.set_nodelay(true);
-    connector.set_connect_timeout(Some(CONNECT));
-    connector.set_keepalive(Some(IDLE));
-    connector.set_keepalive_interval(Some(PROBES));
-    connector.set_tcp_user_timeout(Some(GONE));
+fn pool(
+    config: &Config,
+    files: &Files,
+    proxy: Option<&Proxy>,
+    addresses: &Addresses,
+) -> Result<Pool, kube::Error> {
+    let connector = Dial::new(addresses, |connector| {
+        connector.enforce_http(false);
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(CONNECT));
+        connector.set_keepalive(Some(IDLE));
+        connector.set_keepalive_interval(Some(PROBES));
+        connector.set_tcp_user_timeout(Some(GONE));
+    });
     let Some(proxy) = proxy.cloned() else {
         return pool_over(config, connector);
     };

@@ -69,6 +69,7 @@ fn words(events: &[Event]) -> Vec<String> {
             Event::ServiceCidrApplied(cidr) => format!("cidr {}", cidr.name),
             Event::ServiceCidrDeleted(name) => format!("no cidr {name}"),
             Event::Unreadable(_, name) => format!("{} unreadable", name.name()),
+            Event::ApiServerAt(_) => "an API server".to_owned(),
         })
         .collect()
 }

@@ -24,7 +24,7 @@ use tracing::subscriber::DefaultGuard;
 pub(crate) struct Told {
     events: BoxStream<'static, Event>,
     pub(crate) model: Model,
-    /// Every event.
+    /// Every event about objects.
     pub(crate) log: Vec<Event>,
 }
 
@@ -65,7 +65,9 @@ impl Told {
         let waited = tokio::time::timeout(limit, async {
             while !is_so(&self.model) {
                 let event = self.events.next().await.expect("a stream without an end");
-                self.log.push(event.clone());
+                if !matches!(event, Event::ApiServerAt(_)) {
+                    self.log.push(event.clone());
+                }
                 self.model.apply(event);
             }
         });

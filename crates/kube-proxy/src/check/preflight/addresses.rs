@@ -10,6 +10,12 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "addresses";
 
+/// The API server's addresses, which no Service may take; `None` where there is no API server.
+pub(super) fn api_server(guarded: &[String]) -> Option<Finding> {
+    let message = format!("no Service may have {}", guarded.join(", "));
+    (!guarded.is_empty()).then(|| Finding::ok("api server", message))
+}
+
 /// What follows; `own` are the node's addresses, with the links that have them, but for that of IPVS
 /// mode.
 pub(super) fn judge(
