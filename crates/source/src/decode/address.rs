@@ -8,12 +8,25 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
+/// Bits in front of the IPv4 address in an IPv4-mapped one.
+const MAPPED: u8 = 96;
+
 /// Reads an address; `None` if it is none.
 pub fn ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),
-        Err(_) => with_leading_zeros(text).map(IpAddr::V4),
+        Err(_) => sloppy(text),
     }
+}
+
+/// Reads an address that has leading zeros: of IPv4, or of the IPv4 address at the end of another.
+fn sloppy(text: &str) -> Option<IpAddr> {
+    let Some((start, end)) = text.rsplit_once(':') else {
+        return with_leading_zeros(text).map(IpAddr::V4);
+    };
+    let end = with_leading_zeros(end)?;
+    let address: IpAddr = format!("{start}:{end}").parse().ok()?;
+    Some(address.to_canonical())
 }
 
 /// Reads a network, with the bits behind its prefix cleared; `None` if it is none.
@@ -24,9 +37,15 @@ pub fn net(text: &str) -> Option<IpNet> {
     }
     let written: IpAddr = match address.parse() {
         Ok(address) => address,
-        Err(_) => IpAddr::V4(with_leading_zeros(address)?),
+        Err(_) => sloppy(address)?,
     };
-    Some(IpNet::new(written, prefix.parse().ok()?).ok()?.trunc())
+    let prefix: u8 = prefix.parse().ok()?;
+    let (address, prefix) = match (written.to_canonical(), prefix.checked_sub(MAPPED)) {
+        // A network of IPv4-mapped addresses is one of IPv4.
+        (IpAddr::V4(mapped), Some(prefix)) if address.contains(':') => (mapped.into(), prefix),
+        (_, _) => (written, prefix),
+    };
+    Some(IpNet::new(address, prefix).ok()?.trunc())
 }
 
 /// Says why an address is none that one host has beside its own loopback; `None` if it may be one.
@@ -74,13 +93,17 @@ mod tests {
         assert_eq!(read("10.96.0.1").as_deref(), Some("10.96.0.1"));
         assert_eq!(read("010.096.000.001").as_deref(), Some("10.96.0.1"));
         assert_eq!(read("::ffff:10.0.0.1").as_deref(), Some("10.0.0.1"));
+        assert_eq!(read("::ffff:010.000.0.1").as_deref(), Some("10.0.0.1"));
         assert_eq!(read("fd00::1").as_deref(), Some("fd00::1"));
+        assert_eq!(read("FD00:0:0::0001").as_deref(), Some("fd00::1"));
         for wrong in [
             "",
             "10.0.0",
             "10.0.0.1.2",
             "10.0.0.256",
             "10.0.0.+1",
+            "::ffff:10.0.0",
+            "::ffff:0:010.0.0",
             "web",
             "10.0.0.1 ",
             "fe80::1%eth0",
@@ -111,6 +134,10 @@ mod tests {
         assert_eq!(read("10.1.2.3/8").as_deref(), Some("10.0.0.0/8"));
         assert_eq!(read("010.0.0.0/8").as_deref(), Some("10.0.0.0/8"));
         assert_eq!(read("fd00::1/64").as_deref(), Some("fd00::/64"));
+        assert_eq!(read("FD00:0::1/64").as_deref(), Some("fd00::/64"));
+        assert_eq!(read("::ffff:10.1.2.3/104").as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(read("::ffff:010.0.0.0/104").as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(read("::ffff:10.1.2.3/80").as_deref(), Some("::/80"));
         for wrong in [
             "10.0.0.1",
             "10.0.0.0/33",

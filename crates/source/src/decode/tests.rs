@@ -325,6 +325,63 @@ fn a_wrong_part_of_a_service_is_left_out_and_named() {
     }
 }
 
+/// Objects may be older than the validation that wants one spelling and a letter first.
+#[test]
+fn stored_objects_of_old_are_read_as_their_canonical_form() {
+    let spec = |ips: &[&str], external: &str, range: &str, names: [&str; 2]| {
+        let [name, port] = names;
+        json!({
+            "metadata": {"name": name, "namespace": "1st"},
+            "spec": {
+                "type": "LoadBalancer", "clusterIP": ips[0], "clusterIPs": ips,
+                "externalIPs": [external], "loadBalancerSourceRanges": [range],
+                "ports": [{"name": port, "port": 80, "protocol": "TCP"}],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": external}]}},
+        })
+    };
+    let read = |object: &Value| {
+        let decoded = decode(Kind::Service, object);
+        assert_eq!(decoded.problems.len(), 0, "{:?}", decoded.problems);
+        of(decoded.content)
+    };
+    let names = ["2nd-web", "8080-http"];
+    let canonical = ["10.96.0.10", "fd00:96::a"];
+    let wanted = read(&spec(&canonical, "192.0.2.1", "10.0.0.0/8", names));
+    assert_eq!(wanted.name.to_string(), "1st/2nd-web");
+    for (ips, external, range) in [
+        (
+            ["010.096.000.010", "FD00:96:0:0::000A"],
+            "192.000.002.001",
+            "010.1.2.3/8",
+        ),
+        (
+            ["::ffff:10.96.0.10", "fd00:0096::a"],
+            "::FFFF:192.0.2.1",
+            "::ffff:10.0.0.0/104",
+        ),
+        (
+            ["::ffff:a60:a", "fd00:96:0:0:0:0:0:a"],
+            "::ffff:c000:201",
+            " 10.0.0.0/8 ",
+        ),
+    ] {
+        assert_eq!(read(&spec(&ips, external, range, names)), wanted);
+    }
+    let (read, problems) = read_slice(json!({
+        "metadata": {"name": "2nd-web-x", "namespace": "1st", "labels": {"kubernetes.io/service-name": "2nd-web"}},
+        "addressType": "IPv4",
+        "ports": [{"name": "8080-http", "port": 8080, "protocol": "TCP"}],
+        "endpoints": [{"addresses": ["010.244.001.005"]}, {"addresses": ["::ffff:10.244.1.6"]}],
+    }));
+    assert_eq!(problems, [""; 0]);
+    let addresses = read.endpoints.iter().map(|endpoint| endpoint.address);
+    assert_eq!(
+        ips(&addresses.collect::<Vec<_>>()),
+        ["10.244.1.5", "10.244.1.6"]
+    );
+}
+
 #[test]
 fn a_service_without_any_usable_address_is_unusable() {
     let (content, problems) =
