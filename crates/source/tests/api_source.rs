@@ -505,6 +505,40 @@ async fn a_list_that_breaks_off_takes_nothing_away() {
     told.until_services(&["b"]).await;
 }
 
+/// Servers before 1.38 answer 500 to a version that their storage cannot read, later ones 400.
+#[tokio::test]
+async fn a_version_that_the_storage_cannot_read_is_given_up() {
+    for code in [500, 400] {
+        let is_lost = Arc::new(AtomicBool::new(false));
+        let has_lost = Arc::clone(&is_lost);
+        let server = Scripted::new(move |target| {
+            if !target.contains("/services") {
+                return lists(target, &[]);
+            }
+            let names_one =
+                target.contains("resourceVersion=") && !target.contains("resourceVersion=0");
+            let status = json!({"kind": "Status", "code": code, "reason": "InternalError",
+                "message": "resourceVersion: Invalid value: \"1\": invalid syntax"});
+            match (has_lost.load(Ordering::SeqCst), names_one) {
+                (true, true) => (code, status.to_string()),
+                (true, false) => lists(target, &[service("after", "10.96.0.2")]),
+                // A watch that ends.
+                (false, true) => {
+                    has_lost.store(true, Ordering::SeqCst);
+                    (200, String::new())
+                }
+                (false, false) => lists(target, &[service("before", "10.96.0.1")]),
+            }
+        })
+        .await
+        .unwrap();
+        let mut told = Told::by(server.url(), "node1").await;
+        told.until_services(&["before"]).await;
+        told.until_services(&["after"]).await;
+        assert!(is_lost.load(Ordering::SeqCst));
+    }
+}
+
 #[tokio::test]
 async fn bytes_that_are_not_http_are_survived() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -82,9 +82,21 @@ const HANDOVER: usize = 4;
 /// So many watches in a row that break at something which cannot be read, without anything new
 /// before it, and the watch is given up for a list: that leaves out what the watch stumbles over.
 const STUMBLES_MAX: u32 = 2;
+/// So many refusals in a row (500) of requests for what is not older than a version, and the server
+/// is asked without one: that may be what it cannot read.
+const REFUSALS_MAX: u32 = 2;
 /// Bytes of an answer that are read though they do not matter, so that its connection can be used
 /// again.
 const LONGEST_REST: u64 = 64 << 10;
+
+/// What a request asks for, as far as a server may be unable to read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// Objects that are not older than a version.
+    NotOlder,
+    /// Anything else.
+    Anything,
+}
 
 /// Lists and watches one kind of object.
 pub(super) struct ListWatch {
@@ -106,6 +118,10 @@ pub(super) struct ListWatch {
     is_in_doubt: bool,
     /// How many watches have broken at what cannot be read since something new was told.
     stumbles: u32,
+    /// How many requests for what is not older than a version were refused with 500 in a row.
+    refusals: u32,
+    /// What the request at hand asks for.
+    asked: Asked,
     /// Why the server does not tell of this kind, which need not be told: the HTTP status.
     untold: Option<u16>,
     /// How long the server asked to be left alone.
@@ -139,6 +155,8 @@ impl ListWatch {
             next_list: Age::Any,
             is_in_doubt: false,
             stumbles: 0,
+            refusals: 0,
+            asked: Asked::Anything,
             untold: None,
             retry_after: None,
             listed: None,
@@ -159,6 +177,10 @@ impl ListWatch {
             let is_list = self.version.is_none();
             let is_stream = is_list && self.streams();
             may_list &= !is_list;
+            self.asked = match self.next_list {
+                Age::NotOlderThan(_) if is_list => Asked::NotOlder,
+                _ => Asked::Anything,
+            };
             self.listed = (!is_list).then(Instant::now);
             let result = match self.version.clone() {
                 Some(version) => self.watch(&version).await,
@@ -247,6 +269,11 @@ impl ListWatch {
                                 self.next_list = Age::Newest;
                             }
                         }
+                        // Until 1.38, a version that storage cannot read is an internal error.
+                        Failure::Refused { code: 500, .. } if self.is_unreadable().await => {
+                            self.version = None;
+                            self.next_list = Age::Newest;
+                        }
                         // Another server may take its place.
                         Failure::Unreachable(_) | Failure::Unanswered(_) => self.unstreamed = None,
                         _ => {}
@@ -321,7 +348,9 @@ impl ListWatch {
 
     async fn watch(&mut self, version: &str) -> Result<(), End> {
         if self.is_in_doubt {
+            self.asked = Asked::NotOlder;
             self.is_reached(version).await?;
+            self.asked = Asked::Anything;
             self.is_in_doubt = false;
         }
         let target = self.resource.watch(version, any_of(WATCH_SECONDS));
@@ -335,6 +364,27 @@ impl ListWatch {
             }
         }
         followed
+    }
+
+    /// Reports whether the server refuses a version that it is asked for, and nothing else: it has
+    /// refused often enough, and answers where no version is named.
+    async fn is_unreadable(&mut self) -> bool {
+        self.refusals = match self.asked {
+            Asked::NotOlder => self.refusals + 1,
+            Asked::Anything => 0,
+        };
+        if self.refusals < REFUSALS_MAX {
+            return false;
+        }
+        self.refusals = 0;
+        match self.ask(&self.resource.sample()).await {
+            Ok(answer) => {
+                // What is in the answer does not matter.
+                _ = timeout(ANSWER, read_rest(answer)).await;
+                true
+            }
+            Err(_) => false,
+        }
     }
 
     /// Asks for one object as of `version` or later; a server that has not got there says so.
@@ -591,6 +641,7 @@ impl ListWatch {
     /// Everything up to this version has been told.
     fn reached(&mut self, version: String) {
         self.stumbles = 0;
+        self.refusals = 0;
         self.next_list = Age::NotOlderThan(version.clone());
         self.version = Some(version);
     }

@@ -107,6 +107,11 @@ impl Resource {
             .finish()
     }
 
+    /// One object, of whatever version.
+    pub(super) fn sample(&self) -> String {
+        self.query().append_pair("limit", "1").finish()
+    }
+
     /// A watch from `version`.
     pub(super) fn watch(&self, version: &str, seconds: u32) -> String {
         self.watching(seconds)
