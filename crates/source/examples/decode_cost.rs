@@ -2,10 +2,11 @@
 //!
 //! `cargo run --release -p source --example decode_cost [SLICES [ENDPOINTS]]`
 //!
-//! The bodies are those of the API fixture, whole as out of a watch cache. Each is read by a
+//! The bodies are those of the API fixture: whole as out of a watch cache, or streamed as the
+//! beginning of a watch (`WatchList`), which servers compress from 1.37 on. Each is read by a
 //! process of its own, from a socket to the event that the list is complete; what it has read is
-//! dropped. Printed are the processor time of that process, and the most memory that it had, beyond
-//! what it has with an empty list.
+//! dropped. Printed are the time that this took, the processor time of that process, and the most
+//! memory that it had, beyond what it has with an empty list. The forms take turns.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,37 +21,40 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Instant;
 
 use futures::StreamExt as _;
 use proxy::{Event, Kind};
 use serde_json::{Value, json};
-use source::{Api, ContentType, Settings};
+use source::{Api, ContentType, Lists, Settings};
 
 const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
 /// Of each form, the median of so many runs is printed.
 const RUNS: usize = 5;
-/// The forms: their names, what is accepted, and how it may be packed.
-const FORMS: [(&str, &str, &str); 4] = [
-    ("JSON", "application/json", "identity"),
-    ("JSON, gzip", "application/json", "gzip"),
-    (
-        "protobuf",
-        "application/vnd.kubernetes.protobuf",
-        "identity",
-    ),
-    (
-        "protobuf, gzip",
-        "application/vnd.kubernetes.protobuf",
-        "gzip",
-    ),
+/// How long a streamed list may take to be made before it is cut off, in seconds.
+const STREAM_SECONDS: u32 = 20;
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+const JSON: &str = "application/json";
+/// The forms: their names, what is accepted, how it may be packed, and how the list comes.
+const FORMS: [(&str, &str, &str, Lists); 6] = [
+    ("JSON", JSON, "identity", Lists::Cached),
+    ("JSON, gzip", JSON, "gzip", Lists::Cached),
+    ("protobuf", PROTOBUF, "identity", Lists::Cached),
+    ("protobuf, gzip", PROTOBUF, "gzip", Lists::Cached),
+    ("streamed protobuf", PROTOBUF, "identity", Lists::Streamed),
+    ("streamed, gzip", PROTOBUF, "gzip", Lists::Streamed),
 ];
 
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
-    if let [read, url] = &arguments[..]
+    if let [read, url, lists] = &arguments[..]
         && read == "read"
     {
-        println!("{}", serde_json::to_string(&read_list(url)).unwrap());
+        let lists = match &**lists {
+            "streamed" => Lists::Streamed,
+            _ => Lists::Cached,
+        };
+        println!("{}", serde_json::to_string(&read_list(url, lists)).unwrap());
         return;
     }
     let number = |at: usize, default| {
@@ -60,20 +64,31 @@ fn main() {
     };
     let (slices, endpoints) = (number(0, 10_000), number(1, 50));
     let bodies = bodies(slices, endpoints);
-    let empty = median(&serve(self::bodies(0, 0).swap_remove(0)));
+    let lengths: Vec<usize> = bodies.iter().map(Vec::len).collect();
+    let urls: Vec<String> = bodies.into_iter().map(serve).collect();
+    let nothing = serve(self::bodies(0, 0).swap_remove(0));
+    let mut runs = vec![Vec::new(); FORMS.len()];
+    let mut empty = Vec::new();
+    for _ in 0..RUNS {
+        empty.push(run(&nothing, Lists::Cached));
+        for ((url, (.., lists)), runs) in urls.iter().zip(FORMS).zip(&mut runs) {
+            runs.push(run(url, lists));
+        }
+    }
+    let empty = median(empty);
     println!("{slices} EndpointSlices of {endpoints} endpoints\n");
     println!(
-        "{:16}{:>12}{:>12}{:>14}",
-        "form", "MB sent", "CPU, ms", "peak, MB more"
+        "{:18}{:>12}{:>12}{:>12}{:>15}",
+        "form", "MB sent", "time, ms", "CPU, ms", "peak, MB more"
     );
-    for ((form, ..), body) in FORMS.iter().zip(bodies) {
-        let length = body.len();
-        let [nanos, bytes] = median(&serve(body));
+    for (((form, ..), length), runs) in FORMS.iter().zip(lengths).zip(runs) {
+        let [wall, nanos, bytes] = median(runs);
         println!(
-            "{form:16}{:>12}{:>12}{:>14}",
+            "{form:18}{:>12}{:>12}{:>12}{:>15}",
             tenths(length as u64, 1_000_000),
-            tenths(nanos.saturating_sub(empty[0]), 1_000_000),
-            tenths(bytes.saturating_sub(empty[1]), 1_000_000),
+            tenths(wall.saturating_sub(empty[0]), 1_000_000),
+            tenths(nanos.saturating_sub(empty[1]), 1_000_000),
+            tenths(bytes.saturating_sub(empty[2]), 1_000_000),
         );
     }
 }
@@ -83,30 +98,35 @@ fn tenths(value: u64, unit: u64) -> String {
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
-/// Of processor times in nanoseconds and memory in bytes.
-fn median(url: &str) -> [u64; 2] {
-    let mut runs: Vec<[u64; 2]> = (0..RUNS)
-        .map(|_| {
-            let mut read = Command::new(env::current_exe().unwrap());
-            let output = read.args(["read", url]).output().unwrap();
-            assert!(output.status.success(), "{output:?}");
-            serde_json::from_slice(&output.stdout).unwrap()
-        })
-        .collect();
-    [0, 1].map(|which| {
+/// Reads the list there in a process of its own: nanoseconds, those of a processor, bytes.
+fn run(url: &str, lists: Lists) -> [u64; 3] {
+    let lists = match lists {
+        Lists::Streamed => "streamed",
+        Lists::Cached => "cached",
+    };
+    let mut read = Command::new(env::current_exe().unwrap());
+    let output = read.args(["read", url, lists]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn median(mut runs: Vec<[u64; 3]>) -> [u64; 3] {
+    [0, 1, 2].map(|which| {
         runs.sort_by_key(|run| run[which]);
-        runs[RUNS / 2][which]
+        runs[runs.len() / 2][which]
     })
 }
 
 /// Reads the EndpointSlices there, and what that took of this process.
-fn read_list(url: &str) -> [u64; 2] {
+fn read_list(url: &str, lists: Lists) -> [u64; 3] {
+    let began = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_all().build().unwrap();
     runtime.block_on(async {
         let settings = Settings::Api(Api {
             master: Some(url.to_owned()),
             content_type: ContentType::Protobuf,
+            lists,
             ..Api::default()
         });
         let (mut events, _) = source::open(&settings, "node1", source::uncounted)
@@ -118,6 +138,7 @@ fn read_list(url: &str) -> [u64; 2] {
         };
         while events.next().await.unwrap() != complete {}
     });
+    let wall = u64::try_from(began.elapsed().as_nanos()).unwrap();
     let schedule = fs::read_to_string("/proc/self/schedstat").unwrap();
     let nanos = schedule.split(' ').next().unwrap().parse().unwrap();
     let status = fs::read_to_string("/proc/self/status").unwrap();
@@ -126,7 +147,7 @@ fn read_list(url: &str) -> [u64; 2] {
         .find_map(|line| line.strip_prefix("VmHWM:"))
         .unwrap();
     let kilobytes: u64 = most.trim().trim_end_matches(" kB").parse().unwrap();
-    [nanos, kilobytes * 1024]
+    [wall, nanos, kilobytes * 1024]
 }
 
 /// The lists of the fixture, in each form: whole answers.
@@ -136,7 +157,10 @@ fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.enable_all().build().unwrap();
         runtime.block_on(async {
-            let options = apiserver::Options::default();
+            let options = apiserver::Options {
+                streamed_lists: apiserver::StreamedLists::Compressed,
+                ..apiserver::Options::default()
+            };
             let server = apiserver::Server::start(options).await.unwrap();
             for number in 0..slices {
                 server.apply(slice(number, endpoints)).unwrap();
@@ -146,10 +170,21 @@ fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
         });
     });
     let address = address.recv().unwrap();
-    let got = FORMS.map(|(_, accept, encoding)| {
+    let got = FORMS.map(|(_, accept, encoding, lists)| {
+        let query = match lists {
+            Lists::Cached => "resourceVersion=0".to_owned(),
+            Lists::Streamed => format!(
+                "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&\
+                 timeoutSeconds={STREAM_SECONDS}"
+            ),
+        };
+        let accept = match lists {
+            Lists::Cached => accept.to_owned(),
+            Lists::Streamed => format!("{accept};stream=watch"),
+        };
         let mut connection = TcpStream::connect(address).unwrap();
         let head = format!(
-            "GET {PATH}?resourceVersion=0 HTTP/1.0\r\nAccept: {accept}\r\nAccept-Encoding: {encoding}\r\n\r\n"
+            "GET {PATH}?{query} HTTP/1.0\r\nAccept: {accept}\r\nAccept-Encoding: {encoding}\r\n\r\n"
         );
         connection.write_all(head.as_bytes()).unwrap();
         let mut answer = Vec::new();
@@ -171,7 +206,8 @@ fn serve(answer: Vec<u8>) -> String {
             thread::spawn(move || {
                 let mut lines = BufReader::new(&connection).lines().map_while(Result::ok);
                 let asked = lines.next().unwrap_or_default();
-                if asked.contains(PATH) && !asked.contains("watch=true") {
+                let is_list = !asked.contains("watch=true") || asked.contains("sendInitialEvents");
+                if asked.contains(PATH) && is_list {
                     lines.find(String::is_empty);
                     // Whoever goes away has read enough.
                     let _ = (&connection).write_all(&answer);

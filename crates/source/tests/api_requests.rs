@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use apiserver::{Asked, Fault, Kind, Options, Request, Rule, Server};
+use apiserver::{Asked, Fault, Kind, Options, Request, Rule, Server, StreamedLists};
 use common::scripted::Scripted;
 use common::{Told, services};
 use proxy::Event;
@@ -351,4 +351,45 @@ async fn a_refusal_that_need_not_last_is_none_of_streaming() {
     let mut told = Told::streamed_by(server.url(), "node1").await;
     told.until_listed().await;
     assert_eq!(lists(&server.requests()).len(), 0);
+}
+
+/// Servers pack streamed lists from 1.37 on: what has come is read before the watch ends.
+#[tokio::test]
+async fn a_streamed_list_is_read_packed_as_it_comes() {
+    let mut sent = Vec::new();
+    for streamed_lists in [StreamedLists::Plain, StreamedLists::Compressed] {
+        for content_type in [ContentType::Protobuf, ContentType::Json] {
+            let options = Options {
+                streamed_lists,
+                ..Options::default()
+            };
+            let server = Server::start(options).await.unwrap();
+            for number in 0..300 {
+                server.apply(service(&format!("web-{number}"))).unwrap();
+            }
+            let settings = Api {
+                content_type,
+                ..settings(Lists::Streamed)
+            };
+            let mut told = Told::with(server.url(), "node1", settings).await;
+            told.until("all are listed", |model| {
+                model.is_complete() && model.service_count() == 300
+            })
+            .await;
+            let requests = server.requests();
+            let is_list = |one: &&Request| one.kind == Some(Kind::Service);
+            let list = requests.iter().find(is_list).unwrap();
+            assert_eq!(list.asked, Asked::StreamedList);
+            let is_packed = streamed_lists == StreamedLists::Compressed;
+            let encoding = &list.answer.as_ref().unwrap().content_encoding;
+            assert_eq!(encoding == "gzip", is_packed, "{list:?}");
+            sent.push(list.sent_bytes);
+            // In the same watch.
+            server.apply(service("later")).unwrap();
+            told.until("a change", |model| model.service_count() == 301)
+                .await;
+            assert_eq!(server.requests().len(), requests.len());
+        }
+    }
+    assert!(sent[2] * 4 < sent[0] && sent[3] * 4 < sent[1], "{sent:?}");
 }

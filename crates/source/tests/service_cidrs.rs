@@ -12,6 +12,7 @@ mod common;
 use std::time::Duration;
 
 use apiserver::{Fault, Kind, Options, Rule, Server};
+use common::scripted::Scripted;
 use common::{Log, Told, until_said};
 use proxy::{IpFamily, Model};
 use serde_json::{Value, json};
@@ -139,6 +140,48 @@ async fn a_server_that_does_not_tell_of_them_holds_nothing_back() {
         for_an_hour(&mut told).await;
         assert!(are(&told.model, &["10.96.0.0/12"]));
         assert_eq!(lines("tells of ServiceCIDRs now"), 1);
+    }
+}
+
+/// Paths that a server does not know are answered with text, from 1.37 on with a Status.
+#[tokio::test]
+async fn a_path_that_the_server_does_not_know_is_told_as_text_or_as_a_status() {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",
+        "message": "the server could not find the requested resource"});
+    for said in ["404 page not found\n".to_owned(), status.to_string()] {
+        let (log, _guard) = Log::start();
+        let server = Scripted::new(move |target| {
+            let kind = match target {
+                of if of.contains("servicecidrs") => return (404, said.clone()),
+                of if of.contains("/services") => "ServiceList",
+                of if of.contains("/nodes") => "NodeList",
+                _ => "EndpointSliceList",
+            };
+            let list = json!({"kind": kind, "metadata": {"resourceVersion": "9"}, "items": []});
+            let is_watch = target.contains("watch=true");
+            (
+                200,
+                if is_watch {
+                    "\n".to_owned()
+                } else {
+                    list.to_string()
+                },
+            )
+        })
+        .await
+        .unwrap();
+        let mut told = Told::with(server.url(), "node1", asking()).await;
+        told.until("nothing is awaited", |model| {
+            model.is_complete() && model.are_service_cidrs_listed()
+        })
+        .await;
+        until_said(
+            &mut told,
+            &log,
+            "it has none, which Kubernetes has from 1.33 on",
+        )
+        .await;
+        assert!(!log.text().contains("ServiceCIDRs: "), "{}", log.text());
     }
 }
 

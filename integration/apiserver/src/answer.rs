@@ -46,7 +46,31 @@ pub(crate) fn list(list: List, accepted: Accepted) -> Response<Body> {
     streamed(accepted.media.content_type(), stream::iter(list.chunks))
 }
 
-/// The events of a watch, which are never compressed.
+/// The events of a watch that begins with a list, compressed: what has come can be read at once.
+pub(crate) fn compressed_events(
+    events: impl Stream<Item = Bytes> + Send + 'static,
+    media: Media,
+) -> Response<Body> {
+    let encoder = GzEncoder::new(Vec::with_capacity(CHUNK), LEVEL);
+    let state = (Box::pin(events), Some(encoder));
+    let packed = stream::unfold(state, async |(mut events, mut encoder)| {
+        let piece = if let Some(piece) = events.next().await {
+            let encoder = encoder.as_mut()?;
+            encoder.write_all(&piece).expect("a Vec takes all");
+            encoder.flush().expect("a Vec takes all");
+            std::mem::take(encoder.get_mut())
+        } else {
+            encoder.take()?.finish().expect("a Vec takes all")
+        };
+        Some((Bytes::from(piece), (events, encoder)))
+    });
+    let mut response = streamed(media.of_watch(), packed);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    response
+}
+
+/// The events of a watch, as they are.
 pub(crate) fn events(
     events: impl Stream<Item = Bytes> + Send + 'static,
     media: Media,

@@ -60,7 +60,7 @@ mod write;
 pub use cluster::{ApplyError, Cluster};
 pub use faults::{Asked, Fault, Faults, Rule};
 pub use object::Recording;
-pub use options::{Options, WatchCache};
+pub use options::{Options, StreamedLists, WatchCache};
 pub use proxy::{Proxy, ProxyOptions, Speaks};
 pub use request::{Answer, Credentials, Request};
 pub use resource::Kind;

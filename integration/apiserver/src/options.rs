@@ -15,6 +15,8 @@ pub struct Options {
     /// Whether streamed initial lists (KEP-3157) are served. Without, asking for one is answered
     /// with 422 Invalid.
     pub watch_list: bool,
+    /// How these come.
+    pub streamed_lists: StreamedLists,
     /// Whether lists of any version come from a watch cache.
     pub watch_cache: WatchCache,
     /// How often a watch that wants bookmarks gets one.
@@ -41,6 +43,7 @@ impl Default for Options {
             address: (Ipv4Addr::LOCALHOST, 0).into(),
             listener: None,
             watch_list: true,
+            streamed_lists: StreamedLists::default(),
             watch_cache: WatchCache::default(),
             bookmark_interval: Duration::from_mins(1),
             kubernetes_service: false,
@@ -62,4 +65,15 @@ pub enum WatchCache {
     /// Lists have pages where they are asked for, and a version that is still to come is refused at
     /// once.
     Absent,
+}
+
+/// How streamed lists come to clients that take gzip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum StreamedLists {
+    /// As they are, as from servers before Kubernetes 1.37.
+    #[default]
+    Plain,
+    /// Compressed (`WatchListCompression`): the whole watch that begins with the list, each piece so
+    /// that it can be read at once.
+    Compressed,
 }

@@ -31,9 +31,9 @@ use crate::answer::{self, Body};
 use crate::cluster::Cluster;
 use crate::faults::{Asked, Fault, Faults, Rule};
 use crate::list::{self, List};
-use crate::media::{Accepted, Media};
+use crate::media::{Accepted, Coding, Media};
 use crate::meter::{Meter, Metered};
-use crate::options::{Options, WatchCache};
+use crate::options::{Options, StreamedLists, WatchCache};
 use crate::request::{Log, Request, header};
 use crate::resource::Kind;
 use crate::route::{Query, Target};
@@ -84,6 +84,7 @@ impl Service {
     ) -> io::Result<Arc<Self>> {
         let watches = watch::Policy {
             watch_list: options.watch_list,
+            streamed_lists: options.streamed_lists,
             bookmark_interval: options.bookmark_interval,
             sent: options.notes_sent.then(Sent::default),
         };
@@ -308,11 +309,16 @@ impl Service {
         )?;
         let media = accepted.media;
         if query.flag("watch") == Some(true) {
-            if query.flag("sendInitialEvents") == Some(true) && self.watches.watch_list {
+            let is_list = query.flag("sendInitialEvents") == Some(true);
+            if is_list && self.watches.watch_list {
                 let version = query.number("resourceVersion")?.unwrap_or(0);
                 self.reach(version).await?;
             }
             let events = watch::start(&self.cluster, kind, scope, query, media, &self.watches)?;
+            let is_packed = is_list && self.watches.streamed_lists == StreamedLists::Compressed;
+            if is_packed && accepted.coding == Coding::Gzip {
+                return Ok(answer::compressed_events(events, media));
+            }
             return Ok(answer::events(events, media));
         }
         if let Some(version) = list::awaited(query) {

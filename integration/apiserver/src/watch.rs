@@ -19,6 +19,7 @@ use crate::cluster::Cluster;
 use crate::list::CHUNK;
 use crate::media::Media;
 use crate::object::{Change, Object};
+use crate::options::StreamedLists;
 use crate::protobuf;
 use crate::resource::Kind;
 use crate::route::Query;
@@ -37,6 +38,7 @@ const BATCH: usize = 256;
 pub(crate) struct Policy {
     /// Whether `sendInitialEvents` is known.
     pub(crate) watch_list: bool,
+    pub(crate) streamed_lists: StreamedLists,
     pub(crate) bookmark_interval: Duration,
     /// Where it is noted when events are sent, if it is.
     pub(crate) sent: Option<Sent>,
