@@ -386,12 +386,9 @@ mod tests {
         assert_eq!(world.codes().await, [200, 200, 200]);
         // The probes had no answer; nor had one, long ago.
         assert_eq!(world.codes().await, [200, 200, 200], "it may be busy");
-        let long_ago = Instant::now().checked_sub(HUNG_AFTER).unwrap();
-        world
-            .health
-            .pulse()
-            .answer(long_ago - Duration::from_secs(1));
-        assert_eq!(world.health.hung_for(long_ago), None);
+        let ago = |seconds| Instant::now().checked_sub(HUNG_AFTER + Duration::from_secs(seconds));
+        world.health.pulse().answer(ago(1).unwrap());
+        assert_eq!(world.health.hung_for(ago(0).unwrap()), None);
         assert_eq!(world.codes().await, [503, 503, 503]);
         let (_, body) = world.ask("/readyz").await;
         let awaited = body["awaiting"][0].as_str().unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use proxy::{NamespacedName, Owner};
+use proxy::{NamespacedName, Owner, released};
 
 use crate::chain::Table;
 use crate::config::Config;
@@ -70,13 +70,12 @@ impl Claims {
         } else {
             self.ports.insert(service.clone(), ports.clone())
         };
-        for old in before.into_iter().flatten() {
-            self.endpoints -= old.endpoints;
-            if !ports.iter().any(|port| port.owner == old.owner) {
-                tables.slots.release(&old.owner);
-                tables.chains.release(&old.owner);
-                self.count(&old.owner, None);
-            }
+        let before = before.unwrap_or_default();
+        self.endpoints -= before.iter().map(|old| old.endpoints).sum::<usize>();
+        for old in released(before, &ports, |port| &port.owner) {
+            tables.slots.release(&old.owner);
+            tables.chains.release(&old.owner);
+            self.count(&old.owner, None);
         }
         for port in ports {
             self.endpoints += port.endpoints;

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
-use proxy::{NamespacedName, Owner, Protocol, Target};
+use proxy::{NamespacedName, Owner, Protocol, Target, released};
 use reconcile::Table;
 use smallvec::SmallVec;
 
@@ -131,11 +131,8 @@ impl Claims {
         } else {
             self.owners.insert(service.clone(), owners.clone())
         };
-        for gone in before
-            .into_iter()
-            .flatten()
-            .filter(|owner| !owners.contains(owner))
-        {
+        let before = before.map_or_else(Vec::new, SmallVec::into_vec);
+        for gone in released(before, &owners, |owner| owner) {
             self.claim(Fragment::of_nothing(gone), tables);
         }
         for fragment in fragments {

@@ -24,8 +24,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashSet;
-use proxy::{Owner, Protocol, Rank, Target};
+use hashbrown::{HashMap, HashSet};
+use proxy::{NamespacedName, Owner, Protocol, Rank, Target};
 use reconcile::Table;
 
 use crate::claims::Claims;
@@ -49,7 +49,7 @@ impl Budget {
     const MOST: Self = Self(32_768);
     const LEAST: Self = Self(64);
     /// About as long as a plan may take.
-    const TIME: Duration = Duration::from_millis(100);
+    const TIME: Duration = Duration::from_millis(50);
 
     /// Whether so many writes say something of how fast the kernel is.
     pub(crate) fn tells(ops: usize) -> bool {
@@ -78,6 +78,9 @@ impl Default for Budget {
         Self::MOST
     }
 }
+
+/// With more writes than this in one plan, a Service comes after the others: they do not wait for it.
+const SHARE: usize = 2_048;
 
 /// So many addresses are bound or unbound in one go: each may cost the kernel half a millisecond
 /// where there are very many, and an urgent one comes after those that have begun.
@@ -200,12 +203,15 @@ fn make(
     };
     let usable: BTreeSet<Set> = Set::all().filter(is_there).collect();
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
-    let mut servers: Vec<(Rank, VirtualServerKey)> = due
-        .into_iter()
-        .flatten()
-        .filter(|key| makes(tables, key) && !waits_for_rules(tables, key, of))
-        .map(|key| (rank(&tables.servers, key), *key))
-        .collect();
+    let due = due.into_iter().flatten();
+    let due = due.filter(|key| makes(tables, key) && !waits_for_rules(tables, key, of));
+    let servers = sorted(due).into_iter();
+    let mut shares = Shares::default();
+    let servers = servers.map(|key| {
+        let place = (rank(&tables.servers, &key), shares.of(tables, &key));
+        (place, key)
+    });
+    let mut servers: Vec<((Rank, Share), VirtualServerKey)> = servers.collect();
     servers.sort_unstable();
     begin_behind(&mut servers, last);
     let mut members = Vec::new();
@@ -223,11 +229,13 @@ fn make(
     }
     // Whatever else there is to do: the API server and DNS come in a plan of their own.
     let is_urgent = |rank: Rank| rank < Rank::Other;
-    let has_urgent = servers.first().is_some_and(|(rank, _)| is_urgent(*rank))
+    let has_urgent = servers
+        .first()
+        .is_some_and(|((rank, _), _)| is_urgent(*rank))
         || members.iter().any(|(rank, ..)| is_urgent(*rank));
     if has_urgent {
         members.retain(|(rank, ..)| is_urgent(*rank));
-        servers.retain(|(rank, _)| is_urgent(*rank));
+        servers.retain(|((rank, _), _)| is_urgent(*rank));
     }
     // What lets clients through comes before what refuses all others.
     let refuses = |set: Set| set == Set::LoadBalancerFirewall;
@@ -245,13 +253,45 @@ fn make(
 
 /// Brings what follows the last one before it, so that a virtual server with very many changes
 /// comes between the others, not before them. What is more urgent comes first all the same.
-fn begin_behind(servers: &mut [(Rank, VirtualServerKey)], last: Option<VirtualServerKey>) {
+fn begin_behind<P: PartialEq>(
+    servers: &mut [(P, VirtualServerKey)],
+    last: Option<VirtualServerKey>,
+) {
     let Some(last) = last else {
         return;
     };
     for alike in servers.chunk_by_mut(|one, next| one.0 == next.0) {
         let behind = alike.partition_point(|(_, key)| *key <= last);
         alike.rotate_left(behind);
+    }
+}
+
+/// Whether a write is within its Service's share of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Share {
+    Within,
+    Above,
+}
+
+/// The writes of each Service that come in the order of virtual servers.
+#[derive(Default)]
+struct Shares<'a>(HashMap<&'a NamespacedName, usize>);
+
+impl<'a> Shares<'a> {
+    /// Returns the share of the next virtual server. What nobody wants is nobody's share.
+    fn of(&mut self, tables: &'a Tables, key: &VirtualServerKey) -> Share {
+        let (Some(owner), Some(server)) = (tables.servers.owner(key), tables.servers.wanted(key))
+        else {
+            return Share::Within;
+        };
+        let writes = self.0.entry(&owner.name.service).or_default();
+        let is_within = *writes < SHARE;
+        *writes += 1 + server.destinations.len();
+        if is_within {
+            Share::Within
+        } else {
+            Share::Above
+        }
     }
 }
 
@@ -414,7 +454,11 @@ fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     // Of one of which an answer was lost it is not known who still gets anything.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
-    for key in sorted(due).into_iter().rev() {
+    let mut shares = Shares::default();
+    let due = sorted(due).into_iter().rev();
+    let mut due: Vec<_> = due.map(|key| (shares.of(tables, &key), key)).collect();
+    due.sort_by_key(|(share, _)| *share);
+    for (_, key) in due {
         let Some(actual) = tables.servers.actual(&key) else {
             continue;
         };
@@ -706,14 +750,15 @@ mod tests {
         let most = Budget::default();
         assert!(!most.is_used_up(32_767) && most.is_used_up(32_768));
         // 3 microseconds each, and one millisecond.
-        assert_eq!(Budget::after(1_000, Duration::from_millis(3)), most);
-        assert_eq!(Budget::after(1_000, Duration::from_secs(1)), Budget(100));
+        let fast = Budget::after(1_000, Duration::from_millis(3));
+        assert_eq!(fast, Budget(16_666));
+        assert_eq!(
+            Budget::after(1_000, Duration::from_millis(500)),
+            Budget(100)
+        );
         assert_eq!(Budget::after(1_000, Duration::from_mins(1)), Budget(64));
         assert_eq!(Budget::after(1_000, Duration::ZERO), most);
-        assert_eq!(
-            Budget::after(64, Duration::from_micros(640)),
-            Budget(10_000)
-        );
+        assert_eq!(Budget::after(64, Duration::from_micros(640)), Budget(5_000));
         // One that was held up says little.
         assert!(!Budget::tells(63) && Budget::tells(64));
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 use nftables_netlink::Name;
-use proxy::{NamespacedName, Owner};
+use proxy::{NamespacedName, Owner, released};
 
 use crate::config::Config;
 use crate::port::{Route, ServedPort, Slot};
@@ -13,6 +13,7 @@ use crate::tables::Tables;
 /// The claims of all Services of one IP family.
 #[derive(Default)]
 pub(crate) struct Claims {
+    /// Sorted by owner: a Service may have thousands.
     ports: HashMap<NamespacedName, Box<[Arc<ServedPort>]>>,
     /// Those that go on to be served as they were, since not every object could be read.
     going_on: HashSet<NamespacedName>,
@@ -26,8 +27,9 @@ impl Claims {
 
     /// What an owner has been compiled to.
     pub(crate) fn port(&self, owner: &Owner) -> Option<&Arc<ServedPort>> {
-        let mut ports = self.ports.get(&owner.name.service)?.iter();
-        ports.find(|port| *port.owner == *owner)
+        let ports = self.ports.get(&owner.name.service)?;
+        let at = ports.binary_search_by(|port| (*port.owner).cmp(owner));
+        ports.get(at.ok()?)
     }
 
     /// Whether all that a Service claims is there.
@@ -48,19 +50,19 @@ impl Claims {
         config: &Config,
         may_delete: bool,
     ) {
-        let ports: Box<[Arc<ServedPort>]> = ports.into_iter().map(Arc::new).collect();
+        let mut ports: Box<[Arc<ServedPort>]> = ports.into_iter().map(Arc::new).collect();
+        ports.sort_by(|one, other| one.owner.cmp(&other.owner));
         let before = if ports.is_empty() {
             self.ports.remove(service)
         } else {
             self.ports.insert(service.clone(), ports.clone())
         };
-        for old in before.into_iter().flatten() {
-            if !ports.iter().any(|port| port.owner == old.owner) {
-                tables.slots.release(&old.owner);
-                tables.members.release(&old.owner);
-                tables.chains.release(&old.owner);
-                tables.affinity.release(&old.owner);
-            }
+        let before = before.map_or_else(Vec::new, <[_]>::into_vec);
+        for old in released(before, &ports, |port| &port.owner) {
+            tables.slots.release(&old.owner);
+            tables.members.release(&old.owner);
+            tables.chains.release(&old.owner);
+            tables.affinity.release(&old.owner);
         }
         let mut goes_on = false;
         for port in &ports {

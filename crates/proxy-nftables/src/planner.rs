@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use hashbrown::{HashMap, HashSet};
 use nftables_netlink::Name;
-use proxy::{IpFamily, Owner, Rank};
+use proxy::{IpFamily, NamespacedName, Owner, Rank};
 use reconcile::Table as Entries;
 
 use crate::base::{Base, Key, SERVICES_CHAIN, Value};
@@ -30,6 +31,9 @@ const MANY_SETS: usize = 4_000;
 const MANY_ENDPOINTS: usize = 100_000;
 /// With more entries than this, those of so many Service ports are looked for, and not all.
 const MANY_ENTRIES: usize = 4_000;
+/// With more of its ports than this in one transaction, a Service comes after the others: they do
+/// not wait for it.
+const SHARE: usize = 256;
 /// With more than this, what everything on the node waits for is written by itself first.
 const FEW_PARTS: usize = 256;
 /// So many things that nobody wants go at once.
@@ -112,8 +116,10 @@ impl<'a> Planner<'a> {
         };
         let is_all = some.owned.is_empty();
         let mut due = if is_all { self.due() } else { some };
-        let count = due.owned.len();
-        let urgent = due.owned.keys().take_while(|(rank, _)| *rank < Rank::Other);
+        let owned = in_turns(std::mem::take(&mut due.owned));
+        let count = owned.len();
+        let urgent = owned.iter();
+        let urgent = urgent.take_while(|(owner, _)| owner.rank < Rank::Other);
         let urgent = urgent.count();
         let most = match urgent {
             _ if is_moving => usize::MAX,
@@ -123,12 +129,12 @@ impl<'a> Planner<'a> {
         let most = if is_moving {
             most
         } else {
-            self.fitting(&due).min(most)
+            self.fitting(&owned).min(most)
         };
         let is_last = is_all && count <= most;
-        let owned = std::mem::take(&mut due.owned).into_iter().take(most);
+        let owned = owned.into_iter().take(most);
         plan.parts = owned
-            .map(|((_, owner), mut part)| {
+            .map(|(owner, mut part)| {
                 part.port = self.claims.port(owner).cloned();
                 self.add_waiting_chains(owner, &mut part);
                 self.free_replaced(&mut part, config);
@@ -151,17 +157,16 @@ impl<'a> Planner<'a> {
     }
 
     /// How many of the first parts fit a transaction by what is in them: one at least.
-    fn fitting(&self, due: &Due<'a>) -> usize {
+    fn fitting(&self, due: &[(&'a Arc<Owner>, Part)]) -> usize {
         let (mut sets, mut endpoints) = (0_usize, 0_usize);
-        let mut owned = due.owned.iter();
-        let fits = owned.position(|((_, owner), part)| {
+        let fits = due.iter().position(|(owner, part)| {
             sets += part.affinity.len();
             if !part.chains.is_empty() || part.slots.iter().any(SlotChange::has_choices) {
                 endpoints += self.claims.port(owner).map_or(0, |port| port.endpoints);
             }
             sets > MANY_SETS || endpoints > MANY_ENDPOINTS
         });
-        fits.unwrap_or(due.owned.len()).max(1)
+        fits.unwrap_or(due.len()).max(1)
     }
 
     /// Has all chains and sets of a Service port written with what leads to one that waits: to one that is
@@ -343,14 +348,31 @@ impl<'a> Planner<'a> {
         if tables.slots.pending_len() < MANY_ENTRIES {
             return due;
         }
-        let mut owners: Vec<&'a Arc<Owner>> = Vec::new();
+        let mut urgent: HashSet<&'a Arc<Owner>> = HashSet::new();
+        let mut others: HashSet<&'a Arc<Owner>> = HashSet::new();
+        // Above their Service's share.
+        let mut more: HashSet<&'a Arc<Owner>> = HashSet::new();
+        let mut of_service: HashMap<&NamespacedName, usize> = HashMap::new();
         let slots = tables.slots.due(self.now);
         for slot in slots.filter(|slot| !tables.slots.is_failing(slot)) {
-            let owner = tables.slots.owner(slot);
-            let is_more = owners.len() < MANY_PARTS;
-            owners.extend(owner.filter(|owner| is_more || owner.rank < Rank::Other));
+            let Some(owner) = tables.slots.owner(slot) else {
+                continue;
+            };
+            if owner.rank < Rank::Other {
+                urgent.insert(owner);
+            } else if others.len() < MANY_PARTS && !others.contains(owner) {
+                let count = of_service.entry(&owner.name.service).or_default();
+                if *count < SHARE {
+                    *count += 1;
+                    others.insert(owner);
+                } else if more.len() < MANY_PARTS {
+                    more.insert(owner);
+                }
+            }
         }
-        for owner in owners {
+        let room = MANY_PARTS.saturating_sub(others.len());
+        let more = more.into_iter().take(room);
+        for owner in urgent.into_iter().chain(others).chain(more) {
             let chains = tables.chains.keys_of(owner).iter();
             let chains = chains.filter(|chain| is_due(&tables.chains, chain));
             let sets = tables.affinity.keys_of(owner).iter();
@@ -474,6 +496,30 @@ impl<'a> Planner<'a> {
     }
 }
 
+/// What is due in the order in which it is written. A Service with very many ports comes after the
+/// others with all but its share, so that none of these waits for it.
+fn in_turns(due: BTreeMap<(Rank, &Arc<Owner>), Part>) -> Vec<(&Arc<Owner>, Part)> {
+    if due.len() <= SHARE {
+        return due
+            .into_iter()
+            .map(|((_, owner), part)| (owner, part))
+            .collect();
+    }
+    let mut of_service: HashMap<NamespacedName, usize> = HashMap::new();
+    let (mut first, mut later) = (Vec::new(), Vec::new());
+    for ((rank, owner), part) in due {
+        let count = of_service.entry(owner.name.service.clone()).or_default();
+        *count += 1;
+        if rank < Rank::Other || *count <= SHARE {
+            first.push((owner, part));
+        } else {
+            later.push((owner, part));
+        }
+    }
+    first.append(&mut later);
+    first
+}
+
 /// Whether something that is wanted is not there, and not to be written yet.
 fn has_later<K, V, O>(entries: &Entries<K, V, O>, now: Instant) -> bool
 where
@@ -496,4 +542,49 @@ where
     O: Clone + Eq + std::hash::Hash + Ord,
 {
     entries.is_pending(key) && !entries.is_failing(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::{Protocol, ServicePortName};
+
+    use super::*;
+
+    fn owner(created: i64, service: &str, port: usize) -> Arc<Owner> {
+        let service = NamespacedName::new("default", service);
+        Arc::new(Owner {
+            created,
+            rank: Rank::of(&service),
+            name: ServicePortName {
+                service,
+                port: format!("p{port:04}").into(),
+                protocol: Protocol::Tcp,
+            },
+        })
+    }
+
+    #[test]
+    fn a_service_with_very_many_ports_comes_after_the_others() {
+        let large = (0..4_000).map(|port| owner(1, "large", port));
+        let others = (0..3).map(|port| owner(2, "web", port));
+        let urgent = owner(3, "kubernetes", 0);
+        let owners: Vec<_> = large.chain(others).chain([urgent]).collect();
+        let due = owners
+            .iter()
+            .map(|owner| ((owner.rank, owner), Part::default()));
+        let turns = in_turns(due.collect());
+        assert_eq!(turns.len(), owners.len());
+        let names: Vec<&str> = turns.iter().map(|(of, _)| of.name.service.name()).collect();
+        assert_eq!(names.first(), Some(&"kubernetes"));
+        assert!(
+            names
+                .get(1..=SHARE)
+                .unwrap()
+                .iter()
+                .all(|of| *of == "large")
+        );
+        assert_eq!(names.get(SHARE + 1..SHARE + 4), Some(&["web"; 3][..]));
+        let is_sorted = |some: &[(&Arc<Owner>, Part)]| some.is_sorted_by_key(|(of, _)| *of);
+        assert!(is_sorted(turns.get(SHARE + 4..).unwrap()));
+    }
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
-use proxy::{LocalDetector, NamespacedName, Owner};
+use proxy::{LocalDetector, NamespacedName, Owner, released};
 
 use crate::plan::Aim;
 use crate::port::{Listener, ServedPort, Way};
@@ -52,12 +52,10 @@ impl Claims {
         } else {
             self.ports.insert(service.clone(), ports.clone())
         };
-        for old in before.into_iter().flatten() {
-            if !ports.iter().any(|port| port.owner == old.owner) {
-                tables.sockets.release(&old.owner);
-                tables.redirects.release(&old.owner);
-                self.by_owner.remove(&old.owner);
-            }
+        for old in released(before.unwrap_or_default(), &ports, |port| &port.owner) {
+            tables.sockets.release(&old.owner);
+            tables.redirects.release(&old.owner);
+            self.by_owner.remove(&old.owner);
         }
         for port in ports {
             tables.sockets.claim(&port.owner, port.listeners.clone());

@@ -23,6 +23,7 @@ mod names;
 mod node;
 pub mod object;
 mod owner;
+mod released;
 mod service_cidrs;
 mod stale_flows;
 mod topology;
@@ -46,6 +47,7 @@ pub use object::{
     ServiceCidr, ServicePort, ServiceType,
 };
 pub use owner::{Owner, Rank};
+pub use released::released;
 pub use stale_flows::{Frontend, StaleOf, UdpService, UdpServices};
 pub use topology::{Backends, Endpoints, Judged, Reason, Target};
 pub use writes::{Fate, Subject, Writes};

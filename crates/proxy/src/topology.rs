@@ -7,10 +7,11 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::model::ServiceView;
-use crate::names::IpFamily;
+use crate::names::{IpFamily, Protocol};
 use crate::node::NodeFacts;
 use crate::object::{EndpointSlice, EndpointView, Service, ServicePort};
 
@@ -53,9 +54,16 @@ impl Backends {
 pub struct Endpoints<'a> {
     service: &'a Service,
     node: &'a NodeFacts,
-    slices: Vec<&'a EndpointSlice>,
     sorted: Vec<Sliced<'a>>,
+    /// The places in `sorted` of each slice's endpoints.
+    places: Vec<Vec<usize>>,
+    /// The slices that have a port, by name, and its number there: a Service may have thousands of
+    /// ports, each in other slices.
+    numbers: HashMap<(&'a str, Protocol), Numbers>,
 }
+
+/// Slices, by their place among those of a Service, and the number of a port in each.
+type Numbers = SmallVec<[(usize, u16); 1]>;
 
 #[derive(Debug)]
 struct Sliced<'a> {
@@ -70,7 +78,7 @@ impl<'a> Endpoints<'a> {
     pub fn of(view: &ServiceView<'a>, node: &'a NodeFacts) -> Self {
         let slices: Vec<_> = view
             .slices()
-            .filter(|slice| slice.family == node.family)
+            .filter(|slice| slice.family == node.family && !slice.endpoints.is_empty())
             .collect();
         let of_slice = |(number, slice): (usize, &&'a EndpointSlice)| {
             let endpoints = &slice.endpoints;
@@ -91,11 +99,25 @@ impl<'a> Endpoints<'a> {
         for same in sorted.chunk_by_mut(is_same) {
             same.reverse();
         }
+        let mut places = vec![Vec::new(); slices.len()];
+        for (place, one) in sorted.iter().enumerate() {
+            if let Some(of_slice) = places.get_mut(one.slice) {
+                of_slice.push(place);
+            }
+        }
+        let mut numbers: HashMap<_, Numbers> = HashMap::new();
+        for (number, slice) in slices.iter().enumerate() {
+            for port in &slice.ports {
+                let slices = numbers.entry((&*port.name, port.protocol)).or_default();
+                slices.push((number, port.port));
+            }
+        }
         Self {
             service: view.service,
             node,
-            slices,
             sorted,
+            places,
+            numbers,
         }
     }
 
@@ -112,32 +134,32 @@ impl<'a> Endpoints<'a> {
         found
     }
 
-    /// All endpoints of a port as its slices have them.
+    /// All endpoints of a port as its slices have them: O(these).
     fn listed(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
-        let numbers = |slice: &&EndpointSlice| -> SmallVec<[u16; 1]> {
-            let ports = slice.ports.iter();
-            ports
-                .filter(|p| p.name == port.name && p.protocol == port.protocol)
-                .map(|p| p.port)
-                .collect()
-        };
-        let numbers: Vec<_> = self.slices.iter().map(numbers).collect();
-        let mut found = Vec::with_capacity(self.sorted.len());
-        for one in &self.sorted {
-            let numbers = numbers.get(one.slice).into_iter().flatten();
-            found.extend(numbers.map(|number| Candidate {
+        let numbers = self.numbers.get(&(&*port.name, port.protocol));
+        let numbers = numbers.into_iter().flatten();
+        let listed = numbers.filter_map(|(slice, number)| Some((self.places.get(*slice)?, number)));
+        let listed =
+            listed.flat_map(|(places, number)| places.iter().map(move |at| (*at, *number)));
+        let mut listed: Vec<(usize, u16)> = listed.collect();
+        // Slice by slice it is in order.
+        listed.sort_by_key(|(place, _)| *place);
+        let listed = listed.into_iter();
+        let candidates = listed.filter_map(|(place, number)| {
+            let one = self.sorted.get(place)?;
+            Some(Candidate {
                 target: Target {
                     ip: one.endpoint.address,
-                    port: *number,
+                    port: number,
                 },
                 endpoint: one.endpoint,
                 is_local: one.is_local,
-            }));
-        }
-        found
+            })
+        });
+        candidates.collect()
     }
 
-    /// Finds who serves `port`: O(n).
+    /// Finds who serves `port`: O(its endpoints).
     pub fn serving(&self, port: &ServicePort) -> Backends {
         let candidates = self.candidates(port);
         let node = self.node;

@@ -7,11 +7,12 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use proxy::limits::{MAX_DESTINATIONS, MAX_FRONTENDS};
 use proxy::{
-    AddressRules, Endpoint, EndpointPort, EndpointSlice, Event, Excess, IpFamily, Model,
-    NamespacedName, Protocol, Service, ServicePort,
+    AddressRules, Endpoint, EndpointPort, EndpointSlice, Endpoints, Event, Excess, IpFamily, Model,
+    NamespacedName, NodeFacts, Protocol, Service, ServicePort,
 };
 
 fn name(text: &str) -> NamespacedName {
@@ -204,4 +205,39 @@ fn a_service_of_a_usual_size_is_served_whole() {
         assert_eq!(model.oversized().count(), 0);
         assert_eq!(model.view(&name("big")).unwrap().service, &given);
     }
+}
+
+#[test]
+fn a_service_of_the_largest_size_is_resolved_in_linear_time() {
+    let given = service(MAX_FRONTENDS, 0, 0);
+    // Each has a port of its own, and some have none of an endpoint.
+    let slices: Vec<_> = (0..2_000)
+        .map(|number| {
+            let mut slice = slice(
+                &format!("s{number:04}"),
+                0,
+                49 * usize::from(number < 1_900),
+            );
+            slice.ports.push(EndpointPort {
+                name: number.to_string().into(),
+                protocol: Protocol::Tcp,
+                port: 80,
+            });
+            slice
+        })
+        .collect();
+    let model = model(&given, &slices);
+    assert_eq!(served(&model), [MAX_FRONTENDS, 0, 0, 2_000]);
+    let node = NodeFacts::new(IpFamily::V4, "node1");
+    let view = model.view(&name("big")).unwrap();
+    let began = Instant::now();
+    let endpoints = Endpoints::of(&view, &node);
+    let ports = view.service.ports.iter();
+    let count: usize = ports
+        .map(|port| endpoints.serving(port).cluster.len())
+        .sum();
+    let took = began.elapsed();
+    assert_eq!(count, 49 * 1_900);
+    // Each port x each endpoint would be 380 million looks.
+    assert!(took < Duration::from_secs(4), "{took:?}");
 }

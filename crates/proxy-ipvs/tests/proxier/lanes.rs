@@ -241,6 +241,35 @@ fn the_api_server_and_dns_are_reachable_for_pods_before_others_are_made() {
     assert_eq!(first, [ip("10.96.0.1"), ip("10.96.0.53")]);
 }
 
+#[test]
+fn a_change_does_not_wait_for_a_very_large_service() {
+    let mut world = World::new();
+    // Its address comes after all those of the other.
+    world.service(service("default/web", "203.0.113.10", 80));
+    world.slice(slice("default/web", &["10.244.9.1@node2"]));
+    let mut large = service("tenant/large", "10.96.0.9", 80);
+    large.external_ips = (1..=20).map(|n| ip(&format!("198.51.100.{n}"))).collect();
+    world.service(large);
+    world.slice(slice("tenant/large", &["10.244.8.1@node2"]));
+    let mut world = world.listed();
+    world.sync();
+    world.work();
+
+    let pods: Vec<String> = (0..300)
+        .map(|n| format!("10.244.{}.{}@node2", 16 + n / 250, n % 250 + 1))
+        .collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    world.slice(slice("tenant/large", &pods));
+    world.slice(slice("default/web", &["10.244.9.2@node2"]));
+    world.sync();
+    let (_, ops) = world.work();
+    let is_web =
+        |op: &Op| matches!(op, Op::AddDestination(key, _) if key.address == ip("203.0.113.10"));
+    let before = ops.iter().position(is_web).unwrap();
+    assert!(ops.len() > 6_000, "{}", ops.len());
+    assert!(before < 3_000, "after {before} of {}", ops.len());
+}
+
 // ---- what is not known of the node ----
 
 /// A node with two addresses that serves a NodePort at both.
