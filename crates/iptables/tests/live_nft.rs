@@ -54,7 +54,7 @@ fn a_table_with_rules_of_nft_is_read() {
         assert_eq!(before.len(), 7);
         nft(NATIVE);
         let mut wanted = before.clone();
-        wanted.push("-A POSTROUTING [nft]".to_owned());
+        wanted.push("-A POSTROUTING [nft] -j [nft]".to_owned());
         wanted.sort();
         assert_eq!(rules(&iptables, Some(Table::Nat)), wanted);
         assert_eq!(rules(&iptables, None), wanted);
@@ -106,7 +106,7 @@ fn a_rule_of_nft_in_a_chain_of_a_kube_proxy_is_told_as_such() {
         iptables.restore(IpFamily::V4, RULES).unwrap();
         nft("add rule ip nat KUBE-SERVICES ct state vmap { established : accept }");
         let rules = rules(&iptables, None);
-        let native = "-A KUBE-SERVICES [nft]";
+        let native = "-A KUBE-SERVICES [nft] -j [nft]";
         assert!(rules.iter().any(|rule| rule == native), "{rules:?}");
         assert_eq!(rules.len(), 8);
     });

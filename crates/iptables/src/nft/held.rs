@@ -271,6 +271,11 @@ impl Parts {
         } else {
             Rule::without_target(self.matches).line(chain)
         };
+        if self.is_native && self.target.is_empty() {
+            // What it does has no words either.
+            text.push_str(" -j ");
+            text.push_str(NATIVE);
+        }
         text.push_str(&self.target);
         HeldRule {
             text,

@@ -26,8 +26,11 @@ const HARMLESS: [&str; 17] = [
     "TOS",
     "TTL",
 ];
+/// The target of a rule of nft for which iptables has no words.
+pub(super) const WORDLESS: &str = "[nft]";
 /// Targets of the kernel that are not read here; whatever else there is, is a chain.
-const UNKNOWN: [&str; 13] = [
+const UNKNOWN: [&str; 14] = [
+    WORDLESS,
     "BALANCE",
     "CLUSTERIP",
     "CONNSECMARK",

@@ -6,6 +6,7 @@ use iptables::RuleLine;
 
 use super::matching::{self, Fit, How, source_words};
 use super::rule::{ConnectionMark, Nat, Rule, Target};
+use super::targets::WORDLESS;
 use super::{Chain, Rules, Table, counters, name_of};
 use crate::branch::{Branch, End, MOST_BRANCHES, Step};
 use crate::kernel::Kernel;
@@ -155,6 +156,12 @@ impl<'a> Walk<'a> {
                 at.branch.passed += 1;
                 let fits = self.apply(fits, &rule.target, step);
                 self.under_way.extend(fits);
+                Some(at)
+            }
+            How::Unknown(why) if is_wordless(&rule.target) => {
+                // What it would do is not known either: the step says so, and the way goes on.
+                step.says = format!("cannot be told: {why}; here taken not to match");
+                at.branch.step(step);
                 Some(at)
             }
             How::Unknown(why) => {
@@ -353,6 +360,11 @@ fn parse(line: RuleLine<'_>) -> Rule {
     words.next();
     words.next();
     Rule::parse(words)
+}
+
+/// True if iptables has no words for what the rule does.
+fn is_wordless(target: &Target) -> bool {
+    matches!(target, Target::Unknown(text) if text.strip_prefix("-j ") == Some(WORDLESS))
 }
 
 /// Whether it makes no difference to the packet if it is carried out.

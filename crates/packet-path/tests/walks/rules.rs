@@ -119,6 +119,18 @@ fn what_is_not_understood_counts_where_it_matters() {
     assert_eq!(other.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
 }
 
+/// What such a rule asks and does is not known: a step says so.
+#[test]
+fn a_rule_that_iptables_has_no_words_for_is_passed_and_told() {
+    let world = filter("-A FORWARD [nft] -j [nft]\n-A FORWARD -j ACCEPT\n");
+    let walks = world.ask(POD, FAR);
+    assert_eq!(walks.len(), 1, "{walks:#?}");
+    assert_eq!(short(&walks[0]), "forwarded 10.244.2.5:80 kept");
+    let mut steps = walks[0].steps.iter();
+    let told = "cannot be told: `[nft]` is not understood; here taken not to match";
+    assert!(steps.any(|step| step.says == told), "{walks:#?}");
+}
+
 #[test]
 fn goto_does_not_come_back() {
     let world = filter("-A FORWARD -g X\n-A FORWARD -j DROP\n-A X -j MARK --set-xmark 0x1/0x1\n");
