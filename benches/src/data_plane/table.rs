@@ -248,6 +248,7 @@ mod tests {
             },
         };
         Whole {
+            counters: Vec::new(),
             generation: nftables_netlink::Generation(1),
             table: None,
             chains: chains.iter().map(chain).collect(),

@@ -14,13 +14,14 @@ use crate::encode::concatenation;
 use crate::expression::Expression;
 use crate::object::{
     Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundSet, Hook,
-    Policy, Set, SetKind, Table, Timeout, TypeOf,
+    NamedCounter, Policy, Set, SetKind, Table, Timeout, TypeOf,
 };
 use crate::transaction::Generation;
 use crate::user_data::{find, find_comment};
 use crate::value::{Bytes, DataType, Family, Name, Verdict};
 use crate::wire::{
-    FIXED_HEADER, chain, data, element, elements, generation, rule, set, table, user_data,
+    FIXED_HEADER, chain, data, element, elements, expression::counter, generation, object, rule,
+    set, table, user_data,
 };
 
 /// What a number of an attribute may be.
@@ -308,6 +309,37 @@ pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malf
             set,
             other_flags: found.flags & !SAID,
         })
+    }))
+}
+
+/// A named counter of this table; `None` of another table, and of another kind of object.
+pub(crate) fn counter_of(table: &str, payload: &[u8]) -> Result<Option<NamedCounter>, Malformed> {
+    let (mut found, mut is_counter) = (None, false);
+    let (mut packets, mut bytes) = (0, 0);
+    for attribute in attributes(payload)? {
+        let attribute = attribute?;
+        match attribute.kind {
+            object::TABLE if attribute.string()? != table => return Ok(None),
+            object::NAME => found = Some(name(&attribute)?),
+            object::TYPE => is_counter = attribute.be32()? == object::COUNTER,
+            object::DATA => {
+                for attribute in attribute.nested() {
+                    let attribute = attribute?;
+                    match attribute.kind {
+                        counter::BYTES => bytes = be64(&attribute).unwrap_or_default(),
+                        counter::PACKETS => packets = be64(&attribute).unwrap_or_default(),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let name = missing(found, object::NAME, "NFTA_OBJ_NAME")?;
+    Ok(is_counter.then_some(NamedCounter {
+        name,
+        packets,
+        bytes,
     }))
 }
 

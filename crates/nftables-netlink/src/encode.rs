@@ -14,7 +14,8 @@ use crate::user_data;
 use crate::value::{Bytes, Family};
 use crate::wire::{
     BATCH_BEGIN, BATCH_END, BATCH_GENERATION, LIST_ELEMENT, SUBSYSTEM, chain, command, element,
-    elements, message, rule, set as set_attribute, table, user_data as kind,
+    elements, expression::counter, message, object, rule, set as set_attribute, table,
+    user_data as kind,
 };
 
 pub(crate) use expression::nat_flags_implied;
@@ -229,6 +230,20 @@ impl Encoder<'_> {
             Change::DeleteElements(name, all) => {
                 self.elements(command::DELETE_ELEMENTS, 0, Of::Named(name), all);
             }
+            Change::AddCounter(name) => self.push(command::NEW_OBJECT, NLM_F_CREATE, |w| {
+                w.attr_str(object::TABLE, table);
+                w.attr_str(object::NAME, name);
+                w.attr_be32(object::TYPE, object::COUNTER);
+                w.nest(object::DATA, |w| {
+                    w.attr(counter::BYTES, &0_u64.to_be_bytes());
+                    w.attr(counter::PACKETS, &0_u64.to_be_bytes());
+                });
+            }),
+            Change::DeleteCounter(name) => self.push(command::DELETE_OBJECT, 0, |w| {
+                w.attr_str(object::TABLE, table);
+                w.attr_str(object::NAME, name);
+                w.attr_be32(object::TYPE, object::COUNTER);
+            }),
             Change::AddRule(chain, new) => {
                 self.rule(NLM_F_CREATE | NLM_F_APPEND, chain, None, new);
             }

@@ -47,7 +47,7 @@ pub use expression::{
 pub use nftables::Nftables;
 pub use object::{
     Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundRule, FoundSet,
-    Hook, Policy, Rule, Set, SetKind, Table, Timeout, TypeOf,
+    Hook, NamedCounter, Policy, Rule, Set, SetKind, Table, Timeout, TypeOf,
 };
 pub use own::OwnSockets;
 pub use probe::{Feature, Missing};

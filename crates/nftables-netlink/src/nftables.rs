@@ -9,12 +9,12 @@ use netlink_batch::{Answers, Connection, Malformed, Protocol, Refusal, Writer};
 use crate::decode::{self, AnySet, RuleMessage};
 use crate::encode::{Prepared, header};
 use crate::error::{CommitError, Error, RefusedChange, is_absence, permission};
-use crate::object::{Chain, Element, FoundSet, Table};
+use crate::object::{Chain, Element, FoundSet, NamedCounter, Table};
 use crate::own::OwnSocket;
 use crate::read::{Anonymous, Meanwhile};
 use crate::transaction::{Generation, Transaction};
 use crate::value::Family;
-use crate::wire::{chain, command, elements, message, rule, set};
+use crate::wire::{chain, command, elements, message, object, rule, set};
 
 /// How often the kernel may say that it has to begin anew.
 const RESTARTS: u32 = 8;
@@ -236,6 +236,44 @@ impl Nftables {
     /// The socket's, or the kernel's refusal.
     pub fn sets(&mut self, family: Family, table: &str) -> Result<Vec<FoundSet>, Error> {
         Ok(self.all_sets(family, table, Meanwhile::Nothing)?.0)
+    }
+
+    /// Returns the named counters of a table, as they count now; none where there is no such table.
+    ///
+    /// # Errors
+    ///
+    /// The socket's, or the kernel's refusal.
+    pub fn counters(&mut self, family: Family, table: &str) -> Result<Vec<NamedCounter>, Error> {
+        self.counters_of(family, table, Meanwhile::Nothing)
+    }
+
+    pub(crate) fn counters_of(
+        &mut self,
+        family: Family,
+        table: &str,
+        meanwhile: Meanwhile,
+    ) -> Result<Vec<NamedCounter>, Error> {
+        let found = self.dump(
+            command::GET_OBJECT,
+            meanwhile,
+            |w| {
+                header(w, family as u8);
+                w.attr_str(object::TABLE, table);
+            },
+            |all: &mut Vec<NamedCounter>, _, payload| {
+                if decode::family(payload) == Some(family) {
+                    all.extend(decode::counter_of(table, payload)?);
+                }
+                Ok(())
+            },
+        );
+        match found {
+            Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
+                errno: libc::ENOENT,
+                ..
+            }))) => Ok(Vec::new()),
+            found => found,
+        }
     }
 
     /// The elements of a set. In a set of intervals: as the kernel keeps them, the markers that end

@@ -274,3 +274,14 @@ pub struct FoundSet {
     /// made.
     pub other_flags: u32,
 }
+
+/// A counter of a table that rules name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedCounter {
+    /// Its name.
+    pub name: Name,
+    /// Packets so far.
+    pub packets: u64,
+    /// Bytes so far.
+    pub bytes: u64,
+}

@@ -17,7 +17,7 @@ use crate::encode::{header, list_keys};
 use crate::error::Error;
 use crate::expression::{Expression, SetRef};
 use crate::nftables::Nftables;
-use crate::object::{AnonymousSet, Chain, Element, FoundRule, FoundSet, Rule, Table};
+use crate::object::{AnonymousSet, Chain, Element, FoundRule, FoundSet, NamedCounter, Rule, Table};
 use crate::transaction::Generation;
 use crate::value::{Bytes, DataType, Family, Name};
 use crate::watch::Watch;
@@ -46,6 +46,8 @@ pub struct Whole {
     /// Its named sets and maps, each with its elements; without those that rules put into it
     /// ([`Set::dynamic`](crate::Set)), which come and go with packets and may be very many.
     pub sets: Vec<(FoundSet, Vec<Element>)>,
+    /// Its named counters.
+    pub counters: Vec<NamedCounter>,
     /// Its rules; those of a chain in their order.
     pub rules: Vec<FoundRule>,
 }
@@ -169,6 +171,7 @@ impl Nftables {
             chains: Vec::new(),
             chain_handles: HashMap::new(),
             sets: Vec::new(),
+            counters: Vec::new(),
             rules: Vec::new(),
         };
         if whole.table.is_none() {
@@ -193,6 +196,7 @@ impl Nftables {
             };
             whole.sets.push((set, elements));
         }
+        whole.counters = self.counters_of(family, table, meanwhile)?;
         whole.rules = self.with_sets(family, table, messages, anonymous, meanwhile)?;
         Ok(whole)
     }

@@ -54,6 +54,10 @@ pub enum Change {
     AddElements(Name, Vec<Element>),
     /// The elements are not in the set afterwards. Refused (`ENOENT`) where one is not there.
     DeleteElements(Name, Vec<Element>),
+    /// The named counter is there afterwards. Where it is, it goes on counting.
+    AddCounter(Name),
+    /// A named counter goes. Refused (`EBUSY`) while a rule names it.
+    DeleteCounter(Name),
     /// A rule at the end of a chain.
     AddRule(Name, Rule),
     /// A rule in front of the one with this handle.

@@ -41,6 +41,9 @@ pub(crate) mod command {
     pub(crate) const DELETE_ELEMENTS: u16 = 14;
     pub(crate) const NEW_GENERATION: u16 = 15;
     pub(crate) const GET_GENERATION: u16 = 16;
+    pub(crate) const NEW_OBJECT: u16 = 18;
+    pub(crate) const GET_OBJECT: u16 = 19;
+    pub(crate) const DELETE_OBJECT: u16 = 20;
 }
 
 /// `NFTA_TABLE_*`.
@@ -120,6 +123,15 @@ pub(crate) mod element {
     pub(crate) const INTERVAL_END: u32 = 1;
     /// `NFT_SET_ELEM_CATCHALL`.
     pub(crate) const CATCH_ALL: u32 = 2;
+}
+
+/// `NFTA_OBJ_*` and `NFT_OBJECT_COUNTER`.
+pub(crate) mod object {
+    pub(crate) const TABLE: u16 = 1;
+    pub(crate) const NAME: u16 = 2;
+    pub(crate) const TYPE: u16 = 3;
+    pub(crate) const DATA: u16 = 4;
+    pub(crate) const COUNTER: u32 = 1;
 }
 
 /// `NFTA_DATA_*`, `NFTA_VERDICT_*`, and the codes of verdicts (`enum nft_verdicts`, `NF_*`).

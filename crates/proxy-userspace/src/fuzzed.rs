@@ -41,6 +41,7 @@ pub fn object(bytes: &[u8]) {
         };
         let sets = maps(family).map(|set| (of_map(set), elements.clone()));
         let whole = Whole {
+            counters: Vec::new(),
             generation: Generation(1),
             table: Some(table(family)),
             chains: read.chain.iter().cloned().collect(),
