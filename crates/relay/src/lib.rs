@@ -45,7 +45,7 @@ use tokio::time::{sleep, timeout};
 
 pub use balance::Serving;
 pub use counted::{Carried, PortCounters};
-pub use limits::{Carriage, DIAL_TIMEOUTS, Limits, Reach};
+pub use limits::{Carriage, DIAL_TIMEOUTS, Dial, Limits, Pin, Reach};
 pub use shared::Counters;
 
 use balance::Balance;

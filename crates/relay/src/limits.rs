@@ -36,6 +36,10 @@ pub struct Limits {
     /// The mark of its connections and flows to endpoints (`SO_MARK`), by which whoever redirects
     /// packets lets them pass.
     pub mark: Option<u32>,
+    /// How often an endpoint is tried.
+    pub dial: Dial,
+    /// Who keeps an endpoint where there is affinity.
+    pub pin: Pin,
     /// How bytes are carried.
     pub carriage: Carriage,
     /// Whom it accepts.
@@ -51,6 +55,24 @@ pub enum Carriage {
     Splice,
     /// Through a buffer, and through a pipe while there is much.
     Adaptive,
+}
+
+/// How often an endpoint is tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dial {
+    /// Another one has its turn if one does not accept, each within [`DIAL_TIMEOUTS`].
+    Several,
+    /// One, within this time.
+    Once(Duration),
+}
+
+/// Who keeps an endpoint where there is affinity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pin {
+    /// Each client its own.
+    Client,
+    /// All clients of a listening port the same one.
+    Port,
 }
 
 /// Who may connect to a listening port.
@@ -80,6 +102,8 @@ impl Default for Limits {
             waiting: 1_024,
             descriptors: None,
             mark: None,
+            dial: Dial::Several,
+            pin: Pin::Client,
             carriage: Carriage::Adaptive,
             reach: Reach::Redirected,
         }

@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use super::balance::{Balance, Choice};
 use super::counted::PortCounters;
 use super::descriptors::is_exhausted;
-use super::limits::{DIAL_TIMEOUTS, Reach};
+use super::limits::{DIAL_TIMEOUTS, Dial, Pin, Reach};
 use super::pump::reset;
 use super::shared::{Shared, set_mark};
 
@@ -272,9 +272,18 @@ async fn dial(
     client: IpAddr,
     outward: TcpSocket,
 ) -> Option<(TcpStream, SocketAddr)> {
+    let client = match shared.limits.pin {
+        Pin::Client => client,
+        Pin::Port => Ipv4Addr::UNSPECIFIED.into(),
+    };
+    let once = match shared.limits.dial {
+        Dial::Several => None,
+        Dial::Once(time) => Some([time]),
+    };
     let mut outward = Some(outward);
     let mut choice = Choice::Kept;
-    let (mut refusals, mut waits) = (0, DIAL_TIMEOUTS.iter());
+    let times = once.as_ref().map_or(DIAL_TIMEOUTS.as_slice(), |once| once);
+    let (mut refusals, mut waits) = (0, times.iter());
     let mut wait = waits.next()?;
     loop {
         let endpoint = {
@@ -299,6 +308,7 @@ async fn dial(
                 wait = waits.next()?;
                 continue;
             }
+            Ok(Err(_)) if once.is_some() => return None,
             Ok(Err(_)) => refusals += 1,
             Err(_) => wait = waits.next()?,
         }
