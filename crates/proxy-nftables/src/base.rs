@@ -13,17 +13,18 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use nftables_netlink::{
     Activity, BaseChain, Chain, ChainKind, DataType, Hook, Name, Policy, Rule, Set, SetKind, Table,
 };
-use proxy::IpFamily;
+use proxy::{IpFamily, Protocol};
 
 pub use footprint::NFTABLES as FOOTPRINT;
 
 use crate::choice::{Chooser, Map};
-use crate::config::Config;
+use crate::config::{Config, LocalhostNodePorts};
 use crate::content::Content;
 use crate::layout::Layout;
 use crate::name::{
-    CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
-    NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, TABLE, is_of_service,
+    CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, LOCALHOST_CHECK, LOCALHOST_NODE_PORTS,
+    NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES, NODE_PORT_IPS, REJECT, SERVICE_IPS,
+    SERVICE_NODE_PORTS, TABLE, is_of_service, localhost_counter,
 };
 use crate::rule::{Line, Sense, Side, address_type};
 
@@ -40,6 +41,7 @@ pub(crate) enum Key {
     Table,
     Set(&'static str),
     Chain(&'static str),
+    Counter(&'static str),
     /// A chain of the layout `flat` that there are as many of as there are numbers of endpoints.
     Chooser(Chooser),
 }
@@ -52,7 +54,7 @@ impl Key {
         match self {
             Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,
             Self::Chooser(chooser) => chooser.map().name() == Some(set),
-            Self::Table | Self::Set(_) => false,
+            Self::Table | Self::Set(_) | Self::Counter(_) => false,
         }
     }
 }
@@ -63,6 +65,7 @@ impl fmt::Display for Key {
             Self::Table => write!(f, "table {TABLE}"),
             Self::Set(name) => write!(f, "set {name}"),
             Self::Chain(name) => write!(f, "chain {name}"),
+            Self::Counter(name) => write!(f, "counter {name}"),
             Self::Chooser(chooser) => write!(f, "chain {}", chooser.name()),
         }
     }
@@ -76,6 +79,7 @@ pub(crate) const SERVICES_CHAIN: Key = Key::Chain(SERVICES);
 pub(crate) enum Value {
     Table(Activity),
     Set(Definition),
+    Counter,
     Chain(Option<BaseChain>, Content),
 }
 
@@ -104,6 +108,7 @@ pub(crate) struct Base {
     family: IpFamily,
     layout: Layout,
     sets: BTreeMap<&'static str, Set>,
+    counters: BTreeSet<&'static str>,
     chains: BTreeMap<Key, (Chain, Vec<Rule>)>,
 }
 
@@ -115,6 +120,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
     let bases = layouts.flat_map(|layout| {
         let config = Config {
             layout,
+            localhost: LocalhostNodePorts::Refused,
             ..Config::default()
         };
         all_node_ports.map(|node_ports| Base::new(family, &config, node_ports, None))
@@ -157,6 +163,7 @@ impl Base {
             family,
             layout: config.layout,
             sets: BTreeMap::new(),
+            counters: BTreeSet::new(),
             chains: BTreeMap::new(),
         };
         base.add_sets(node_ports);
@@ -165,6 +172,7 @@ impl Base {
             node_ports,
             unallocated,
         };
+        base.add_localhost(config.localhost);
         base.add_masquerading(config);
         match config.layout {
             Layout::Upstream => upstream::add(&mut base, wanted),
@@ -274,6 +282,9 @@ impl Base {
             services.extend(to(CLUSTER_IPS_CHECK));
         }
         let (before, after) = (services.clone(), to(MASQUERADING));
+        if self.layout == Layout::Flat {
+            services.extend(self.to_localhost_check());
+        }
         for (name, hook, priority, rules) in [
             ("nat-prerouting", Hook::Prerouting, -100, before),
             ("nat-output", Hook::Output, -100, services),
@@ -290,6 +301,42 @@ impl Base {
         let hairpin = self.line().translated().connection_in_set(HAIRPIN);
         let masquerading = vec![marked, hairpin.masquerade().rule()];
         self.add_chain(MASQUERADING, masquerading);
+    }
+
+    /// What is sent to NodePorts on localhost and nobody serves there is refused and counted.
+    fn add_localhost(&mut self, localhost: LocalhostNodePorts) {
+        if localhost == LocalhostNodePorts::Off {
+            return;
+        }
+        let by_port = [DataType::InetProto, DataType::InetService];
+        let comment = "NodePorts that are rejected on localhost";
+        self.add_set(LOCALHOST_NODE_PORTS, &by_port, SetKind::Set, comment);
+        let refuse = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(|protocol| {
+            let counter = localhost_counter(protocol);
+            self.counters.insert(counter);
+            let line = self.line().protocol(protocol);
+            let line = line.port_in_set(LOCALHOST_NODE_PORTS).count_in(counter);
+            // An ICMP message does not come through to who is still sending it: a connection would
+            // wait for its second try, a second later.
+            let line = match protocol {
+                Protocol::Tcp => line.reset(),
+                Protocol::Udp | Protocol::Sctp => line.reject(),
+            };
+            line.rule()
+        });
+        self.add_chain(LOCALHOST_CHECK, refuse.into());
+    }
+
+    /// Where the node's own packets to localhost are looked at: the rule is there if anything is
+    /// refused.
+    fn to_localhost_check(&self) -> Option<Rule> {
+        let line = self.line();
+        let is_there = !self.counters.is_empty();
+        is_there.then(|| {
+            let to = Side::Destination;
+            let line = line.in_net(to, Sense::Is, localhost(self.family));
+            line.jump(LOCALHOST_CHECK).rule()
+        })
     }
 
     /// The packets that are sent to the node itself, where it serves NodePorts.
@@ -336,7 +383,10 @@ impl Base {
             (key.clone(), value)
         });
         let table = [(Key::Table, Value::Table(Activity::Active))];
-        table.into_iter().chain(sets).chain(chains).collect()
+        let counters = self.counters.iter();
+        let counters = counters.map(|name| (Key::Counter(name), Value::Counter));
+        let all = table.into_iter().chain(sets).chain(chains);
+        all.chain(counters).collect()
     }
 
     /// How it is laid out.
@@ -388,7 +438,7 @@ pub(crate) fn is_unallocated(chain: &str, rule: &Rule) -> bool {
 }
 
 /// Names of chains that this mode has whatever the Services are, in one layout or another.
-const CHAINS: [&str; 15] = [
+const CHAINS: [&str; 16] = [
     "filter-prerouting-pre-dnat",
     "filter-output-pre-dnat",
     "filter-input",
@@ -404,10 +454,11 @@ const CHAINS: [&str; 15] = [
     FIREWALL_CHECK,
     CLUSTER_IPS_CHECK,
     REJECT,
+    LOCALHOST_CHECK,
 ];
 
 /// The same of sets.
-const SETS: [&str; 8] = [
+const SETS: [&str; 9] = [
     CLUSTER_IPS,
     NODE_PORT_IPS,
     HAIRPIN,
@@ -416,6 +467,7 @@ const SETS: [&str; 8] = [
     FIREWALL_IPS,
     NO_ENDPOINT_SERVICES,
     NO_ENDPOINT_NODE_PORTS,
+    LOCALHOST_NODE_PORTS,
 ];
 
 /// One of these chains.

@@ -2,7 +2,7 @@
 //! comes before them, and goes after them.
 
 use std::collections::BTreeMap;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +15,9 @@ use crate::base::{Key, SERVICES_CHAIN};
 use crate::choice::{Choices, Map, Place};
 use crate::edits::Edits;
 use crate::name::{
-    CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
-    NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, is_of_service,
+    CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, LOCALHOST_NODE_PORTS, NO_ENDPOINT_NODE_PORTS,
+    NO_ENDPOINT_SERVICES, NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, is_affinity,
+    is_of_service,
 };
 use crate::plan::{BaseChange, Known, Part, Plan, SlotChange, Stale, Subject, There};
 use crate::port::{Member, Route, Slot, Unserved};
@@ -160,12 +161,16 @@ impl Plan {
                     changes.push(Stage::AddSets, subject, add);
                 }
             }
+            Key::Counter(name) => {
+                let add = Change::AddCounter(Name::from(*name));
+                changes.push(Stage::AddSets, subject, add);
+            }
             Key::Chain(_) | Key::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
                     // Nobody wants it; what it names is to be free.
                     let name = match key {
                         Key::Chooser(chooser) => chooser.name().into(),
-                        Key::Chain(name) | Key::Set(name) => Name::from(*name),
+                        Key::Chain(name) | Key::Set(name) | Key::Counter(name) => Name::from(*name),
                         Key::Table => return,
                     };
                     changes.push(Stage::FlushChains, subject, Change::FlushChain(name));
@@ -275,6 +280,10 @@ impl Plan {
                     let key = key.protocol(protocol.number()).port(port).into_key();
                     (HAIRPIN, key)
                 }
+                Member::LocalhostNodePort(protocol, port) => {
+                    let key = Concatenation::new().protocol(protocol.number()).port(port);
+                    (LOCALHOST_NODE_PORTS, key.into_key())
+                }
             };
             changes.element(stage, subject, set, Element::of_set(key));
         }
@@ -299,7 +308,20 @@ impl Plan {
     /// What it does, a line each, for the operator.
     pub fn lines(&self) -> Vec<String> {
         let changes = self.changes(self.subjects(), Grouping::BySubject, &Edits::new());
-        changes.iter().map(|(_, change)| tell(change)).collect()
+        let changes = changes.iter().map(|(_, change)| tell(change));
+        let listeners = self.listeners.iter().map(|port| {
+            let at = SocketAddr::new(self.family.localhost(), port.number);
+            match &port.serving {
+                Some(serving) => {
+                    let count = serving.endpoints.len();
+                    let name = port.name.as_ref().map(ToString::to_string);
+                    let name = name.unwrap_or_default();
+                    format!("listen at {at} for {name}: {count} endpoints")
+                }
+                None => format!("close the listening port {at}"),
+            }
+        });
+        changes.chain(listeners).collect()
     }
 
     /// How many changes it makes, but for the elements of a map each by itself.
@@ -321,11 +343,20 @@ fn stale_changes(subject: Subject, stale: &Stale, changes: &mut Changes) {
         Stale::Base(Key::Chain(name)) => chain(Name::from(*name)),
         Stale::Base(Key::Chooser(chooser)) => chain(chooser.name().into()),
         Stale::Set(name) => {
+            if !is_affinity(name) {
+                // A map of upstream's, which leads to chains that go, too.
+                let flush = Change::FlushSet(Arc::clone(name));
+                changes.push(Stage::FlushStale, subject, flush);
+            }
             let delete = Change::DeleteSet(Arc::clone(name));
             changes.push(Stage::DeleteSets, subject, delete);
         }
         Stale::Base(Key::Set(name)) => {
             let delete = Change::DeleteSet(Name::from(*name));
+            changes.push(Stage::DeleteSets, subject, delete);
+        }
+        Stale::Base(Key::Counter(name)) => {
+            let delete = Change::DeleteCounter(Name::from(*name));
             changes.push(Stage::DeleteSets, subject, delete);
         }
         // Somebody else may have something in it.

@@ -63,11 +63,15 @@ impl Claims {
             tables.members.release(&old.owner);
             tables.chains.release(&old.owner);
             tables.affinity.release(&old.owner);
+            tables.listeners.release(&old.owner);
         }
         let mut goes_on = false;
         for port in &ports {
-            let members = port.members().map(|member| (member, ()));
+            let members = port.members(config.localhost).map(|member| (member, ()));
             tables.members.claim(&port.owner, members);
+            let on_localhost = port.on_localhost(config.localhost);
+            let on_localhost = on_localhost.map(|(port, serving)| (port, Arc::new(serving)));
+            tables.listeners.claim(&port.owner, on_localhost);
             tables.affinity.claim(&port.owner, port.affinity());
             if !may_delete && port.is_cut_off() {
                 goes_on |= claim_as_there(port, tables, config);

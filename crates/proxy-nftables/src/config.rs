@@ -7,6 +7,18 @@ use proxy::LocalDetector;
 
 use crate::layout::Layout;
 
+/// What becomes of NodePorts on localhost (KEP-6032).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LocalhostNodePorts {
+    /// The table says nothing of them: the feature gate is off.
+    #[default]
+    Off,
+    /// They are refused and counted.
+    Refused,
+    /// A relay serves those of TCP at 127.0.0.1 or `::1`; others are refused and counted.
+    Served,
+}
+
 /// Settings of the nftables mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -16,6 +28,8 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// How the table is laid out.
     pub layout: Layout,
+    /// What becomes of NodePorts on localhost.
+    pub localhost: LocalhostNodePorts,
     /// How traffic of this node's pods is told apart.
     pub detector: LocalDetector,
     /// `--bind-address`, if it names this node's address; it counts before those of the Node
@@ -41,6 +55,7 @@ impl Default for Config {
             masquerade_all: false,
             masquerade_mark: 1 << 14,
             layout: Layout::Upstream,
+            localhost: LocalhostNodePorts::Off,
             detector: LocalDetector::None,
             node_ip: None,
             sync_period: Duration::from_secs(30),

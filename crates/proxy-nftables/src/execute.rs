@@ -29,8 +29,11 @@ impl Plan {
             left: MAX_TRANSACTIONS,
             verdicts: Verdicts::done(self),
         };
-        executor.all();
-        executor.try_timeouts();
+        if self.writes_table() {
+            executor.all();
+            executor.try_timeouts();
+        }
+        executor.listen();
         executor.verdicts
     }
 }
@@ -81,6 +84,12 @@ fn believe_first_of_cascade(blamed: &mut BTreeMap<Subject, Blame>) -> bool {
 }
 
 impl Executor<'_> {
+    fn listen(&mut self) {
+        let listeners = self.plan.listeners.iter();
+        let listen = |port| self.kernel.listen(port).map_err(Arc::from);
+        self.verdicts.listeners = listeners.map(listen).collect();
+    }
+
     fn all(&mut self) {
         let is_stale = |subject: &Subject| matches!(subject, Subject::Stale(_));
         let all: Vec<Subject> = self.plan.subjects().collect();

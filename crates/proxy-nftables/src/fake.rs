@@ -13,10 +13,12 @@ use nftables_netlink::{
     Rule, Set, SetKind, SetRef, Table, Transaction, Verdict,
 };
 use proxy::{IpFamily, Unreadable};
+use relay::Serving;
 
 use crate::clients::OTHER_KIND;
 use crate::found::seconds;
 use crate::kernel::{Blame, Kernel, Object, Refusal};
+use crate::plan::LocalhostPort;
 use crate::refused::refused;
 use crate::words::tell;
 
@@ -60,6 +62,10 @@ pub struct State {
     /// Whether what is taken from a map still counts as a user of its chain until the transaction
     /// is over, and timeouts of sets stay as they were: Linux before 6.2.
     pub is_old: bool,
+    /// NodePorts that are served on localhost, and by whom.
+    pub listening: BTreeMap<u16, Arc<Serving>>,
+    /// Ports on localhost that somebody else has.
+    pub taken: BTreeSet<u16>,
     /// How often the table was read.
     pub reads: usize,
     /// How often addresses were.
@@ -77,6 +83,8 @@ pub struct Content {
     pub activity: Activity,
     /// Chains with their rules.
     pub chains: BTreeMap<Name, (Chain, Vec<Rule>)>,
+    /// Named counters.
+    pub counters: BTreeSet<Name>,
     /// Sets with their elements.
     pub sets: BTreeMap<Name, (Set, BTreeMap<Bytes, Element>)>,
 }
@@ -230,6 +238,18 @@ impl Content {
                 self.chain(name)?.1.remove(at);
             }
             Change::ReplaceRule(..) => return Err(libc::EOPNOTSUPP),
+            Change::AddCounter(name) => {
+                self.counters.insert(Arc::clone(name));
+            }
+            Change::DeleteCounter(name) => {
+                let rules = self.chains.values().flat_map(|(_, rules)| rules);
+                if rules.flat_map(counters).any(|counter| counter == name) {
+                    return Err(libc::EBUSY);
+                }
+                if !self.counters.remove(name) {
+                    return Err(libc::ENOENT);
+                }
+            }
         }
         Ok(())
     }
@@ -237,7 +257,8 @@ impl Content {
     /// Refuses a rule that leads to a chain, or names a set, that is not there.
     fn can_have(&self, rule: &Rule) -> Done {
         let has_all = targets(rule).all(|chain| self.chains.contains_key(chain))
-            && sets(rule).all(|set| self.sets.contains_key(set));
+            && sets(rule).all(|set| self.sets.contains_key(set))
+            && counters(rule).all(|counter| self.counters.contains(counter));
         if has_all { Ok(()) } else { Err(libc::ENOENT) }
     }
 
@@ -333,6 +354,15 @@ fn targets(rule: &Rule) -> impl Iterator<Item = &Name> {
             _ => None,
         });
     own.chain(map_targets(rule))
+}
+
+/// The counters that a rule names.
+fn counters(rule: &Rule) -> impl Iterator<Item = &Name> {
+    let expressions = rule.expressions.iter();
+    expressions.filter_map(|expression| match expression {
+        Expression::Object { name, .. } => Some(name),
+        _ => None,
+    })
 }
 
 /// The sets that a rule names.
@@ -460,6 +490,9 @@ impl Kernel for FakeKernel {
             let elements = elements.values().cloned().collect();
             told(Object::Elements(Arc::clone(name), elements));
         }
+        for name in &table.counters {
+            told(Object::Counter(Arc::clone(name)));
+        }
         for (name, (chain, rules)) in &table.chains {
             let handle = Handles::of(&state.handles.chains, name);
             told(Object::Chain(chain.clone(), handle));
@@ -487,5 +520,17 @@ impl Kernel for FakeKernel {
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
         self.state().commit(transaction)
+    }
+
+    fn listen(&mut self, port: &LocalhostPort) -> Result<(), String> {
+        let mut state = self.state();
+        match &port.serving {
+            Some(_) if state.taken.contains(&port.number) => {
+                return Err("address already in use".to_owned());
+            }
+            Some(serving) => state.listening.insert(port.number, Arc::clone(serving)),
+            None => state.listening.remove(&port.number),
+        };
+        Ok(())
     }
 }

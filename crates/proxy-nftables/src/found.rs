@@ -15,12 +15,13 @@ use crate::clients::{Clients, OTHER_KIND, Room};
 use crate::content::Content;
 use crate::kernel::Object;
 use crate::name::{
-    CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES,
-    NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, affinity_of_chain, is_affinity,
-    is_of_service,
+    CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, LOCALHOST_NODE_PORTS, NO_ENDPOINT_NODE_PORTS,
+    NO_ENDPOINT_SERVICES, NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS,
+    affinity_of_chain, find_counter, is_affinity, is_of_service,
 };
 use crate::port::{Member, Route, Slot, Unserved};
 use crate::rule::address_type;
+use crate::unknown::Unknown;
 
 /// What the kernel holds of this mode, in one family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,6 +47,7 @@ pub(crate) struct Reader {
     snapshot: Snapshot,
     /// The handles of sets of clients, and of the chains that fill them, both by set.
     handles: [HashMap<Name, u64>; 2],
+    unknown: Unknown,
 }
 
 impl Reader {
@@ -55,6 +57,7 @@ impl Reader {
             family,
             snapshot: Snapshot::default(),
             handles: <_>::default(),
+            unknown: Unknown::default(),
         }
     }
 
@@ -66,6 +69,13 @@ impl Reader {
                 clients.room = Room::of(*set, *chain);
             }
         }
+        // Nobody wants these, so that they go as chains and sets of Services do.
+        let (chains, sets) = self.unknown.of_localhost();
+        let chains = chains.into_iter().map(|chain| (chain, Content::default()));
+        self.snapshot.chains.extend(chains);
+        let other = Clients::new(OTHER_KIND);
+        let sets = sets.into_iter().map(|set| (set, other));
+        self.snapshot.affinity.extend(sets);
         self.snapshot
     }
 
@@ -92,8 +102,15 @@ impl Reader {
                 }
             }
             Object::Rule(chain, rule) => self.rule(&chain, rule),
+            Object::Counter(name) => {
+                if let Some(name) = find_counter(&name) {
+                    let key = Key::Counter(name);
+                    self.snapshot.base.insert(key, Value::Counter);
+                }
+            }
             Object::Elements(set, elements) => {
                 let Some(set) = find_set(&set) else {
+                    self.unknown.elements(&set, &elements);
                     return;
                 };
                 for element in &elements {
@@ -127,6 +144,8 @@ impl Reader {
             if is_unallocated(chain, &rule) {
                 self.snapshot.unallocated = Some(rule);
             }
+        } else {
+            self.unknown.rule(chain, &rule);
         }
     }
 
@@ -139,6 +158,10 @@ impl Reader {
             }
             NODE_PORT_IPS => {
                 self.snapshot.node_ports.insert(key.address(self.family)?);
+            }
+            LOCALHOST_NODE_PORTS => {
+                let member = Member::LocalhostNodePort(key.protocol()?, key.port()?);
+                self.snapshot.members.insert(member);
             }
             HAIRPIN => {
                 let from = key.address(self.family)?;

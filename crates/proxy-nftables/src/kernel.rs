@@ -7,6 +7,8 @@ use std::time::Instant;
 use nftables_netlink::{Chain, Element, Name, Rule, Set, Table, Transaction};
 use proxy::{IpFamily, Unreadable};
 
+use crate::plan::LocalhostPort;
+
 /// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake
 /// that refuses what the kernel refuses.
 pub trait Kernel: Send + 'static {
@@ -56,6 +58,13 @@ pub trait Kernel: Send + 'static {
     ///
     /// What was refused, or that nobody knows whether it was carried out.
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal>;
+
+    /// Has a NodePort of TCP served on localhost from now on, or closes it.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened.
+    fn listen(&mut self, port: &LocalhostPort) -> Result<(), String>;
 }
 
 /// Something that the table holds.
@@ -72,6 +81,8 @@ pub enum Object {
     Chain(Chain, u64),
     /// Elements of a set or map.
     Elements(Name, Vec<Element>),
+    /// A named counter.
+    Counter(Name),
     /// The next rule of a chain.
     Rule(Name, Rule),
 }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
 use nftables_netlink::Name;
-use proxy::ServicePortName;
+use proxy::{Protocol, ServicePortName};
 use ring::digest::{SHA256, digest};
 
 /// The name of the table, in the families `ip` and `ip6`.
@@ -29,6 +29,26 @@ pub(crate) const FIREWALL_IPS: &str = "firewall-ips";
 pub(crate) const NO_ENDPOINT_SERVICES: &str = "no-endpoint-services";
 /// NodePorts that nobody serves.
 pub(crate) const NO_ENDPOINT_NODE_PORTS: &str = "no-endpoint-nodeports";
+/// NodePorts that nobody serves on localhost.
+pub(crate) const LOCALHOST_NODE_PORTS: &str = "localhost-nodeports";
+/// The chain that refuses and counts what is sent to them.
+pub(crate) const LOCALHOST_CHECK: &str = "localhost-nodeports-check";
+
+/// The named counter of what is refused there, by upstream's name.
+pub const fn localhost_counter(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Tcp => "localhost-nodeport-rejected-tcp",
+        Protocol::Udp => "localhost-nodeport-rejected-udp",
+        Protocol::Sctp => "localhost-nodeport-rejected-sctp",
+    }
+}
+
+/// One of these counters.
+pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
+    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(localhost_counter);
+    all.into_iter().find(|known| *known == name)
+}
+
 /// The chain that refuses what nobody serves.
 pub(crate) const REJECT: &str = "reject-chain";
 
@@ -160,7 +180,7 @@ fn plain(name: &ServicePortName) -> String {
 
 #[cfg(test)]
 mod tests {
-    use proxy::{NamespacedName, Protocol};
+    use proxy::NamespacedName;
 
     use super::*;
 

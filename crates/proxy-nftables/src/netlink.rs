@@ -14,7 +14,9 @@ use proxy::{IpFamily, Unreadable};
 use crate::clients::OTHER_KIND;
 use crate::found::seconds;
 use crate::kernel::{Kernel, Object, Refusal};
+use crate::localhost::Localhost;
 use crate::name::TABLE;
+use crate::plan::LocalhostPort;
 use crate::refused::refused;
 
 /// The kernel, for one IP family. It is opened when it is first used.
@@ -26,6 +28,7 @@ pub struct NetlinkKernel {
     own: Arc<OwnSockets>,
     /// Of modes; what they hold are no addresses of the node.
     links: Vec<&'static str>,
+    localhost: Option<Localhost>,
 }
 
 impl NetlinkKernel {
@@ -36,7 +39,15 @@ impl NetlinkKernel {
             nftables: None,
             own: Arc::default(),
             links: Vec::new(),
+            localhost: None,
         }
+    }
+
+    /// The same that has NodePorts served on localhost.
+    #[must_use]
+    pub fn on_localhost(mut self, localhost: Option<Localhost>) -> Self {
+        self.localhost = localhost;
+        self
     }
 
     /// The same that takes what the links of these modes hold for no addresses of the node.
@@ -99,6 +110,9 @@ impl Kernel for NetlinkKernel {
             tell(Object::Set(found.set, found.handle));
             tell(Object::Elements(name, elements));
         }
+        for counter in whole.counters {
+            tell(Object::Counter(counter.name));
+        }
         for found in whole.rules {
             tell(Object::Rule(found.chain, found.rule));
         }
@@ -138,5 +152,11 @@ impl Kernel for NetlinkKernel {
             self.nftables = None;
         }
         Err(refusal)
+    }
+
+    fn listen(&mut self, port: &LocalhostPort) -> Result<(), String> {
+        let localhost = self.localhost.as_ref();
+        let localhost = localhost.ok_or("there is no relay for it")?;
+        localhost.listen(self.family, port)
     }
 }

@@ -13,7 +13,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use nftables_netlink::Name;
-use proxy::{IpFamily, Owner};
+use proxy::{IpFamily, Owner, ServicePortName};
+use relay::Serving;
 
 use crate::base::{Base, Key, Value};
 use crate::clients::{Clients, Room};
@@ -37,11 +38,24 @@ pub struct Plan {
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
     /// What single Service ports want.
     pub(crate) parts: Vec<Part>,
+    /// NodePorts on localhost.
+    pub(crate) listeners: Vec<LocalhostPort>,
     /// What nobody wants.
     pub(crate) stale: Vec<Stale>,
     /// Whether what nobody wants can go with the rest.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
+}
+
+/// A NodePort on localhost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalhostPort {
+    /// Its number.
+    pub number: u16,
+    /// Whose it is; none where it is closed.
+    pub name: Option<ServicePortName>,
+    /// Who serves there; with nobody it is closed.
+    pub serving: Option<Arc<Serving>>,
 }
 
 /// Something that is there whatever the Services are.
@@ -204,6 +218,8 @@ pub struct Verdicts {
     pub(crate) parts: Vec<Verdict>,
     /// One for each stale thing.
     pub(crate) stale: Vec<Verdict>,
+    /// One for each NodePort on localhost.
+    pub(crate) listeners: Vec<Result<(), Arc<str>>>,
     /// How many transactions were taken.
     pub(crate) taken: usize,
     /// How many changes these had.
@@ -229,6 +245,7 @@ impl Verdicts {
     /// All done.
     pub(crate) fn done(plan: &Plan) -> Self {
         Self {
+            listeners: vec![Ok(()); plan.listeners.len()],
             parts: vec![Verdict::Done; plan.parts.len()],
             stale: vec![Verdict::Done; plan.stale.len()],
             removal: plan.removal,
@@ -258,9 +275,14 @@ impl Plan {
         nothing_else && !self.stale.is_empty()
     }
 
-    /// Whether there is nothing to write.
+    /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        !self.has_base() && self.ways.is_none() && self.parts.is_empty() && self.stale.is_empty()
+        self.listeners.is_empty() && !self.writes_table()
+    }
+
+    /// Whether anything of the table is written.
+    pub(crate) fn writes_table(&self) -> bool {
+        self.has_base() || self.ways.is_some() || !self.parts.is_empty() || !self.stale.is_empty()
     }
 
     /// Whether a set of another kind goes with all that it holds.

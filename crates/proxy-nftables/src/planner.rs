@@ -16,8 +16,8 @@ use crate::content::Content;
 use crate::layout::Layout;
 use crate::name::NODE_PORT_IPS;
 use crate::plan::{
-    BaseChange, ClientsChange, Known, Part, Plan, Removal, SlotChange, Stale, There, Timeouts,
-    Written,
+    BaseChange, ClientsChange, Known, LocalhostPort, Part, Plan, Removal, SlotChange, Stale, There,
+    Timeouts, Written,
 };
 use crate::port::Slot;
 use crate::tables::Tables;
@@ -93,6 +93,7 @@ impl<'a> Planner<'a> {
             ways: None,
             node_ports: Vec::new(),
             parts: Vec::new(),
+            listeners: self.listeners(),
             stale: Vec::new(),
             removal: self.removal,
             timeouts: self.timeouts,
@@ -154,6 +155,24 @@ impl<'a> Planner<'a> {
             }
         }
         plan
+    }
+
+    /// NodePorts on localhost that others serve from now on, or nobody.
+    fn listeners(&self) -> Vec<LocalhostPort> {
+        let listeners = &self.tables.listeners;
+        let due = listeners.due(self.now).map(|number| {
+            let owner = listeners.owner(number);
+            LocalhostPort {
+                number: *number,
+                name: owner.map(|owner| owner.name.clone()),
+                serving: listeners.wanted(number).cloned(),
+            }
+        });
+        let mut due: Vec<_> = due
+            .filter(|port| port.serving.is_some() || self.may_delete)
+            .collect();
+        due.sort_by_key(|port| port.number);
+        due
     }
 
     /// How many of the first parts fit a transaction by what is in them: one at least.
@@ -275,7 +294,7 @@ impl<'a> Planner<'a> {
         let sets: Vec<&'static str> = replaced
             .filter_map(|(key, _)| match key {
                 Key::Set(name) => Some(*name),
-                Key::Table | Key::Chain(_) | Key::Chooser(_) => None,
+                Key::Table | Key::Chain(_) | Key::Counter(_) | Key::Chooser(_) => None,
             })
             .collect();
         for (key, there) in base.iter_actual() {

@@ -19,6 +19,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use nftables_netlink::{Name, Rule, Verdict};
@@ -26,9 +27,11 @@ use proxy::{
     Endpoints as Backing, IpFamily, NodeFacts, Owner, Protocol, ServicePort, ServiceView, Target,
 };
 
+use relay::Serving;
+
 use crate::choice::Choices;
 use crate::clients::Clients;
-use crate::config::Config;
+use crate::config::{Config, LocalhostNodePorts};
 use crate::content::Content;
 use crate::layout::Layout;
 use crate::name::{Base, Purpose, REJECT, is_of_service};
@@ -117,6 +120,8 @@ pub enum Member {
     ClusterIp(IpAddr),
     /// Of `hairpin-connections`: an endpoint of this node, to itself.
     Hairpin(IpAddr, Protocol, u16),
+    /// Of `localhost-nodeports`: a NodePort that nobody serves on localhost.
+    LocalhostNodePort(Protocol, u16),
 }
 
 impl fmt::Display for Member {
@@ -125,6 +130,9 @@ impl fmt::Display for Member {
             Self::ClusterIp(address) => address.fmt(f),
             Self::Hairpin(address, protocol, port) => {
                 write!(f, "{}/{protocol}", SocketAddr::new(*address, *port))
+            }
+            Self::LocalhostNodePort(protocol, port) => {
+                write!(f, "port {port}/{protocol} of localhost")
             }
         }
     }
@@ -426,13 +434,41 @@ impl ServedPort {
     }
 
     /// Its elements of sets that it shares with others.
-    pub fn members(&self) -> impl Iterator<Item = Member> {
+    pub fn members(&self, localhost: LocalhostNodePorts) -> impl Iterator<Item = Member> {
         let protocol = self.protocol();
+        let is_refused = match localhost {
+            LocalhostNodePorts::Off => false,
+            LocalhostNodePorts::Refused => true,
+            LocalhostNodePorts::Served => protocol != Protocol::Tcp,
+        };
+        let refused = self.node_port.filter(|_| is_refused);
+        let refused = refused.map(|port| Member::LocalhostNodePort(protocol, port));
         let hairpin = move |at: SocketAddr| Member::Hairpin(at.ip(), protocol, at.port());
         let cluster_ip = [Member::ClusterIp(self.cluster_ip)];
         cluster_ip
             .into_iter()
             .chain(self.on_node.iter().map(hairpin))
+            .chain(refused)
+    }
+
+    /// The NodePort that a relay serves on localhost, and by whom: none where nobody would serve it,
+    /// so that it is closed.
+    pub(crate) fn on_localhost(&self, localhost: LocalhostNodePorts) -> Option<(u16, Serving)> {
+        let is_local = self.external_local;
+        let is_served = localhost == LocalhostNodePorts::Served
+            && self.protocol() == Protocol::Tcp
+            && self.is_served(is_local);
+        let port = self.node_port.filter(|_| is_served)?;
+        let endpoints = if is_local { &self.local } else { &self.cluster };
+        let mut endpoints: Vec<SocketAddr> = endpoints.iter().collect();
+        endpoints.sort_unstable();
+        let seconds = self.affinity.map(u64::from);
+        let serving = Serving {
+            endpoints: endpoints.into(),
+            affinity: seconds.map(Duration::from_secs),
+            sources: None,
+        };
+        Some((port, serving))
     }
 
     /// The sets of its endpoints' clients.

@@ -4,7 +4,7 @@ use nftables_netlink::{Chain, Change, CommitError, Error, Name, Nftables, Transa
 use proxy::{IpFamily, LocalDetector};
 
 use crate::base::{Base, Key, NodePortIps};
-use crate::config::Config;
+use crate::config::{Config, LocalhostNodePorts};
 use crate::layout::Layout;
 use crate::rule::{Line, Sense, Side};
 
@@ -31,8 +31,12 @@ pub enum ProbeError {
 /// # Errors
 ///
 /// Why it is not taken.
-pub fn probe(ip_family: IpFamily, layout: Layout) -> Result<(), ProbeError> {
-    check(&attempt(ip_family, layout))
+pub fn probe(
+    ip_family: IpFamily,
+    layout: Layout,
+    localhost: LocalhostNodePorts,
+) -> Result<(), ProbeError> {
+    check(&attempt(ip_family, layout, localhost))
 }
 
 fn check(transaction: &Transaction) -> Result<(), ProbeError> {
@@ -43,9 +47,10 @@ fn check(transaction: &Transaction) -> Result<(), ProbeError> {
     }
 }
 
-fn attempt(ip_family: IpFamily, layout: Layout) -> Transaction {
+fn attempt(ip_family: IpFamily, layout: Layout, localhost: LocalhostNodePorts) -> Transaction {
     let config = Config {
         layout,
+        localhost,
         detector: LocalDetector::InterfacePrefix("probe".to_owned()),
         ..Config::default()
     };
@@ -57,6 +62,7 @@ fn attempt(ip_family: IpFamily, layout: Layout) -> Transaction {
     for (key, _) in base.entries() {
         match key {
             Key::Table => {}
+            Key::Counter(name) => sets.push(Change::AddCounter(name.into())),
             Key::Set(name) => sets.extend(base.set(name).cloned().map(Change::AddSet)),
             Key::Chain(_) | Key::Chooser(_) => {
                 if let Some((chain, of_chain)) = base.chain(&key) {
@@ -114,11 +120,14 @@ mod tests {
         // A family that has no NAT stands for a kernel without.
         let lacking = Transaction {
             family: Family::Netdev,
-            ..attempt(IpFamily::V4, Layout::Upstream)
+            ..attempt(IpFamily::V4, Layout::Upstream, LocalhostNodePorts::Off)
         };
         let error = check(&lacking).unwrap_err();
         assert!(matches!(error, ProbeError::Refused(_)), "{error}");
         assert!(error.to_string().contains("nft_nat"), "{error}");
-        assert!(check(&attempt(IpFamily::V4, Layout::Upstream)).is_ok());
+        for localhost in [LocalhostNodePorts::Off, LocalhostNodePorts::Refused] {
+            let attempt = attempt(IpFamily::V4, Layout::Upstream, localhost);
+            assert!(check(&attempt).is_ok(), "{localhost:?}");
+        }
     }
 }

@@ -22,6 +22,7 @@ use crate::base::{Base, NodePortIps, unallocated};
 use crate::choice::Chooser;
 use crate::claims::Claims;
 use crate::clients::Room;
+use crate::config::LocalhostNodePorts;
 use crate::exchange::Found;
 use crate::found::Snapshot;
 use crate::kinds::{NftablesKinds, State};
@@ -405,8 +406,9 @@ impl engine::Scheme for Nftables {
         }
     }
 
-    fn next_due(&self, _: Instant) -> Option<Instant> {
-        self.reread
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let listeners = self.tables.listeners.next_retry(now);
+        self.reread.into_iter().chain(listeners).min()
     }
 
     fn observe(&mut self, state: &mut State, _: &Model, found: Found) {
@@ -455,6 +457,14 @@ impl engine::Scheme for Nftables {
         }
         self.tables
             .settle(plan, &verdicts, state.now, &mut state.report);
+        if state.config.localhost == LocalhostNodePorts::Served {
+            let failed =
+                self.tables
+                    .settle_listeners(plan, &verdicts, state.now, &mut state.report);
+            let counts = state.report.nftables.get_or_insert_default();
+            counts.failed_listeners += failed;
+            counts.listeners = Some(self.tables.listeners.iter_actual().count());
+        }
         if plan.has_base() && verdicts.base == Verdict::Done {
             self.unallocated = self.base.unallocated().cloned();
             state.news.review();

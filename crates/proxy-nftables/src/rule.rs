@@ -25,8 +25,12 @@ const DESTINATION_NAT: u32 = 0x20;
 const FULLY_RANDOM: u32 = 0x10;
 /// `RTN_LOCAL` (linux/rtnetlink.h)
 const LOCAL: u32 = 2;
+/// `NFT_REJECT_TCP_RST`
+const TCP_RESET: u32 = 1;
 /// `NFT_REJECT_ICMP_UNREACH`
 const UNREACHABLE: u32 = 0;
+/// `NFT_OBJECT_COUNTER`
+pub(crate) const COUNTER: u32 = 1;
 /// `IFNAMSIZ` (linux/if.h)
 const INTERFACE_NAME: usize = 16;
 
@@ -351,6 +355,24 @@ impl Line {
         self.push(Self::protocol_and_port(0)).verdict_map(map)
     }
 
+    /// `meta l4proto . th dport @set`
+    pub(crate) fn port_in_set(self, set: &'static str) -> Self {
+        self.push(Self::protocol_and_port(0))
+            .push([Expression::Lookup {
+                key: Register::FIRST,
+                set: SetRef::Named(set.into()),
+                what: LookupFor::Membership(Membership::In),
+            }])
+    }
+
+    /// `counter name "counter"`
+    pub(crate) fn count_in(self, counter: &'static str) -> Self {
+        self.push([Expression::Object {
+            kind: COUNTER,
+            name: counter.into(),
+        }])
+    }
+
     fn change_mark(self, mask: u32, xor: u32) -> Self {
         self.push([
             Expression::Meta {
@@ -396,6 +418,12 @@ impl Line {
         };
         let kind = UNREACHABLE;
         self.push([Expression::Reject { kind, code }])
+    }
+
+    /// `reject with tcp reset`
+    pub(crate) fn reset(self) -> Self {
+        let kind = TCP_RESET;
+        self.push([Expression::Reject { kind, code: 0 }])
     }
 
     /// `drop`

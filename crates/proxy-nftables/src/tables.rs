@@ -3,23 +3,32 @@
 //! Writes go on while something else comes to be wanted. So what is booked is what was written, as
 //! the plan has it, and never what is wanted by then.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
 use nftables_netlink::Name;
 use proxy::{Failure, Owner, Report};
 use reconcile::{Removals, Rows, Table as Entries};
+use relay::Serving;
 
 use crate::base::{Key, SERVICES_CHAIN, Value};
 use crate::clients::Clients;
 use crate::content::Content;
-use crate::name::NODE_PORT_IPS;
+use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
 use crate::plan::{Part, Plan, Stale, Timeouts, Verdict, Verdicts};
 use crate::port::{Member, Route, Slot};
 
 /// What is wanted or not in each layout, as the node serves NodePorts.
 pub(crate) const NODE_PORTS: Key = Key::Set(NODE_PORT_IPS);
+
+/// Whether this is there in each layout if NodePorts are refused on localhost.
+fn is_of_localhost(key: &Key) -> bool {
+    matches!(
+        key,
+        Key::Counter(_) | Key::Set(LOCALHOST_NODE_PORTS) | Key::Chain(LOCALHOST_CHECK)
+    )
+}
 
 /// All of one IP family.
 pub(crate) struct Tables {
@@ -31,6 +40,9 @@ pub(crate) struct Tables {
     pub(crate) members: Entries<Member, (), Arc<Owner>>,
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
+    /// NodePorts that a relay serves on localhost: of this process, and so all known. None is late, as
+    /// somebody else may have the port.
+    pub(crate) listeners: Entries<u16, Arc<Serving>, Arc<Owner>>,
 }
 
 impl Tables {
@@ -43,6 +55,7 @@ impl Tables {
             members: Entries::new(),
             chains: Entries::new(),
             affinity: Entries::new(),
+            listeners: Entries::new(),
         };
         tables.begin(now);
         tables.base.count_removals(Removals::Excused);
@@ -57,6 +70,7 @@ impl Tables {
         self.members.begin(now);
         self.chains.begin(now);
         self.affinity.begin(now);
+        self.listeners.begin(now);
     }
 
     /// All of them.
@@ -68,6 +82,7 @@ impl Tables {
             members,
             chains,
             affinity,
+            listeners: _,
         } = self;
         [
             base as &dyn Rows,
@@ -106,6 +121,7 @@ impl Tables {
         self.base.wanted(key).is_none()
             && !matches!(key, Key::Table | Key::Chooser(_))
             && *key != NODE_PORTS
+            && !is_of_localhost(key)
     }
 
     /// Whether all that an owner claims is there.
@@ -240,6 +256,36 @@ impl Tables {
             let slot = &change.slot;
             report.withdraw(slot.address, slot.protocol, slot.port);
         }
+    }
+
+    /// Books what became of NodePorts on localhost, and tells which are not served; how many.
+    pub(crate) fn settle_listeners(
+        &mut self,
+        plan: &Plan,
+        verdicts: &Verdicts,
+        now: Instant,
+        report: &mut Report,
+    ) -> usize {
+        let mut failed = 0;
+        for (port, verdict) in plan.listeners.iter().zip(&verdicts.listeners) {
+            let number = &port.number;
+            let Err(reason) = verdict else {
+                self.listeners.set_actual(number, port.serving.clone());
+                continue;
+            };
+            self.listeners.excuse(number, now);
+            failed += 1;
+            let at = SocketAddr::new(plan.family.localhost(), *number);
+            let owner = self.listeners.owner(number);
+            report.failures.push(Failure {
+                object: format!("serve NodePort {number}/TCP at {at}"),
+                owner: owner.map(|owner| owner.name.clone()),
+                reason: format!(
+                    "{reason}; somebody else may listen there. The NodePort is served at other addresses"
+                ),
+            });
+        }
+        failed
     }
 
     fn settle_part(&mut self, part: &Part, verdict: &Verdict, now: Instant) {

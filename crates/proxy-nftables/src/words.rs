@@ -6,7 +6,8 @@ use nftables_netlink::{Change, Element, ElementData};
 
 use crate::choice::Map;
 use crate::name::{
-    CLUSTER_IPS, HAIRPIN, NO_ENDPOINT_NODE_PORTS, NODE_PORT_IPS, SERVICE_NODE_PORTS,
+    CLUSTER_IPS, HAIRPIN, LOCALHOST_NODE_PORTS, NO_ENDPOINT_NODE_PORTS, NODE_PORT_IPS,
+    SERVICE_NODE_PORTS,
 };
 
 /// A change in an operator's words.
@@ -26,6 +27,8 @@ pub(crate) fn tell(change: &Change) -> String {
         Change::DeleteElements(set, elements) => {
             format!("delete from {set}: {}", told(set, elements))
         }
+        Change::AddCounter(name) => format!("add counter {name}"),
+        Change::DeleteCounter(name) => format!("delete counter {name}"),
         Change::AddRule(chain, _) => format!("add a rule to chain {chain}"),
         Change::InsertRule(chain, ..) => format!("insert a rule into chain {chain}"),
         Change::DeleteRule(chain, _) => format!("delete a rule of chain {chain}"),
@@ -76,7 +79,10 @@ fn endpoint_words(element: &Element) -> Vec<String> {
 }
 
 fn key_words(set: &str, key: &[u8]) -> Vec<String> {
-    let has_address = !matches!(set, SERVICE_NODE_PORTS | NO_ENDPOINT_NODE_PORTS);
+    let has_address = !matches!(
+        set,
+        SERVICE_NODE_PORTS | NO_ENDPOINT_NODE_PORTS | LOCALHOST_NODE_PORTS
+    );
     let mut words = Vec::new();
     let mut rest = key;
     let rests_on = |rest: &[u8]| match set {

@@ -24,7 +24,8 @@ use proxy::{
     ServicePort, Unreadable,
 };
 use proxy_nftables::{
-    Config, Kernel, Lanes, Layout, NetlinkKernel, Object, Proxier, Refusal, TABLE, probe,
+    Config, Kernel, Lanes, Layout, LocalhostNodePorts, LocalhostPort, NetlinkKernel, Object,
+    Proxier, Refusal, TABLE, probe,
 };
 
 /// The real one, and how long its part of the work takes.
@@ -63,6 +64,10 @@ impl Kernel for Timed {
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
         self.timed(|kernel| kernel.commit(transaction))
+    }
+
+    fn listen(&mut self, port: &LocalhostPort) -> Result<(), String> {
+        self.0.listen(port)
     }
 }
 
@@ -254,7 +259,9 @@ fn the_kernel_can_what_the_mode_needs_and_is_as_before_the_trial() {
         let subscription = Subscription::open(1 << 16).unwrap();
         for family in IpFamily::ALL {
             for layout in LAYOUTS {
-                probe(family, layout).unwrap();
+                for localhost in [LocalhostNodePorts::Off, LocalhostNodePorts::Served] {
+                    probe(family, layout, localhost).unwrap();
+                }
             }
         }
         assert_eq!(generation(), before);

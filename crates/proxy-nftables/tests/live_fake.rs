@@ -120,7 +120,7 @@ fn held(kernel: &mut impl Kernel) -> Held {
     let mut held = Held::default();
     let mut tell = |object| match object {
         Object::Begin => held = Held::default(),
-        Object::Table(_) => {}
+        Object::Table(_) | Object::Counter(_) => {}
         Object::Set(set, _) => {
             held.1.entry(set.name).or_default();
         }

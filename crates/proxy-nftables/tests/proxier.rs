@@ -5,6 +5,8 @@
     reason = "a test stops at the first surprise"
 )]
 
+#[path = "proxier/localhost.rs"]
+mod localhost;
 #[path = "proxier/trouble.rs"]
 mod trouble;
 

@@ -310,6 +310,10 @@ pub struct NftablesReport {
     pub failed_syncs: usize,
     /// The same of those that take away only what nobody wants.
     pub failed_cleanups: usize,
+    /// NodePorts that could not be served on localhost when that was tried.
+    pub failed_listeners: usize,
+    /// How many are served there, if that may have changed.
+    pub listeners: Option<usize>,
     /// Whether everything was compared with the kernel, and not only changes written.
     pub is_full: bool,
 }

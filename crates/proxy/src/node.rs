@@ -172,6 +172,16 @@ impl NodePortAddresses {
         matches!(self, Self::Within(nets) if of_family(nets, family).next().is_none())
     }
 
+    /// True if it names a network of loopback addresses of this family: one that holds others, too, as
+    /// 0.0.0.0/0, does not count (KEP-6032).
+    pub fn names_loopback(&self, family: IpFamily) -> bool {
+        let (Self::Within(nets) | Self::PrimaryOrWithin(nets)) = self else {
+            return false;
+        };
+        let is_loopback = |net: &IpNet| net.addr().is_loopback() && net.broadcast().is_loopback();
+        of_family(nets, family).any(is_loopback)
+    }
+
     /// True if it selects 127.0.0.1, also with all addresses.
     pub fn has_localhost(&self) -> bool {
         let first = IpAddr::from([127, 0, 0, 0]);

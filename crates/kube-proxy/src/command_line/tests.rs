@@ -105,6 +105,7 @@ fn the_defaults_are_upstreams() {
                     masquerade_all: false,
                     masquerade_bit: 14,
                     layout: Layout::Upstream,
+                    localhost_node_ports: false,
                 },
                 userspace: modes::userspace::settings::Settings {
                     localhost_node_ports: true,

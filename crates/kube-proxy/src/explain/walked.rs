@@ -64,6 +64,9 @@ pub(crate) fn told(
             see(&mut walk, followed, planned);
             answer::follow(&mut walk, followed, planned, around);
         }
+        Fate::Local if is_relayed_on_localhost(packet, planned, around) => {
+            return relayed(walk, packet, planned, around);
+        }
         Fate::Local => {
             see(&mut walk, followed, planned);
             listened(&mut walk, followed, planned, around);
@@ -180,6 +183,17 @@ fn is_listening(walk: &Walk) -> bool {
     walk.steps
         .iter()
         .any(|step| step.origin.contains(LISTENING))
+}
+
+/// Whether it is for a NodePort that the daemon serves on localhost.
+fn is_relayed_on_localhost(
+    packet: &Packet,
+    planned: &Planned<'_>,
+    around: &Surroundings<'_>,
+) -> bool {
+    let family = packet.family();
+    packet.destination == family.localhost()
+        && (around.listening)(family, planned.protocol, packet.port).is_some()
 }
 
 /// What the daemon does with what comes to one of its listening ports.

@@ -19,7 +19,10 @@ const OF_IPVS: &str = include_str!("kubernetes-1.36-ipvs.txt");
 /// has it.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
 /// The same in nftables mode.
-const OF_NFTABLES: &str = include_str!("kubernetes-1.36-nftables.txt");
+const OF_NFTABLES: &str = concat!(
+    include_str!("kubernetes-1.36-nftables.txt"),
+    include_str!("kubernetes-1.37-nftables.txt")
+);
 /// What this program tells beside all of these.
 const OURS: &str = include_str!("ours.txt");
 
@@ -178,6 +181,8 @@ fn busy_in(mode: ProxyMode) -> Metrics {
         nftables: is_nftables.then_some(NftablesReport {
             failed_syncs: 2,
             failed_cleanups: 1,
+            failed_listeners: 1,
+            listeners: Some(3),
             is_full: false,
         }),
         drift,

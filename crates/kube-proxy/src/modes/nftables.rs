@@ -3,6 +3,7 @@
 mod counters;
 mod metrics;
 mod opened;
+mod rejected;
 pub mod settings;
 
 use std::sync::Arc;
@@ -82,15 +83,15 @@ impl Definition for NftablesMode {
     }
 
     fn open(&self, settings: &Settings, _: &Programs, access: Access) -> Result<Box<dyn Opened>> {
-        Ok(Box::new(Table::open(settings.nftables.layout, access)?))
+        Ok(Box::new(Table::open(settings, access)?))
     }
 
     fn probe(&self, settings: &Settings, _: &Programs, family: IpFamily) -> Result<()> {
-        opened::probe(family, settings.nftables.layout)
+        opened::probe(family, settings)
     }
 
     /// None, as upstream: what comes in by NodePorts and leaves for pods is forwarded as the CNI
-    /// has set it, and 127.0.0.1 serves nothing.
+    /// has set it, and what serves 127.0.0.1 is a listening port.
     fn modules(&self, _: &Settings) -> Vec<Module> {
         let some = modules(MODULES, ModuleNeed::Some);
         modules(&["nf_tables", "nf_conntrack", "nf_nat"], ModuleNeed::All)

@@ -73,7 +73,10 @@ fn add_filter_chains(base: &mut Base) {
     for (name, hook, priority, checks) in chains {
         let jumps = checks.iter();
         let jumps = jumps.map(|check| base.line().new_connection().jump(*check).rule());
-        let jumps: Vec<Rule> = jumps.collect();
+        let to_localhost = (hook == Hook::Output && priority == 0)
+            .then(|| base.to_localhost_check())
+            .flatten();
+        let jumps: Vec<Rule> = jumps.chain(to_localhost).collect();
         base.add_base_chain(name, (ChainKind::Filter, hook, priority), jumps);
     }
 }

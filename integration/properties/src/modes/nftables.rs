@@ -16,8 +16,8 @@ use proxy::{
 };
 use proxy_nftables::fake::{Content, FakeKernel, State};
 use proxy_nftables::{
-    Blame as BlameOne, Config, Kernel, Lanes, Layout, NetlinkKernel, Object, Proxier, Refusal,
-    TABLE,
+    Blame as BlameOne, Config, Kernel, Lanes, Layout, LocalhostPort, NetlinkKernel, Object,
+    Proxier, Refusal, TABLE,
 };
 
 use crate::cluster::{NODE, NODE_ADDRESS, at, net};
@@ -416,6 +416,10 @@ impl<K: Kernel> Kernel for Turnstile<K> {
             Permit::Go | Permit::PassOver(_) => self.kernel.timeout(set),
             _ => Err(Unreadable::new("the timeout of a set", "on purpose")),
         }
+    }
+
+    fn listen(&mut self, port: &LocalhostPort) -> Result<(), String> {
+        self.kernel.listen(port)
     }
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {

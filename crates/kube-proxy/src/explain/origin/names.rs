@@ -67,6 +67,8 @@ const MARK: &str = "kube-proxy: marks what is to be masqueraded; --masquerade-al
 const HAIRPIN: &str = "EndpointSlices: endpoints of this node, which may be sent to themselves";
 const UNEXPOSED: &str = "kube-proxy: ports that no Service exposes (kubernetes/kubernetes#72236)";
 const UNSERVED: &str = "EndpointSlices: no endpoint for this traffic is ready";
+const ON_LOCALHOST: &str = "Services: spec.ports[].nodePort, which nobody serves on localhost; --nodeport-addresses, \
+                            --feature-gates=KubeProxyNFTablesLocalhostNodePorts";
 const ENDPOINTS: &str = "EndpointSlices: endpoints that are ready";
 const LOCAL_ENDPOINTS: &str =
     "EndpointSlices: endpoints of this node; internalTrafficPolicy or externalTrafficPolicy: Local";
@@ -173,6 +175,8 @@ const ROWS: &[Row] = &[
     row(NFTABLES, "no-endpoint-services", UNSERVED),
     row(NFTABLES, "no-endpoint-nodeports", UNSERVED),
     row(NFTABLES, "reject-chain", UNSERVED),
+    row(NFTABLES, "localhost-nodeports", ON_LOCALHOST),
+    row(NFTABLES, "localhost-nodeports-check", ON_LOCALHOST),
     row(NFTABLES, "services", ADDRESSES),
     row(NFTABLES, "masquerading", MASQUERADE),
     row(NFTABLES, "mark-for-masquerade", MARK),

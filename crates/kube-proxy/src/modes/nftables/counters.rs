@@ -7,14 +7,15 @@ use std::net::SocketAddr;
 use anyhow::{Context as _, Result, bail};
 use conntrack_netlink::{Conntrack, Family, Flow};
 use proxy::{IpFamily, Protocol};
+use proxy_nftables::LocalhostPorts;
 
-use crate::modes::counters::{At, Count, ReadCounters, Told, Which};
+use crate::modes::counters::{At, Count, ReadCounters, Relayed, Told, Which};
 
 /// How often the table is looked through, should the kernel begin anew meanwhile.
 const ATTEMPTS: usize = 3;
 
 /// Reads them out of connection tracking.
-pub(super) struct TrackedFlows;
+pub(super) struct TrackedFlows(pub(super) Option<LocalhostPorts>);
 
 impl ReadCounters for TrackedFlows {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
@@ -30,6 +31,16 @@ impl ReadCounters for TrackedFlows {
             }
         }
         Ok(())
+    }
+
+    fn relayed(&self, family: IpFamily, protocol: Protocol, port: u16) -> Option<Relayed> {
+        let ports = self.0.as_ref().filter(|_| protocol == Protocol::Tcp)?;
+        let (name, serving) = ports.serving(SocketAddr::new(family.localhost(), port))?;
+        Some(Relayed {
+            name,
+            endpoints: serving.endpoints.to_vec(),
+            sources: None,
+        })
     }
 
     fn note(&self) -> Option<&'static str> {

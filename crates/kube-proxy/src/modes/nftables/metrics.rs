@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use proxy::{IpFamily, Report};
 
+use super::rejected::Rejected;
 use crate::metrics::labels::{OfFamily, of};
 use crate::metrics::of_mode::{Extent, OfMode};
 use crate::metrics::rows::Rows;
+use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
 
 /// Handles to them.
@@ -16,6 +19,8 @@ use crate::metrics::sync_durations::SyncDurations;
 pub(crate) struct TableMetrics {
     failed_syncs: Family<OfFamily, Counter>,
     failed_cleanups: Family<OfFamily, Counter>,
+    listeners: Family<OfFamily, Gauge>,
+    failed_listeners: Family<OfFamily, Counter>,
     sync_durations: SyncDurations,
 }
 
@@ -34,6 +39,19 @@ impl OfMode for TableMetrics {
             "Cumulative proxy nftables cleanup failures",
             self.failed_cleanups.clone(),
         );
+        rows.add(
+            "ALPHA",
+            "kubeproxy_nftables_localhost_nodeport_listeners",
+            "Number of active localhost NodePort userspace proxy listeners.",
+            self.listeners.clone(),
+        );
+        rows.add(
+            "ALPHA",
+            "kubeproxy_nftables_localhost_nodeport_listener_creation_failures",
+            "Number of localhost NodePort userspace proxy listener creation failures.",
+            self.failed_listeners.clone(),
+        );
+        rows.collect(Rejected);
     }
 
     fn begins(&self, family: IpFamily) {
@@ -51,6 +69,11 @@ impl OfMode for TableMetrics {
         failed_syncs.inc_by(counts.failed_syncs as u64);
         let failed_cleanups = self.failed_cleanups.get_or_create_owned(&of);
         failed_cleanups.inc_by(counts.failed_cleanups as u64);
+        if let Some(listeners) = counts.listeners {
+            set(&self.listeners.get_or_create(&of), listeners);
+            let failed = self.failed_listeners.get_or_create_owned(&of);
+            failed.inc_by(counts.failed_listeners as u64);
+        }
     }
 
     fn extent(&self, report: &Report) -> Option<Extent> {

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cleanup::Serving;
@@ -9,13 +10,16 @@ use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::{Nftables, OwnSockets, Subscription};
 use proxy::{Changes, IpFamily, Mode};
-use proxy_nftables::{Config, Lanes, Layout, NetlinkKernel, Plan, Proxier, TABLE};
+use proxy_nftables::{
+    Config, Lanes, Layout, Localhost, LocalhostNodePorts, NetlinkKernel, Plan, Proxier, TABLE,
+};
+use relay::{Dial, Limits, Pin, Reach, Relay};
 use tracing::warn;
 
 use super::counters::TrackedFlows;
 use crate::footprints;
 use crate::modes::counters::ReadCounters;
-use crate::modes::definition::{Opened, Start};
+use crate::modes::definition::{Ending, Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Change, Preview, Shown};
@@ -24,6 +28,10 @@ use crate::modes::settings::Settings;
 use crate::modes::uses::{Part, Uses};
 use crate::sysctl::machine::Machine;
 
+/// How long an endpoint has to accept a connection to a NodePort on localhost, as upstream.
+const DIAL: Duration = Duration::from_secs(5);
+/// How long such connections go on when the process ends.
+const DRAIN: Duration = Duration::from_secs(5);
 /// The first kernel that upstream takes, as an older one is a sign of an old `nft` on its host.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
 /// The first kernel that takes `reject` where the flat layout has it, in chains that come before
@@ -38,10 +46,13 @@ pub(super) struct Table {
     families: Families<NetlinkKernel>,
     /// What tells of each family's table; none where nothing is written.
     subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
+    /// What serves NodePorts on localhost, if anything does.
+    localhost: Option<Localhost>,
 }
 
 impl Table {
-    pub(super) fn open(layout: Layout, access: Access) -> Result<Self> {
+    pub(super) fn open(settings: &Settings, access: Access) -> Result<Self> {
+        let layout = settings.nftables.layout;
         refuse_old(layout, Machine::this().kernel)?;
         // Before anything is read, so that no change falls between.
         let mut subscriptions = Vec::new();
@@ -58,16 +69,27 @@ impl Table {
         for (_, subscription) in &subscriptions {
             leave_out(&own, subscription);
         }
+        let (own_settings, shared) = (settings.nftables.clone(), settings.shared.clone());
+        let localhost = move |family| own_settings.localhost(&shared, family);
+        let serves = IpFamily::ALL
+            .into_iter()
+            .any(|family| localhost(family) == LocalhostNodePorts::Served);
+        let relay = (serves && access == Access::Write).then(|| Relay::start(limits()));
+        let relay = relay.transpose();
+        let relay = relay.context("cannot start the relay of NodePorts on localhost")?;
+        let served = relay.map(Localhost::new);
+        let of_kernel = served.clone();
         let families = Families::open(
             iptables::exists,
             |family| is_disabled(family, "all") == Some(true),
             "table",
             move |family| {
                 if access == Access::Write {
-                    proxy_nftables::probe(family, layout)?;
+                    proxy_nftables::probe(family, layout, localhost(family))?;
                 }
                 // Each family's subscription leaves out what is written for either.
                 let kernel = NetlinkKernel::new(family).among(footprints::ALL);
+                let kernel = kernel.on_localhost(of_kernel.clone());
                 Ok(kernel.one_of(Arc::clone(&own)))
             },
         )?;
@@ -79,6 +101,7 @@ impl Table {
         Ok(Self {
             families,
             subscriptions,
+            localhost: served,
         })
     }
 
@@ -89,6 +112,7 @@ impl Table {
                 masquerade_all: own.masquerade_all,
                 masquerade_mark: own.masquerade_mark(),
                 layout: own.layout,
+                localhost: own.localhost(shared, family),
                 detector: shared.detect_local.detector(family, start.model.node()),
                 node_ip: shared.node_ip(family),
                 sync_period: shared.sync_period,
@@ -155,8 +179,16 @@ impl Opened for Table {
         }
     }
 
+    fn ending(&self) -> Option<Ending> {
+        let relay = self.localhost.as_ref()?.relay().clone();
+        Some(Box::new(move || {
+            let cut = relay.finish(DRAIN);
+            (cut > 0).then(|| format!("{cut} connections to NodePorts on localhost were cut"))
+        }))
+    }
+
     fn counters(&self) -> Box<dyn ReadCounters> {
-        Box::new(TrackedFlows)
+        Box::new(TrackedFlows(self.localhost.as_ref().map(Localhost::ports)))
     }
 
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
@@ -173,9 +205,24 @@ impl Opened for Table {
 }
 
 /// Tries what the mode writes in a family, without writing it.
-pub(super) fn probe(family: IpFamily, layout: Layout) -> Result<()> {
-    refuse_old(layout, Machine::this().kernel)?;
-    Ok(proxy_nftables::probe(family, layout)?)
+pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
+    let own = &settings.nftables;
+    refuse_old(own.layout, Machine::this().kernel)?;
+    let localhost = own.localhost(&settings.shared, family);
+    Ok(proxy_nftables::probe(family, own.layout, localhost)?)
+}
+
+/// Those of the relay that serves NodePorts on localhost.
+fn limits() -> Limits {
+    Limits {
+        // Whoever takes over has the same ports.
+        linger: Duration::ZERO,
+        dial: Dial::Once(DIAL),
+        // As each client has the same address.
+        pin: Pin::Port,
+        reach: Reach::Anybody,
+        ..Limits::default()
+    }
 }
 
 /// Ends the start where the trial would pass, and the first transaction would not.
@@ -205,6 +252,8 @@ fn note_of_kernel(kernel: (u32, u32), is_skipped: bool) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags::Flags;
+    use crate::modes::settings::ProxyMode;
 
     #[test]
     fn who_lacks_the_right_is_told_which() {
@@ -213,9 +262,10 @@ mod tests {
             sets.effective
                 .remove(rustix::thread::CapabilitySet::NET_ADMIN);
             rustix::thread::set_capabilities(None, sets).unwrap();
-            Table::open(Layout::default(), Access::Write)
-                .map(drop)
-                .unwrap_err()
+            let (flags, mode) = (Flags::defaults(), ProxyMode::Nftables);
+            let settings = Settings::read(&flags, mode, &mode.periods(&flags).unwrap());
+            let opened = Table::open(&settings.unwrap(), Access::Write);
+            opened.map(drop).unwrap_err()
         };
         let error = std::thread::spawn(open).join().unwrap();
         // Where there is no nf_tables, that is what it says.

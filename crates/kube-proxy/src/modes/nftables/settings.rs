@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use proxy_nftables::Layout;
+use proxy::IpFamily;
+use proxy_nftables::{Layout, LocalhostNodePorts};
 
 use crate::flags::Flags;
+use crate::flags::gates::{Gates, LOCALHOST_NODE_PORTS};
 use crate::flags::unusable::UnusableFlag;
 use crate::flags::words::word;
-use crate::modes::shared::mark_bit;
+use crate::modes::shared::{Shared, mark_bit};
 
 /// The words of `--nftables-layout`.
 const LAYOUTS: [(&str, Layout); 2] = [("upstream", Layout::Upstream), ("flat", Layout::Flat)];
@@ -21,6 +23,8 @@ pub struct Settings {
     pub masquerade_bit: u8,
     /// How the table is laid out.
     pub layout: Layout,
+    /// Whether NodePorts on localhost are served, or refused and counted: the feature gate.
+    pub localhost_node_ports: bool,
 }
 
 impl Settings {
@@ -29,7 +33,21 @@ impl Settings {
             masquerade_all: flags.nftables_masquerade_all,
             masquerade_bit: mark_bit("nftables-masquerade-bit", flags.nftables_masquerade_bit)?,
             layout: word("nftables-layout", &flags.nftables_layout, &LAYOUTS)?,
+            localhost_node_ports: Gates::new(flags.feature_gates.iter().cloned())
+                .is_on(LOCALHOST_NODE_PORTS),
         })
+    }
+
+    /// What becomes of NodePorts on localhost in a family: they are served where a network of loopback
+    /// addresses is named (KEP-6032).
+    pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
+        if !self.localhost_node_ports {
+            LocalhostNodePorts::Off
+        } else if shared.node_port_addresses.names_loopback(family) {
+            LocalhostNodePorts::Served
+        } else {
+            LocalhostNodePorts::Refused
+        }
     }
 
     /// The bit as a mask.
@@ -57,4 +75,43 @@ pub(super) fn periods(flags: &Flags) -> [(&'static str, Duration); 2] {
         (sync, flags.nftables_sync_period),
         (min_sync, flags.nftables_min_sync_period),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::settings::{ProxyMode, Settings as All};
+
+    #[test]
+    fn localhost_is_served_where_it_is_named_and_the_gate_is_on() {
+        let localhost = |gate: Option<bool>, addresses: &str| {
+            let gates = gate.map(|on| (LOCALHOST_NODE_PORTS.to_owned(), on));
+            let flags = Flags {
+                feature_gates: gates.into_iter().collect(),
+                nodeport_addresses: vec![addresses.to_owned()],
+                ..Flags::defaults()
+            };
+            let mode = ProxyMode::Nftables;
+            let all = All::read(&flags, mode, &mode.periods(&flags).unwrap()).unwrap();
+            IpFamily::ALL.map(|family| all.nftables.localhost(&all.shared, family))
+        };
+        use LocalhostNodePorts::{Off, Refused, Served};
+        for gate in [None, Some(false)] {
+            assert_eq!(localhost(gate, "primary,localhost"), [Off, Off]);
+        }
+        for (addresses, what) in [
+            ("", [Refused, Refused]),
+            ("primary", [Refused, Refused]),
+            ("all", [Refused, Refused]),
+            ("0.0.0.0/0", [Refused, Refused]),
+            ("primary,localhost", [Served, Served]),
+            ("all,localhost", [Served, Served]),
+            ("primary,127.0.0.1/32", [Served, Refused]),
+            ("0.0.0.0/0,127.0.0.0/8", [Served, Refused]),
+            ("::1/128", [Refused, Served]),
+            ("126.0.0.0/7", [Refused, Refused]),
+        ] {
+            assert_eq!(localhost(Some(true), addresses), what, "{addresses}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use nftables_netlink::{Change, Table, Transaction};
 use proxy::IpFamily;
 use proxy_nftables::fake::{Content, State};
-use proxy_nftables::{Kernel as _, Layout, NetlinkKernel, Object, TABLE};
+use proxy_nftables::{Kernel as _, Layout, LocalhostNodePorts, NetlinkKernel, Object, TABLE};
 
 use crate::real::set_addresses;
 
@@ -24,7 +24,8 @@ pub(super) struct Real {
 impl Real {
     /// In the calling thread's network namespace.
     pub(super) fn open(family: IpFamily, layout: Layout) -> Result<Self, String> {
-        proxy_nftables::probe(family, layout).map_err(|error| error.to_string())?;
+        proxy_nftables::probe(family, layout, LocalhostNodePorts::Off)
+            .map_err(|error| error.to_string())?;
         let kernel = NetlinkKernel::new(family);
         Ok(Self { family, kernel })
     }
@@ -55,6 +56,9 @@ impl Real {
                 let of = there.sets.get_mut(&set).expect("a set before its elements");
                 let keyed = elements.into_iter().map(|one| (one.key.clone(), one));
                 of.1.extend(keyed);
+            }
+            (Object::Counter(name), Some(there)) => {
+                there.counters.insert(name);
             }
             (Object::Rule(chain, rule), Some(there)) => {
                 let of = there.chains.get_mut(&chain);

@@ -1,0 +1,99 @@
+//! NodePorts that a relay serves on localhost, for whoever opens them and whoever looks.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hashbrown::HashMap;
+use proxy::{IpFamily, ServicePortName};
+use relay::{Relay, Serving, Transport};
+
+use crate::plan::LocalhostPort;
+
+/// A relay, and the NodePorts that it serves on localhost. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Localhost {
+    relay: Relay,
+    ports: LocalhostPorts,
+}
+
+/// NodePorts that are served on localhost. It keeps no relay going.
+#[derive(Debug, Clone, Default)]
+pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
+
+/// A port that is open.
+#[derive(Debug, Clone)]
+struct Port {
+    /// What the relay calls it.
+    number: u64,
+    name: Option<ServicePortName>,
+    serving: Arc<Serving>,
+}
+
+impl Localhost {
+    /// One that serves nothing as yet.
+    pub fn new(relay: Relay) -> Self {
+        let ports = LocalhostPorts::default();
+        Self { relay, ports }
+    }
+
+    /// Opens a port, has others serve there, or closes it.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be opened, or the relay has ended.
+    pub(crate) fn listen(&self, family: IpFamily, port: &LocalhostPort) -> Result<(), String> {
+        let at = SocketAddr::new(family.localhost(), port.number);
+        let mut ports = self.ports.lock();
+        let number = ports.get(&at).map(|open| open.number);
+        let Some(serving) = port.serving.clone() else {
+            if let Some(number) = number {
+                let closed = self.relay.close(number);
+                closed.map_err(|error| error.to_string())?;
+                ports.remove(&at);
+            }
+            return Ok(());
+        };
+        let number = if let Some(number) = number {
+            let updated = self.relay.update(number, Arc::clone(&serving));
+            updated.map_err(|error| error.to_string())?;
+            number
+        } else {
+            let name = port.name.as_ref().map(ToString::to_string);
+            let name = name.unwrap_or_default().into();
+            let serving = Arc::clone(&serving);
+            let opened = self.relay.open(Transport::Tcp, at, &name, serving);
+            opened.map_err(|error| error.to_string())?.number
+        };
+        let name = port.name.clone();
+        let port = Port {
+            number,
+            name,
+            serving,
+        };
+        ports.insert(at, port);
+        Ok(())
+    }
+
+    /// The ports that are open, for whoever looks.
+    pub fn ports(&self) -> LocalhostPorts {
+        self.ports.clone()
+    }
+
+    /// The relay.
+    pub fn relay(&self) -> &Relay {
+        &self.relay
+    }
+}
+
+impl LocalhostPorts {
+    /// Returns whose a NodePort on localhost is, and who serves there.
+    pub fn serving(&self, at: SocketAddr) -> Option<(ServicePortName, Arc<Serving>)> {
+        let ports = self.lock();
+        let port = ports.get(&at)?;
+        Some((port.name.clone()?, Arc::clone(&port.serving)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Port>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

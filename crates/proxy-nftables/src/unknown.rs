@@ -1,0 +1,98 @@
+//! What upstream has in the table for NodePorts on localhost, whatever it is called: chains that
+//! count in one of [its counters](crate::name::localhost_counter), the maps that lead to them, and the
+//! chains that ask these maps. A kube-proxy before us has left it, and nobody else would remove it.
+
+use hashbrown::{HashMap, HashSet};
+use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Verdict};
+
+use crate::name::find_counter;
+use crate::rule::COUNTER;
+
+/// Chains and sets whose names this mode does not know.
+#[derive(Debug, Default)]
+pub(crate) struct Unknown {
+    chains: HashMap<Name, Chain>,
+    /// The chains that a map leads to.
+    maps: HashMap<Name, HashSet<Name>>,
+}
+
+#[derive(Debug, Default)]
+struct Chain {
+    /// Whether it counts what is refused on localhost.
+    counts: bool,
+    leads_to: HashSet<Name>,
+    asks: HashSet<Name>,
+}
+
+fn target(verdict: &Verdict) -> Option<&Name> {
+    match verdict {
+        Verdict::Goto(chain) | Verdict::Jump(chain) => Some(chain),
+        _ => None,
+    }
+}
+
+fn targets(elements: &[Element]) -> impl Iterator<Item = Name> {
+    let verdicts = elements.iter().filter_map(|element| match &element.data {
+        Some(ElementData::Verdict(verdict)) => target(verdict),
+        _ => None,
+    });
+    verdicts.cloned()
+}
+
+impl Unknown {
+    /// Takes in elements of a map.
+    pub(crate) fn elements(&mut self, map: &Name, elements: &[Element]) {
+        let known = self.maps.entry(map.clone()).or_default();
+        known.extend(targets(elements));
+    }
+
+    /// Takes in a rule of a chain.
+    pub(crate) fn rule(&mut self, chain: &Name, rule: &Rule) {
+        let chain = self.chains.entry(chain.clone()).or_default();
+        for expression in &rule.expressions {
+            match expression {
+                Expression::Object { kind, name } => {
+                    chain.counts |= *kind == COUNTER && find_counter(name).is_some();
+                }
+                Expression::Verdict(verdict) => chain.leads_to.extend(target(verdict).cloned()),
+                Expression::Lookup {
+                    set: SetRef::Named(set),
+                    ..
+                } => {
+                    chain.asks.insert(set.clone());
+                }
+                Expression::Lookup {
+                    set: SetRef::Anonymous(set),
+                    ..
+                } => chain.leads_to.extend(targets(&set.elements)),
+                _ => {}
+            }
+        }
+    }
+
+    /// The chains, and the maps and sets, that are upstream's for NodePorts on localhost.
+    pub(crate) fn of_localhost(&self) -> (HashSet<Name>, HashSet<Name>) {
+        let counts = self.chains.iter().filter(|(_, chain)| chain.counts);
+        let mut chains: HashSet<Name> = counts.map(|(name, _)| name.clone()).collect();
+        let asked = self.chains.values().filter(|chain| chain.counts);
+        let asked = asked.flat_map(|chain| &chain.asks);
+        let mut sets: HashSet<Name> = asked
+            .filter(|set| self.maps.contains_key(*set))
+            .cloned()
+            .collect();
+        loop {
+            let found = (chains.len(), sets.len());
+            let maps = self.maps.iter();
+            let maps = maps.filter(|(_, targets)| !targets.is_disjoint(&chains));
+            sets.extend(maps.map(|(name, _)| name.clone()));
+            let more = self.chains.iter().filter(|(_, chain)| {
+                !chain.leads_to.is_disjoint(&chains) || !chain.asks.is_disjoint(&sets)
+            });
+            let more: Vec<Name> = more.map(|(name, _)| name.clone()).collect();
+            chains.extend(more);
+            if found == (chains.len(), sets.len()) {
+                return (chains, sets);
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! NodePorts on localhost.
+
+use proxy::ServicePort;
+use proxy_nftables::{LocalhostNodePorts, localhost_counter};
+
+use super::*;
+
+const NODE_PORT: u16 = 30_080;
+
+/// The next life of the daemon, with this setting.
+fn restart_with(world: &mut World, localhost: LocalhostNodePorts) {
+    let kernel = world.kernel.clone();
+    let config = Config {
+        localhost,
+        ..config(world.layout)
+    };
+    // What the process before has served ended with it.
+    kernel.state().listening.clear();
+    let lanes = Lanes::inline(|| kernel.clone());
+    world.proxier = Proxier::new(config, node1(), lanes, world.now);
+    world.made();
+}
+
+/// A Service with a NodePort for TCP and one for UDP, with the same number.
+fn exposed(number: u16) -> Service {
+    let port = |name: &str, protocol| ServicePort {
+        name: name.into(),
+        protocol,
+        port: 80,
+        node_port: Some(NODE_PORT + number),
+    };
+    Service {
+        ports: [port("", Protocol::Tcp), port("u", Protocol::Udp)]
+            .into_iter()
+            .collect(),
+        ..service(number)
+    }
+}
+
+fn exposing(layout: Layout, localhost: LocalhostNodePorts) -> World {
+    let mut world = World::new(layout);
+    restart_with(&mut world, localhost);
+    world.apply(Event::ServiceApplied(exposed(1)));
+    world.apply(slice(1, [1, 2]));
+    let synced = world.sync();
+    assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+    world
+}
+
+/// The protocols of which a NodePort is refused on localhost.
+fn refused(world: &World) -> Vec<u8> {
+    let content = world.content();
+    let elements = content.sets.get("localhost-nodeports");
+    let elements = elements.into_iter().flat_map(|(_, all)| all.keys());
+    elements.map(|key| key[0]).collect()
+}
+
+fn listening(world: &World) -> Vec<(u16, usize)> {
+    let state = world.kernel.state();
+    let all = state.listening.iter();
+    all.map(|(port, serving)| (*port, serving.endpoints.len()))
+        .collect()
+}
+
+#[test]
+fn they_are_refused_and_counted_and_nothing_is_there_without_the_gate() {
+    const TCP_AND_UDP: [u8; 2] = [6, 17];
+    for layout in LAYOUTS {
+        let mut plain = exposing(layout, LocalhostNodePorts::Off);
+        let mut world = exposing(layout, LocalhostNodePorts::Refused);
+        assert_eq!(refused(&world), TCP_AND_UDP);
+        let counters = world.content().counters;
+        assert_eq!(counters.len(), 3);
+        assert!(counters.contains(&Name::from(localhost_counter(Protocol::Sctp))));
+        let before = world.content();
+        restart_with(&mut world, LocalhostNodePorts::Refused);
+        world.sync();
+        assert_eq!((world.made().len(), world.content()), (0, before));
+        assert_eq!(world.proxier.next_due(world.now), None, "idle is idle");
+        // Without the gate all of it goes, and nothing else changes.
+        restart_with(&mut world, LocalhostNodePorts::Off);
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(world.content(), plain.content(), "{layout:?}");
+        // With the Service, its elements go.
+        restart_with(&mut plain, LocalhostNodePorts::Refused);
+        plain.sync();
+        assert_eq!(refused(&plain), TCP_AND_UDP);
+        plain.apply(Event::ServiceDeleted(name("web-1")));
+        plain.sync();
+        assert_eq!(refused(&plain), [0_u8; 0]);
+    }
+}
+
+/// k/k#142183: TCP stays refused there, as the element stays.
+#[test]
+fn who_adds_localhost_is_served_after_a_restart() {
+    for layout in LAYOUTS {
+        let mut world = exposing(layout, LocalhostNodePorts::Refused);
+        assert_eq!(listening(&world), []);
+        restart_with(&mut world, LocalhostNodePorts::Served);
+        assert_eq!(world.sync().pending, 0);
+        assert_eq!(refused(&world), [17], "UDP alone");
+        assert_eq!(listening(&world), [(NODE_PORT + 1, 2)]);
+        restart_with(&mut world, LocalhostNodePorts::Refused);
+        world.sync();
+        assert_eq!((refused(&world).len(), listening(&world)), (2, vec![]));
+    }
+}
+
+#[test]
+fn endpoints_and_policies_and_affinity_are_followed() {
+    let mut world = exposing(Layout::Upstream, LocalhostNodePorts::Served);
+    world.made();
+    world.apply(slice(1, [1]));
+    world.sync();
+    assert_eq!(listening(&world), [(NODE_PORT + 1, 1)]);
+    world.apply(Event::ServiceApplied(Service {
+        external_local: true,
+        affinity_seconds: Some(60),
+        ..exposed(1)
+    }));
+    world.sync();
+    assert_eq!(listening(&world), [], "no endpoint is on this node");
+    world.apply(slice(1, [1, 2]));
+    world.sync();
+    assert_eq!(listening(&world), [(NODE_PORT + 1, 1)]);
+    let affinity = world.kernel.state().listening[&(NODE_PORT + 1)].affinity;
+    assert_eq!(affinity, Some(Duration::from_mins(1)));
+    world.apply(Event::ServiceDeleted(name("web-1")));
+    world.sync();
+    assert_eq!(listening(&world), []);
+    assert_eq!(world.proxier.next_due(world.now), None, "idle is idle");
+}
+
+#[test]
+fn a_port_that_is_taken_is_told_and_all_else_goes_on() {
+    let mut world = World::new(Layout::Upstream);
+    world.kernel.state().taken.insert(NODE_PORT + 1);
+    restart_with(&mut world, LocalhostNodePorts::Served);
+    for number in [1, 2] {
+        world.apply(Event::ServiceApplied(exposed(number)));
+        world.apply(slice(number, [1]));
+    }
+    let synced = world.sync();
+    assert_eq!(listening(&world), [(NODE_PORT + 2, 1)]);
+    assert_eq!((synced.settled.len(), synced.pending), (2, 0));
+    let [failure] = &synced.failures[..] else {
+        panic!("{:?}", synced.failures);
+    };
+    assert_eq!(
+        failure.object,
+        "serve NodePort 30081/TCP at 127.0.0.1:30081"
+    );
+    assert!(failure.reason.contains("already in use"), "{failure:?}");
+    assert_eq!(failure.owner.as_ref().unwrap().service, name("web-1"));
+    // It is tried again.
+    world.kernel.state().taken.clear();
+    world.now = world.proxier.next_due(world.now).unwrap();
+    world.settle();
+    assert_eq!(listening(&world).len(), 2);
+}
+
+/// As upstream lays it out, by whatever names: a map that leads to chains which count and reject, and a
+/// chain that asks it.
+#[test]
+fn what_upstream_has_left_of_it_is_cleared_away() {
+    use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};
+    for layout in LAYOUTS {
+        let mut world = exposing(layout, LocalhostNodePorts::Off);
+        let own = world.content();
+        {
+            let mut state = world.kernel.state();
+            let table = state.table.as_mut().unwrap();
+            let chain = |name: &str| Chain {
+                name: name.into(),
+                base: None,
+                comment: None,
+            };
+            let rule = |expressions: Vec<Expression>| Rule {
+                expressions,
+                comment: None,
+            };
+            let counter = localhost_counter(Protocol::Udp);
+            table.counters.insert(counter.into());
+            let counts = rule(vec![Expression::Object {
+                kind: 1,
+                name: counter.into(),
+            }]);
+            let asks = rule(vec![Expression::Lookup {
+                key: Register::FIRST,
+                set: SetRef::Named("some-map".into()),
+                what: LookupFor::Verdict,
+            }]);
+            let jumps = rule(vec![Expression::Verdict(Verdict::Jump(
+                "some-check".into(),
+            ))]);
+            let map = Set {
+                name: "some-map".into(),
+                key: vec![DataType::InetProto, DataType::InetService],
+                kind: SetKind::Verdicts,
+                intervals: false,
+                dynamic: false,
+                timeout: None,
+                size: None,
+                type_of: None,
+                comment: None,
+            };
+            let mut chains = table.chains.clone();
+            chains.insert("some-reject".into(), (chain("some-reject"), vec![counts]));
+            chains.insert("some-check".into(), (chain("some-check"), vec![asks]));
+            let output = Name::from("nat-output");
+            chains.get_mut(&output).unwrap().1.push(jumps);
+            let foreign = (chain("not-ours"), Vec::new());
+            chains.insert("not-ours".into(), foreign);
+            table.chains = chains;
+            let key = [17, 0, 0, 0, 0x75, 0x81, 0, 0];
+            let element = Element::of_verdicts(
+                key.into_iter().collect(),
+                Verdict::Goto("some-reject".into()),
+            );
+            let elements = [(element.key.clone(), element)];
+            table
+                .sets
+                .insert("some-map".into(), (map, elements.into_iter().collect()));
+        }
+        restart_with(&mut world, LocalhostNodePorts::Off);
+        let synced = world.sync();
+        assert_eq!(
+            (synced.failures.len(), synced.pending),
+            (0, 0),
+            "{synced:?}"
+        );
+        let mut left = world.content();
+        assert!(left.chains.remove(&Name::from("not-ours")).is_some());
+        assert_eq!(left, own, "{layout:?}");
+    }
+}
