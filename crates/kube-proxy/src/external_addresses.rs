@@ -16,7 +16,9 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use proxy::limits::{MAX_DESTINATIONS, MAX_FRONTENDS};
-use proxy::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, Service};
+use proxy::{
+    AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, Service, ServiceAddress,
+};
 use route_netlink::{Lookup, Rtnetlink};
 use tracing::{info, warn};
 
@@ -90,10 +92,11 @@ enum Why {
 
 impl What {
     /// The reasons that the gauge has, in the order of its values.
-    const LABELS: [&str; 7] = [
+    const LABELS: [&str; 8] = [
         "cluster-ip",
         "api-server",
         "not-allowed",
+        "load-balancer",
         "node",
         "next-hop",
         "node-network",
@@ -105,6 +108,7 @@ impl What {
             Self::Address(_, _, Why::Refused(Refusal::ClusterIp)) => "cluster-ip",
             Self::Address(_, _, Why::Refused(Refusal::ApiServer(_))) => "api-server",
             Self::Address(_, _, Why::Refused(Refusal::NotAllowed)) => "not-allowed",
+            Self::Address(_, _, Why::Refused(Refusal::LoadBalancer(..))) => "load-balancer",
             Self::Address(_, _, Why::OfNode) => "node",
             Self::Address(_, _, Why::NextHop) => "next-hop",
             Self::Address(_, _, Why::InNetwork(_)) => "node-network",
@@ -140,6 +144,10 @@ impl Contested {
     /// What is not done, or done: `serve 192.0.2.1 (spec.externalIPs)`.
     pub(crate) fn object(&self) -> String {
         match self.what {
+            What::Address(ip, field, Why::Refused(Refusal::LoadBalancer(port, protocol))) => {
+                let at = ServiceAddress::new(ip, port, protocol);
+                format!("serve {at} ({})", field.name())
+            }
             What::Address(address, field, _) => format!("serve {address} ({})", field.name()),
             What::TooLarge(Left(excess)) => format!("serve {excess}"),
         }
@@ -176,6 +184,19 @@ impl Contested {
             Why::Refused(Refusal::NotAllowed) => format!(
                 "it is in no network of --allowed-external-cidrs; take it out of {field}, or add a network there"
             ),
+            Why::Refused(Refusal::LoadBalancer(port, protocol)) => {
+                let at = ServiceAddress::new(address, port, protocol);
+                let owner = model.and_then(|model| model.load_balancer_at(at));
+                let owner = owner.map_or_else(
+                    || "another Service".to_owned(),
+                    |name| format!("Service {name}"),
+                );
+                format!(
+                    "it is assigned to {owner} as a load balancer's address ({}), which comes before external IPs; \
+                     take it out of {field}, or choose another port",
+                    AddressField::Ingress.name()
+                )
+            }
             Why::NextHop => format!(
                 "it is the next hop of this node's default route: in IPVS mode this node takes the address for its own, and \
                  reaches nothing through it; take it out of {field}"

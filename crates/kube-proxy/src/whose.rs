@@ -27,7 +27,10 @@ pub(crate) fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> + Clo
 /// Where a port of a Service is served.
 pub(crate) fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Place> {
     let (number, protocol) = (port.port, port.protocol);
-    let at = addresses(service).map(move |address| {
+    let cluster = service.cluster_ips.iter().copied();
+    let balanced = service.ingress_ips.iter().copied();
+    let all = cluster.chain(service.external_ips_of(port)).chain(balanced);
+    let at = all.map(move |address| {
         Place::At(At {
             address,
             port: number,

@@ -128,7 +128,8 @@ impl<'a> Compiler<'a> {
     ) -> Fragment {
         self.hairpin();
         self.cluster_ip(cluster_ip);
-        for ip in self.own(&self.service.external_ips) {
+        let external: Vec<IpAddr> = self.service.external_ips_of(self.port).collect();
+        for ip in self.own(&external) {
             self.external_ip(ip);
             self.bind_unless_foreign(view, ip);
         }

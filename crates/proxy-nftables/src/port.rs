@@ -269,7 +269,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             cluster_ip,
             port: port.port,
             node_port: port.node_port,
-            external_ips: own(&service.external_ips),
+            external_ips: own(&service.external_ips_of(port).collect::<Vec<_>>()),
             ingress_ips: own(&service.ingress_ips),
             admits_node: source_ranges.iter().any(|net| net.contains(&node_ip)),
             source_ranges: source_ranges.clone(),

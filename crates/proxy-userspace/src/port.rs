@@ -193,8 +193,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             portal(Some(cluster_ip), port.port),
             everywhere(Way::of(within, Sources::All)),
         );
-        let externals = service.external_ips.iter().filter(is_own);
-        let externals = externals.map(|ip| (*ip, Sources::All));
+        let externals = service.external_ips_of(port).filter(|ip| is_own(&ip));
+        let externals = externals.map(|ip| (ip, Sources::All));
         let ingress = service.ingress_ips.iter().filter(is_own);
         let ingress = ingress.map(|ip| (*ip, of_balancers));
         let addresses = externals.chain(ingress);

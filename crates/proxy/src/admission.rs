@@ -2,13 +2,16 @@
 //!
 //! Cluster IPs and node ports are given out by the API server, each once. `spec.externalIPs` is
 //! typed by whoever may write a Service, and `status.loadBalancer` by whoever may write its status:
-//! nothing keeps them from naming an address of somebody else. Three things are refused, whatever
+//! nothing keeps them from naming an address of somebody else. Four things are refused, whatever
 //! the age of the Services, in every mode: what is not in the networks that were allowed, if any
-//! were given; another Service's cluster IP; and the API server's address and port, because a node
-//! that sends these elsewhere would never hear that the Service was corrected.
+//! were given; another Service's cluster IP; the API server's address and port, because a node that
+//! sends these elsewhere would never hear that the Service was corrected; and an external IP at the
+//! ports that the load balancer of another Service has at it. What a controller has assigned comes
+//! before what a user has written.
 //!
 //! What is refused is as if it was not given; all else of the Service is served. It is asked again
-//! when a cluster IP comes or goes, so that the order of events does not matter.
+//! when a cluster IP or a load balancer's address comes or goes, so that the order of events does
+//! not matter.
 //!
 //! The rest of the Service is then cut to its [limits](crate::limits), also as if the excess was not
 //! given.
@@ -22,7 +25,7 @@ use ipnet::IpNet;
 
 use crate::limits::{Cut, Excess, cut, is_within};
 use crate::names::{NamespacedName, Protocol};
-use crate::object::{EndpointSlice, Service};
+use crate::object::{EndpointSlice, Service, ServiceAddress};
 use crate::owner::Rank;
 
 /// What external and load-balancer addresses are held against.
@@ -71,6 +74,9 @@ pub enum Refusal {
     ApiServer(u16),
     /// It is in none of the networks that are allowed.
     NotAllowed,
+    /// Another Service's load balancer has it at this port: a controller assigned it there, and an
+    /// external IP is only what a user has written.
+    LoadBalancer(u16, Protocol),
 }
 
 /// An address that a Service names, and that is not served for it.
@@ -99,6 +105,14 @@ pub(crate) struct Admission {
     /// Both, sorted.
     api_servers: Vec<SocketAddr>,
     refused: HashMap<NamespacedName, Box<Held>>,
+    /// Who names each as an external IP.
+    external: HashMap<IpAddr, HashSet<NamespacedName>>,
+    /// The load-balancer addresses that each Service is served at.
+    balanced: HashMap<NamespacedName, Vec<ServiceAddress>>,
+    /// How many Services each of them has.
+    balancers: HashMap<IpAddr, HashMap<ServiceAddress, u32>>,
+    /// Services whose external IPs may be judged otherwise now.
+    doubted_names: HashSet<NamespacedName>,
     /// Addresses of which somebody may be judged otherwise now.
     doubted: HashSet<IpAddr>,
     /// Another number whenever anything of this has changed.
@@ -205,6 +219,10 @@ impl Admission {
             names.insert(given.name.clone());
             self.version += 1;
         }
+        for ip in &given.external_ips {
+            let names = self.external.entry(*ip).or_default();
+            names.insert(given.name.clone());
+        }
     }
 
     /// A Service goes, as it was given.
@@ -227,21 +245,129 @@ impl Admission {
             }
             self.version += 1;
         }
+        for ip in &given.external_ips {
+            if let Some(names) = self.external.get_mut(ip) {
+                names.remove(&given.name);
+                if names.is_empty() {
+                    self.external.remove(ip);
+                }
+            }
+        }
+        self.balance(&given.name, Vec::new());
         self.refused.remove(&given.name);
+    }
+
+    /// Notes the load-balancer addresses at which a Service is served from now on, and doubts the
+    /// external IPs of others that are the same.
+    fn balance(&mut self, name: &NamespacedName, now: Vec<ServiceAddress>) {
+        let before = self.balanced.get(name).map_or(&[][..], Vec::as_slice);
+        if before == now {
+            return;
+        }
+        let mut doubted: Vec<IpAddr> = before.iter().chain(&now).map(|of| of.at.ip()).collect();
+        doubted.dedup();
+        for of in &now {
+            let at = self.balancers.entry(of.at.ip()).or_default();
+            *at.entry(*of).or_default() += 1;
+        }
+        let before = if now.is_empty() {
+            self.balanced.remove(name)
+        } else {
+            self.balanced.insert(name.clone(), now)
+        };
+        for of in before.into_iter().flatten() {
+            if let Some(at) = self.balancers.get_mut(&of.at.ip()) {
+                if let Some(count) = at.get_mut(&of) {
+                    *count -= 1;
+                    if *count == 0 {
+                        at.remove(&of);
+                    }
+                }
+                if at.is_empty() {
+                    self.balancers.remove(&of.at.ip());
+                }
+            }
+        }
+        for ip in doubted {
+            let names = self.external.get(&ip).into_iter().flatten();
+            self.doubted_names.extend(names.cloned());
+        }
+    }
+
+    /// The ports of a Service's external IPs that the load balancer of another Service has; sorted.
+    fn yielded(&self, service: &Service) -> Vec<ServiceAddress> {
+        let own = self
+            .balanced
+            .get(&service.name)
+            .map_or(&[][..], Vec::as_slice);
+        let ips = service.external_ips.iter();
+        let balanced = ips.filter_map(|ip| Some((ip, self.balancers.get(ip)?)));
+        let all = balanced.flat_map(|(ip, at)| {
+            let ports = service.ports.iter();
+            ports.filter_map(move |port| {
+                let of = ServiceAddress::new(*ip, port.port, port.protocol);
+                let own = u32::from(own.binary_search(&of).is_ok());
+                at.get(&of).is_some_and(|all| *all > own).then_some(of)
+            })
+        });
+        let mut yielded: Vec<ServiceAddress> = all.collect();
+        yielded.sort_unstable();
+        yielded.dedup();
+        yielded
     }
 
     /// Takes from a Service that has entered what it may not have.
     pub(crate) fn admit(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
-        let refused = self.judge_all(service);
-        let is_within = refused.is_empty() && is_within(service, slices);
+        self.admit_only(service, slices);
+        let ports = service.ports.iter();
+        let mut balanced: Vec<ServiceAddress> = ports
+            .flat_map(|port| {
+                let ips = service.ingress_ips.iter();
+                ips.map(|ip| ServiceAddress::new(*ip, port.port, port.protocol))
+            })
+            .collect();
+        balanced.sort_unstable();
+        balanced.dedup();
+        self.balance(&service.name, balanced);
+    }
+
+    fn admit_only(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
+        let mut refused = self.judge_all(service);
+        let bad: HashSet<IpAddr> = refused.iter().map(|one| one.address).collect();
+        let mut yielded = self.yielded(service);
+        yielded.retain(|of| !bad.contains(&of.at.ip()));
+        let is_within = refused.is_empty() && yielded.is_empty() && is_within(service, slices);
         if is_within {
             self.version += u64::from(self.refused.remove(&service.name).is_some());
             return;
         }
         let given = service.clone();
-        let bad: HashSet<IpAddr> = refused.iter().map(|one| one.address).collect();
         service.external_ips.retain(|ip| !bad.contains(ip));
         service.ingress_ips.retain(|ip| !bad.contains(ip));
+        refused.extend(yielded.iter().map(|of| RefusedAddress {
+            field: AddressField::ExternalIps,
+            address: of.at.ip(),
+            why: Refusal::LoadBalancer(of.at.port(), of.protocol),
+        }));
+        service.yielded = yielded.into();
+        // At these nothing of the Service is left.
+        let is_left = |ip: &IpAddr| {
+            let mut ports = service.ports.iter();
+            ports.any(|port| {
+                let at = ServiceAddress::new(*ip, port.port, port.protocol);
+                service.yielded.binary_search(&at).is_err()
+            })
+        };
+        let left: HashSet<IpAddr> = if service.yielded.is_empty() {
+            HashSet::new()
+        } else {
+            let ips = service.external_ips.iter().copied();
+            ips.filter(|ip| !is_left(ip)).collect()
+        };
+        service.external_ips.retain(|ip| !left.contains(ip));
+        let partly = service.yielded.iter();
+        let partly = partly.filter(|of| !left.contains(&of.at.ip())).copied();
+        service.yielded = partly.collect();
         let cut = cut(service, slices);
         let held = Held {
             given,
@@ -336,6 +462,8 @@ impl Admission {
     pub(crate) fn take_doubted(&mut self) -> HashSet<NamespacedName> {
         let doubted = mem::take(&mut self.doubted);
         let names = doubted.iter().filter_map(|ip| self.asked.get(ip));
-        names.flatten().cloned().collect()
+        let mut all = mem::take(&mut self.doubted_names);
+        all.extend(names.flatten().cloned());
+        all
     }
 }

@@ -44,7 +44,7 @@ pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 pub use node::{NodeFacts, NodePortAddresses, Selection};
 pub use object::{
     Endpoint, EndpointList, EndpointPort, EndpointSlice, EndpointView, Node, Placement, Service,
-    ServiceCidr, ServicePort, ServiceType,
+    ServiceAddress, ServiceCidr, ServicePort, ServiceType,
 };
 pub use owner::{Owner, Rank};
 pub use released::released;

@@ -14,7 +14,7 @@ use crate::admission::{AddressRules, Admission, RefusedAddress};
 use crate::event::{Event, Kind};
 use crate::limits::{self, Excess};
 use crate::names::{IpFamily, NamespacedName};
-use crate::object::{EndpointSlice, Node, Placement, Service, ServiceCidr};
+use crate::object::{EndpointSlice, Node, Placement, Service, ServiceAddress, ServiceCidr};
 use crate::owner::Rank;
 use crate::service_cidrs::{Changed, ServiceCidrs};
 
@@ -572,6 +572,18 @@ impl Model {
         all.find(has).map(|service| &service.name)
     }
 
+    /// The Service whose load balancer has this, the first of several by age and name.
+    pub fn load_balancer_at(&self, at: ServiceAddress) -> Option<&NamespacedName> {
+        let has = |service: &&Service| {
+            let mut ports = service.ports.iter();
+            service.ingress_ips.contains(&at.at.ip())
+                && ports.any(|port| (port.port, port.protocol) == (at.at.port(), at.protocol))
+        };
+        let all = self.naming_externally(at.at.ip()).filter(has);
+        let age = |service: &&Service| (service.created.unwrap_or(i64::MAX), service.name.clone());
+        all.min_by_key(age).map(|service| &service.name)
+    }
+
     /// Another number whenever what [`refused_addresses`](Self::refused_addresses) and
     /// [`naming_externally`](Self::naming_externally) say may be something else.
     pub fn external_addresses_version(&self) -> u64 {
@@ -683,10 +695,17 @@ impl Model {
     /// Judges them at once. Who has the API server's address cannot wait for the end of a list:
     /// without that address the list may never end.
     fn judge_doubted(&mut self) {
-        for name in self.admission.take_doubted() {
-            self.admit_again(&name);
-            if let Some(service) = self.services.get(&name) {
-                self.changes.note_service(service);
+        // A load-balancer address that is not served any more leaves it to external IPs.
+        loop {
+            let doubted = self.admission.take_doubted();
+            if doubted.is_empty() {
+                return;
+            }
+            for name in doubted {
+                self.admit_again(&name);
+                if let Some(service) = self.services.get(&name) {
+                    self.changes.note_service(service);
+                }
             }
         }
     }
@@ -707,6 +726,7 @@ impl Model {
         let has_excess = self.admission.has_excess(name);
         if has_excess || !self.services.get(name).is_none_or(|of| is_within(of)) {
             self.admit_again(name);
+            self.judge_again();
         }
     }
 

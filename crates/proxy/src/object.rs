@@ -5,7 +5,8 @@
 //! bytes. Fields are the API's, after its defaults (`ready` nil is true, `protocol` absent is TCP,
 //! ...), so nothing later in the pipeline has to know defaults.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -42,8 +43,12 @@ pub struct Service {
     pub kind: ServiceType,
     /// `spec.clusterIPs`, at most one of each family, and only of families in `spec.ipFamilies`.
     pub cluster_ips: SmallVec<[IpAddr; 2]>,
-    /// `spec.externalIPs`, both families.
+    /// `spec.externalIPs`, both families. Not every port is served at each of them:
+    /// [`external_ips_of`](Self::external_ips_of).
     pub external_ips: Vec<IpAddr>,
+    /// Ports of external IPs that the load balancer of another Service has; sorted. The model sets
+    /// them.
+    pub yielded: Box<[ServiceAddress]>,
     /// `status.loadBalancer.ingress[].ip` with `ipMode: VIP`, both families.
     pub ingress_ips: Vec<IpAddr>,
     /// `spec.ports`.
@@ -70,6 +75,7 @@ impl Service {
             kind: ServiceType::ClusterIp,
             cluster_ips: cluster_ips.into_iter().collect(),
             external_ips: Vec::new(),
+            yielded: Box::default(),
             ingress_ips: Vec::new(),
             ports: SmallVec::new(),
             affinity_seconds: None,
@@ -86,6 +92,44 @@ impl Service {
             .iter()
             .copied()
             .find(|ip| IpFamily::of(*ip) == family)
+    }
+
+    /// The external IPs at which a port is served, both families.
+    pub fn external_ips_of(
+        &self,
+        port: &ServicePort,
+    ) -> impl Iterator<Item = IpAddr> + Clone + use<'_> {
+        let (number, protocol) = (port.port, port.protocol);
+        let is_own = move |ip: &IpAddr| {
+            let at = ServiceAddress::new(*ip, number, protocol);
+            self.yielded.is_empty() || self.yielded.binary_search(&at).is_err()
+        };
+        self.external_ips.iter().copied().filter(is_own)
+    }
+}
+
+/// An address, port and protocol at which a Service is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceAddress {
+    /// The address and port.
+    pub at: SocketAddr,
+    /// The protocol.
+    pub protocol: Protocol,
+}
+
+impl ServiceAddress {
+    /// Returns the address of a port.
+    pub fn new(address: IpAddr, port: u16, protocol: Protocol) -> Self {
+        Self {
+            at: SocketAddr::new(address, port),
+            protocol,
+        }
+    }
+}
+
+impl fmt::Display for ServiceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.at, self.protocol)
     }
 }
 
@@ -333,8 +377,8 @@ impl From<Vec<Endpoint>> for EndpointList {
     }
 }
 
-impl std::fmt::Debug for EndpointList {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for EndpointList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.iter()).finish()
     }
 }

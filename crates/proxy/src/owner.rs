@@ -8,7 +8,8 @@ use crate::names::{NamespacedName, ServicePortName};
 use crate::object::{Service, ServicePort};
 
 /// A Service port as the one who wants an entry. Owners are ordered by age, then by name: of two
-/// that claim one address and port the first has it, in every mode.
+/// that claim one address and port the first has it, in every mode. Claims that a load balancer's
+/// address beats never get here: the model refuses them.
 #[derive(Debug, Clone)]
 pub struct Owner {
     /// `metadata.creationTimestamp`; a Service without one is taken for the youngest.

@@ -33,6 +33,7 @@ use hashbrown::{HashMap, HashSet};
 use crate::mode::NodePorts;
 use crate::model::ServiceView;
 use crate::names::{IpFamily, NamespacedName, Protocol};
+use crate::object::ServiceAddress;
 
 /// Destination of the packets of a Service's clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,8 +56,9 @@ impl Frontend {
 /// The UDP ports of a Service in one IP family, and their endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UdpService {
-    /// Addresses at which each port is served; sorted.
+    /// Addresses at which each port is served, but for those that it has `yielded`; sorted.
     addresses: Vec<IpAddr>,
+    yielded: Vec<ServiceAddress>,
     ports: Vec<UdpPort>,
 }
 
@@ -92,8 +94,14 @@ impl UdpService {
             node_port: port.node_port,
             serving: serving.get(&*port.name).cloned().unwrap_or_default(),
         });
+        // At its own cluster IP and load balancer it is served all the same.
+        let external = |of: &&ServiceAddress| {
+            let ip = of.at.ip();
+            ip != cluster_ip && !service.ingress_ips.contains(&ip)
+        };
         Self {
             ports: ports.collect(),
+            yielded: service.yielded.iter().filter(external).copied().collect(),
             addresses,
         }
     }
@@ -111,7 +119,9 @@ impl UdpService {
                 .map(|port| (port.port, port.node_port))
                 .collect::<Vec<_>>()
         };
-        self.addresses == other.addresses && numbers(self) == numbers(other)
+        self.addresses == other.addresses
+            && self.yielded == other.yielded
+            && numbers(self) == numbers(other)
     }
 }
 
@@ -363,7 +373,9 @@ fn frontends<'a>(
     service: &'a UdpService,
     port: &'a UdpPort,
 ) -> impl Iterator<Item = Frontend> + use<'a> {
-    let at = |ip: &IpAddr| Frontend::Address(SocketAddr::new(*ip, port.port));
+    let at = |ip: &IpAddr| ServiceAddress::new(*ip, port.port, Protocol::Udp);
     let addresses = service.addresses.iter().map(at);
+    let addresses = addresses.filter(|at| service.yielded.binary_search(at).is_err());
+    let addresses = addresses.map(|of| Frontend::Address(of.at));
     addresses.chain(port.node_port.map(Frontend::NodePort))
 }

@@ -398,10 +398,10 @@ fn dying<'a, 'b>(candidates: &'b [Candidate<'a>]) -> impl Iterator<Item = &'b Ca
 
 /// Whether traffic from outside can reach the port, as upstream's `ExternallyAccessible`.
 fn is_externally_reachable(service: &Service, port: &ServicePort, family: IpFamily) -> bool {
-    let own = |ip: &IpAddr| IpFamily::of(*ip) == family;
+    let own = |ip: IpAddr| IpFamily::of(ip) == family;
     port.node_port.is_some()
-        || service.external_ips.iter().any(own)
-        || service.ingress_ips.iter().any(own)
+        || service.external_ips_of(port).any(own)
+        || service.ingress_ips.iter().copied().any(own)
 }
 
 /// How far hints narrow the ready endpoints.

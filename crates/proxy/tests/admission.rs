@@ -8,9 +8,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use proptest::prelude::*;
 use proxy::{
     AddressField, AddressRules, Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind,
-    Model, NamespacedName, Protocol, Refusal, Service, ServicePort,
+    Model, NamespacedName, Protocol, Refusal, Service, ServiceAddress, ServicePort,
 };
 
 fn name(text: &str) -> NamespacedName {
@@ -299,5 +300,185 @@ fn the_order_of_events_does_not_matter() {
         }
         let count = |model: &Model| model.refused_addresses().count();
         assert_eq!(count(&lived), count(&fresh));
+    }
+}
+
+/// A Service of its own cluster IP with TCP ports, external IPs and load-balancer addresses.
+fn claimant(of: &str, number: u8, ports: &[u16], external: &[&str], ingress: &[&str]) -> Service {
+    let mut service = service(of, &format!("10.96.0.{number}"), 1, external);
+    service.ingress_ips = ingress.iter().map(|text| ip(text)).collect();
+    let port = |port: &u16| ServicePort {
+        name: port.to_string().into(),
+        protocol: Protocol::Tcp,
+        port: *port,
+        node_port: None,
+    };
+    service.ports = ports.iter().map(port).collect();
+    service
+}
+
+/// The external addresses and ports that a Service is served at.
+fn external(model: &Model, of: &str) -> Vec<String> {
+    let service = model.view(&name(of)).unwrap().service;
+    let ports = service.ports.iter();
+    let all = ports.flat_map(|port| {
+        let ips = service.external_ips_of(port);
+        ips.map(|ip| format!("{ip}:{}", port.port))
+    });
+    all.collect()
+}
+
+#[test]
+fn a_load_balancers_address_is_no_older_services_external_ip() {
+    let mut thief = claimant("thief", 1, &[80, 443], &["192.0.2.1", "192.0.2.2"], &[]);
+    thief.created = Some(1);
+    let mut victim = claimant("victim", 2, &[80], &[], &["192.0.2.1"]);
+    victim.created = Some(2);
+    victim.source_ranges = vec!["198.51.100.0/24".parse().unwrap()];
+    let all = [
+        "192.0.2.1:80",
+        "192.0.2.2:80",
+        "192.0.2.1:443",
+        "192.0.2.2:443",
+    ];
+    let left = ["192.0.2.2:80", "192.0.2.1:443", "192.0.2.2:443"];
+    for first_is_thief in [true, false] {
+        let mut model = model(None, None);
+        if first_is_thief {
+            add(&mut model, &thief);
+            assert_eq!(external(&model, "thief"), all);
+            model.take_changes();
+            add(&mut model, &victim);
+            // Both change hands at once.
+            assert_eq!(model.take_changes().services.len(), 2);
+        } else {
+            add(&mut model, &victim);
+            add(&mut model, &thief);
+        }
+        assert_eq!(external(&model, "thief"), left);
+        let why = Refusal::LoadBalancer(80, Protocol::Tcp);
+        assert_eq!(seen(&model, "thief").1, [why]);
+        let at = ServiceAddress::new(ip("192.0.2.1"), 80, Protocol::Tcp);
+        assert_eq!(model.load_balancer_at(at), Some(&name("victim")));
+        model.take_changes();
+        add(&mut model, &thief);
+        assert!(!model.has_changes(), "nothing is new");
+
+        // The load balancer gets another address, or another port, or goes.
+        for gone in [
+            Some(claimant("victim", 2, &[80], &[], &["192.0.2.9"])),
+            Some(claimant("victim", 2, &[81], &[], &["192.0.2.1"])),
+            None,
+        ] {
+            model.apply(match gone {
+                Some(other) => Event::ServiceApplied(other),
+                None => Event::ServiceDeleted(name("victim")),
+            });
+            assert!(model.take_changes().services.contains(&name("thief")));
+            assert_eq!(external(&model, "thief"), all);
+            add(&mut model, &victim);
+            assert_eq!(external(&model, "thief"), left);
+        }
+        // With all ports lost the address is none of its own.
+        add(
+            &mut model,
+            &claimant("victim", 2, &[80, 443], &[], &["192.0.2.1"]),
+        );
+        assert_eq!(seen(&model, "thief").0, ["192.0.2.2"]);
+        assert_eq!(seen(&model, "thief").1.len(), 2);
+    }
+}
+
+#[test]
+fn a_service_keeps_what_its_own_load_balancer_has() {
+    let mut model = model(None, None);
+    add(
+        &mut model,
+        &claimant("web", 1, &[80], &["192.0.2.1"], &["192.0.2.1"]),
+    );
+    assert_eq!(external(&model, "web"), ["192.0.2.1:80"]);
+    add(
+        &mut model,
+        &claimant("web", 1, &[80, 81], &["192.0.2.1"], &["192.0.2.1"]),
+    );
+    assert_eq!(external(&model, "web").len(), 2);
+    assert_eq!(model.refused_addresses().count(), 0);
+}
+
+#[test]
+fn a_load_balancers_address_that_is_refused_takes_nothing() {
+    let mut model = model(Some(&["192.0.2.0/24"]), None);
+    add(
+        &mut model,
+        &claimant("user", 1, &[80], &["10.96.0.3", "192.0.2.1"], &[]),
+    );
+    add(
+        &mut model,
+        &claimant("balanced", 2, &[80], &[], &["10.96.0.3", "192.0.2.1"]),
+    );
+    assert_eq!(external(&model, "user"), [""; 0]);
+    // It is somebody's cluster IP by now.
+    add(&mut model, &claimant("owner", 3, &[80], &[], &[]));
+    let mut other = service("owner-of-2-1", "192.0.2.1", 80, &[]);
+    other.ports.clear();
+    add(&mut model, &other);
+    assert_eq!(seen(&model, "balanced").1.len(), 2);
+    model.apply(Event::ServiceDeleted(name("owner-of-2-1")));
+    assert_eq!(external(&model, "user"), [""; 0]);
+    model.apply(Event::ServiceDeleted(name("balanced")));
+    assert_eq!(external(&model, "user"), ["192.0.2.1:80"]);
+}
+
+proptest! {
+    /// However Services came, changed and went: of those that name one address and port, external IPs
+    /// are served exactly where no other Service is served at its load balancer.
+    #[test]
+    fn external_ips_are_served_where_no_load_balancer_is(
+        steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)
+    ) {
+        let addresses = ["192.0.2.1", "192.0.2.2", "10.96.0.3"];
+        let some = |bits: u8| -> Vec<&str> {
+            (0..3).filter(|bit| bits >> bit & 1 == 1).map(|at| addresses[at]).collect()
+        };
+        let mut model = model(None, None);
+        for (number, is) in steps {
+            let of = format!("s{number}");
+            match is {
+                None => model.apply(Event::ServiceDeleted(name(&of))),
+                Some((external, ingress, ports)) => {
+                    let ports: Vec<u16> =
+                        (0..3).filter(|bit| ports >> bit & 1 == 1).map(|at| 80 + at).collect();
+                    let mut service =
+                        claimant(&of, number, &ports, &some(external), &some(ingress));
+                    service.created = Some(i64::from(number % 3));
+                    model.apply(Event::ServiceApplied(service));
+                }
+            }
+            let mut changed: Vec<String> = Vec::new();
+            for service in model.services() {
+                for port in &service.ports {
+                    let of_other = |ip: &IpAddr| {
+                        model.services().any(|other| {
+                            other.name != service.name
+                                && other.ingress_ips.contains(ip)
+                                && other.ports.iter().any(|of| of.port == port.port)
+                        })
+                    };
+                    for ip in service.external_ips_of(port) {
+                        if of_other(&ip) {
+                            changed.push(format!("{} is served at {ip}:{}", service.name, port.port));
+                        }
+                    }
+                    for refused in model.addresses_refused_to(&service.name) {
+                        if refused.why == Refusal::LoadBalancer(port.port, Protocol::Tcp)
+                            && !of_other(&refused.address)
+                        {
+                            changed.push(format!("{} lacks {}", service.name, refused.address));
+                        }
+                    }
+                }
+            }
+            prop_assert!(changed.is_empty(), "{:?}", changed);
+        }
     }
 }

@@ -37,6 +37,8 @@ verbs! {
     Service "service" 9,
     /// A Service goes.
     ServiceGone "service-gone" 3,
+    /// A load balancer is given what another Service has as an external IP.
+    Assign "assign" 2,
     /// Endpoints of a Service come, change, go.
     Slice "slice" 16,
     /// A slice goes.

@@ -233,6 +233,20 @@ impl Cluster {
         Some(self.apply(Event::ServiceDeleted(name)))
     }
 
+    /// A load balancer is given an external IP of another Service, which has it no longer then.
+    pub fn assign(&mut self, chance: &mut Chance) -> Option<Event> {
+        let all = self.services.values();
+        let external: Vec<IpAddr> = all.flat_map(|of| of.external_ips.clone()).collect();
+        let address = *chance.one_of(&external)?;
+        let at = chance.index(self.services.len());
+        let service = self.services.values_mut().nth(at)?;
+        service.kind = ServiceType::LoadBalancer;
+        service.ingress_ips = vec![address];
+        let service = service.clone();
+        self.garbled.remove(&(true, service.name.clone()));
+        Some(self.apply(Event::ServiceApplied(service)))
+    }
+
     /// A slice comes, or changes.
     pub fn slice(&mut self, chance: &mut Chance) -> Event {
         // Mostly of Services that there are.

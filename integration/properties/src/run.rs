@@ -458,6 +458,11 @@ impl<'a> World<'a> {
                 let event = self.cluster.service(chance);
                 self.tell(event);
             }
+            Verb::Assign => {
+                if let Some(event) = self.cluster.assign(chance) {
+                    self.tell(event);
+                }
+            }
             Verb::ServiceGone => {
                 if let Some(event) = self.cluster.service_gone(chance) {
                     self.tell(event);

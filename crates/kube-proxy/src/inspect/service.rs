@@ -54,7 +54,8 @@ impl Ground {
             ips.map(|ip| (kind, at(*ip, port.port))).collect()
         };
         let mut addresses = of_kind(AddressKind::ClusterIp, &service.cluster_ips);
-        addresses.extend(of_kind(AddressKind::ExternalIp, &service.external_ips));
+        let external: Vec<IpAddr> = service.external_ips_of(port).collect();
+        addresses.extend(of_kind(AddressKind::ExternalIp, &external));
         addresses.extend(of_kind(AddressKind::LoadBalancerIp, &service.ingress_ips));
         if let Some(number) = port.node_port {
             for of in &self.families {

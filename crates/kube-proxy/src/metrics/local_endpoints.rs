@@ -68,8 +68,9 @@ impl NoLocalEndpoints {
         if service.cluster_ip(family).is_none() {
             return false;
         }
-        let mut outside = service.external_ips.iter().chain(&service.ingress_ips);
-        let is_outside = port.node_port.is_some() || outside.any(|ip| IpFamily::of(*ip) == family);
+        let balanced = service.ingress_ips.iter().copied();
+        let mut outside = service.external_ips_of(port).chain(balanced);
+        let is_outside = port.node_port.is_some() || outside.any(|ip| IpFamily::of(ip) == family);
         let is_asked = service.internal_local || (service.external_local && is_outside);
         is_asked
             && self.has_any(view, port)

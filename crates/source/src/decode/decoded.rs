@@ -49,6 +49,10 @@ pub(crate) struct Decoded {
 
 /// What an object comes to.
 #[derive(Debug, Clone, PartialEq)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one is held at a time, and most objects are served"
+)]
 pub(crate) enum Content {
     /// It is served.
     Proxied(Object),

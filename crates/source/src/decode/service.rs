@@ -151,6 +151,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
         created: created.map(jiff::Timestamp::as_second),
         kind,
         cluster_ips,
+        yielded: Box::default(),
         external_ips,
         ingress_ips,
         ports,
