@@ -122,10 +122,13 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it ended before anything was written; of others not every table need be as it was.
-    pub fn leaves_all(self) -> bool {
+    /// Returns true if nothing was written of a text with so many tables. After other kinds some
+    /// tables may be written and some not.
+    pub fn leaves_all(self, tables: usize) -> bool {
         match self {
-            Self::NoProgram | Self::NotUsable | Self::LockHeld | Self::NotPermitted => true,
+            Self::NoProgram | Self::NotUsable | Self::NotPermitted => true,
+            // Legacy iptables takes the lock for each table, and lets go of it in between.
+            Self::LockHeld => tables <= 1,
             Self::TimedOut
             | Self::Unsupported
             | Self::NoTable

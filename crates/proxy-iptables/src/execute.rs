@@ -130,6 +130,8 @@ struct Executor<'a> {
 impl Executor<'_> {
     fn restore(&mut self, tables: &[Table], pieces: &[&Piece<'_>]) -> Result<(), Refusal> {
         self.left = self.left.saturating_sub(1);
+        let is_touched = |table: &&Table| pieces.iter().any(|piece| piece.touches(**table));
+        let touched = tables.iter().filter(is_touched).count();
         let result = self
             .kernel
             .restore(&mut |sink| write(tables, pieces, &mut Restore::new(sink)));
@@ -137,7 +139,7 @@ impl Executor<'_> {
             Ok(()) => self.verdicts.taken += 1,
             Err(refusal) => {
                 self.verdicts.refused += 1;
-                self.verdicts.is_doubtful |= !refusal.kind.leaves_all();
+                self.verdicts.is_doubtful |= !refusal.kind.leaves_all(touched);
                 if refusal.kind.is_general() {
                     self.verdicts.general = Some(refusal.reason.as_str().into());
                 }

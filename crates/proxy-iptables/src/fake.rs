@@ -30,6 +30,8 @@ pub struct State {
     pub refused: Vec<String>,
     /// Why nothing is taken: the lock is held.
     pub held: Option<String>,
+    /// After how many tables of a text somebody else gets the lock.
+    pub held_after: Option<usize>,
     /// Why rules cannot be read.
     pub unreadable: Option<String>,
     /// How often addresses were read.
@@ -240,8 +242,16 @@ impl Kernel for FakeKernel {
             });
         }
         let (mut table, mut commands) = (None, Vec::new());
+        let mut begun = 0;
         for (at, line) in text.lines().enumerate() {
             if let Some(name) = line.strip_prefix('*') {
+                if state.held_after.is_some_and(|after| begun >= after) {
+                    return Err(Refusal {
+                        reason: "somebody else got the lock".to_owned(),
+                        kind: Kind::LockHeld,
+                    });
+                }
+                begun += 1;
                 table = Table::ALL.into_iter().find(|table| table.name() == name);
                 commands.clear();
             } else if line == "COMMIT" {
