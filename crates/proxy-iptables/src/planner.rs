@@ -62,11 +62,13 @@ impl Planner<'_> {
         for (owner, slots) in changed {
             let part = parts.entry(owner.cloned()).or_default();
             part.slots = self.in_order(owner, &slots);
-            // What a slot leads to has to be there, also if it failed before and has time.
-            let chains = owner.map_or(&[][..], |owner| self.tables.chains.keys_of(owner));
-            for chain in chains {
+        }
+        // Slots and chains lead to other chains of their owner, which are written with them, also if
+        // one failed before and has time.
+        for (owner, part) in &mut parts {
+            let chains = owner.iter().flat_map(|of| self.tables.chains.keys_of(of));
+            for chain in chains.filter(|chain| self.tables.chains.is_pending(chain)) {
                 if let Some(content) = self.tables.chains.wanted(chain)
-                    && self.tables.chains.actual(chain).is_none()
                     && part.chains.insert(*chain, *content).is_none()
                 {
                     part.rules += content.rules as usize;

@@ -644,6 +644,65 @@ fn a_held_lock_is_said_once_and_tried_again() {
 }
 
 #[test]
+fn after_a_lock_that_is_lost_between_two_tables_rules_are_read_before_they_are_written() {
+    let mut world = serving(2);
+    let of_service = |world: &World| {
+        let rules = world.chain(Table::Filter, "KUBE-SERVICES");
+        rules.iter().filter(|rule| rule.contains("web-1")).count()
+    };
+    // One rule comes in table filter, one goes in table nat.
+    world.apply(slice(1, []));
+    world.kernel.state().held_after = Some(1);
+    world.kernel.state().unreadable = Some("the machine is busy".to_owned());
+    let synced = world.sync();
+    assert_eq!(synced.failures.len(), 1, "{synced:?}");
+    assert_eq!(of_service(&world), 1, "the first table was written");
+    world.kernel.state().held_after = None;
+    for is_readable in [false, true] {
+        for _ in 0..8 {
+            if let Some(due) = world.proxier.next_due(world.now) {
+                world.now = due;
+            }
+            world.settle();
+            assert_eq!(of_service(&world), 1, "readable: {is_readable}");
+        }
+        world.kernel.state().unreadable = None;
+    }
+    let mut fresh = World::new();
+    for number in [1, 2] {
+        fresh.apply(Event::ServiceApplied(service(number)));
+    }
+    fresh.apply(slice(2, [1, 2]));
+    fresh.sync();
+    assert_eq!(world.holds(), fresh.holds());
+}
+
+#[test]
+fn the_chain_of_an_endpoint_is_written_with_what_leads_to_it() {
+    let mut world = serving(2);
+    world.kernel.state().refused = vec!["--to-destination 10.244.0.3:8080".to_owned()];
+    world.apply(slice(1, [1, 2, 3]));
+    for _ in 0..4 {
+        world.sync();
+        world.now = world.proxier.next_due(world.now).unwrap();
+    }
+    assert!(world.settle().pending > 0);
+    // It is taken from now on, and its turn would come in some seconds. Another endpoint goes now.
+    world.kernel.state().refused.clear();
+    world.apply(slice(1, [1, 3]));
+    let synced = world.sync();
+    assert_eq!((synced.pending, synced.failures), (0, Vec::new()));
+    let mut fresh = World::new();
+    for number in [1, 2] {
+        fresh.apply(Event::ServiceApplied(service(number)));
+    }
+    fresh.apply(slice(1, [1, 3]));
+    fresh.apply(slice(2, [1, 2]));
+    fresh.sync();
+    assert_eq!(world.holds(), fresh.holds());
+}
+
+#[test]
 fn rules_that_cannot_be_read_are_said_once_and_stop_no_change() {
     let mut world = serving(3);
     world.kernel.state().unreadable = Some("no process to be had".to_owned());
