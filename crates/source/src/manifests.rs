@@ -25,9 +25,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{fs, io, thread, vec};
 
 use futures::Stream;
 use notify::event::{AccessKind, AccessMode, EventKind, ModifyKind};
@@ -50,8 +50,8 @@ const REFILLED: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(3);
 /// The symbolic link behind which a mounted ConfigMap changes all of its files at once.
 const CONFIG_MAP_DATA: &str = "..data";
-/// Events on their way to whoever reads the stream.
-const IN_FLIGHT: usize = 1024;
+/// Looks whose events are on their way to whoever reads the stream.
+const IN_FLIGHT: usize = 1;
 
 /// Watches the manifests in `folder`. `node` is this node's name.
 ///
@@ -88,7 +88,8 @@ pub fn stream(
         .spawn(move || follow(watch, folder, &changed, &events))
         .map_err(failed)?;
     Ok(Manifests {
-        events: received,
+        looks: received,
+        events: Vec::new().into_iter(),
         changes,
     })
 }
@@ -102,8 +103,13 @@ fn into_io(error: notify::Error) -> io::Error {
 }
 
 /// The stream's end of the thread.
+///
+/// All that one look has found is there at once, so that a reader which takes what is there never
+/// sees a part of it: a Service that becomes two would be neither for a moment.
 struct Manifests {
-    events: channel::Receiver<Event>,
+    looks: channel::Receiver<Vec<Event>>,
+    /// Rest of the last look.
+    events: vec::IntoIter<Event>,
     changes: mpsc::Sender<Change>,
 }
 
@@ -111,7 +117,15 @@ impl Stream for Manifests {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        self.events.poll_recv(context)
+        loop {
+            if let Some(event) = self.events.next() {
+                return Poll::Ready(Some(event));
+            }
+            match ready!(self.looks.poll_recv(context)) {
+                Some(look) => self.events = look.into_iter(),
+                None => return Poll::Ready(None),
+            }
+        }
     }
 }
 
@@ -133,7 +147,7 @@ fn follow(
     mut watch: Watch,
     mut folder: Folder,
     changed: &mpsc::Receiver<Change>,
-    events: &channel::Sender<Event>,
+    looks: &channel::Sender<Vec<Event>>,
 ) {
     let mut touched = Touched {
         is_all: true,
@@ -150,10 +164,8 @@ fn follow(
                 for warning in seen.warnings {
                     warn!("{warning}");
                 }
-                for event in seen.events {
-                    if events.blocking_send(event).is_err() {
-                        return;
-                    }
+                if !seen.events.is_empty() && looks.blocking_send(seen.events).is_err() {
+                    return;
                 }
             }
             Err(error) if !is_missing => {

@@ -379,7 +379,7 @@ mod tests {
         let wrong = SERVICE.replace("Service", "Servise");
         assert_eq!(
             told(&format!("{SERVICE}---\n{wrong}")),
-            ["5: kind Servise of v1 is ignored: did you mean Service?"]
+            ["6: kind Servise of v1 is ignored: did you mean Service?"]
         );
         let listed = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: discovery.k8s.io/v1, kind: Endpointslice}\n";
         assert_eq!(

@@ -66,8 +66,10 @@ fn is_near(given: &str, known: &str) -> bool {
     } else {
         TYPING_ERRORS
     };
-    given.len() <= LONGEST
-        && distance(&given.to_ascii_lowercase(), &known.to_ascii_lowercase()) <= allowed
+    let (given, known) = (given.to_ascii_lowercase(), known.to_ascii_lowercase());
+    // PodList is no NodeList.
+    let is_begun_alike = given.chars().next() == known.chars().next();
+    given.len() <= LONGEST && is_begun_alike && distance(&given, &known) <= allowed
 }
 
 /// Levenshtein's distance of two short names.
@@ -99,7 +101,7 @@ mod tests {
             ("services", "service", 1),
             ("", "node", 4),
             ("node", "", 4),
-            ("endpoints", "endpointslice", 5),
+            ("endpoints", "endpointslice", 4),
         ] {
             assert_eq!(distance(one, other), wanted, "{one} {other}");
         }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{FutureExt as _, StreamExt};
 use proxy::{Event, Kind};
 
 use super::folder::{Folder, Seen, Touched};
@@ -371,6 +371,32 @@ async fn changes_are_watched() {
     dir.remove("a.yaml");
     assert_eq!(watched.next().await, "no a");
     assert!(watched.is_quiet().await);
+}
+
+/// A Service that becomes two in one file is never neither: a reader that takes what is there has all.
+#[tokio::test]
+async fn all_of_a_change_is_there_at_once() {
+    let folder = Temporary::new();
+    let file = |names: &str| -> String {
+        let one = |number| service(&format!("{names}-{number}"), "10.96.0.1");
+        (0..3_000).map(one).collect()
+    };
+    folder.write("all.yaml", &file("before"));
+    let mut stream = stream(&folder.0, "node1").unwrap().boxed();
+    while !matches!(
+        stream.next().await,
+        Some(Event::ListComplete {
+            kind: Kind::ServiceCidr,
+            ..
+        })
+    ) {}
+    while stream.next().now_or_never().is_some() {}
+    folder.write("all.yaml", &file("after"));
+    let mut count = usize::from(stream.next().await.is_some());
+    while stream.next().now_or_never().is_some() {
+        count += 1;
+    }
+    assert_eq!(count, 2 * 3_000, "deleted, and added");
 }
 
 #[tokio::test]
