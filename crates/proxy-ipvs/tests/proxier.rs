@@ -77,6 +77,40 @@ fn a_first_sync_makes_before_it_serves() {
     );
 }
 
+/// In one update: the virtual server stays, gets who serves now, and only then loses who did.
+#[test]
+fn an_address_that_goes_over_to_another_service_is_served_throughout() {
+    let at = |name: &str, cluster_ip: &str| Service {
+        external_ips: vec![ip("192.0.2.30")],
+        ..service(name, cluster_ip, 80)
+    };
+    let mut world = World::new();
+    world.service(at("default/one", "10.96.0.30"));
+    world.slice(slice("default/one", &["10.244.1.5@node1"]));
+    let mut world = world.listed();
+    assert_eq!(world.sync().pending, 0);
+    world.work();
+    world.delete_service("default/one");
+    world.service(at("default/other", "10.96.0.33"));
+    world.slice(slice("default/other", &["10.244.2.5@node2"]));
+    assert_eq!(world.sync().pending, 0);
+    let written = world.written();
+    let position = |wanted: &str| {
+        let found = written.iter().position(|op| op == wanted);
+        found.unwrap_or_else(|| panic!("{wanted}: {written:?}"))
+    };
+    let comes = position("add destination 10.244.2.5:8080 to 192.0.2.30:80/TCP");
+    let goes = position("set destination 10.244.1.5:8080 of 192.0.2.30:80/TCP to weight 0");
+    assert!(comes < goes, "{written:?}");
+    for never in [
+        "remove virtual server 192.0.2.30:80/TCP",
+        "unbind 192.0.2.30 from kube-ipvs0",
+        "remove 192.0.2.30,tcp:80 from set KUBE-EXTERNAL-IP",
+    ] {
+        assert!(!written.iter().any(|op| op == never), "{written:?}");
+    }
+}
+
 #[test]
 fn deletes_run_the_other_way_and_leave_nothing() {
     let mut world = web();

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use lab::Transport;
-use scenarios::{Cluster, Outcome, Service, at, tally, tcp};
+use scenarios::{Cluster, FIRST_TRY, Outcome, Service, at, tally, tcp, under_traffic};
 
 /// A change is in the kernel well below this, seen by polling with `ipvsadm`.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
@@ -144,4 +144,55 @@ pub(crate) fn broken_at_the_start(c: &mut Cluster) -> Outcome {
     c.delete("web")?;
     c.until_gone("TCP 10.96.0.10:80")?;
     c.until_served(&moved).map(drop)
+}
+
+/// One file, in which a Service becomes two, or its address another's: nobody may be refused meanwhile.
+pub(crate) fn an_address_that_goes_over_in_one_file_is_served_throughout(
+    c: &mut Cluster,
+) -> Outcome {
+    const CHANGES: usize = 12;
+    const SHARED: &str = "192.0.2.30 2001:db8::30";
+    let service = |name: &str, host: u8, port: u16, external: &str, endpoints: &str| {
+        Service::new(name, &format!("10.96.0.{host} fd96::{host}"))
+            .port(tcp(port, 8080))
+            .external(external)
+            .endpoints(endpoints)
+    };
+    let (near, far) = ("10.244.1.10 fd44:1::10", "10.244.2.10 fd44:2::10");
+    let one = service("one", 30, 80, SHARED, near);
+    let two = [
+        service("two-a", 31, 80, SHARED, near),
+        service("two-b", 32, 81, SHARED, far),
+    ];
+    let handed = [
+        service("one", 30, 80, "192.0.2.31", near),
+        service("other", 33, 80, SHARED, far),
+    ];
+    let file = |services: &[Service]| -> String {
+        let all = services.iter().map(|service| format!("{service}---\n"));
+        all.collect()
+    };
+    let (alone, split, handed) = (file(std::slice::from_ref(&one)), file(&two), file(&handed));
+    let states = [&split, &alone, &handed, &alone];
+    let write = |c: &Cluster, text: &str| -> anyhow::Result<()> {
+        let aside = c.folder().join("aside");
+        fs::write(&aside, text)?;
+        Ok(fs::rename(aside, c.manifests().join("shared.yaml"))?)
+    };
+    write(c, &alone)?;
+    c.start(&[])?;
+    c.until_served(&one)?;
+    let ways = [
+        (&c.client, "192.0.2.30:80"),
+        (&c.outside, "192.0.2.30:80"),
+        (&c.outside, "[2001:db8::30]:80"),
+    ];
+    under_traffic(&ways, 0, FIRST_TRY, || {
+        for state in states.into_iter().cycle().take(CHANGES) {
+            write(c, state)?;
+            std::thread::sleep(Duration::from_millis(250));
+        }
+        Ok(())
+    })?;
+    c.stop()
 }
