@@ -57,6 +57,8 @@ pub(crate) struct Sender {
     pub(crate) is_here: bool,
     /// True if this node has its address too, as that of a Service.
     pub(crate) has_service_address: bool,
+    /// Why this node does not know it as one of its pods, though it is behind an interface of pods.
+    pub(crate) stranger: Option<String>,
 }
 
 /// How its packets come.
@@ -76,6 +78,8 @@ pub(crate) struct Planned<'a> {
     pub(crate) protocol: Protocol,
     /// Whose address it is.
     pub(crate) of: Option<Place<'a>>,
+    /// Services that name the address, at whatever ports, as an address of their own.
+    pub(crate) named_by: &'a [String],
 }
 
 /// All journeys of a question.
@@ -125,6 +129,7 @@ pub(crate) fn plan<'a>(asked: &Asked, objects: &'a Objects, routing: &dyn Routin
                         to,
                         protocol,
                         of,
+                        named_by: &objects.node.named_by,
                     });
                     journeys.planned.extend(planned);
                 }

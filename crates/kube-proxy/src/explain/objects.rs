@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use proxy::Protocol;
+use proxy::{IpFamily, LocalDetector, Protocol};
 
 use super::asked::{Asked, PortOf, To, protocol_of};
 use crate::view::{Address, AddressKind, Endpoint, Port, Service};
@@ -28,6 +28,11 @@ pub(crate) struct OwnNode {
     pub(crate) pod_networks: Vec<IpNet>,
     /// Some of its pods that EndpointSlices name.
     pub(crate) pods: Vec<IpAddr>,
+    /// How its pods are told from other senders, by family.
+    pub(crate) detectors: Vec<(IpFamily, LocalDetector)>,
+    /// Services that name the address that is asked for as an external or load-balancer address, each
+    /// with the field; some of them.
+    pub(crate) named_by: Vec<String>,
 }
 
 /// An address of a Service port.

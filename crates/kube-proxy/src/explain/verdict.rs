@@ -209,10 +209,11 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
     let because = because.map_or_else(String::new, |why| format!(": {why}"));
     match walk.fate {
         Fate::Refused if at == THIS_NODE => format!(
-            "reaches this node itself, and is refused: no Service is served at {}, and no process listens there",
-            planned.to
+            "reaches this node itself, and is refused: no Service is served at {}, and no process listens there{}",
+            planned.to,
+            taken(planned)
         ),
-        Fate::Refused => format!("is refused by {at}{because}"),
+        Fate::Refused => format!("is refused by {at}{because}{}", taken(planned)),
         Fate::Unrouted => {
             let why = says.split_once(": ").map_or(says, |(_, why)| why);
             format!(
@@ -232,6 +233,18 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
         ),
         Fate::Unknown => format!("cannot be followed beyond {at}: {says}"),
     }
+}
+
+/// Says whose address it is that this node has taken for its own.
+fn taken(planned: &Planned<'_>) -> String {
+    if planned.named_by.is_empty() || planned.of.is_some() {
+        return String::new();
+    }
+    format!(
+        ". {} is an address of {}, which IPVS mode gives to this node: nothing else of a host that has it is reached from here",
+        planned.to.ip(),
+        planned.named_by.join(", ")
+    )
 }
 
 /// Why routing drops a packet; what to do about a sender that has an address of a Service.
@@ -288,8 +301,13 @@ fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
         return Some(format!("no endpoint of {service} is ready"));
     }
     if is_local && !endpoints.iter().any(|one| one.local && one.local_policy) {
+        let stranger = planned.sender.stranger.as_deref();
+        let stranger = stranger.filter(|_| policy.starts_with("external"));
+        let stranger = stranger.map_or_else(String::new, |why| {
+            format!("; its sender counts as one outside, and not as a pod of this node: {why}")
+        });
         return Some(format!(
-            "{policy} is Local, and no endpoint of {service} on this node is ready"
+            "{policy} is Local, and no endpoint of {service} on this node is ready{stranger}"
         ));
     }
     outside_ranges(planned, of)

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use http::Uri;
-use proxy::{IpFamily, Model, NamespacedName, Protocol, Service};
+use proxy::{AddressField, IpFamily, Model, NamespacedName, Protocol, Service};
 use source::Places;
 
 use super::question::{Claimed, Copied, Ground, Question};
@@ -11,6 +11,7 @@ use super::service::{Detail, Seen};
 use super::{Asker, Inspect, Unanswered, rendered};
 use crate::explain::{Asked, Objects, OwnNode, Quotes, To, live};
 use crate::modes::counters::{Counted, Counters};
+use crate::modes::detect_local::DetectLocal;
 use crate::whose::{Place, places};
 
 /// How many Services are looked at in one turn of the loop.
@@ -18,6 +19,8 @@ pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
 /// So many endpoints are looked at, for so many pods of this node.
 const ENDPOINTS_LOOKED_AT: usize = 10_000;
 const PODS: usize = 64;
+/// How many Services that name an address are told.
+const NAMED_BY: usize = 4;
 /// How often an address is looked for anew because Services came or went meanwhile.
 const TRIES: usize = 3;
 /// The namespace of a Service that is named without one.
@@ -66,7 +69,12 @@ impl Inspect {
             )));
         }
         let ground = self.ask(Question::Ground).await?;
-        let (mode, node) = self.ask(Question::OwnNode).await?;
+        let address = match &asked.to {
+            To::Address(at, _) => Some(at.ip()),
+            To::Service(..) => None,
+        };
+        let own_node = |answer| Question::OwnNode(address, answer);
+        let (mode, node) = self.ask(own_node).await?;
         Ok(Known {
             copied,
             ground,
@@ -160,9 +168,29 @@ fn has(service: &Service, address: IpAddr, port: u16) -> bool {
 }
 
 /// What the model knows of this node.
-pub(crate) fn own_node(model: &Model, name: &str) -> OwnNode {
+pub(crate) fn own_node(
+    model: &Model,
+    name: &str,
+    detection: &DetectLocal,
+    address: Option<IpAddr>,
+) -> OwnNode {
     let node = model.node();
+    let detectors = IpFamily::ALL.map(|family| (family, detection.detector(family, node)));
+    let naming = address.into_iter().flat_map(|address| {
+        let services = model.naming_externally(address).take(NAMED_BY);
+        services.map(move |service| {
+            let is_external = service.external_ips.contains(&address);
+            let field = if is_external {
+                AddressField::ExternalIps
+            } else {
+                AddressField::Ingress
+            };
+            format!("Service {} ({})", service.name, field.name())
+        })
+    });
     OwnNode {
+        detectors: detectors.to_vec(),
+        named_by: naming.collect(),
         pods: own_pods(model, name),
         addresses: node.map(|node| node.addresses.clone()).unwrap_or_default(),
         pod_networks: node.map(|node| node.pod_cidrs.clone()).unwrap_or_default(),

@@ -44,8 +44,8 @@ pub(crate) enum Question {
     Ground(Sender<Ground>),
     /// Which of the Services behind the first so many have this address and port.
     Claimants(usize, IpAddr, u16, Sender<Claimed>),
-    /// The mode's name, and what is known of this node.
-    OwnNode(Sender<(&'static str, OwnNode)>),
+    /// The mode's name, and what is known of this node, and of this address.
+    OwnNode(Option<IpAddr>, Sender<(&'static str, OwnNode)>),
 }
 
 /// Who has an address, of a piece of the Services.

@@ -108,7 +108,8 @@ impl Inspect {
         let mut notes = Vec::new();
         let places = self.whereabouts(&name, &mut notes).await;
         notes.extend(places.ignored().iter().cloned());
-        let (mode, _) = self.ask(Question::OwnNode).await?;
+        let own_node = |answer| Question::OwnNode(None, answer);
+        let (mode, _) = self.ask(own_node).await?;
         notes.extend(affinity_note(mode, copied.service.affinity_seconds));
         let counters = self.counters.clone();
         rendered(move || {

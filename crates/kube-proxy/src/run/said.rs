@@ -32,9 +32,11 @@ impl Daemon {
             Question::Claimants(from, address, port, answer) => {
                 drop(answer.send(claimants(&self.model, from, address, port)));
             }
-            Question::OwnNode(answer) => {
+            Question::OwnNode(address, answer) => {
                 let mode = self.options.modes.chosen.name();
-                let own = own_node(&self.model, &self.options.process.node_name);
+                let detection = &self.options.modes.shared.detect_local;
+                let node = &self.options.process.node_name;
+                let own = own_node(&self.model, node, detection, address);
                 drop(answer.send((mode, own)));
             }
         }

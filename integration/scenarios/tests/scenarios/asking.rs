@@ -5,7 +5,8 @@
 )]
 
 use anyhow::{Context as _, ensure};
-use scenarios::{Cluster, METRICS, Outcome, SOON, Service, ask, ask_json, at, get, tcp};
+use lab::Transport;
+use scenarios::{Cluster, FIRST_TRY, METRICS, Outcome, SOON, Service, ask, ask_json, at, get, tcp};
 
 pub(crate) fn what_is_told_is_what_the_kernel_has(c: &mut Cluster) -> Outcome {
     let (code, text) = ask(c, &["status"])?;
@@ -155,4 +156,78 @@ fn rules_of_others_are_quoted_to_root_alone(c: &Cluster) -> Outcome {
     );
     iptables("-D")?;
     Ok(())
+}
+
+/// A load balancer that probes a node port from its Service's address: in IPVS mode the node has that
+/// address too, and the kernel drops what comes in from it.
+pub(crate) fn a_sender_with_a_services_address_is_followed(c: &mut Cluster) -> Outcome {
+    const BALANCER: &str = "198.51.100.134";
+    let lb = |mode: &str| {
+        let text = Service::new("lb", "10.96.0.16")
+            .port(tcp(80, 8080).node_port(30160))
+            .ingress(BALANCER)
+            .endpoints("10.244.1.10")
+            .to_string();
+        text.replace(
+            &format!("{{ip: \"{BALANCER}\"}}"),
+            &format!("{{ip: \"{BALANCER}\", ipMode: {mode}}}"),
+        )
+    };
+    let net = format!("{BALANCER}/32");
+    c.outside.run(["ip", "addr", "add", &net, "dev", "lo"])?;
+    c.node1
+        .run(["ip", "route", "add", &net, "via", "172.35.0.9"])?;
+    let probe = |c: &Cluster| {
+        let to = at("172.35.0.100:30160");
+        let dial = c.outside.dial(Transport::Tcp, to);
+        dial.from_ip(BALANCER.parse().expect("an address"))
+            .timeout(FIRST_TRY)
+            .ask()
+            .is_ok()
+    };
+    c.write("lb", &lb("VIP"))?;
+    c.start(&[])?;
+    c.until("the address is bound", || {
+        Ok(c.addresses()?.iter().any(|held| held.contains(BALANCER)))
+    })?;
+    ensure!(!probe(c), "the kernel drops it");
+    ensure!(
+        c.outside.ask_tcp(at("172.35.0.100:30160"), SOON)?.who == "near",
+        "others are served"
+    );
+    let question = ["explain", "172.35.0.100:30160", "--from", BALANCER];
+    let (code, text) = ask(c, &question)?;
+    ensure!(
+        code == 1 && text.contains("martian") && text.contains("ipMode: Proxy"),
+        "{code} {text}"
+    );
+    c.write("lb", &lb("Proxy"))?;
+    c.until("the address is the balancer's alone", || Ok(probe(c)))?;
+    let (code, text) = ask(c, &question)?;
+    ensure!(
+        code == 0 && text.contains("10.244.1.10:8080"),
+        "{code} {text}"
+    );
+    c.stop()
+}
+
+/// An externalIP of another node: nothing else of that node is reached, and it is said why.
+pub(crate) fn an_address_taken_from_another_node_is_named(c: &mut Cluster) -> Outcome {
+    let nginx = Service::new("nginx", "10.96.0.18")
+        .port(tcp(8088, 8080))
+        .external("172.35.0.101")
+        .endpoints("10.244.1.10");
+    c.apply(&nginx)?;
+    c.start(&[])?;
+    c.until_served(&nginx)?;
+    let told = "172.35.0.101 (spec.externalIPs) is served for Service default/nginx: it is in 172.35.0.0/24";
+    c.until("it is named", || Ok(c.said().contains(told)))?;
+    let (code, text) = ask(c, &["explain", "172.35.0.101:10250", "--from", "node"])?;
+    ensure!(
+        code == 1
+            && text
+                .contains("172.35.0.101 is an address of Service default/nginx (spec.externalIPs)"),
+        "{code} {text}"
+    );
+    c.stop()
 }

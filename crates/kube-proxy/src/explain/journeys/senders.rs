@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
+use proxy::{IpFamily, LocalDetector};
 
 use super::{Hop, Routing, Sender, Way};
 use crate::explain::asked::From;
@@ -42,6 +43,7 @@ impl Cast<'_, '_> {
                 way: Way::Made(None),
                 is_here: true,
                 has_service_address: false,
+                stranger: None,
             }]),
             From::Pod => {
                 let itself = self.local_endpoint().map(|itself| self.pod(itself));
@@ -129,6 +131,7 @@ impl Cast<'_, '_> {
         Ok(Sender {
             words,
             who,
+            stranger: self.stranger(&hop.interface, address),
             way: Way::Comes(hop.interface, address),
             is_here: true,
             has_service_address: false,
@@ -156,6 +159,7 @@ impl Cast<'_, '_> {
                 way: Way::Made(Some(address)),
                 is_here: true,
                 has_service_address: false,
+                stranger: None,
             });
         }
         if self.is_of_pods(address) {
@@ -170,8 +174,42 @@ impl Cast<'_, '_> {
             who: address.to_string(),
             is_here: hop.is_inner,
             has_service_address: false,
+            stranger: if hop.is_inner {
+                self.stranger(&hop.interface, address)
+            } else {
+                None
+            },
             way: Way::Comes(hop.interface, address),
         })
+    }
+
+    /// Says why this node does not know an address behind an interface as that of a pod, in the modes
+    /// whose rules ask for it.
+    fn stranger(&self, interface: &str, address: IpAddr) -> Option<String> {
+        let mode = self.objects.mode.as_deref();
+        if !matches!(mode, Some("iptables" | "nftables")) {
+            return None;
+        }
+        let family = IpFamily::of(address);
+        let mut detectors = self.objects.node.detectors.iter();
+        let (_, detector) = detectors.find(|(of, _)| *of == family)?;
+        match detector {
+            LocalDetector::None => Some(
+                "nothing tells pods of this node apart: give --cluster-cidr, or another --detect-local-mode".to_owned(),
+            ),
+            LocalDetector::SourceNet(net) if !net.contains(&address) => Some(format!(
+                "it is not in {net}: let --cluster-cidr (with --detect-local-mode=NodeCIDR: spec.podCIDRs of the Node) \
+                 have the network of pods"
+            )),
+            LocalDetector::Bridge(bridge) if bridge != interface => Some(format!(
+                "it comes by {interface} and not by {bridge}: let --pod-bridge-interface name the bridge of pods"
+            )),
+            LocalDetector::InterfacePrefix(prefix) if !interface.starts_with(prefix) => Some(format!(
+                "it comes by {interface}, which does not begin with {prefix}: let --pod-interface-name-prefix say how \
+                 interfaces of pods begin, or give --detect-local-mode=ClusterCIDR with --cluster-cidr"
+            )),
+            _ => None,
+        }
     }
 
     /// A host outside that has a Service's address, as a load balancer that probes from there. The
@@ -186,6 +224,7 @@ impl Cast<'_, '_> {
             words: format!("outside {address}, by {interface}"),
             way: Way::Comes(interface, address),
             has_service_address: true,
+            stranger: None,
             who,
             is_here: false,
         })
@@ -284,6 +323,7 @@ impl Cast<'_, '_> {
             way: Way::Comes(interface, address),
             is_here: false,
             has_service_address: false,
+            stranger: None,
         };
         if let Some(hop) = self.routing.hop(address) {
             let words = format!("outside {address}{about}");

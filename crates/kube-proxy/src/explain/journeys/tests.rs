@@ -1,4 +1,5 @@
 use ipnet::IpNet;
+use proxy::{IpFamily, LocalDetector};
 
 use super::senders::{from_end, neighbour_of};
 use super::*;
@@ -78,6 +79,7 @@ fn objects(source_ranges: &[&str], endpoints: Vec<Endpoint>) -> Objects {
             addresses: vec!["172.35.0.100".parse().unwrap()],
             pod_networks: vec!["10.244.1.0/24".parse().unwrap()],
             pods: Vec::new(),
+            ..OwnNode::default()
         },
     }
 }
@@ -204,6 +206,37 @@ fn who_has_a_services_address_comes_from_outside() {
     assert!(planned.sender.has_service_address && !planned.sender.is_here);
 }
 
+/// What externalTrafficPolicy: Local does with a pod that the node does not know as one.
+#[test]
+fn a_pod_that_is_not_known_as_one_is_told_with_the_flag() {
+    let stranger = |mode: &str, detector: LocalDetector| {
+        let mut objects = objects(&[], Vec::new());
+        objects.mode = Some(mode.to_owned());
+        objects.node.detectors = vec![(IpFamily::V4, detector)];
+        let asked = Asked::parse("192.0.2.10:80", "10.244.1.99", "default").unwrap();
+        let mut planned = plan(&asked, &objects, &Node).planned;
+        planned.remove(0).sender.stranger
+    };
+    let prefix = |text: &str| LocalDetector::InterfacePrefix(text.to_owned());
+    let net = |text: &str| LocalDetector::SourceNet(text.parse().unwrap());
+    for (detector, flag) in [
+        (prefix("cali"), "--pod-interface-name-prefix"),
+        (
+            LocalDetector::Bridge("cni0".to_owned()),
+            "--pod-bridge-interface",
+        ),
+        (net("10.9.0.0/16"), "--cluster-cidr"),
+        (LocalDetector::None, "--detect-local-mode"),
+    ] {
+        let told = stranger("nftables", detector.clone()).unwrap();
+        assert!(told.contains(flag), "{told}");
+        assert_eq!(stranger("ipvs", detector), None, "rules do not ask");
+    }
+    for detector in [prefix("cbr"), net("10.244.0.0/16")] {
+        assert_eq!(stranger("nftables", detector), None);
+    }
+}
+
 #[test]
 fn without_a_daemon_an_address_is_asked_as_it_is() {
     let nothing = Objects::default();
@@ -276,6 +309,7 @@ fn where_networks_are_not_known_a_pod_and_a_host_beside_the_node_are_taken() {
         pods: ["172.35.0.100", "10.9.9.9"]
             .map(|ip| ip.parse().unwrap())
             .to_vec(),
+        ..OwnNode::default()
     };
     let asked = Asked::parse("192.0.2.10:80", "", "default").unwrap();
     let journeys = plan(&asked, &objects, &Alone);

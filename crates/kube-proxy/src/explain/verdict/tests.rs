@@ -35,11 +35,13 @@ fn pod(of: Option<Place<'_>>) -> Planned<'_> {
             who: "a pod on this node".to_owned(),
             is_here: true,
             has_service_address: false,
+            stranger: None,
             way: Way::Comes("cbr0".to_owned(), "10.244.1.9".parse().unwrap()),
         },
         to: "10.96.0.9:80".parse().unwrap(),
         protocol: proxy::Protocol::Tcp,
         of,
+        named_by: &[],
     }
 }
 
@@ -241,5 +243,40 @@ fn endpoints_whose_answers_fare_alike_are_told_together() {
         "a pod on this node half of the time reaches 10.244.3.7:8080; the endpoint sees the client's own address; not sure that \
          an answer comes back: the endpoint is on another node; half of the time reaches 10.244.1.5:8080 or 10.244.2.7:8080, \
          half each, but gets no answer: its answer is dropped by filter FORWARD"
+    );
+}
+
+#[test]
+fn an_address_that_ipvs_mode_has_taken_is_told_with_its_service() {
+    let mut planned = pod(None);
+    let names = ["Service default/nginx (spec.externalIPs)".to_owned()];
+    planned.named_by = &names;
+    for place in [THIS_NODE, "filter KUBE-IPVS-FILTER"] {
+        let told = verdict(&planned, &[failed(Fate::Refused, 1.0, place, "", "")]);
+        let wanted = "10.96.0.9 is an address of Service default/nginx (spec.externalIPs), which IPVS mode gives to this node";
+        assert!(told.contains(wanted), "{told}");
+    }
+}
+
+#[test]
+fn what_routing_does_is_told_with_what_to_do() {
+    let told = |fate, says: &str, has_service_address| {
+        let mut planned = pod(None);
+        planned.sender.has_service_address = has_service_address;
+        let mut walk = failed(fate, 1.0, "routing", "", "");
+        walk.steps[0].says = says.to_owned();
+        verdict(&planned, &[walk])
+    };
+    assert_eq!(
+        told(Fate::Unrouted, "cannot be sent: no route to there", false),
+        "a pod on this node does not get to 10.96.0.9:80: no route to there, which the sender is told"
+    );
+    let martian = "dropped: this node has its source 192.0.2.20 itself (martian)";
+    let dropped = told(Fate::Dropped, martian, false);
+    assert!(dropped.ends_with("itself (martian)"), "{dropped}");
+    let balancer = told(Fate::Dropped, martian, true);
+    assert!(
+        balancer.contains("itself (martian)") && balancer.contains("ipMode: Proxy"),
+        "{balancer}"
     );
 }

@@ -45,10 +45,12 @@ fn planned(way: Way) -> Planned<'static> {
             way,
             is_here: true,
             has_service_address: false,
+            stranger: None,
         },
         to: "10.96.0.9:80".parse().unwrap(),
         protocol: Protocol::Tcp,
         of: None,
+        named_by: &[],
     }
 }
 
@@ -280,6 +282,7 @@ fn an_answer_that_goes_by_another_node_is_not_known() {
         sender: Sender {
             is_here: false,
             has_service_address: false,
+            stranger: None,
             ..planned(Way::Made(None)).sender
         },
         ..planned(Way::Comes("eth0".to_owned(), packet.source))
