@@ -54,11 +54,12 @@ pub(crate) fn compressed_events(
     let encoder = GzEncoder::new(Vec::with_capacity(CHUNK), LEVEL);
     let state = (Box::pin(events), Some(encoder));
     let packed = stream::unfold(state, async |(mut events, mut encoder)| {
+        // Finished: the events have ended.
+        let open = encoder.as_mut()?;
         let piece = if let Some(piece) = events.next().await {
-            let encoder = encoder.as_mut()?;
-            encoder.write_all(&piece).expect("a Vec takes all");
-            encoder.flush().expect("a Vec takes all");
-            std::mem::take(encoder.get_mut())
+            open.write_all(&piece).expect("a Vec takes all");
+            open.flush().expect("a Vec takes all");
+            std::mem::take(open.get_mut())
         } else {
             encoder.take()?.finish().expect("a Vec takes all")
         };
