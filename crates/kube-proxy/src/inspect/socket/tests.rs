@@ -91,10 +91,10 @@ async fn another_program_at_the_abstract_name_is_named_and_not_asked() {
     let listener = std_unix::UnixListener::bind_addr(&address).unwrap();
     // The credentials of a socket are those of the process that has listened last.
     rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty()).unwrap();
-    let listen = "import socket, sys, time; socket.socket(fileno=int(sys.argv[1])).listen(); print(flush=True); time.sleep(60)";
+    let listen = "open(my $s, '+<&=', $ARGV[0]); listen($s, 1); $| = 1; print qq(\\n); sleep 60";
     let fd = std::os::fd::AsRawFd::as_raw_fd(&listener).to_string();
-    let mut impostor = Command::new("python3")
-        .args(["-c", listen, &fd])
+    let mut impostor = Command::new("perl")
+        .args(["-e", listen, &fd])
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
@@ -118,7 +118,7 @@ async fn another_program_at_the_abstract_name_is_named_and_not_asked() {
     impostor.wait().unwrap();
     assert!(refused.contains(&who), "{refused}");
     assert!(
-        refused.contains("python") && refused.contains("is not asked"),
+        refused.contains("perl") && refused.contains("is not asked"),
         "{refused}"
     );
     assert!(taken.contains(&who), "{taken}");
