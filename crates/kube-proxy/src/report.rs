@@ -10,6 +10,8 @@ use crate::events::{Event, Recorder};
 
 /// How many failures are named one by one; a kernel that refuses everything must not flood the log.
 const NAMED_FAILURES_MAX: usize = 20;
+/// How many new conflicts are named one by one, in the log and as events.
+const NAMED_CONFLICTS_MAX: usize = 20;
 /// A failure that was not seen for so long is new again. What fails is tried again more often.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
@@ -177,16 +179,24 @@ impl Reporter {
     }
 
     fn conflicts(&mut self, all: &[Conflict], model: &Model) {
-        for conflict in all {
-            if !self.conflicts.contains(conflict) {
-                warn!(
-                    family = %self.family,
-                    "{} is claimed by Services {} and {}: the former has it, as the older one or the first by name",
-                    conflict.object, conflict.winner, conflict.loser
-                );
-                self.recorder
-                    .record(Event::address_conflict(conflict, model));
-            }
+        // A Service may claim thousands of addresses and ports that another one has.
+        let is_new = |conflict: &&Conflict| !self.conflicts.contains(*conflict);
+        let fresh: Vec<&Conflict> = all.iter().filter(is_new).collect();
+        for conflict in fresh.iter().take(NAMED_CONFLICTS_MAX) {
+            warn!(
+                family = %self.family,
+                "{} is claimed by Services {} and {}: the former has it, as the older one or the first by name",
+                conflict.object, conflict.winner, conflict.loser
+            );
+            self.recorder
+                .record(Event::address_conflict(conflict, model));
+        }
+        let more = fresh.len().saturating_sub(NAMED_CONFLICTS_MAX);
+        if more > 0 {
+            warn!(
+                family = %self.family,
+                "and {more} more addresses and ports that two Services claim; kube-proxy status names the first"
+            );
         }
         self.conflicts = all.iter().cloned().collect();
     }
@@ -315,6 +325,13 @@ mod tests {
         assert_eq!(told(Some(&both)), [event(&second)]);
         assert_eq!(told(Some(&[second])), []);
         assert_eq!(told(Some(one)), [event(&first)]);
+        let of_port = |port: u16| Conflict {
+            object: format!("192.0.2.21:{port}/TCP"),
+            ..conflict("a", "b")
+        };
+        let many: Vec<Conflict> = (1..=4_000).map(of_port).collect();
+        assert_eq!(told(Some(&many)).len(), NAMED_CONFLICTS_MAX);
+        assert_eq!(told(Some(&many)), [], "they are known");
     }
 
     #[test]
