@@ -610,7 +610,12 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
             unbound.push(*address);
         }
     }
-    let binds = first_sorted(bound, |(_, address)| is_served(tables, address));
+    let unserved = if bound.is_empty() {
+        HashSet::new()
+    } else {
+        unserved(tables)
+    };
+    let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
     // In turns would be fairer, but what goes is hardly ever much.
     if ops.is_empty() {
@@ -648,16 +653,14 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Whether the virtual servers at an address are there, or could not be made.
-fn is_served(tables: &Tables, address: &IpAddr) -> bool {
-    tables.addresses.owners(address).all(|owner| {
-        let mut keys = tables.servers.keys_of(owner).iter();
-        keys.all(|key| {
-            key.address != *address
-                || tables.servers.actual(key).is_some()
-                || tables.servers.is_failing(key)
-        })
-    })
+/// Returns the addresses of virtual servers that are still to be made, but for those that could not
+/// be. O(what is pending): a Service may have thousands of addresses and ports.
+fn unserved(tables: &Tables) -> HashSet<IpAddr> {
+    let servers = &tables.servers;
+    let missing = servers.pending().filter(|key| {
+        servers.wanted(key).is_some() && servers.actual(key).is_none() && !servers.is_failing(key)
+    });
+    missing.map(|key| key.address).collect()
 }
 
 /// The shim, and what other modes have left.
