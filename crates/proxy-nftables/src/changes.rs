@@ -222,8 +222,9 @@ impl Plan {
         }
         for (name, written) in &part.chains {
             if let Some(edits) = edits.get(name) {
-                for edit in edits {
+                for edit in &edits.changes {
                     let stage = match edit {
+                        Change::AddChain(_) => Stage::AddChains,
                         Change::DeleteRule(..) => Stage::FlushChains,
                         _ => Stage::AddRules,
                     };

@@ -9,16 +9,29 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use nftables_netlink::{Change, Name, Rule};
+use nftables_netlink::{Chain, Change, Name, Rule};
 
+use crate::content::Content;
 use crate::kernel::Kernel;
 use crate::plan::{Known, Plan};
 
 /// Shorter chains are written anew.
 const LONG: u32 = 4;
 
+/// So many rules of one chain are written in a transaction, so that other Services do not wait for
+/// the others of them.
+pub(crate) const MANY_RULES: usize = 250;
+
+/// The changes of one chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Edit {
+    pub(crate) changes: Vec<Change>,
+    /// The chain after them, where that is not all that is wanted.
+    pub(crate) partial: Option<Content>,
+}
+
 /// The changes of each chain that is not written anew.
-pub(crate) type Edits = BTreeMap<Name, Vec<Change>>;
+pub(crate) type Edits = BTreeMap<Name, Edit>;
 
 impl Plan {
     /// Reads the long chains that are there and are to be changed, and compares them. A chain that
@@ -31,8 +44,14 @@ impl Plan {
             };
             let long = port.chains_that_name_affinity().into_iter();
             let long = long.filter(|chain| {
-                let written = part.chains.get(chain);
-                written.is_some_and(|of| of.there == Known::There && of.content.rules > LONG)
+                part.chains.get(chain).is_some_and(|of| match of.there {
+                    Known::There => of.content.rules > LONG,
+                    // What leads to it comes when it is whole.
+                    Known::Absent => {
+                        part.slots.is_empty() && of.content.rules as usize > MANY_RULES
+                    }
+                    Known::Doubted => false,
+                })
             });
             let long: Vec<Name> = long.collect();
             if long.is_empty() || self.replaces_clients(part) {
@@ -42,11 +61,17 @@ impl Plan {
                 &self.config,
                 &|chain| long.contains(chain),
                 &mut |chain, wanted| {
-                    if let Ok(there) = kernel.rules(&chain)
-                        && let Some(changes) = differences(&chain, &there, &wanted)
-                    {
-                        edits.insert(chain, changes);
-                    }
+                    let is_new = part
+                        .chains
+                        .get(&chain)
+                        .is_some_and(|of| of.there == Known::Absent);
+                    let edit = if is_new {
+                        Some(beginning(&chain, &wanted))
+                    } else {
+                        let there = kernel.rules(&chain).ok();
+                        there.and_then(|there| differences(&chain, &there, &wanted))
+                    };
+                    edits.extend(edit.map(|edit| (chain, edit)));
                 },
             );
         }
@@ -54,33 +79,83 @@ impl Plan {
     }
 }
 
+/// Returns what makes a chain with the first rules of it; nothing leads to it yet.
+fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
+    let first = wanted.get(..MANY_RULES).unwrap_or(wanted);
+    let new = Change::AddChain(Chain {
+        name: Arc::clone(chain),
+        base: None,
+        comment: None,
+    });
+    let rules = first.iter().cloned();
+    let rules = rules.map(|rule| Change::AddRule(Arc::clone(chain), rule));
+    Edit {
+        changes: [new].into_iter().chain(rules).collect(),
+        partial: (first.len() < wanted.len()).then(|| Content::of(first)),
+    }
+}
+
 /// Returns what makes these rules of those that are there; `None` if that is more than to write them
-/// anew.
-fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Vec<Change>> {
+/// anew. Where many are new, only some of them come at first, and nothing goes: the last rule, by which
+/// new clients get an endpoint, is the last to change.
+fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
-    let mut changes = Vec::new();
+    let mut gone: Vec<u64> = Vec::new();
+    // The first one behind all that stay.
+    let mut behind = None;
     for (handle, rule) in there {
         let last = kept.last().map(|(place, _)| *place);
         match places.get(rule) {
-            Some(place) if last.is_none_or(|last| last < *place) => kept.push((*place, *handle)),
-            _ => changes.push(Change::DeleteRule(Arc::clone(chain), *handle)),
+            Some(place) if last.is_none_or(|last| last < *place) => {
+                kept.push((*place, *handle));
+                behind = None;
+            }
+            _ => {
+                gone.push(*handle);
+                behind = behind.or(Some(*handle));
+            }
         }
     }
+    let new = wanted.len() - kept.len();
+    let is_partial = new > MANY_RULES;
+    if !is_partial && gone.len() + new >= wanted.len() {
+        return None;
+    }
+    let delete = |handle| Change::DeleteRule(Arc::clone(chain), handle);
+    let mut changes: Vec<Change> = if is_partial {
+        Vec::new()
+    } else {
+        gone.into_iter().map(delete).collect()
+    };
+    let behind = behind.filter(|_| is_partial);
     let mut next = kept.iter().peekable();
     for (place, rule) in wanted.iter().enumerate() {
-        match next.peek() {
+        if is_partial && changes.len() == MANY_RULES {
+            break;
+        }
+        let before = match next.peek() {
             Some((of, _)) if *of == place => {
                 next.next();
+                continue;
             }
-            Some((_, handle)) => {
-                let insert = Change::InsertRule(Arc::clone(chain), *handle, rule.clone());
-                changes.push(insert);
-            }
-            None => changes.push(Change::AddRule(Arc::clone(chain), rule.clone())),
-        }
+            Some((_, handle)) => Some(*handle),
+            None => behind,
+        };
+        changes.push(match before {
+            Some(handle) => Change::InsertRule(Arc::clone(chain), handle, rule.clone()),
+            None => Change::AddRule(Arc::clone(chain), rule.clone()),
+        });
     }
-    (changes.len() < wanted.len()).then_some(changes)
+    let partial = is_partial.then(|| {
+        let new = changes.iter().filter_map(|change| match change {
+            Change::InsertRule(_, _, rule) | Change::AddRule(_, rule) => Some(rule),
+            _ => None,
+        });
+        // Their order is no matter: they are not what is wanted.
+        Content::of(there.iter().map(|(_, rule)| rule).chain(new))
+    });
+    Some(Edit { changes, partial })
 }
 
 #[cfg(test)]
@@ -130,9 +205,10 @@ mod tests {
         ) {
             let there: Vec<(u64, Rule)> = (1..).zip(there.into_iter().map(rule)).collect();
             let wanted: Vec<Rule> = wanted.into_iter().map(rule).collect();
-            if let Some(changes) = differences(&"chain".into(), &there, &wanted) {
-                prop_assert!(changes.len() < wanted.len());
-                prop_assert_eq!(made(&there, changes), wanted);
+            if let Some(edit) = differences(&"chain".into(), &there, &wanted) {
+                prop_assert!(edit.changes.len() < wanted.len());
+                prop_assert_eq!(edit.partial, None);
+                prop_assert_eq!(made(&there, edit.changes), wanted);
             }
         }
     }
@@ -146,8 +222,8 @@ mod tests {
             (&[1, 2, 3, 4, 5, 9], 1),
             (&[0, 1, 2, 4, 8], 4),
         ] {
-            let changes = differences(&"chain".into(), &there, &rules(wanted)).unwrap();
-            assert_eq!(changes.len(), count, "{changes:?}");
+            let edit = differences(&"chain".into(), &there, &rules(wanted)).unwrap();
+            assert_eq!(edit.changes.len(), count, "{edit:?}");
         }
         assert_eq!(differences(&"chain".into(), &there, &rules(&[6, 7])), None);
     }

@@ -29,6 +29,9 @@ impl Plan {
             left: MAX_TRANSACTIONS,
             verdicts: Verdicts::done(self),
         };
+        let partial = executor.edits.iter();
+        let partial = partial.filter_map(|(chain, of)| Some((Arc::clone(chain), of.partial?)));
+        executor.verdicts.partial = partial.collect();
         if self.writes_table() {
             executor.all();
             executor.try_timeouts();
@@ -93,7 +96,14 @@ impl Executor<'_> {
     fn all(&mut self) {
         let is_stale = |subject: &Subject| matches!(subject, Subject::Stale(_));
         let all: Vec<Subject> = self.plan.subjects().collect();
-        let (stale, wanted): (Vec<Subject>, Vec<Subject>) = all.iter().partition(|of| is_stale(of));
+        let (mut stale, wanted): (Vec<Subject>, Vec<Subject>) =
+            all.iter().partition(|of| is_stale(of));
+        if !self.verdicts.partial.is_empty() {
+            // Rules that go with the last piece may name it.
+            self.set_all(&stale, &Verdict::Later);
+            stale.clear();
+        }
+        let all: Vec<Subject> = wanted.iter().chain(&stale).copied().collect();
         if self.plan.removal == Removal::Together || wanted.is_empty() {
             let Tried::Refused(blamed, _) = self.commit(&all, Grouping::ByMap) else {
                 return;

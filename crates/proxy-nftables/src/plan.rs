@@ -205,6 +205,8 @@ pub(crate) enum Verdict {
     Refused(Arc<str>),
     /// There was no time for it, or what it builds on was refused.
     Untried,
+    /// It was left for the next plan.
+    Later,
     /// Nobody knows.
     Unknown,
 }
@@ -233,6 +235,8 @@ pub struct Verdicts {
     /// How chains have to go, as has turned out.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
+    /// Chains of which only a piece was written, each as it is then.
+    pub(crate) partial: BTreeMap<Name, Content>,
 }
 
 impl Verdicts {

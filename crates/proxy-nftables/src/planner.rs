@@ -13,8 +13,9 @@ use crate::base::{Base, Key, SERVICES_CHAIN, Value};
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::content::Content;
+use crate::edits::MANY_RULES;
 use crate::layout::Layout;
-use crate::name::NODE_PORT_IPS;
+use crate::name::{NODE_PORT_IPS, affinity_of_chain};
 use crate::plan::{
     BaseChange, ClientsChange, Known, LocalhostPort, Part, Plan, Removal, SlotChange, Stale, There,
     Timeouts, Written,
@@ -29,6 +30,8 @@ const MANY_PARTS: usize = 1_000;
 /// among all, and an endpoint takes some 60 bytes.
 const MANY_SETS: usize = 4_000;
 const MANY_ENDPOINTS: usize = 100_000;
+/// So many sets of clients of one Service port are made in a transaction.
+const MANY_CLIENTS: usize = MANY_RULES;
 /// With more entries than this, those of so many Service ports are looked for, and not all.
 const MANY_ENTRIES: usize = 4_000;
 /// With more of its ports than this in one transaction, a Service comes after the others: they do
@@ -132,13 +135,15 @@ impl<'a> Planner<'a> {
         } else {
             self.fitting(&owned).min(most)
         };
-        let is_last = is_all && count <= most;
+        let mut is_last = is_all && count <= most;
         let owned = owned.into_iter().take(most);
         plan.parts = owned
             .map(|(owner, mut part)| {
                 part.port = self.claims.port(owner).cloned();
                 self.add_waiting_chains(owner, &mut part);
                 self.free_replaced(&mut part, config);
+                // From one layout to another all goes at once.
+                is_last &= is_moving || !self.leave_for_later(&mut part, plan.timeouts);
                 part.owner = Some(Arc::clone(owner));
                 part
             })
@@ -215,6 +220,41 @@ impl<'a> Planner<'a> {
             part.affinity
                 .extend(clients.map(|of| (Arc::clone(set), of)));
         }
+    }
+
+    /// Leaves for the next transactions what would take the kernel long, of a Service with very many
+    /// endpoints whose clients stay with them: sets and chains of endpoints first, then the chain that
+    /// chooses one, in pieces, and what leads to it when it is whole. Reports whether it did.
+    fn leave_for_later(&self, part: &mut Part, timeouts: Timeouts) -> bool {
+        let mut sets = part.affinity.iter();
+        if sets.any(|(_, clients)| clients.is_replacement(timeouts)) {
+            return false;
+        }
+        if part.affinity.len() > MANY_CLIENTS {
+            part.affinity.truncate(MANY_CLIENTS);
+            let sets = part.affinity.iter().map(|(set, _)| set);
+            let kept: BTreeSet<&Name> = sets.collect();
+            part.chains
+                .retain(|chain, _| affinity_of_chain(chain).is_some_and(|set| kept.contains(&set)));
+        } else {
+            let Some(port) = part.port.as_ref().filter(|port| port.has_affinity()) else {
+                return false;
+            };
+            let long = port.chains_that_name_affinity();
+            let is_long = |chain: &Name| {
+                let there = self.tables.chains.actual(chain).map_or(0, |of| of.rules);
+                let wanted = part.chains.get(chain).map_or(0, |of| of.content.rules);
+                wanted.saturating_sub(there) as usize > MANY_RULES
+            };
+            if !long.iter().any(is_long) {
+                return false;
+            }
+            part.chains
+                .retain(|chain, _| long.contains(chain) || affinity_of_chain(chain).is_some());
+        }
+        part.slots.clear();
+        part.members.clear();
+        true
     }
 
     /// Has the chains written anew that name a set which another one takes the place of.

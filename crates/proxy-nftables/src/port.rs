@@ -499,16 +499,21 @@ impl ServedPort {
         self.cluster.iter().chain(self.local.iter()).collect()
     }
 
-    /// Tells each of its own chains: `tell(chain, rules)`.
-    fn rules(&self, config: &Config, tell: &mut dyn FnMut(Name, Vec<Rule>)) {
+    /// Tells each of its own chains that is wanted: `tell(chain, rules)`.
+    fn rules(
+        &self,
+        config: &Config,
+        wanted: &dyn Fn(&Name) -> bool,
+        tell: &mut dyn FnMut(Name, Vec<Rule>),
+    ) {
         let base = Base::of_port(&self.owner.name);
         if self.affinity.is_some() {
             for at in self.reachable() {
                 let base = Base::of_endpoint(&self.owner.name, at);
-                tell(
-                    base.chain(Purpose::Endpoint),
-                    self.endpoint_rules(&base, at),
-                );
+                let chain = base.chain(Purpose::Endpoint);
+                if wanted(&chain) {
+                    tell(chain, self.endpoint_rules(&base, at));
+                }
             }
         }
         let policies = [(false, &self.cluster), (true, &self.local)];
@@ -516,7 +521,10 @@ impl ServedPort {
         for (is_local, endpoints) in policies.into_iter().filter(|_| has_chains) {
             if self.is_served(is_local) {
                 let chain = base.chain(Self::policy(is_local));
-                tell(chain, self.policy_rules(endpoints));
+                // Of many endpoints there are many.
+                if wanted(&chain) {
+                    tell(chain, self.policy_rules(endpoints));
+                }
             }
         }
         if self.any && self.is_reachable_from_outside() {
@@ -610,7 +618,7 @@ impl ServedPort {
     /// Its own chains, each with what stands for its rules.
     pub fn chains(&self, config: &Config) -> Vec<(Name, Content)> {
         let mut chains = Vec::with_capacity(1);
-        self.rules(config, &mut |chain, rules| {
+        self.rules(config, &|_| true, &mut |chain, rules| {
             chains.push((chain, Content::of(&rules)));
         });
         chains
@@ -623,7 +631,7 @@ impl ServedPort {
         wanted: &dyn Fn(&Name) -> bool,
         write: &mut dyn FnMut(Name, Vec<Rule>),
     ) {
-        self.rules(config, &mut |chain, rules| {
+        self.rules(config, wanted, &mut |chain, rules| {
             if wanted(&chain) {
                 write(chain, rules);
             }

@@ -3,6 +3,7 @@
 //! Writes go on while something else comes to be wanted. So what is booked is what was written, as
 //! the plan has it, and never what is wanted by then.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
@@ -208,7 +209,7 @@ impl Tables {
                 let what = "write nftables chains and elements".to_owned();
                 tell(what, part.owner.as_ref(), reason);
             }
-            self.settle_part(part, verdict, now);
+            self.settle_part(part, verdict, &verdicts.partial, now);
             for (set, clients) in &part.affinity {
                 // It was refused nothing, and yet it is as it was: another one is to take its place.
                 if *verdict == Verdict::Done
@@ -288,7 +289,13 @@ impl Tables {
         failed
     }
 
-    fn settle_part(&mut self, part: &Part, verdict: &Verdict, now: Instant) {
+    fn settle_part(
+        &mut self,
+        part: &Part,
+        verdict: &Verdict,
+        partial: &BTreeMap<Name, Content>,
+        now: Instant,
+    ) {
         let booking = Booking {
             verdict,
             now,
@@ -296,7 +303,9 @@ impl Tables {
             manner: Manner::Excused,
         };
         for (chain, written) in &part.chains {
-            booking.book(&mut self.chains, chain, Some(written.content));
+            let content = partial.get(chain).copied();
+            let content = content.unwrap_or(written.content);
+            booking.book(&mut self.chains, chain, Some(content));
         }
         for chain in &part.emptied {
             // Whatever it is now, it is to go.
@@ -339,6 +348,7 @@ impl Booking<'_> {
     {
         match self.verdict {
             Verdict::Done => entries.set_actual(key, written),
+            Verdict::Later => {}
             Verdict::Unknown => entries.doubt(key, self.now),
             Verdict::Refused(_) if self.manner == Manner::Excused => {
                 entries.excuse(key, self.now);

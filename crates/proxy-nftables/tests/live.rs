@@ -31,12 +31,16 @@ use proxy_nftables::{
 /// The real one, and how long its part of the work takes.
 struct Timed(NetlinkKernel, Arc<AtomicU64>);
 
+/// Microseconds of the longest call of the kernel.
+static LONGEST: AtomicU64 = AtomicU64::new(0);
+
 impl Timed {
     fn timed<T>(&mut self, what: impl FnOnce(&mut NetlinkKernel) -> T) -> T {
         let started = Instant::now();
         let done = what(&mut self.0);
         let micros = u64::try_from(started.elapsed().as_micros()).unwrap();
         self.1.fetch_add(micros, Ordering::Relaxed);
+        LONGEST.fetch_max(micros, Ordering::Relaxed);
         done
     }
 }
@@ -843,13 +847,17 @@ fn measure_affinity() {
             world.service(1, Some(300), hosts);
             let changes = world.model.take_changes();
             world.kernel.store(0, Ordering::Relaxed);
+            LONGEST.store(0, Ordering::Relaxed);
             let started = Instant::now();
             world.proxier.update(&world.model, &changes, world.now);
             let (written, failures) = world.settle(Duration::from_secs(1));
+            let longest = Duration::from_micros(LONGEST.load(Ordering::Relaxed));
             let spent = Duration::from_micros(world.kernel.load(Ordering::Relaxed));
             let all = started.elapsed();
             assert_eq!(failures, [""; 0]);
-            println!("{what}: {written} changes, {all:?}, of it netlink {spent:?}");
+            println!(
+                "{what}: {written} changes, {all:?}, of it netlink {spent:?}, at once {longest:?}"
+            );
         };
         let before = kernel_memory();
         timed("cold start", &hosts);

@@ -727,6 +727,56 @@ fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
     }
 }
 
+/// A Service with very many endpoints whose clients stay comes in pieces, and leads nobody anywhere
+/// before it is whole.
+#[test]
+fn very_many_endpoints_with_affinity_come_in_pieces() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        web(&mut world, 1, 1..=700);
+        world.apply(with_affinity(1, 300));
+        web(&mut world, 2, [1]);
+        let synced = world.sync();
+        assert_eq!((synced.failures.len(), synced.pending), (0, 0));
+        let made = world.made();
+        let len = |of: &Vec<String>| of.iter().filter(|change| change.contains("web-1/")).count();
+        assert!(
+            made.len() > 4 && made.iter().all(|of| len(of) <= 1_100),
+            "{}",
+            made.len()
+        );
+        let leads = |of: &Vec<String>| {
+            of.iter()
+                .any(|change| change.contains("10.96.1.1 . tcp . 80"))
+        };
+        let first = made.iter().position(leads);
+        assert_eq!(first, Some(made.len() - 1), "only when it is whole");
+        // All of them others: the chain is never without its last rule.
+        world.apply(slice(1, 1_001..=1_700));
+        assert_eq!(world.sync().pending, 0);
+        let made = world.made();
+        let deletes =
+            |of: &Vec<String>| of.iter().any(|change| change.starts_with("delete a rule"));
+        let first = made.iter().position(deletes);
+        let flushes = |of: &Vec<String>| of.iter().any(|of| of.starts_with("flush chain service-"));
+        let rewritten = made.iter().position(flushes);
+        assert!(
+            first.or(rewritten) >= Some(2),
+            "{first:?} {rewritten:?} of {}",
+            made.len()
+        );
+        let mut fresh = World::new(layout);
+        web(&mut fresh, 1, 1_001..=1_700);
+        fresh.apply(with_affinity(1, 300));
+        web(&mut fresh, 2, [1]);
+        fresh.sync();
+        assert!(
+            world.content() == fresh.content(),
+            "as a fresh start leaves it"
+        );
+    }
+}
+
 /// In the layout `flat` an endpoint that goes leaves the others where they are, but for one.
 #[test]
 fn one_endpoint_of_many_moves_one_other() {
