@@ -77,6 +77,7 @@ fn bare(mut options: Options) -> Options {
     options.said.notes.clear();
     options.said.warnings.clear();
     options.said.no_mode = None;
+    options.said.mode_from.clear();
     options
 }
 

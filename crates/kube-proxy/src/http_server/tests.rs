@@ -208,7 +208,8 @@ async fn no_head_is_waited_for_longer_than_some_seconds() {
         began.elapsed().as_secs()
     };
     let (silent, dripped, begun) = tokio::join!(silence, dripping, begin_again);
-    assert_eq!(silent, 5);
+    // It was accepted before the clock stood still.
+    assert!((4..=5).contains(&silent), "{silent}");
     assert!((5..=8).contains(&dripped), "{dripped}");
     assert_eq!(begun, 5);
 }
