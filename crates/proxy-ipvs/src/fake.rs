@@ -60,6 +60,9 @@ pub struct State {
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
     /// Writes to refuse (by their text), with the kernel's reason.
     pub refusals: BTreeMap<String, String>,
+    /// Addresses that the kernel never takes as a destination, as it refuses the broadcast address of
+    /// a subnet of the node.
+    pub forbidden: BTreeSet<IpAddr>,
     /// Whether the kernel is to blame for these, and not the entries.
     pub is_kernel_ill: bool,
     /// Lose the acknowledgements of the next plan, which is carried out all the same.
@@ -108,6 +111,7 @@ impl FakeKernel {
             schedulers: ["rr", "wrr", "lc", "wlc", "sh", "mh"].into(),
             connections: BTreeMap::new(),
             refusals: BTreeMap::new(),
+            forbidden: BTreeSet::new(),
             is_kernel_ill: false,
             lose_acknowledgements: false,
             passed_over: None,
@@ -421,6 +425,9 @@ impl State {
             Op::AddDestination(key, real) => {
                 if !own(&real.target.ip) {
                     return Err(("destination of another family", Fault::Entry));
+                }
+                if self.forbidden.contains(&real.target.ip) {
+                    return Err(("Invalid argument", Fault::Entry));
                 }
                 let server = self.server(key)?;
                 if server.destination(real.target).is_some() {

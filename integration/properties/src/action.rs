@@ -57,6 +57,8 @@ verbs! {
     Foreign "foreign" 4,
     /// The next writes are refused.
     Refuse "refuse" 3,
+    /// The kernel refuses one object from now on, and never takes it.
+    Forbid "forbid" 2,
     /// The next answer to a write is lost.
     Lose "lose" 3,
     /// A part cannot be read from now on.

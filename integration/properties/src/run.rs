@@ -1,6 +1,6 @@
 //! One history: what happens, in an order that follows from the actions alone.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::hash::Hasher;
 use std::mem;
@@ -12,7 +12,7 @@ use proxy::{Event, Mode, Model, Notice};
 use crate::action::{Action, Verb};
 use crate::cluster::{self, Cluster};
 use crate::subject::{Fresh, Served, Subject};
-use crate::turnstile::{Ask, Blame, Front, Lane, Moved, Permit, Threads};
+use crate::turnstile::{Ask, Blame, Front, Lane, Moved, Permit, Threads, Write};
 use crate::watch::Watch;
 
 /// How far ahead timers are waited for at the end, beyond any retry.
@@ -20,6 +20,10 @@ const HORIZON: Duration = Duration::from_secs(100);
 
 /// So many turns are an end that does not come.
 const MOST_TURNS: usize = 3_000;
+
+/// Tries of a write within [`HORIZON`] that the kernel refuses for good: one every 30 s, and one
+/// after the check.
+const MOST_TRIES: usize = 6;
 
 /// What came of a history.
 #[derive(Debug, Default)]
@@ -98,6 +102,8 @@ struct World<'a> {
     arrived: u64,
     heard: u64,
     has_updated: bool,
+    /// How often each write was tried since nothing was left to be done.
+    tries: Option<BTreeMap<String, usize>>,
     succeeds: bool,
     now: Instant,
     armed: Armed,
@@ -129,6 +135,7 @@ impl<'a> World<'a> {
             arrived: 0,
             heard: 0,
             has_updated: false,
+            tries: None,
             succeeds: false,
             now,
             armed: Armed::default(),
@@ -288,6 +295,7 @@ impl<'a> World<'a> {
         self.say(|| words);
         if let (Ask::Write(write), Permit::Go | Permit::LoseDone) = (&ask, permit) {
             self.watch.may(write, heard)?;
+            self.may_write(write)?;
         }
         if let (Ask::Write(write), Permit::Refuse(_) | Permit::LoseUndone) = (&ask, permit) {
             self.watch.refused(write);
@@ -308,6 +316,23 @@ impl<'a> World<'a> {
             self.notices.extend(self.subject.told());
         }
         Ok(moved.is_some_and(|moved| matches!(moved, Moved::Waits | Moved::Finished)))
+    }
+
+    /// Checks that the daemon is quiet once it has nothing to do: it only tries what the kernel
+    /// refuses for good, less and less often.
+    fn may_write(&mut self, write: &Write) -> Held {
+        let Some(tries) = &mut self.tries else {
+            return Ok(());
+        };
+        if !self.subject.is_forbidden(write) {
+            return Err(format!("it writes what is there: {}", write.what));
+        }
+        let tries = tries.entry(write.what.clone()).or_insert(0);
+        *tries += 1;
+        if *tries > MOST_TRIES {
+            return Err(format!("it tries without pause: {}", write.what));
+        }
+        Ok(())
     }
 
     /// What had been heard when the oldest plan was made that is not done.
@@ -371,7 +396,9 @@ impl<'a> World<'a> {
     fn note_rest(&mut self) -> Held {
         let has_heard_all = self.events.is_empty() && self.notices.is_empty();
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
-        if has_heard_all && pending == 0 && self.armed.unreadable.is_none() {
+        // Entries that the kernel refuses for good are pending after a start as well.
+        let is_done = pending == 0 || pending == self.subject.afresh(&self.cluster.model).pending;
+        if has_heard_all && is_done && self.armed.unreadable.is_none() {
             self.watch.repaired(&self.subject.ours());
             if let Some(lost) = self.watch.lost().find(|lost| self.subject.is_told(lost)) {
                 return Err(format!(
@@ -523,6 +550,12 @@ impl<'a> World<'a> {
                     .one_of(&[Blame::Entry, Blame::Entry, Blame::Node, Blame::Belief])
                     .copied();
             }
+            Verb::Forbid => {
+                if let Some(what) = self.subject.forbid(chance) {
+                    self.say(|| format!("  #: {what}"));
+                    self.want(None);
+                }
+            }
             Verb::Lose => self.armed.lost = Some(!chance.is_one_in(3)),
             Verb::Unreadable => self.armed.unreadable = Some(chance.index(self.lanes.len())),
             Verb::PassOver => self.armed.passes_over = Some(chance.number()),
@@ -619,10 +652,13 @@ impl<'a> World<'a> {
         self.subject.end_connections();
         self.rest(HORIZON)?;
         self.note_rest()?;
-        for _ in 0..2 {
+        for number in 0..2 {
             self.say(|| "a check".to_owned());
             self.now += Duration::from_mins(1);
+            // A check ignores the virtual servers that are written while it reads.
+            self.rest(Duration::ZERO)?;
             self.with_mode(|mode, _, now| mode.check(now));
+            self.tries = (number > 0).then(BTreeMap::new);
             self.rest(HORIZON)?;
         }
         let standing = self.mode.as_ref().map(|mode| mode.standing());

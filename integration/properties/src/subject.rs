@@ -68,6 +68,16 @@ pub trait Subject {
         false
     }
 
+    /// Makes the kernel refuse one object for good, which it does not hold yet; in words.
+    fn forbid(&mut self, _chance: &mut Chance) -> Option<String> {
+        None
+    }
+
+    /// Reports whether the kernel refuses a write for good.
+    fn is_forbidden(&self, _write: &Write) -> bool {
+        false
+    }
+
     /// All that is ours in the kernel, as far as it makes a difference.
     fn ours(&self) -> Entries;
 

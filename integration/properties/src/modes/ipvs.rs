@@ -7,7 +7,7 @@ mod real;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
@@ -72,6 +72,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
         former: Former::default(),
         on_link: BTreeSet::new(),
         had_link: false,
+        has_forbidden: false,
         real: None,
     }
 }
@@ -91,6 +92,8 @@ struct Ipvs {
     /// The addresses on the link that the kernel has told of, and whether there was one.
     on_link: BTreeSet<IpAddr>,
     had_link: bool,
+    /// True once the kernel refuses a destination for good.
+    has_forbidden: bool,
     real: Option<RefCell<Real>>,
 }
 
@@ -149,10 +152,22 @@ impl Ipvs {
         (Box::new(mode), lanes)
     }
 
+    /// The virtual server without destinations that drain until another one serves, where the kernel
+    /// refuses all others for good.
+    fn without_stuck(&self, server: &VirtualServer) -> VirtualServer {
+        let serves = server.destinations.iter().any(|real| real.weight > 0);
+        let mut server = server.clone();
+        if !serves && self.has_forbidden {
+            server.destinations = Vec::new().into();
+        }
+        server
+    }
+
     fn entries(&self, there: &Snapshot) -> Entries {
         let mut ours = Entries::new();
         for (key, server) in &there.servers {
             if !self.foreign.contains_key(key) {
+                let server = self.without_stuck(server);
                 ours.insert(format!("server {key}"), format!("{server:?}"));
             }
         }
@@ -193,6 +208,7 @@ impl Ipvs {
             former: Former::default(),
             on_link: BTreeSet::new(),
             had_link: false,
+            has_forbidden: self.has_forbidden,
             real: None,
         }
     }
@@ -336,6 +352,37 @@ impl Subject for Ipvs {
         self.orphans.extend(unproven);
     }
 
+    fn forbid(&mut self, chance: &mut Chance) -> Option<String> {
+        if self.is_real() {
+            return None;
+        }
+        let address = at(
+            self.family,
+            [10, 244, 1 + chance.small(2), 1 + chance.small(5)],
+        );
+        let mut state = self.kernel.state();
+        let mut all = state.snapshot.servers.values();
+        let is_there = |server: &VirtualServer| {
+            let mut all = server.destinations.iter();
+            all.any(|real| real.target.ip == address)
+        };
+        if all.any(is_there) || !state.forbidden.insert(address) {
+            return None;
+        }
+        drop(state);
+        self.has_forbidden = true;
+        Some(format!("no destination can be at {address}"))
+    }
+
+    fn is_forbidden(&self, write: &Write) -> bool {
+        let Some(made) = write.what.strip_prefix("add destination ") else {
+            return false;
+        };
+        let target = made.split(' ').next().and_then(|at| at.parse().ok());
+        let target = target.map(|target: SocketAddr| target.ip());
+        target.is_some_and(|ip| self.kernel.state().forbidden.contains(&ip))
+    }
+
     fn told(&mut self) -> Vec<Notice> {
         let state = self.kernel.state();
         let there = &state.snapshot;
@@ -418,7 +465,11 @@ impl Subject for Ipvs {
     fn afresh(&self, model: &Model) -> Fresh {
         let addresses: Vec<IpAddr> = self.addresses().into_iter().collect();
         let kernel = FakeKernel::new(self.family, &addresses);
-        kernel.state().shim = self.config.shim;
+        {
+            let mut state = kernel.state();
+            state.shim = self.config.shim;
+            state.forbidden.clone_from(&self.kernel.state().forbidden);
+        }
         let handle = kernel.clone();
         let lanes = Lanes::inline(|| handle.clone());
         let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());

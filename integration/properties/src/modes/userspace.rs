@@ -80,6 +80,11 @@ impl Subject for Userspace {
         (Box::new(mode), lanes)
     }
 
+    fn is_forbidden(&self, write: &Write) -> bool {
+        // It has no listening ports of SCTP.
+        write.what.contains("/SCTP")
+    }
+
     fn ends_with_process(&self) -> bool {
         true
     }
