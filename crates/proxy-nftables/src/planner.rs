@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use nftables_netlink::Name;
-use proxy::{IpFamily, NamespacedName, Owner, Rank};
+use proxy::{IpFamily, Owner, Rank, Share, Shares};
 use reconcile::Table as Entries;
 
 use crate::base::{Base, Key, SERVICES_CHAIN, Value};
@@ -30,12 +30,14 @@ const MANY_PARTS: usize = 1_000;
 /// among all, and an endpoint takes some 60 bytes.
 const MANY_SETS: usize = 4_000;
 const MANY_ENDPOINTS: usize = 100_000;
+/// So many elements of the maps that Service ports share, written or removed, make one as well.
+const MANY_SLOTS: usize = 10_000;
 /// So many sets of clients of one Service port are made in a transaction.
 const MANY_CLIENTS: usize = MANY_RULES;
 /// With more entries than this, those of so many Service ports are looked for, and not all.
 const MANY_ENTRIES: usize = 4_000;
-/// With more of its ports than this in one transaction, a Service comes after the others: they do
-/// not wait for it.
+/// With more Service ports than this in one transaction, a Service or a namespace comes after the
+/// others: they do not wait for it.
 const SHARE: usize = 256;
 /// With more than this, what everything on the node waits for is written by itself first.
 const FEW_PARTS: usize = 256;
@@ -149,6 +151,12 @@ impl<'a> Planner<'a> {
             })
             .collect();
         // What goes has time: what leads to it may be written later.
+        if is_last && !is_moving && due.unowned.len() > MANY_SLOTS {
+            due.unowned.truncate(MANY_SLOTS);
+            is_last = false;
+            // Chains that they lead to go with the last ones.
+            plan.parts.append(&mut due.unowned);
+        }
         if is_last {
             plan.parts.append(&mut due.unowned);
             if !is_moving {
@@ -182,13 +190,14 @@ impl<'a> Planner<'a> {
 
     /// How many of the first parts fit a transaction by what is in them: one at least.
     fn fitting(&self, due: &[(&'a Arc<Owner>, Part)]) -> usize {
-        let (mut sets, mut endpoints) = (0_usize, 0_usize);
+        let (mut sets, mut endpoints, mut slots) = (0_usize, 0_usize, 0_usize);
         let fits = due.iter().position(|(owner, part)| {
             sets += part.affinity.len();
+            slots += part.slots.len();
             if !part.chains.is_empty() || part.slots.iter().any(SlotChange::has_choices) {
                 endpoints += self.claims.port(owner).map_or(0, |port| port.endpoints);
             }
-            sets > MANY_SETS || endpoints > MANY_ENDPOINTS
+            sets > MANY_SETS || endpoints > MANY_ENDPOINTS || slots > MANY_SLOTS
         });
         fits.unwrap_or(due.len()).max(1)
     }
@@ -408,30 +417,34 @@ impl<'a> Planner<'a> {
             return due;
         }
         let mut urgent: HashSet<&'a Arc<Owner>> = HashSet::new();
-        let mut others: HashSet<&'a Arc<Owner>> = HashSet::new();
-        // Above their Service's share.
+        let mut within: HashSet<&'a Arc<Owner>> = HashSet::new();
+        // Above the share of their Service or namespace.
         let mut more: HashSet<&'a Arc<Owner>> = HashSet::new();
-        let mut of_service: HashMap<&NamespacedName, usize> = HashMap::new();
+        let mut shares = Shares::new(SHARE);
+        let chains = tables.chains.due(self.now);
+        let chains = chains.filter(|chain| !tables.chains.is_failing(*chain));
+        // A change of the endpoints of a Service that is served is one of its chain alone.
+        let changed = chains.filter(|chain| tables.chains.actual(*chain).is_some());
+        let of_chains = changed.filter_map(|chain| tables.chains.owner(chain));
         let slots = tables.slots.due(self.now);
-        for slot in slots.filter(|slot| !tables.slots.is_failing(slot)) {
-            let Some(owner) = tables.slots.owner(slot) else {
-                continue;
-            };
+        let slots = slots.filter(|slot| !tables.slots.is_failing(*slot));
+        let of_slots = slots.filter_map(|slot| tables.slots.owner(slot));
+        for owner in of_chains.chain(of_slots) {
             if owner.rank < Rank::Other {
                 urgent.insert(owner);
-            } else if others.len() < MANY_PARTS && !others.contains(owner) {
-                let count = of_service.entry(&owner.name.service).or_default();
-                if *count < SHARE {
-                    *count += 1;
-                    others.insert(owner);
+            } else if !within.contains(owner) && !more.contains(owner) {
+                if shares.of(&owner.name.service, 1) == Share::Within {
+                    within.insert(owner);
                 } else if more.len() < MANY_PARTS {
                     more.insert(owner);
                 }
             }
         }
-        let room = MANY_PARTS.saturating_sub(others.len());
-        let more = more.into_iter().take(room);
-        for owner in urgent.into_iter().chain(others).chain(more) {
+        let mut others: Vec<&'a Arc<Owner>> = within.into_iter().collect();
+        others.sort_unstable();
+        others.extend(more);
+        others.truncate(MANY_PARTS);
+        for owner in urgent.into_iter().chain(others) {
             let chains = tables.chains.keys_of(owner).iter();
             let chains = chains.filter(|chain| is_due(&tables.chains, chain));
             let sets = tables.affinity.keys_of(owner).iter();
@@ -555,28 +568,23 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// What is due in the order in which it is written. A Service with very many ports comes after the
-/// others with all but its share, so that none of these waits for it.
+/// What is due in the order in which it is written. A Service or a namespace with very many ports
+/// comes after the others with all but its share, so that none of these waits for it.
 fn in_turns(due: BTreeMap<(Rank, &Arc<Owner>), Part>) -> Vec<(&Arc<Owner>, Part)> {
-    if due.len() <= SHARE {
-        return due
-            .into_iter()
-            .map(|((_, owner), part)| (owner, part))
-            .collect();
-    }
-    let mut of_service: HashMap<NamespacedName, usize> = HashMap::new();
-    let (mut first, mut later) = (Vec::new(), Vec::new());
-    for ((rank, owner), part) in due {
-        let count = of_service.entry(owner.name.service.clone()).or_default();
-        *count += 1;
-        if rank < Rank::Other || *count <= SHARE {
-            first.push((owner, part));
+    let is_little = due.len() <= SHARE;
+    let mut shares = Shares::new(SHARE);
+    let placed = due.into_iter().map(|((rank, owner), part)| {
+        let share = if is_little || rank < Rank::Other {
+            Share::Within
         } else {
-            later.push((owner, part));
-        }
-    }
-    first.append(&mut later);
-    first
+            shares.of(&owner.name.service, 1)
+        };
+        (share, owner, part)
+    });
+    let mut placed: Vec<_> = placed.collect();
+    placed.sort_by_key(|(share, ..)| *share);
+    let placed = placed.into_iter();
+    placed.map(|(_, owner, part)| (owner, part)).collect()
 }
 
 /// Whether something that is wanted is not there, and not to be written yet.
@@ -605,7 +613,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use proxy::{Protocol, ServicePortName};
+    use proxy::{NamespacedName, Protocol, ServicePortName};
 
     use super::*;
 
@@ -645,5 +653,23 @@ mod tests {
         assert_eq!(names.get(SHARE + 1..SHARE + 4), Some(&["web"; 3][..]));
         let is_sorted = |some: &[(&Arc<Owner>, Part)]| some.is_sorted_by_key(|(of, _)| *of);
         assert!(is_sorted(turns.get(SHARE + 4..).unwrap()));
+    }
+
+    #[test]
+    fn a_namespace_with_very_many_services_comes_after_the_others() {
+        let many = (0..40).flat_map(|n| (0..100).map(move |port| (n, port)));
+        let many = many.map(|(n, port)| {
+            let mut owner = (*owner(1, &format!("s{n}"), port)).clone();
+            owner.name.service = NamespacedName::new("tenant", &format!("s{n}"));
+            Arc::new(owner)
+        });
+        let owners: Vec<_> = many.chain([owner(2, "web", 0)]).collect();
+        let due = owners
+            .iter()
+            .map(|owner| ((owner.rank, owner), Part::default()));
+        let turns = in_turns(due.collect());
+        assert_eq!(turns.len(), owners.len());
+        let of_web = |(of, _): &(&Arc<Owner>, Part)| of.name.service.name() == "web";
+        assert_eq!(turns.iter().position(of_web), Some(SHARE));
     }
 }

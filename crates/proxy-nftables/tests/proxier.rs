@@ -318,6 +318,43 @@ fn a_cold_start_is_one_transaction_and_a_restart_none() {
 }
 
 #[test]
+fn a_changed_endpoint_does_not_wait_for_very_many_services_of_another_namespace() {
+    let mut world = World::new(Layout::Upstream);
+    web(&mut world, 1, [1]);
+    world.sync();
+    world.made();
+    let tenant = |number: u16| NamespacedName::new("tenant", &format!("s{number}"));
+    for number in 1..=60_u16 {
+        let [ip] = &service(number).cluster_ips[..] else {
+            panic!("one cluster IP");
+        };
+        let ports = (1..=80).map(|port| ServicePort {
+            port,
+            name: format!("p{port}").into(),
+            ..service(number).ports[0].clone()
+        });
+        world.apply(Event::ServiceApplied(Service {
+            name: tenant(number),
+            cluster_ips: [*ip].into_iter().collect(),
+            ports: ports.collect(),
+            ..service(number)
+        }));
+    }
+    world.apply(slice(1, [1, 3]));
+    world.sync();
+    let made = world.made();
+    let is_web = |lines: &Vec<String>| lines.iter().any(|line| line.contains("web-1/"));
+    assert!(made.len() > 4, "{}", made.len());
+    assert_eq!(made.iter().position(is_web), Some(0), "of {}", made.len());
+
+    for number in 1..=60_u16 {
+        world.apply(Event::ServiceDeleted(tenant(number)));
+    }
+    world.sync();
+    assert_eq!(world.served_and_refused(), (1, 0));
+}
+
+#[test]
 fn a_changed_endpoint_is_named_and_nothing_else() {
     let mut world = World::new(Layout::Upstream);
     for number in 1..=20 {

@@ -25,6 +25,7 @@ pub mod object;
 mod owner;
 mod released;
 mod service_cidrs;
+mod shares;
 mod stale_flows;
 mod topology;
 mod writes;
@@ -48,6 +49,7 @@ pub use object::{
 };
 pub use owner::{Owner, Rank};
 pub use released::released;
+pub use shares::{Share, Shares};
 pub use stale_flows::{Frontend, StaleOf, UdpService, UdpServices};
 pub use topology::{Backends, Endpoints, Judged, Reason, Target};
 pub use writes::{Fate, Subject, Writes};

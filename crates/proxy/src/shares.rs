@@ -1,0 +1,86 @@
+//! Shares of Services and namespaces in the writes of one plan.
+//!
+//! Who may write one namespace can have very much pending: one Service of the largest size, or
+//! thousands of smaller ones. A change elsewhere does not wait for more than a share of it.
+
+use hashbrown::HashMap;
+
+use crate::names::NamespacedName;
+
+/// The place of a write in a plan. The smaller one comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Share {
+    /// The Service and its namespace have less than their share before it.
+    Within,
+    /// The namespace has its share.
+    AboveNamespace,
+    /// The Service has its share.
+    AboveService,
+}
+
+/// The writes that each Service and each namespace have so far.
+#[derive(Debug)]
+pub struct Shares<'a> {
+    most: usize,
+    services: HashMap<&'a NamespacedName, usize>,
+    namespaces: HashMap<&'a str, usize>,
+}
+
+impl<'a> Shares<'a> {
+    /// No writes yet; with `most` writes, a Service or a namespace has its share.
+    pub fn new(most: usize) -> Self {
+        Self {
+            most,
+            services: HashMap::new(),
+            namespaces: HashMap::new(),
+        }
+    }
+
+    /// Returns the share that the next writes of a Service are in.
+    pub fn of(&mut self, service: &'a NamespacedName, writes: usize) -> Share {
+        let own = self.services.entry(service).or_default();
+        let is_within = *own < self.most;
+        *own += writes;
+        if !is_within {
+            return Share::AboveService;
+        }
+        let all = self.namespaces.entry(service.namespace()).or_default();
+        let is_within = *all < self.most;
+        *all += writes;
+        if is_within {
+            Share::Within
+        } else {
+            Share::AboveNamespace
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Share::{AboveNamespace, AboveService, Within};
+    use super::*;
+
+    #[test]
+    fn a_service_and_a_namespace_have_a_share_each() {
+        let [large, small, other] = [("a", "large"), ("a", "small"), ("b", "other")]
+            .map(|(namespace, name)| NamespacedName::new(namespace, name));
+        let mut shares = Shares::new(2);
+        let all = [&large, &large, &large, &small, &other, &other, &other];
+        let places = all.map(|service| shares.of(service, 1));
+        assert_eq!(
+            places,
+            [
+                Within,
+                Within,
+                AboveService,
+                AboveNamespace,
+                Within,
+                Within,
+                AboveService
+            ]
+        );
+        let mut shares = Shares::new(2);
+        let places = [&large, &small, &small].map(|service| shares.of(service, 5));
+        assert_eq!(places, [Within, AboveNamespace, AboveService]);
+    }
+}
