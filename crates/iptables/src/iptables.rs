@@ -418,25 +418,41 @@ impl Iptables {
         asked: Asked,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), IptablesError> {
-        let existing = match self.backend {
-            Backend::Nft => nft_tables(family, asked.table)?,
+        if self.backend == Backend::Legacy {
+            let mut printed = Printed::default();
+            self.print(family, asked, &mut |each| {
+                printed.add(each);
+                line(each);
+            })?;
             // Its program fails where it cannot read a table.
-            Backend::Legacy => Vec::new(),
-        };
+            return self.is_whole(family, &printed);
+        }
+        let existing = nft_tables(family, asked.table)?;
         let mut printed = Printed::default();
-        self.print(family, asked, &mut |each| {
-            printed.add(each);
-            line(each);
-        })?;
-        if let Some(table) = printed.cut_short() {
-            let program = self.program(family, "save")?.name();
-            let said = format!("its output ends within table {table}");
-            return Err(IptablesError::CutShort { program, said });
+        match self.print(family, asked, &mut |each| printed.pass(each, line)) {
+            Ok(()) => self.is_whole(family, &printed)?,
+            // It ends at a rule that it cannot read.
+            Err(IptablesError::Failed {
+                kind: Kind::Refused,
+                ..
+            }) if printed.cut_short().is_some() => {}
+            Err(error) => return Err(error),
         }
         for gap in printed.gaps(&existing) {
-            native::read(self, family, gap, asked.is_counted, asked.limit, line)?;
+            let limit = asked.limit;
+            native::read(self, family, &printed, gap, asked.is_counted, limit, line)?;
         }
         Ok(())
+    }
+
+    /// Fails if the last table that was printed has no end.
+    fn is_whole(&self, family: IpFamily, printed: &Printed) -> Result<(), IptablesError> {
+        let Some(table) = printed.cut_short() else {
+            return Ok(());
+        };
+        let program = self.program(family, "save")?.name();
+        let said = format!("its output ends within table {table}");
+        Err(IptablesError::CutShort { program, said })
     }
 
     /// Tells the lines that `iptables-save` prints.

@@ -26,7 +26,8 @@ use crate::saved::Line;
 const PREFIX: &str = "KUBE-";
 /// How often a table that changes meanwhile is read again.
 const ATTEMPTS: usize = 5;
-/// How many chains may turn out to hold rules of nft although they look otherwise.
+/// How many processes are started for a table of which chains hold rules of nft although they look
+/// otherwise.
 const MAX_PROCESSES: usize = 8;
 
 /// A table of which `iptables-save` has printed less than there is.
@@ -36,6 +37,8 @@ pub(crate) enum Gap {
     Whole,
     /// It has not printed the base chains that are not its own.
     BaseChains,
+    /// It has ended within the table.
+    Rest,
 }
 
 /// What `iptables-nft-save` has printed, as far as it says what it has not.
@@ -46,6 +49,11 @@ pub(crate) struct Printed {
     open: Option<String>,
     /// Tables with base chains that were not printed.
     partial: BTreeSet<String>,
+    /// Chains of the open table whose rules were told.
+    told: BTreeSet<String>,
+    /// The chain whose rules are being printed, and those that were.
+    chain: String,
+    held: Vec<String>,
 }
 
 impl Printed {
@@ -68,6 +76,27 @@ impl Printed {
         }
     }
 
+    /// Takes in a line, and tells it once all rules of its chain are printed: the program may end at
+    /// the next one.
+    pub(crate) fn pass(&mut self, line: &str, tell: &mut dyn FnMut(&str)) {
+        let chain = Line::chain_of_rule(line);
+        if chain != Some(&self.chain) && !self.chain.is_empty() {
+            self.held.drain(..).for_each(|line| tell(&line));
+            self.told.insert(std::mem::take(&mut self.chain));
+        }
+        self.add(line);
+        let Some(chain) = chain else {
+            if self.open.is_none() {
+                self.told.clear();
+            }
+            return tell(line);
+        };
+        if self.chain.is_empty() {
+            chain.clone_into(&mut self.chain);
+        }
+        self.held.push(line.to_owned());
+    }
+
     /// Returns the table that was printed, but not to its end.
     pub(crate) fn cut_short(&self) -> Option<&str> {
         self.open.as_deref()
@@ -76,7 +105,9 @@ impl Printed {
     /// Returns what was not printed of the tables that exist.
     pub(crate) fn gaps(&self, existing: &[&'static str]) -> Vec<(&'static str, Gap)> {
         let gap = |table: &'static str| {
-            if !self.tables.contains(table) {
+            if self.open.as_deref() == Some(table) {
+                Some((table, Gap::Rest))
+            } else if !self.tables.contains(table) {
                 Some((table, Gap::Whole))
             } else if self.partial.contains(table) {
                 Some((table, Gap::BaseChains))
@@ -96,6 +127,7 @@ impl Printed {
 pub(crate) fn read(
     iptables: &Iptables,
     family: IpFamily,
+    printed: &Printed,
     (table, gap): (&'static str, Gap),
     is_counted: bool,
     limit: Limit,
@@ -113,8 +145,12 @@ pub(crate) fn read(
     for _ in 0..ATTEMPTS {
         let (_, before) = reader.tables().map_err(asked)?;
         let mut chains = reader.chains(table).map_err(asked)?;
-        if gap == Gap::BaseChains {
-            chains.retain(|chain| chain.hook.is_some() && !is_built_in(table, chain));
+        match gap {
+            Gap::Whole => {}
+            Gap::BaseChains => {
+                chains.retain(|chain| chain.hook.is_some() && !is_built_in(table, chain));
+            }
+            Gap::Rest => chains.retain(|chain| !printed.told.contains(&chain.name)),
         }
         let listing = Listing {
             iptables,
@@ -174,31 +210,56 @@ impl Listing<'_> {
             }
         }
         let mut lines = Vec::new();
-        for _ in 0..MAX_PROCESSES {
+        for attempt in 1..=MAX_PROCESSES {
             lines.clear();
-            let Err(error) = self.list(&listed, &mut lines) else {
+            let Err((last, error)) = self.list(&listed, &mut lines) else {
                 let native = native.values().flatten();
                 lines.extend(native.map(|rule| self.line(&rule.text, rule.counted)));
                 return Ok(lines);
             };
-            let named = incompatible_chain(&error).and_then(|named| {
-                let at = listed.iter().position(|name| *name == named)?;
-                Some(listed.swap_remove(at))
-            });
-            let Some(name) = named else {
+            let blamed = incompatible_chain(&error).or(last.as_deref());
+            let at = blamed.and_then(|blamed| listed.iter().position(|name| *name == blamed));
+            let Some(at) = at else {
                 return Err(self.unreadable(error.to_string()));
             };
+            let name = listed.swap_remove(at);
             native.insert(name, held(reader, name)?);
+            if attempt + 1 < MAX_PROCESSES {
+                continue;
+            }
+            // Too many for one process each: iptables is asked for what surely has words alone.
+            for name in std::mem::take(&mut listed) {
+                let rules = held(reader, name)?;
+                let is_sure = |rule: &HeldRule| {
+                    rule.looks_compatible && (name.starts_with(PREFIX) || !rule.is_native())
+                };
+                if rules.iter().all(is_sure) {
+                    listed.push(name);
+                } else {
+                    native.insert(name, rules);
+                }
+            }
         }
         Err(self.unreadable("too many of its chains hold rules of nft".to_owned()))
     }
 
     /// Has iptables print the rules of chains.
-    fn list(&self, chains: &[&str], lines: &mut Vec<String>) -> Result<(), IptablesError> {
+    ///
+    /// # Errors
+    ///
+    /// Why it failed, and the chain that it was printing if it ended by itself: it ends at a rule
+    /// that it cannot read, and does not always name the chain.
+    fn list(
+        &self,
+        chains: &[&str],
+        lines: &mut Vec<String>,
+    ) -> Result<(), (Option<String>, IptablesError)> {
         if chains.is_empty() {
             return Ok(());
         }
-        let program = self.iptables.program(self.family, "restore")?;
+        let program = self.iptables.program(self.family, "restore");
+        let program = program.map_err(|error| (None, error))?;
+        let mut last = None;
         let verbose = if self.is_counted { " -v" } else { "" };
         let mut input = |sink: &mut dyn std::io::Write| {
             writeln!(sink, "*{}", self.table)?;
@@ -217,13 +278,20 @@ impl Listing<'_> {
                         None => line.into_owned(),
                     };
                     lines.push(line);
+                } else if let Some(name) = printed_chain(&line) {
+                    last = Some(name.to_owned());
                 }
             }
         };
         let arguments = ["--noflush"];
-        match program.stream(&arguments, Some(&mut input), &mut output, self.limit) {
+        let result = program.stream(&arguments, Some(&mut input), &mut output, self.limit);
+        match result {
             Ok(finished) if finished.status.success() => Ok(()),
-            result => Err(failure(&program, result, self.limit.whole, |_| None)),
+            result => {
+                let ended = result.as_ref().is_ok_and(|by| by.status.code().is_some());
+                let error = failure(&program, result, self.limit.whole, |_| None);
+                Err((last.filter(|_| ended), error))
+            }
         }
     }
 
@@ -386,6 +454,12 @@ fn incompatible_chain(error: &IptablesError) -> Option<&str> {
     rest.contains("incompatible").then_some(name)
 }
 
+/// Returns the chain whose rules follow: `-P CHAIN POLICY`, `-N CHAIN`.
+fn printed_chain(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("-N ").or(line.strip_prefix("-P "))?;
+    rest.split(' ').next()
+}
+
 /// Moves the counters of `-A CHAIN ... -c PACKETS BYTES -j TARGET` to the front, where
 /// `iptables-save -c` has them.
 fn counted(line: &str) -> Option<String> {
@@ -410,6 +484,23 @@ mod tests {
         let mut printed = Printed::default();
         text.lines().for_each(|line| printed.add(line));
         printed
+    }
+
+    #[test]
+    fn rules_of_a_chain_are_told_once_all_are_printed() {
+        let mut printed = Printed::default();
+        let mut told = Vec::new();
+        let text = "*nat\n:A - [0:0]\n:B - [0:0]\n[1:2] -A A -j B\n[0:0] -A A -j C\n[0:0] -A B -j A";
+        for line in text.lines() {
+            printed.pass(line, &mut |line| told.push(line.to_owned()));
+        }
+        assert_eq!(told, text.lines().take(5).collect::<Vec<_>>());
+        assert_eq!(printed.told.iter().collect::<Vec<_>>(), ["A"]);
+        let gaps = printed.gaps(&["filter", "nat"]);
+        assert_eq!(gaps, [("filter", Gap::Whole), ("nat", Gap::Rest)]);
+        printed.pass("COMMIT", &mut |line| told.push(line.to_owned()));
+        assert_eq!(told.len(), 7);
+        assert!(printed.gaps(&["nat"]).is_empty());
     }
 
     // What iptables 1.8.9 prints.

@@ -34,6 +34,16 @@ impl<'a> Line<'a> {
         }
         (line == "COMMIT").then_some(Self::Commit)
     }
+
+    /// Returns the chain of a rule, with or without what it has counted; `None` if the line is
+    /// another one.
+    pub(crate) fn chain_of_rule(line: &'a str) -> Option<&'a str> {
+        let rule = match line.strip_prefix('[') {
+            Some(counted) => counted.split_once("] ")?.1,
+            None => line,
+        };
+        RuleLine::parse(rule).map(|rule| rule.chain)
+    }
 }
 
 /// A rule with what it has counted, as `iptables-save -c` prints it.

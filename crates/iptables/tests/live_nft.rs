@@ -114,6 +114,41 @@ fn a_rule_of_nft_in_a_chain_of_a_kube_proxy_is_told_as_such() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
+    in_namespace(|| {
+        let iptables = iptables();
+        iptables.restore(IpFamily::V4, RULES).unwrap();
+        let before = rules(&iptables, None).len();
+        // iptables fails at these, and does not say in which chain.
+        let unknown = "meta priority set 1:2";
+        nft("add table ip mangle");
+        nft("add chain ip mangle OUTPUT { type route hook output priority mangle; }");
+        nft(&format!("add rule ip mangle OUTPUT {unknown}"));
+        nft(&format!("add rule ip nat POSTROUTING {unknown}"));
+        let found = rules(&iptables, None);
+        assert_eq!(found.len(), before + 2, "{found:?}");
+        for chain in ["OUTPUT", "POSTROUTING"] {
+            let native = format!("-A {chain} [nft] -j [nft]");
+            assert!(found.contains(&native), "{found:?}");
+        }
+        // More chains than there may be processes.
+        for number in 0..12 {
+            nft(&format!("add chain ip nat own{number}"));
+            nft(&format!("add rule ip nat own{number} {unknown}"));
+            nft(&format!("add chain ip nat KUBE-SVC-{number}"));
+            nft(&format!(
+                "add rule ip nat KUBE-SVC-{number} ct state vmap {{ invalid : drop }}"
+            ));
+        }
+        let found = rules(&iptables, None);
+        assert_eq!(found.len(), before + 2 + 24, "{found:?}");
+        let kept = "-A KUBE-POSTROUTING -j MASQUERADE --random-fully";
+        assert!(found.iter().any(|rule| rule == kept), "{found:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
 fn rules_of_a_base_chain_that_iptables_does_not_print_are_read() {
     in_namespace(|| {
         let iptables = iptables();

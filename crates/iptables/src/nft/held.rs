@@ -66,6 +66,13 @@ pub(crate) struct HeldRule {
     pub(crate) looks_compatible: bool,
 }
 
+impl HeldRule {
+    /// True if its text leaves something out.
+    pub(crate) fn is_native(&self) -> bool {
+        self.text.contains(NATIVE)
+    }
+}
+
 impl Reader {
     /// Opens a connection; `None` if the kernel has no nf_tables.
     pub(crate) fn open(family: IpFamily) -> Result<Option<Self>, Error> {
