@@ -117,6 +117,8 @@ pub enum Kind {
     NoModule,
     /// The name of a built-in chain belongs to a chain of another kind.
     ChainTaken,
+    /// Another program has put a rule into a chain that iptables cannot read.
+    Unreadable,
     /// A line is refused, and why is not known by kind.
     Refused,
 }
@@ -135,13 +137,17 @@ impl Kind {
             | Self::NoSet
             | Self::NoModule
             | Self::ChainTaken
+            | Self::Unreadable
             | Self::Refused => false,
         }
     }
 
     /// Whether other rules would not be taken either, whatever they are.
     pub fn is_general(self) -> bool {
-        !matches!(self, Self::NoSet | Self::NoModule | Self::Refused)
+        !matches!(
+            self,
+            Self::NoSet | Self::NoModule | Self::Unreadable | Self::Refused
+        )
     }
 
     /// Whether it is what a program says where the kernel has no part of iptables that is needed:
@@ -157,7 +163,12 @@ impl Kind {
     pub fn may_pass(self) -> bool {
         matches!(
             self,
-            Self::NotUsable | Self::TimedOut | Self::LockHeld | Self::ChainTaken | Self::Refused
+            Self::NotUsable
+                | Self::TimedOut
+                | Self::LockHeld
+                | Self::ChainTaken
+                | Self::Unreadable
+                | Self::Refused
         )
     }
 
@@ -169,6 +180,10 @@ impl Kind {
             Self::NotPermitted => {
                 "run as root, or with CAP_NET_ADMIN and CAP_NET_RAW and a writable /run/xtables.lock; legacy iptables is \
                  root's alone, with these capabilities: nobody else may read /proc/net/ip_tables_names"
+            }
+            Self::Unreadable => {
+                "nft has put a rule into a built-in chain, before a rule of kube-proxy, that iptables cannot read: move it to \
+                 a table of its own, or behind the rules of kube-proxy (`nft list ruleset`)"
             }
             Self::NoSet => "see why the set could not be made; the rules will be tried again",
             Self::NoTable | Self::NoModule => {
@@ -184,7 +199,7 @@ impl Kind {
 /// What the programs say, all of these parts in one sentence; the first row that fits counts.
 ///
 /// Source: iptables 1.8.9, by file.
-const SIGNS: [(Kind, &[&str]); 15] = [
+const SIGNS: [(Kind, &[&str]); 16] = [
     // iptables/xshared.c: "Another app is currently holding the xtables lock."
     (Kind::LockHeld, &["xtables lock"]),
     // The same: "Can't lock /run/xtables.lock: Resource temporarily unavailable".
@@ -214,6 +229,8 @@ const SIGNS: [(Kind, &[&str]); 15] = [
     (Kind::ChainTaken, &["CHAIN_ADD failed (File exists)"]),
     // libxtables/xtables.c: "Couldn't load match `x':No such file or directory".
     (Kind::NoModule, &["Couldn't load"]),
+    // iptables/nft-shared.c: "Parsing nftables rule failed".
+    (Kind::Unreadable, &["Parsing nftables rule failed"]),
     // iptables/xtables-save.c, xtables-restore.c: "Failed to initialize nft: Protocol not
     // supported".
     (Kind::Unsupported, &["Protocol not supported"]),
@@ -485,6 +502,12 @@ mod tests {
                 3,
             ),
             ("iptables-restore: line 4 failed", Kind::NoModule, 4),
+            (
+                "Error: meta sreg key not supported\niptables-nft-restore v1.8.9 (nf_tables): Parsing nftables rule failed\n\
+                 Error occurred at line: 3",
+                Kind::Unreadable,
+                3,
+            ),
             ("iptables-restore: line 3 failed", Kind::Refused, 3),
         ];
         for (said, kind, line) in single {

@@ -433,7 +433,7 @@ impl Iptables {
             Ok(()) => self.is_whole(family, &printed)?,
             // It ends at a rule that it cannot read.
             Err(IptablesError::Failed {
-                kind: Kind::Refused,
+                kind: Kind::Unreadable | Kind::Refused,
                 ..
             }) if printed.cut_short().is_some() => {}
             Err(error) => return Err(error),

@@ -490,7 +490,8 @@ mod tests {
     fn rules_of_a_chain_are_told_once_all_are_printed() {
         let mut printed = Printed::default();
         let mut told = Vec::new();
-        let text = "*nat\n:A - [0:0]\n:B - [0:0]\n[1:2] -A A -j B\n[0:0] -A A -j C\n[0:0] -A B -j A";
+        let text =
+            "*nat\n:A - [0:0]\n:B - [0:0]\n[1:2] -A A -j B\n[0:0] -A A -j C\n[0:0] -A B -j A";
         for line in text.lines() {
             printed.pass(line, &mut |line| told.push(line.to_owned()));
         }

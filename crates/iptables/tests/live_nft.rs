@@ -131,6 +131,15 @@ fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
             let native = format!("-A {chain} [nft] -j [nft]");
             assert!(found.contains(&native), "{found:?}");
         }
+        // A rule behind it cannot be removed by iptables: the next step is told.
+        nft("add rule ip nat PREROUTING meta cpu 9 accept");
+        let behind =
+            "*nat\n-A PREROUTING -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
+        let error = iptables.restore(IpFamily::V4, behind).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unreadable);
+        assert!(error.to_string().contains("nft list ruleset"), "{error}");
+        nft("flush chain ip nat PREROUTING");
+        let before = before - 1;
         // More chains than there may be processes.
         for number in 0..12 {
             nft(&format!("add chain ip nat own{number}"));
