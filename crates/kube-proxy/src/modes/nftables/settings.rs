@@ -84,6 +84,7 @@ mod tests {
 
     #[test]
     fn localhost_is_served_where_it_is_named_and_the_gate_is_on() {
+        use LocalhostNodePorts::{Off, Refused, Served};
         let localhost = |gate: Option<bool>, addresses: &str| {
             let gates = gate.map(|on| (LOCALHOST_NODE_PORTS.to_owned(), on));
             let flags = Flags {
@@ -95,7 +96,6 @@ mod tests {
             let all = All::read(&flags, mode, &mode.periods(&flags).unwrap()).unwrap();
             IpFamily::ALL.map(|family| all.nftables.localhost(&all.shared, family))
         };
-        use LocalhostNodePorts::{Off, Refused, Served};
         for gate in [None, Some(false)] {
             assert_eq!(localhost(gate, "primary,localhost"), [Off, Off]);
         }
