@@ -7,7 +7,7 @@
 //!
 //! A gate that is not given has the default of the [release that this program matches](KUBERNETES),
 //! or else of the nearest release that has the gate. Few gates change what a kube-proxy does. The
-//! effect of each of them is in docs/flags.md, in [`OF_KUBE_PROXY`] and in `WITHOUT_EFFECT`.
+//! effect of each of them is in docs/flags.md, in `OF_KUBE_PROXY` and in `WITHOUT_EFFECT`.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
