@@ -24,8 +24,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hashbrown::{HashMap, HashSet};
-use proxy::{NamespacedName, Owner, Protocol, Rank, Target};
+use hashbrown::HashSet;
+use proxy::{Owner, Protocol, Rank, Share, Shares, Target};
 use reconcile::Table;
 
 use crate::claims::Claims;
@@ -48,8 +48,10 @@ pub(crate) struct Budget(usize);
 impl Budget {
     const MOST: Self = Self(32_768);
     const LEAST: Self = Self(64);
-    /// About as long as a plan may take.
+    /// About as long as a plan may take, and how much longer for each virtual server that is pending:
+    /// the next plan looks at all of them.
     const TIME: Duration = Duration::from_millis(50);
+    const LOOK: Duration = Duration::from_micros(5);
 
     /// Whether so many writes say something of how fast the kernel is.
     pub(crate) fn tells(ops: usize) -> bool {
@@ -57,8 +59,9 @@ impl Budget {
     }
 
     /// As many as fit into the time, as long as the last `ops` have taken.
-    pub(crate) fn after(ops: usize, took: Duration) -> Self {
-        let fit = Self::TIME.as_nanos() * ops as u128 / took.as_nanos().max(1);
+    pub(crate) fn after(ops: usize, took: Duration, pending: usize) -> Self {
+        let time = Self::TIME.as_nanos() + Self::LOOK.as_nanos() * pending as u128;
+        let fit = time * ops as u128 / took.as_nanos().max(1);
         let fit = usize::try_from(fit).unwrap_or(usize::MAX);
         Self(fit.clamp(Self::LEAST.0, Self::MOST.0))
     }
@@ -79,7 +82,8 @@ impl Default for Budget {
     }
 }
 
-/// With more writes than this in one plan, a Service comes after the others: they do not wait for it.
+/// With more writes than this in one plan, a Service or a namespace comes after the others: they do
+/// not wait for it.
 const SHARE: usize = 2_048;
 
 /// So many addresses are bound or unbound in one go: each may cost the kernel half a millisecond
@@ -178,8 +182,8 @@ impl Turns {
     }
 
     /// Follows how long so many writes have taken.
-    pub(crate) fn took(&mut self, ops: usize, took: Duration) {
-        self.budget = Budget::after(ops, took);
+    pub(crate) fn took(&mut self, ops: usize, took: Duration, tables: &Tables) {
+        self.budget = Budget::after(ops, took, tables.servers.pending_len());
     }
 }
 
@@ -202,13 +206,19 @@ fn make(
         there.is_some() || (has_sets && ops.iter().any(|op| creates(op, *set)))
     };
     let usable: BTreeSet<Set> = Set::all().filter(is_there).collect();
+    let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    let due = due.filter(|key| makes(tables, key) && !waits_for_rules(tables, key, of));
+    // Of those that are not urgent, the plan looks only at as many as it has room for.
+    let is_made = |key: &VirtualServerKey| makes(tables, key) && !waits_for_rules(tables, key, of);
+    let due = due.filter(|key| !is_urgent(rank(&tables.servers, key)) || is_made(key));
     let servers = sorted(due).into_iter();
-    let mut shares = Shares::default();
+    let mut shares = Shares::new(SHARE);
     let servers = servers.map(|key| {
-        let place = (rank(&tables.servers, &key), shares.of(tables, &key));
+        let place = (
+            rank(&tables.servers, &key),
+            share(&mut shares, tables, &key),
+        );
         (place, key)
     });
     let mut servers: Vec<((Rank, Share), VirtualServerKey)> = servers.collect();
@@ -228,7 +238,6 @@ fn make(
         members.extend(added);
     }
     // Whatever else there is to do: the API server and DNS come in a plan of their own.
-    let is_urgent = |rank: Rank| rank < Rank::Other;
     let has_urgent = servers
         .first()
         .is_some_and(|((rank, _), _)| is_urgent(*rank))
@@ -242,7 +251,10 @@ fn make(
     members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
     let members = members.into_iter();
     ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
-    for (_, key) in servers {
+    for ((rank, _), key) in servers {
+        if !is_urgent(rank) && !is_made(&key) {
+            continue;
+        }
         make_server(tables, key, budget, of, &mut ops);
         if budget.is_used_up(ops.len()) {
             break;
@@ -266,32 +278,14 @@ fn begin_behind<P: PartialEq>(
     }
 }
 
-/// Whether a write is within its Service's share of a plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Share {
-    Within,
-    Above,
-}
-
-/// The writes of each Service that come in the order of virtual servers.
-#[derive(Default)]
-struct Shares<'a>(HashMap<&'a NamespacedName, usize>);
-
-impl<'a> Shares<'a> {
-    /// Returns the share of the next virtual server. What nobody wants is nobody's share.
-    fn of(&mut self, tables: &'a Tables, key: &VirtualServerKey) -> Share {
-        let (Some(owner), Some(server)) = (tables.servers.owner(key), tables.servers.wanted(key))
-        else {
-            return Share::Within;
-        };
-        let writes = self.0.entry(&owner.name.service).or_default();
-        let is_within = *writes < SHARE;
-        *writes += 1 + server.destinations.len();
-        if is_within {
-            Share::Within
-        } else {
-            Share::Above
+/// Returns the share of the next virtual server in a plan. What nobody wants is nobody's share.
+fn share<'a>(shares: &mut Shares<'a>, tables: &'a Tables, key: &VirtualServerKey) -> Share {
+    let (owner, wanted) = (tables.servers.owner(key), tables.servers.wanted(key));
+    match (owner, wanted) {
+        (Some(owner), Some(server)) => {
+            shares.of(&owner.name.service, 1 + server.destinations.len())
         }
+        _ => Share::Within,
     }
 }
 
@@ -454,9 +448,12 @@ fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     // Of one of which an answer was lost it is not known who still gets anything.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
-    let mut shares = Shares::default();
+    let due = due.filter(|key| tables.servers.actual(key).is_some());
+    let mut shares = Shares::new(SHARE);
     let due = sorted(due).into_iter().rev();
-    let mut due: Vec<_> = due.map(|key| (shares.of(tables, &key), key)).collect();
+    let mut due: Vec<_> = due
+        .map(|key| (share(&mut shares, tables, &key), key))
+        .collect();
     due.sort_by_key(|(share, _)| *share);
     for (_, key) in due {
         let Some(actual) = tables.servers.actual(&key) else {
@@ -753,15 +750,23 @@ mod tests {
         let most = Budget::default();
         assert!(!most.is_used_up(32_767) && most.is_used_up(32_768));
         // 3 microseconds each, and one millisecond.
-        let fast = Budget::after(1_000, Duration::from_millis(3));
+        let fast = Budget::after(1_000, Duration::from_millis(3), 0);
         assert_eq!(fast, Budget(16_666));
         assert_eq!(
-            Budget::after(1_000, Duration::from_millis(500)),
+            Budget::after(1_000, Duration::from_millis(500), 0),
             Budget(100)
         );
-        assert_eq!(Budget::after(1_000, Duration::from_mins(1)), Budget(64));
-        assert_eq!(Budget::after(1_000, Duration::ZERO), most);
-        assert_eq!(Budget::after(64, Duration::from_micros(640)), Budget(5_000));
+        assert_eq!(Budget::after(1_000, Duration::from_mins(1), 0), Budget(64));
+        assert_eq!(Budget::after(1_000, Duration::ZERO, 0), most);
+        assert_eq!(
+            Budget::after(64, Duration::from_micros(640), 0),
+            Budget(5_000)
+        );
+        // Where very many are pending, to look at them does not take longer than to write.
+        assert_eq!(
+            Budget::after(1_000, Duration::from_millis(50), 20_000),
+            Budget(3_000)
+        );
         // One that was held up says little.
         assert!(!Budget::tells(63) && Budget::tells(64));
     }

@@ -456,7 +456,7 @@ impl engine::Scheme for Ipvs {
     fn settle(&mut self, state: &mut State, plan: &Plan, written: Written) {
         let Written { outcomes, took } = written;
         if let Some(took) = took {
-            self.turns.took(plan.ops.len(), took);
+            self.turns.took(plan.ops.len(), took, &self.tables);
         }
         self.drifts.follow_count(plan, &outcomes);
         if self.link.settle(plan, &outcomes, state.config.vip_mode) {

@@ -270,6 +270,33 @@ fn a_change_does_not_wait_for_a_very_large_service() {
     assert!(before < 3_000, "after {before} of {}", ops.len());
 }
 
+#[test]
+fn a_change_does_not_wait_for_very_many_services_of_another_namespace() {
+    let mut world = World::new();
+    // Its address comes after all those of the others.
+    world.service(service("default/web", "203.0.113.10", 80));
+    world.slice(slice("default/web", &["10.244.9.1@node2"]));
+    let mut world = world.listed();
+    world.sync();
+    world.work();
+
+    let pods: Vec<String> = (0..40).map(|n| format!("10.244.8.{n}@node2")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    for number in 0..200_u32 {
+        let at = format!("tenant/s{number}");
+        world.service(service(&at, &format!("10.97.0.{number}"), 80));
+        world.slice(slice(&at, &pods));
+    }
+    world.slice(slice("default/web", &["10.244.9.2@node2"]));
+    world.sync();
+    let (_, ops) = world.work();
+    let is_web =
+        |op: &Op| matches!(op, Op::AddDestination(key, _) if key.address == ip("203.0.113.10"));
+    let before = ops.iter().position(is_web).unwrap();
+    assert!(ops.len() > 8_000, "{}", ops.len());
+    assert!(before < 3_000, "after {before} of {}", ops.len());
+}
+
 // ---- what is not known of the node ----
 
 /// A node with two addresses that serves a NodePort at both.
