@@ -12,6 +12,8 @@ use proxy::{IpFamily, Target, Unreadable};
 
 mod table;
 
+pub use table::NativeTable;
+
 use crate::config::ShimStyle;
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
 use crate::leftovers::Place;

@@ -1,12 +1,66 @@
 //! Our table of nftables in the fake kernel: a transaction is made whole, or refused.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use nftables_netlink::{Change, Expression, Name, SetRef, Verdict};
+use nftables_netlink::{Chain, Change, Element, Expression, Name, Rule, SetRef, Verdict};
 use proxy::IpFamily;
 
-use crate::native::{Content, FORBIDDEN, HeldChain, definition_of, forbidden_of, is_of};
+use super::State;
+use crate::native::{
+    Content, FORBIDDEN, HeldChain, TABLE, definition_of, forbidden_key, forbidden_of, is_of, place,
+};
 use crate::sets::Set;
+
+/// The table of nftables as the kernel holds it: that of the shim, with the sets.
+#[derive(Debug)]
+pub struct NativeTable {
+    /// Its name.
+    pub name: &'static str,
+    /// Its sets, each with its elements.
+    pub sets: Vec<(nftables_netlink::Set, Vec<Element>)>,
+    /// Its chains, each with its rules.
+    pub chains: Vec<(Chain, Vec<Rule>)>,
+}
+
+impl State {
+    /// Returns the table that `--ipvs-shim=nftables` has.
+    pub fn native(&self) -> NativeTable {
+        let family = self.family;
+        let rules = self.snapshot.rules.clone().unwrap_or_default();
+        let content = rules.native();
+        let mut elements: BTreeMap<Name, Vec<Element>> = BTreeMap::new();
+        for name in content.sets_named() {
+            elements.entry(name).or_default();
+        }
+        for (set, members) in &self.snapshot.sets {
+            for member in members {
+                let at = place(*set, member, family);
+                let of_set = elements.entry(at.set).or_default();
+                of_set.push(Element::of_set(at.key));
+            }
+        }
+        for key in &content.forbidden {
+            let of_set = elements.entry(FORBIDDEN.into()).or_default();
+            of_set.push(Element::of_set(forbidden_key(key)));
+        }
+        let sets = elements
+            .into_iter()
+            .filter_map(|(name, elements)| Some((definition_of(&name, family)?, elements)));
+        let chains = content.chains.iter().map(|(name, held)| {
+            let chain = Chain {
+                name: name.clone(),
+                base: held.base,
+                comment: None,
+            };
+            (chain, held.rules.clone())
+        });
+        NativeTable {
+            name: TABLE,
+            sets: sets.collect(),
+            chains: chains.collect(),
+        }
+    }
+}
 
 /// What the table holds after a transaction.
 pub(super) fn apply(

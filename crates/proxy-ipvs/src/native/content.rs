@@ -161,7 +161,7 @@ fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
 }
 
 /// The key of one of [`FORBIDDEN`].
-fn forbidden_key(key: &VirtualServerKey) -> Bytes {
+pub(crate) fn forbidden_key(key: &VirtualServerKey) -> Bytes {
     let from_itself = Concatenation::new()
         .address(key.address)
         .address(key.address);

@@ -6,8 +6,8 @@ use std::time::Instant;
 use chance::Chance;
 use proxy::{Target, Unreadable};
 use proxy_ipvs::{
-    Fault, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Op, Outcome, Plan, VirtualServer,
-    VirtualServerKey,
+    Fault, FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Member, Op, Outcome, Plan,
+    VirtualServer, VirtualServerKey,
 };
 
 use crate::turnstile::{Ask, Blame, Permit, Serves, Turnstile, Write};
@@ -107,8 +107,18 @@ fn write(op: &Op) -> Write {
         }
         _ => match op.server() {
             Some(key) => Serves::Address(key.address),
-            // What else there is serves nobody by itself.
-            None => Serves::Nobody,
+            None => match op {
+                Op::AddMember(_, member) | Op::RemoveMember(_, member) => match member {
+                    Member::Address(address)
+                    | Member::AddressPort(address, ..)
+                    | Member::AddressPortAddress(address, ..)
+                    | Member::AddressPortNet(address, ..) => Serves::Address(*address),
+                    Member::Port(_) => Serves::All,
+                },
+                Op::CreateSet(..) | Op::WriteRules { .. } => Serves::All,
+                // What else there is serves nobody by itself.
+                _ => Serves::Nobody,
+            },
         },
     };
     let removes = match op {

@@ -1,0 +1,144 @@
+//! What packets meet in the IPVS mode's kernel, as data for the walk.
+
+use std::collections::BTreeSet;
+
+use ipnet::IpNet;
+use ipvs_netlink::{DestinationEntry, Flags, ServiceEntry, ServiceKey, Statistics};
+use packet_path::nft::{Held, Nft};
+use packet_path::{Interface, Server, Xtables};
+use proxy_ipvs::fake::State;
+use proxy_ipvs::{Rules, SetKind, ShimStyle, VirtualServer, VirtualServerKey};
+
+use crate::packets;
+use crate::subject::Served;
+use crate::turnstile::Front;
+
+/// Returns who serves at these fronts, by the virtual servers, addresses, sets and rules.
+pub(super) fn served(fronts: &BTreeSet<Front>, state: &State) -> Served {
+    let node = node(state);
+    let rules = state.snapshot.rules.clone().unwrap_or_default();
+    if state.shim != ShimStyle::Nftables {
+        return packets::served(fronts, &Xtables::of(&saved(&rules)), &node);
+    }
+    let (family, mut held) = (state.family.into(), Held::default());
+    let table = state.native();
+    held.add_table(family, table.name);
+    for (set, elements) in table.sets {
+        held.add_set(family, table.name, &set, elements);
+    }
+    for (chain, rules) in table.chains {
+        held.add_chain(family, table.name, &chain, rules);
+    }
+    match Nft::read(held, state.family) {
+        Ok(nft) => packets::served(fronts, &nft, &node),
+        Err(_) => Served::new(),
+    }
+}
+
+fn node(state: &State) -> packet_path::Snapshot {
+    let there = &state.snapshot;
+    let mut node = packets::node(state.family, there.interface_addresses.iter().copied());
+    let link = Interface {
+        index: Some(4),
+        name: "kube-ipvs0".to_owned(),
+    };
+    let bound = there.bound.iter().chain(&there.bound_otherwise);
+    let bound = bound.filter(|_| there.has_link).copied();
+    let bound = bound.map(|address| (link.clone(), IpNet::from(address)));
+    node.addresses.extend(bound);
+    if state.shim != ShimStyle::Nftables {
+        let sets = there.sets.iter().map(|(set, members)| {
+            let kind = match set.kind() {
+                SetKind::Address => "hash:ip",
+                SetKind::AddressPort => "hash:ip,port",
+                SetKind::AddressPortAddress => "hash:ip,port,ip",
+                SetKind::AddressPortNet => "hash:ip,port,net",
+                SetKind::Port => "bitmap:port",
+            };
+            let members = members.iter().map(ToString::to_string).collect();
+            (set.name(state.family), (kind.to_owned(), members))
+        });
+        node.sets = sets.collect();
+    }
+    let servers = there.servers.iter();
+    node.servers = servers
+        .filter_map(|(key, server)| entry(*key, server))
+        .collect();
+    let conntrack = ("net/ipv4/vs/conntrack".to_owned(), "1".to_owned());
+    node.settings.extend([conntrack]);
+    node
+}
+
+fn entry(key: VirtualServerKey, server: &VirtualServer) -> Option<(ServiceKey, Server)> {
+    let protocol = ipvs_netlink::Protocol(key.protocol.number());
+    let key = ServiceKey::new(protocol, key.address, key.port);
+    let scheduler = server.properties.scheduler.parse().ok()?;
+    let mut service = ipvs_netlink::Service::new(key, scheduler);
+    service.flags = Flags::from_bits_retain(server.properties.flags);
+    service.timeout = server.properties.timeout;
+    let destinations = server.destinations.iter().map(|real| {
+        let to = std::net::SocketAddr::new(real.target.ip, real.target.port);
+        DestinationEntry {
+            destination: ipvs_netlink::Destination::new(to, real.weight.into()),
+            active: 0,
+            inactive: 0,
+            persistent: 0,
+            statistics: Statistics::default(),
+        }
+    });
+    let entry = ServiceEntry {
+        service,
+        statistics: Statistics::default(),
+    };
+    let destinations = destinations.collect();
+    Some((
+        key,
+        Server {
+            entry,
+            destinations,
+        },
+    ))
+}
+
+/// Renders rules as `iptables-save` prints them: each jump is put at the head of its chain, so that
+/// the last one comes first.
+fn saved(rules: &Rules) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    let mut head = 0;
+    for line in rules.restore_text(&Rules::default()).lines() {
+        if let Some(jump) = line.strip_prefix("-I ") {
+            lines.insert(head, format!("-A {jump}"));
+        } else {
+            lines.push(line.to_owned());
+            if line.starts_with(['*', ':']) {
+                head = lines.len();
+            }
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::IpFamily;
+    use proxy_ipvs::{Config, Shim};
+
+    use super::*;
+
+    #[test]
+    fn jumps_come_before_rules_and_the_last_one_first() {
+        let shim = Shim {
+            family: IpFamily::V4,
+            filled: BTreeSet::new(),
+            forbidden_to_node: BTreeSet::new(),
+        };
+        let saved = saved(&shim.rules(&Config::default()));
+        let at = |rule: &str| saved.lines().position(|line| line.contains(rule));
+        let (ports, access) = (
+            at("-A INPUT -m comment --comment \"kubernetes health"),
+            at("-A INPUT -m comment --comment \"kubernetes ipvs"),
+        );
+        assert!(access.is_some() && access < ports, "{saved}");
+        assert!(!saved.contains("\n-I"));
+    }
+}
