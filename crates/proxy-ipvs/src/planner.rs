@@ -540,7 +540,8 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
 /// Whether a virtual server goes on to be served by another set, or by another range of sources, which
 /// no rule asks yet: without both, it would be rejected, or its clients dropped.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
-    if !of.are_rules_pending {
+    // The firewall serves nobody: without its ranges, it would drop all clients.
+    if !of.are_rules_pending || set == Set::LoadBalancerFirewall {
         return false;
     }
     let Some(key) = set.virtual_server(member) else {
