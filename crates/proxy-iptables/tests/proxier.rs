@@ -555,6 +555,30 @@ fn rules_of_others_stay() {
 }
 
 #[test]
+fn a_chain_that_a_foreign_rule_leads_to_makes_the_node_neither_late_nor_stuck() {
+    let kernel = FakeKernel::new(&[]);
+    let stale = "KUBE-SVC-AAAAAAAAAAAAAAAA";
+    let foreign = format!("*nat\n:{stale} - [0:0]\n:MINE - [0:0]\n-A MINE -j {stale}\nCOMMIT\n");
+    kernel.load(&foreign);
+    let mut world = World::on(kernel, true);
+    world.apply(Event::ServiceApplied(service(1)));
+    world.apply(slice(1, [1, 2]));
+    let report = world.sync();
+    let failure = report.failures.first().unwrap();
+    assert!(failure.object.contains(stale), "{}", failure.object);
+    let standing = world.proxier.standing();
+    assert_eq!(standing.pending_since, None);
+    assert_eq!(standing.stuck_since, None);
+    world.damage(Table::Nat, "MINE", Vec::clear);
+    for _ in 0..8 {
+        world.now += Duration::from_secs(30);
+        world.settle();
+    }
+    assert!(!world.kernel.saved().contains(stale));
+    assert_eq!(world.proxier.standing().pending, 0);
+}
+
+#[test]
 fn what_is_written_apart_after_a_refusal_that_passes_is_whole() {
     let mut world = World::new();
     world.kernel.state().refused = vec!["-j MASQUERADE".to_owned()];
