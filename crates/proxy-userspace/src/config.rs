@@ -16,7 +16,7 @@ pub struct Config {
     /// `--bind-address`, if it names this node's address; it counts before those of the Node
     /// object.
     pub node_ip: Option<IpAddr>,
-    /// The mark of the relay's own connections ([`Limits::mark`](crate::Limits::mark)), which are not
+    /// The mark of the relay's own connections ([`Limits::mark`](relay::Limits::mark)), which are not
     /// redirected.
     pub own_mark: Option<u32>,
     /// How often the kernel is looked at.

@@ -9,8 +9,8 @@
 //!
 //! [`Userspace`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
 //! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
-//! is pure; a [`Kernel`] is a [`Relay`] and who redirects packets to it, or the strict fake of the
-//! tests. The relay knows nothing of Kubernetes.
+//! is pure; a [`Kernel`] is a [`Relay`](relay::Relay) and who redirects packets to it, or the strict
+//! fake of the tests. The relay knows nothing of Kubernetes.
 //!
 //! docs/userspace-mode.md says how packets go, and what the limits of this are.
 
