@@ -125,10 +125,11 @@ impl Places {
         let found = fs::symlink_metadata(&self.folder)?;
         let own = geteuid().as_raw();
         if !found.is_dir() || found.uid() != own {
-            let text = format!(
-                "it is of user {}, and not a folder of user {own}",
-                found.uid()
-            );
+            let text = if found.is_dir() {
+                format!("it is of user {}, not of user {own}", found.uid())
+            } else {
+                "it is not a folder".to_owned()
+            };
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         if found.mode() & 0o077 != 0 {
@@ -167,10 +168,22 @@ impl Places {
 
     /// Connects to the daemon; `None` if no process listens.
     pub(super) fn connect(&self) -> io::Result<Option<UnixStream>> {
-        match self.connect_file()? {
-            Some(stream) => Ok(Some(stream)),
-            None => self.connect_abstract(),
+        match self.connect_file() {
+            Ok(Some(stream)) => Ok(Some(stream)),
+            Ok(None) => self.connect_abstract(),
+            // A daemon does not use a folder of somebody else either.
+            Err(error) if self.own_folder_is_foreign() => match self.connect_abstract()? {
+                Some(stream) => Ok(Some(stream)),
+                None => Err(error),
+            },
+            Err(error) => Err(error),
         }
+    }
+
+    /// True if something stands at the folder's place that a daemon would not use.
+    fn own_folder_is_foreign(&self) -> bool {
+        fs::symlink_metadata(&self.folder)
+            .is_ok_and(|found| !found.is_dir() || !is_trusted(found.uid()))
     }
 
     fn connect_file(&self) -> io::Result<Option<UnixStream>> {
@@ -182,7 +195,7 @@ impl Places {
         let folder = self.folder.display();
         if !(found.is_dir() && is_trusted(found.uid()) && found.mode() & 0o022 == 0) {
             let text = format!(
-                "user {} owns folder {folder}, or others may write to it: whoever listens there is not asked",
+                "{folder} is of user {}, others may write to it, or it is not a folder: whoever listens there is not asked",
                 found.uid()
             );
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));

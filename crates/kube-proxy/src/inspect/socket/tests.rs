@@ -75,6 +75,18 @@ async fn who_runs_the_daemon_is_answered() {
 }
 
 #[tokio::test]
+async fn a_daemon_beside_a_folder_that_is_a_link_is_asked_by_the_abstract_name() {
+    let own = Own::new("link");
+    fs::create_dir(own.root.join("elsewhere")).unwrap();
+    let link = own.root.join("inspect");
+    std::os::unix::fs::symlink(own.root.join("elsewhere"), link).unwrap();
+    assert!(connect(&own.places).is_err());
+    let _server = start(own.places.clone(), echo);
+    let answer = ask(&own.places, "/a").await.unwrap();
+    assert!(answer.ends_with("\r\n\r\n/a"), "{answer}");
+}
+
+#[tokio::test]
 async fn without_a_folder_the_abstract_name_is_served() {
     let own = Own::abstract_only("abstract");
     let _server = start(own.places.clone(), echo);
