@@ -33,6 +33,9 @@ impl Plan {
         let partial = partial.filter_map(|(chain, of)| Some((Arc::clone(chain), of.partial?)));
         executor.verdicts.partial = partial.collect();
         if self.writes_table() {
+            if self.switches_on_first() {
+                executor.switch_on();
+            }
             executor.all();
             executor.try_timeouts();
         }
@@ -91,6 +94,19 @@ impl Executor<'_> {
         let listeners = self.plan.listeners.iter();
         let listen = |port| self.kernel.listen(port).map_err(Arc::from);
         self.verdicts.listeners = listeners.map(listen).collect();
+    }
+
+    /// Switches the table on. If that is refused, the next transaction is as well, and says why.
+    fn switch_on(&mut self) {
+        let transaction = Transaction {
+            family: self.plan.family.into(),
+            table: TABLE.into(),
+            changes: vec![Change::AddTable(self.plan.base.table())],
+        };
+        if self.kernel.commit(&transaction).is_ok() {
+            self.verdicts.taken += 1;
+            self.verdicts.changes += 1;
+        }
     }
 
     fn all(&mut self) {

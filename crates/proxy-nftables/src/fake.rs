@@ -170,6 +170,8 @@ impl Content {
                     if there.base != chain.base {
                         return Err(libc::EEXIST);
                     }
+                } else if chain.base.is_some() && self.activity != before.activity {
+                    return Err(libc::EINVAL);
                 } else {
                     let new = (chain.clone(), Vec::new());
                     self.chains.insert(Arc::clone(&chain.name), new);

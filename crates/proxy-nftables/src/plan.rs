@@ -295,6 +295,21 @@ impl Plan {
         changes.any(|(key, of)| matches!(key, Key::Set(_)) && of.there == There::Other)
     }
 
+    /// Reports whether a table that is there is to be switched on before base chains are made: the
+    /// kernel refuses a new one in a transaction that changes the table's flags.
+    ///
+    /// Source: Linux, `net/netfilter/nf_tables_api.c` (`__NFT_TABLE_F_UPDATE`).
+    pub(crate) fn switches_on_first(&self) -> bool {
+        let table = self.base_changes.get(&Key::Table);
+        let is_there = table.is_some_and(|of| of.there != There::Nothing);
+        let mut others = self.base_changes.iter();
+        is_there
+            && others.any(|(key, of)| {
+                let chain = self.base.chain(key);
+                of.there != There::Same && chain.is_some_and(|(chain, _)| chain.base.is_some())
+            })
+    }
+
     pub(crate) fn has_base(&self) -> bool {
         !(self.base_changes.is_empty() && self.node_ports.is_empty())
     }
