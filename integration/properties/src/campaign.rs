@@ -7,7 +7,7 @@ use proxy::IpFamily;
 use crate::action::{Action, history};
 use crate::modes::Form;
 use crate::real::on_a_node;
-use crate::run::{Failure, Ran, run};
+use crate::run::{Failure, Ran, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::turnstile::Threads;
 
@@ -54,7 +54,7 @@ impl Ground {
                 let ran = on_a_node(family, || {
                     let subject = form.on_the_kernel(family)?;
                     // They are in the same network namespace.
-                    Ok(run(subject, actions, &Threads::start(), is_told))
+                    Ok(run_on_kernel(subject, actions, &Threads::start(), is_told))
                 });
                 ran.and_then(|ran| ran).unwrap_or_else(|what| Ran {
                     failure: Some(Failure { at: 0, what }),

@@ -47,9 +47,25 @@ pub struct Failure {
     pub what: String,
 }
 
-/// Runs a history on this kernel.
+/// Runs a history on this fake.
 pub fn run(subject: Box<dyn Subject>, actions: &[Action], threads: &Threads, is_told: bool) -> Ran {
+    live(World::new(subject, threads, is_told), actions)
+}
+
+/// Runs a history on this kernel, which is real. It refuses entries for good without saying which,
+/// so whether the daemon is quiet in the end is not asked.
+pub fn run_on_kernel(
+    subject: Box<dyn Subject>,
+    actions: &[Action],
+    threads: &Threads,
+    is_told: bool,
+) -> Ran {
     let mut world = World::new(subject, threads, is_told);
+    world.tries = Tries::Unasked;
+    live(world, actions)
+}
+
+fn live(mut world: World<'_>, actions: &[Action]) -> Ran {
     let failure = world.live(actions).err();
     world.kill();
     Ran {
@@ -86,6 +102,16 @@ struct Armed {
     unreadable: Option<usize>,
 }
 
+/// Writes of a daemon that has nothing to do.
+enum Tries {
+    /// Not looked at.
+    Unasked,
+    /// Not looked at before the end.
+    Later,
+    /// How often each was tried.
+    Counted(BTreeMap<String, usize>),
+}
+
 struct World<'a> {
     subject: Box<dyn Subject>,
     threads: &'a Threads,
@@ -103,7 +129,7 @@ struct World<'a> {
     heard: u64,
     has_updated: bool,
     /// How often each write was tried since nothing was left to be done.
-    tries: Option<BTreeMap<String, usize>>,
+    tries: Tries,
     succeeds: bool,
     now: Instant,
     armed: Armed,
@@ -135,7 +161,7 @@ impl<'a> World<'a> {
             arrived: 0,
             heard: 0,
             has_updated: false,
-            tries: None,
+            tries: Tries::Later,
             succeeds: false,
             now,
             armed: Armed::default(),
@@ -321,7 +347,7 @@ impl<'a> World<'a> {
     /// Checks that the daemon is quiet once it has nothing to do: it only tries what the kernel
     /// refuses for good, less and less often.
     fn may_write(&mut self, write: &Write) -> Held {
-        let Some(tries) = &mut self.tries else {
+        let Tries::Counted(tries) = &mut self.tries else {
             return Ok(());
         };
         if !self.subject.is_forbidden(write) {
@@ -658,7 +684,9 @@ impl<'a> World<'a> {
             // A check ignores the virtual servers that are written while it reads.
             self.rest(Duration::ZERO)?;
             self.with_mode(|mode, _, now| mode.check(now));
-            self.tries = (number > 0).then(BTreeMap::new);
+            if number > 0 && matches!(self.tries, Tries::Later) {
+                self.tries = Tries::Counted(BTreeMap::new());
+            }
             self.rest(HORIZON)?;
         }
         let standing = self.mode.as_ref().map(|mode| mode.standing());
