@@ -399,9 +399,11 @@ fn gone(actual: &VirtualServer, wanted: &VirtualServer) -> Vec<Target> {
     gone
 }
 
-/// Whether a virtual server that is not there yet has to wait for rules.
+/// Reports whether a virtual server that serves nobody yet has to wait for rules. One that was made
+/// while another program's could have been there has none of its own yet: no set named it.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
-    if !of.are_rules_pending || tables.servers.actual(key).is_some() {
+    let serves = |there: &VirtualServer| !there.destinations.is_empty();
+    if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {
         return false;
     }
     let by_address = Member::AddressPort(key.address, key.protocol, key.port);
