@@ -555,7 +555,7 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
     let p = Programmed::new(c, &DUALSTACK)?;
     p.sh(
         "ipvsadm -A -t 9.9.9.9:9 -s rr; ipset create OTHER hash:ip; iptables-$backend -t nat -N OTHER
-        ipvsadm -A -t 10.96.10.10:81 -s rr; ipvsadm -e -t 10.96.10.10:80 -r 10.244.2.5:8080 -m -w 7
+        ipvsadm -A -t 10.96.10.10:81 -s rr; ipset add KUBE-CLUSTER-IP 10.96.10.10,tcp:81; ipvsadm -e -t 10.96.10.10:80 -r 10.244.2.5:8080 -m -w 7
         ipset del KUBE-CLUSTER-IP 10.96.0.1,tcp:443; ip address del 198.51.100.7/32 dev kube-ipvs0
         iptables-$backend -t nat -D OUTPUT 1; sysctl -q net.ipv4.vs.conntrack=0",
     )?;
@@ -577,6 +577,7 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
             "IPv4     add 10.96.0.1,tcp:443 to set KUBE-CLUSTER-IP",
             "IPv4     add in table nat: -A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES",
             "IPv4     bind 198.51.100.7 to kube-ipvs0",
+            "IPv4     remove 10.96.10.10,tcp:81 from set KUBE-CLUSTER-IP",
             "IPv4     remove virtual server 10.96.10.10:81/TCP",
             "IPv4     set destination 10.244.2.5:8080 of 10.96.10.10:80/TCP to weight 1",
             "node     set net.ipv4.vs.conntrack to 1 (it is 0)",
@@ -584,7 +585,7 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
     );
     for part in [
         "\nIPv4     virtual servers       0       0       1\n",
-        "\n6 changes; nothing was written\n",
+        "\n7 changes; nothing was written\n",
     ] {
         assert!(counts.contains(part), "{counts}");
     }
@@ -593,7 +594,7 @@ fn a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing(c: &mut Cluster) ->
     let changes = answer
         .pointer("/changes")
         .and_then(|changes| changes.as_array());
-    assert_eq!(changes.map(Vec::len), Some(6), "{answer}");
+    assert_eq!(changes.map(Vec::len), Some(7), "{answer}");
     let unreadable = p.kube_proxy(&["check", "--iptables-masquerade-bit=99"])?;
     assert_eq!(unreadable.status.code(), Some(2), "{}", unreadable.stderr);
     assert_eq!(p.state()?, before);
