@@ -58,7 +58,7 @@ pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Where modes keep what they lead elsewhere, beside rules of iptables.
+/// Places in which modes keep what they lead elsewhere, beside rules of iptables.
 struct Stores {
     family: IpFamily,
     ipset: Option<Ipset>,
@@ -73,7 +73,7 @@ struct OwnTable {
     sets: Vec<Set>,
 }
 
-/// What the sets say of an address.
+/// Answer of the sets about an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// A cluster IP, at this port.
@@ -499,7 +499,7 @@ fn host(net: &str) -> Option<IpAddr> {
     matches!(len, "" | "32" | "128").then(|| ip.parse().ok())?
 }
 
-/// What deletes rules that there are.
+/// Returns the text that deletes these rules.
 fn deletion(rules: &[(Table, &str)]) -> String {
     restore_text(|restore| {
         for part in rules.chunk_by(|(one, _), (two, _)| one == two) {

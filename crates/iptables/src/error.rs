@@ -76,7 +76,7 @@ pub enum IptablesError {
     CutShort {
         /// Which program.
         program: String,
-        /// Where its output ends.
+        /// Place at which its output ends.
         said: String,
     },
     /// It said no.

@@ -47,7 +47,7 @@ pub struct Iptables {
     pub(crate) why: Why,
 }
 
-/// What `iptables-save` is asked for.
+/// Request to `iptables-save`.
 #[derive(Debug, Clone, Copy)]
 struct Asked {
     /// One table, or all.

@@ -24,7 +24,7 @@ use crate::saved::Line;
 
 /// The prefix of chains of kube-proxies and kubelets, which hold rules of iptables alone.
 const PREFIX: &str = "KUBE-";
-/// How often a table that changes meanwhile is read again.
+/// Number of times that a table that changes meanwhile is read again.
 const ATTEMPTS: usize = 5;
 /// How many processes are started for a table of which chains hold rules of nft although they look
 /// otherwise.

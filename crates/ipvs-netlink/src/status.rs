@@ -113,7 +113,7 @@ impl Status {
     }
 }
 
-/// Where a number belongs.
+/// Field that a number belongs to.
 enum Place<'a> {
     Number(&'a mut Option<u64>),
     Length(&'a mut BTreeMap<u32, u64>, u32),

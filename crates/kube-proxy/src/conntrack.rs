@@ -292,7 +292,7 @@ impl Cleaner {
 struct Passed {
     compared: usize,
     deleted: usize,
-    /// Whether no stale flow was left for the next pass.
+    /// True if no stale flow was left for the next pass.
     is_over: bool,
 }
 
