@@ -26,6 +26,9 @@ pub(crate) use set::concatenation;
 /// a verdict with a chain's name, a comment) takes about 700.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
+/// Bytes of a first change that the kernel may send back, as one message an element.
+const TOLD_BYTES: usize = 4 * 1024;
+
 /// A transaction as the messages that it is sent as, all in one send. It can be sent any number of
 /// times; anonymous sets then have the same names again, so that those of before have to be gone
 /// (with their rules, or as the transaction deletes them).
@@ -44,8 +47,12 @@ impl Prepared {
     pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut prepared = Self::without_end(transaction, expected);
         if !prepared.is_empty() {
-            // The kernel looks at the first change for whether it is to tell the new generation.
-            prepared.batch.add_flags(1, NLM_F_ECHO);
+            // The kernel looks at the first change for whether it is to tell the new generation. It
+            // then tells the change as well: where that is long, more than a socket may hold.
+            let first = prepared.batch.get(1);
+            if first.is_some_and(|first| first.payload.len() <= TOLD_BYTES) {
+                prepared.batch.add_flags(1, NLM_F_ECHO);
+            }
         }
         prepared.batch.push(BATCH_END, 0, batch_header);
         prepared

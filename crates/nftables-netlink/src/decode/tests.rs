@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use netlink_batch::NLM_F_ECHO;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -591,4 +592,17 @@ fn fields_are_noted_as_nft_notes_them_and_read() {
     let hex = |byte: &u8| format!("{byte:02x}");
     let written: String = written.bytes().iter().map(hex).collect();
     assert_eq!(written, by_nft);
+}
+
+#[test]
+fn elements_of_a_first_change_are_not_all_sent_back() {
+    let is_told = |count: u32| {
+        let elements =
+            (0..count).map(|number| Element::of_set(number.to_be_bytes().as_slice().into()));
+        let change = Change::AddElements("set".into(), elements.collect());
+        let prepared = Prepared::new(&transaction(vec![change]), None);
+        prepared.batch.get(1).unwrap().flags & NLM_F_ECHO != 0
+    };
+    assert!(is_told(1));
+    assert!(!is_told(1_000));
 }
