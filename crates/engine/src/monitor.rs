@@ -34,17 +34,17 @@ impl Monitor {
         state
             .news
             .settle(&mut state.report, |service| scheme.is_settled(service));
-        let served = scheme.served();
-        let version = served.conflicts_version();
+        let disputed = scheme.disputed();
+        let version = disputed.conflicts_version();
         if mem::replace(&mut self.conflicts_version, version) != version {
-            state.report.conflicts = Some(served.conflicts());
+            state.report.conflicts = Some(disputed.conflicts());
         }
         let parts = PartOf::<S>::ALL.iter();
         let is_repaired = parts
             .flat_map(|part| scheme.tables(*part))
             .all(|table| table.pending_len() == table.failing_len());
         state.report.drift = state.news.take_drift(state.now, is_repaired);
-        self.note_unserved(state.now, served);
+        self.note_unserved(state.now, scheme.served());
     }
 
     /// Says since when something is late, and since when without progress.

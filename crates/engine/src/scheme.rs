@@ -120,8 +120,14 @@ pub trait Scheme: Sized + Send + 'static {
     fn tables(&self, part: PartOf<Self>) -> impl Iterator<Item = &dyn Rows>;
 
     /// The table of the entries by which Services are served: where none of them is there, nobody
-    /// is, and two Services that claim one of them are in conflict.
+    /// is.
     fn served(&self) -> &dyn Served;
+
+    /// The table of entries that two Services may both claim, which is told. By default it is the
+    /// same.
+    fn disputed(&self) -> &dyn Served {
+        self.served()
+    }
 
     /// Whether all that a Service wants is there.
     fn is_settled(&self, service: &NamespacedName) -> bool;

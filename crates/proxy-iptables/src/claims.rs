@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use proxy::{NamespacedName, Owner, released};
+use reconcile::Table as Entries;
 
 use crate::chain::Table;
 use crate::config::Config;
-use crate::port::{ServedPort, Style};
+use crate::port::{Place, ServedPort, Slot, Style};
 use crate::tables::Tables;
 
 /// With more endpoints than this, comments that name endpoints are left out, as upstream.
@@ -22,6 +23,8 @@ pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
     /// The same by owner, with how many rules it has.
     by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, Counts)>,
+    /// Who claims each address and port. The first has all rules about it, in every chain.
+    pub(crate) places: Entries<Place, (), Arc<Owner>>,
     endpoints: usize,
     /// Of all Services.
     pub(crate) rules: Counts,
@@ -76,6 +79,7 @@ impl Claims {
             tables.slots.release(&old.owner);
             tables.chains.release(&old.owner);
             self.count(&old.owner, None);
+            self.claim_places(&old.owner, &[], tables, config);
         }
         for port in ports {
             self.endpoints += port.endpoints;
@@ -101,6 +105,20 @@ impl Claims {
                 *content = *there;
             }
         }
+        tables.chains.claim(&port.owner, chains);
+        self.claim_places(&port.owner, &slots, tables, config);
+        self.claim_slots(port, slots, tables);
+    }
+
+    /// Claims the rules in shared chains that are about addresses and ports which the owner has.
+    fn claim_slots(
+        &mut self,
+        port: Arc<ServedPort>,
+        mut slots: Vec<(Slot, Arc<str>)>,
+        tables: &mut Tables,
+    ) {
+        let owner = Arc::clone(&port.owner);
+        slots.retain(|(slot, _)| self.places.owner(&slot.place()) == Some(&owner));
         let [mut filter, mut nat] = Counts::default();
         for (slot, text) in &slots {
             let of = if slot.chain.table() == Table::Nat {
@@ -110,11 +128,53 @@ impl Claims {
             };
             *of += text.lines().count();
         }
-        let own = chains.iter().map(|(_, content)| content.rules as usize);
-        nat += own.sum::<usize>();
-        tables.slots.claim(&port.owner, slots);
-        tables.chains.claim(&port.owner, chains);
-        self.count(&port.owner.clone(), Some((port, [filter, nat])));
+        let chains = tables.chains.keys_of(&owner).iter();
+        let own = chains.filter_map(|chain| tables.chains.wanted(chain));
+        nat += own.map(|content| content.rules as usize).sum::<usize>();
+        tables.slots.claim(&owner, slots);
+        self.count(&owner, Some((port, [filter, nat])));
+    }
+
+    /// Makes the places of these slots all that an owner claims. Where a place goes over from one
+    /// owner to another, the other one claims its slots again.
+    fn claim_places(
+        &mut self,
+        owner: &Arc<Owner>,
+        slots: &[(Slot, Arc<str>)],
+        tables: &mut Tables,
+        config: &Config,
+    ) {
+        let slots = slots.iter().map(|(slot, _)| slot.place());
+        let mut places: Vec<Place> = slots.collect();
+        places.sort_unstable();
+        places.dedup();
+        let claimed = places.clone();
+        let before = self.places.keys_of(owner).iter();
+        let released = before.filter(|place| claimed.binary_search(place).is_err());
+        places.extend(released);
+        let first = |all: &Entries<Place, (), Arc<Owner>>| {
+            let firsts = places.iter().map(|place| all.owner(place).cloned());
+            firsts.collect::<Vec<_>>()
+        };
+        let had = first(&self.places);
+        let claimed = claimed.into_iter().map(|place| (place, ()));
+        self.places.claim(owner, claimed);
+        let has = first(&self.places);
+        let changed = had.into_iter().zip(has).filter(|(had, has)| had != has);
+        let others = changed.flat_map(|(had, has)| [had, has]).flatten();
+        let mut others: Vec<Arc<Owner>> = others.filter(|other| other != owner).collect();
+        others.sort_unstable();
+        others.dedup();
+        let style = Style {
+            config,
+            is_terse: self.is_terse,
+        };
+        for other in others {
+            if let Some(port) = self.port(&other).cloned() {
+                let slots = port.slots(style);
+                self.claim_slots(port, slots, tables);
+            }
+        }
     }
 
     /// Something else was found in the kernel while nothing may be deleted: claims anew what goes on

@@ -11,6 +11,7 @@
 //!
 //! Chains, rules, their order and comments are upstream's (docs/iptables-mode.md, sections 3 to 5).
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -36,8 +37,35 @@ pub struct Slot {
     pub port: u16,
 }
 
-impl std::fmt::Display for Slot {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Slot {
+    /// Returns the address and port that the rules of this slot are about.
+    pub(crate) fn place(&self) -> Place {
+        Place {
+            address: self.address,
+            protocol: self.protocol,
+            port: self.port,
+        }
+    }
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.place().fmt(f)
+    }
+}
+
+/// An address and port, whatever the chain. One Service port has all rules about it: those of
+/// another one would drop or refuse its packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Place {
+    /// The address; `None` for those of this node.
+    address: Option<IpAddr>,
+    protocol: Protocol,
+    port: u16,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { port, protocol, .. } = self;
         match self.address {
             Some(address) => write!(f, "{}/{protocol}", SocketAddr::new(address, *port)),

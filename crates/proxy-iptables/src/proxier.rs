@@ -254,6 +254,10 @@ impl engine::Scheme for Iptables {
         &self.tables.slots
     }
 
+    fn disputed(&self) -> &dyn Served {
+        &self.claims.places
+    }
+
     fn is_settled(&self, service: &NamespacedName) -> bool {
         self.claims.is_settled(service, &self.tables)
     }

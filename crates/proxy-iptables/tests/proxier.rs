@@ -972,6 +972,62 @@ fn of_two_services_with_one_address_the_older_one_has_it() {
     assert!(external(&world).contains("\"default/web-2 external IP\""));
 }
 
+/// A younger load balancer's source ranges, endpoints or want of endpoints do nothing to an address
+/// and port that an older Service has.
+#[test]
+fn of_two_load_balancers_at_one_address_the_older_ones_rules_alone_are_there() {
+    let balanced = |number: u8, ranges: &[&str]| Service {
+        ingress_ips: vec!["198.51.100.7".parse().unwrap()],
+        source_ranges: ranges.iter().map(|net| net.parse().unwrap()).collect(),
+        ..service(number)
+    };
+    let about = |world: &World| {
+        let state = world.kernel.state();
+        let chains = state.tables.values().flatten();
+        let rules = chains.flat_map(|(_, rules)| rules);
+        let mut about: Vec<String> = rules
+            .filter(|rule| rule.contains("198.51.100.7/32"))
+            .cloned()
+            .collect();
+        about.sort();
+        about
+    };
+    let ranges = ["203.0.113.0/24"];
+    // Of the older one and of the younger one: who may use it, and the endpoints.
+    for (older, younger) in [
+        ((&[][..], &[][..]), (&ranges[..], &[2][..])),
+        ((&[], &[1]), (&ranges, &[2])),
+        ((&ranges, &[1]), (&[], &[])),
+        ((&ranges, &[]), (&ranges, &[2])),
+    ] {
+        let mut alone = World::new();
+        alone.apply(Event::ServiceApplied(balanced(1, older.0)));
+        alone.apply(slice(1, older.1.iter().copied()));
+        alone.sync();
+        for order in [[1, 2], [2, 1]] {
+            let mut world = World::new();
+            for number in order {
+                let (ranges, endpoints) = if number == 1 { older } else { younger };
+                world.apply(Event::ServiceApplied(balanced(number, ranges)));
+                world.apply(slice(number, endpoints.iter().copied()));
+                world.sync();
+            }
+            assert_eq!(about(&world), about(&alone), "{older:?} {younger:?}");
+            assert_eq!(world.conflicts.len(), 1);
+            assert_eq!(world.conflicts[0].object, "198.51.100.7:80/TCP");
+            // The younger one gets the address with all its rules.
+            world.apply(Event::ServiceDeleted(name("web-1")));
+            assert_eq!(world.sync().pending, 0);
+            assert!(world.conflicts.is_empty());
+            let left = about(&world);
+            assert!(
+                !left.is_empty() && left.iter().all(|rule| rule.contains("web-2")),
+                "{left:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn nothing_is_taken_away_before_everything_is_known() {
     let held = serving(2);

@@ -725,6 +725,49 @@ fn balanced(number: u16, vip: IpAddr) -> Service {
     }
 }
 
+/// A younger load balancer's source ranges, endpoints or want of endpoints do nothing to an address
+/// that an older Service has.
+#[test]
+fn of_two_load_balancers_at_one_address_the_older_ones_elements_alone_are_there() {
+    let vip = [198, 51, 100, 7];
+    let of = |number: u16, (has_ranges, endpoints): (bool, &[u16])| {
+        let mut service = balanced(number, vip.into());
+        if !has_ranges {
+            service.source_ranges.clear();
+        }
+        let endpoints = slice(number, endpoints.iter().copied());
+        [Event::ServiceApplied(service), endpoints]
+    };
+    let about = |world: &World| {
+        let sets = world.content().sets.into_iter();
+        let elements = sets.flat_map(|(name, (_, all))| {
+            let own = all.into_iter();
+            own.map(move |(key, element)| (name.clone(), key, element.data))
+        });
+        let about = elements.filter(|(_, key, _)| key.windows(4).any(|part| *part == vip));
+        about.collect::<Vec<_>>()
+    };
+    for layout in LAYOUTS {
+        for (older, younger) in [
+            ((false, &[][..]), (true, &[2][..])),
+            ((false, &[1]), (true, &[2])),
+            ((true, &[1]), (false, &[])),
+            ((true, &[]), (true, &[2])),
+        ] {
+            let mut alone = World::new(layout);
+            of(1, older).into_iter().for_each(|of| alone.apply(of));
+            alone.sync();
+            let mut world = World::new(layout);
+            for (number, one) in [(2, younger), (1, older)] {
+                of(number, one).into_iter().for_each(|of| world.apply(of));
+                world.sync();
+            }
+            assert_eq!(about(&world), about(&alone), "{older:?} {younger:?}");
+            assert_eq!(world.conflicts.len(), 1);
+        }
+    }
+}
+
 #[test]
 fn source_ranges_count_for_an_address_that_is_an_external_ip_as_well() {
     for layout in LAYOUTS {
