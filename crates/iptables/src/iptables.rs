@@ -17,7 +17,7 @@ use crate::restore::restore_text;
 use crate::rule::{Match, Rule, SourcePort, Target};
 use crate::saved::Line;
 use crate::table::Table;
-use crate::{legacy, nft};
+use crate::{legacy, modules, nft};
 
 /// Longest time that a restore may take: 5 s of it is its own wait for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
@@ -126,6 +126,18 @@ impl Iptables {
                 nft::has_match(family, name, revision).is_err_and(|error| nft::is_unknown(&error))
             }
         }
+    }
+
+    /// Reports whether the kernel has not loaded this backend but has the files for it and for the
+    /// module `further`: then nothing follows from what it says that it lacks. Nothing is loaded.
+    pub fn may_load(&self, family: IpFamily, further: &str) -> bool {
+        let tables = match (self.backend, family) {
+            // The kernel loads what it is asked for.
+            (Backend::Nft, _) => return false,
+            (Backend::Legacy, IpFamily::V4) => "ip_tables",
+            (Backend::Legacy, IpFamily::V6) => "ip6_tables",
+        };
+        modules::is_loadable(tables) && modules::have_files(&[tables, further])
     }
 
     /// Returns the built-in chains that rules of this backend cannot stand in, since nft has made

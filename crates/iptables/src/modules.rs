@@ -4,6 +4,7 @@
 //! Nothing relies on it. What is not loaded here, for want of a module, of the right to or of its
 //! file, the kernel still loads by itself, or says that it cannot.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -33,6 +34,21 @@ pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     };
     let arguments = [&["-q", "-a"], backend, &MODULES, needed].concat();
     drop(Program::at(loader.trim_end().into()).run(&arguments, "", LIMIT));
+}
+
+/// Reports whether the kernel has files of all of these modules (`modules.dep`).
+pub(crate) fn have_files(names: &[&str]) -> bool {
+    let kernel = rustix::system::uname();
+    let list = |release: &str| {
+        let list = Path::new("/lib/modules").join(release).join("modules.dep");
+        fs::read_to_string(list).unwrap_or_default()
+    };
+    let list = kernel.release().to_str().map(list).unwrap_or_default();
+    let paths = list.lines().filter_map(|line| line.split_once(':'));
+    let files: HashSet<&str> = paths
+        .filter_map(|(path, _)| path.rsplit('/').next()?.split('.').next())
+        .collect();
+    names.iter().all(|name| files.contains(name))
 }
 
 /// Whether a module may be loaded: it is not there, and files of modules for this kernel are.

@@ -151,7 +151,10 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     let mut there = IpFamily::ALL
         .into_iter()
         .filter(|family| iptables::exists(*family).is_ok());
-    let is_lacking = there.all(|family| iptables.lacks_match(family, name, revision));
+    let is_lacking = there.all(|family| {
+        iptables.lacks_match(family, name, revision)
+            && (access == Access::Write || !iptables.may_load(family, "xt_set"))
+    });
     // A process or two, for what the programs load.
     let is_refused =
         || IpFamily::ALL.map(|family| is_refused_for_good(iptables, family)) == [true; 2];
@@ -160,8 +163,7 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
 }
 
 /// Whether rules that match sets are not to be had, from what the kernel says by itself. Who only
-/// reads tries nothing, and takes its word: as who writes, but where programs load what it has not
-/// loaded by itself.
+/// reads tries nothing, and takes its word, or that of the files of modules that a start loads.
 fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
     is_lacking
         && match access {
