@@ -1,5 +1,6 @@
 //! What rules and elements are made of: registers, values, verdicts, types of data.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -39,6 +40,18 @@ impl From<IpFamily> for Family {
 }
 
 impl Family {
+    /// Its name, as `nft` has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Inet => "inet",
+            Self::Ip => "ip",
+            Self::Arp => "arp",
+            Self::Netdev => "netdev",
+            Self::Bridge => "bridge",
+            Self::Ip6 => "ip6",
+        }
+    }
+
     /// Of the kernel's number.
     pub(crate) const fn of_wire(number: u8) -> Option<Self> {
         Some(match number {
@@ -151,6 +164,23 @@ pub enum DataType {
         /// Bytes.
         len: u8,
     },
+}
+
+impl fmt::Display for DataType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ipv4Addr => "ipv4_addr",
+            Self::Ipv6Addr => "ipv6_addr",
+            Self::InetProto => "inet_proto",
+            Self::InetService => "inet_service",
+            Self::Mark => "mark",
+            Self::IfName => "ifname",
+            Self::Integer => "integer",
+            Self::Other { number, len } => {
+                return write!(f, "number {number}, {len} bytes");
+            }
+        })
+    }
 }
 
 impl DataType {

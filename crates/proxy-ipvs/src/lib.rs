@@ -54,8 +54,8 @@ pub use kinds::IpvsKinds;
 pub use leftovers::{Leftovers, Place, beside_the_shim};
 pub use native::names as native_names;
 pub use netlink::{
-    Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, check_ipset, check_nftables,
-    foresee_scheduler, prepare, probe, probe_nftables, probe_scheduler,
+    Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, SetInTheWay, check_ipset,
+    check_nftables, foresee_scheduler, prepare, probe, probe_nftables, probe_scheduler,
 };
 pub use part::{Lane, Part};
 pub use plan::{Fault, Op, Outcome, Plan};

@@ -20,7 +20,7 @@ mod shim;
 mod text;
 mod words;
 
-pub(crate) use content::{Content, HeldChain, add_table, forbidden_key, forbidden_of};
+pub(crate) use content::{Content, HeldChain, add_table, forbidden_key, forbidden_of, sets_of};
 pub(crate) use sets::{Place, definition, definition_of, is_of, member, place};
 pub(crate) use shim::{FORBIDDEN, everything};
 

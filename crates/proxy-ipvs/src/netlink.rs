@@ -29,6 +29,7 @@ mod servers;
 mod sets;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -140,6 +141,16 @@ pub enum OpenError {
         "cannot start a thread: {0}; see what limits them (`ulimit -u`, pids.max of the cgroup)"
     )]
     Thread(#[from] std::io::Error),
+}
+
+/// A set with the name of one of ours and another type.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SetInTheWay {
+    /// True if the next write puts one of ours in its place. If not, it stays, and ours cannot be
+    /// made.
+    pub is_replaced: bool,
+    /// The set, its type, what follows from it, and the next step.
+    pub message: String,
 }
 
 impl OpenError {
@@ -266,6 +277,22 @@ impl NetlinkKernel {
             None => Addresses::open(self.family, self.vip_mode)?,
         };
         Ok(self.addresses.insert(addresses))
+    }
+
+    /// The sets that the carrier of the shim holds in place of ours.
+    ///
+    /// # Errors
+    ///
+    /// They cannot be read: why, and what to do.
+    pub fn sets_in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Unreadable> {
+        let unreadable = |error: &dyn fmt::Display| Unreadable::new(Part::Sets.name(), error);
+        if self.carrier.is_nftables() {
+            let native = self.native().map_err(|error| unreadable(&error))?;
+            native.in_the_way().map_err(|error| unreadable(&error))
+        } else {
+            let sets = self.sets().map_err(|error| unreadable(&error))?;
+            sets.in_the_way().map_err(|error| unreadable(&error))
+        }
     }
 
     /// Reads the rules ahead: the first look need not, unless they change before it. Why they

@@ -24,6 +24,15 @@ fn nft(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// The lines of our table in IPv4, sorted: sets and chains are listed in the order in which they
+/// were made.
+fn listed() -> Vec<String> {
+    let listed = nft(&["list", "table", "ip", "kube-proxy-ipvs"]);
+    let mut lines: Vec<String> = listed.lines().map(str::to_owned).collect();
+    lines.sort_unstable();
+    lines
+}
+
 fn kernel(family: IpFamily) -> NetlinkKernel {
     NetlinkKernel::lazy(family, Carrier::Nftables)
 }
@@ -423,21 +432,101 @@ fn a_set_of_another_type_is_replaced() {
     });
 }
 
-/// It cannot be made anew while a rule of somebody names it: the others are made all the same.
+/// A rule that looks into the set can only be of the same table. One of ours comes back with the
+/// set, and one of somebody else goes, as it does without.
 #[test]
-fn a_set_that_cannot_be_made_holds_up_no_other() {
+fn a_set_in_the_way_is_replaced_while_rules_look_into_it() {
     in_namespace(|| {
-        nft(&["add", "table", "ip", "kube-proxy-ipvs"]);
-        nft(&["add set ip kube-proxy-ipvs KUBE-EXTERNAL-IP { type ipv4_addr; }"]);
-        nft(&["add", "chain", "ip", "kube-proxy-ipvs", "others"]);
-        nft(&["add rule ip kube-proxy-ipvs others ip daddr @KUBE-EXTERNAL-IP accept"]);
-        let mut kernel = kernel(IpFamily::V4);
-        let ops: Vec<Op> = Set::all().map(|set| Op::CreateSet(set, 65_536)).collect();
-        let plan = Plan { ops };
-        let outcomes = kernel.apply(&plan);
-        for (op, outcome) in plan.ops.iter().zip(&outcomes) {
-            let is_refused = matches!(op, Op::CreateSet(Set::ExternalIp, _));
-            assert_eq!(*outcome != Outcome::Done, is_refused, "{op}: {outcome:?}");
+        let family = IpFamily::V4;
+        let mut kernel = kernel(family);
+        fill(&mut kernel, family);
+        let before = listed();
+        for (strange, look) in [
+            (
+                "set KUBE-EXTERNAL-IP { type ipv4_addr; }",
+                "ip daddr @KUBE-EXTERNAL-IP accept",
+            ),
+            (
+                "set KUBE-EXTERNAL-IP { type ipv4_addr . inet_proto . inet_service; size 2; }",
+                "ip daddr . meta l4proto . th dport @KUBE-EXTERNAL-IP accept",
+            ),
+            (
+                "map KUBE-EXTERNAL-IP { type ipv4_addr : mark; }",
+                "meta mark set ip daddr map @KUBE-EXTERNAL-IP",
+            ),
+        ] {
+            let table = "table ip kube-proxy-ipvs";
+            nft(&[&format!(
+                "delete {table}; {table} {{ comment \"rules for kube-proxy\"; {strange}; chain others {{ {look}; }}; }}"
+            )]);
+            let installed = Arc::new(kernel.read_rules().unwrap().rules);
+            let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
+            write(&mut kernel, sets.collect());
+            let all = members(family).into_iter();
+            let all = all.map(|(set, member)| Op::AddMember(set, member));
+            write(&mut kernel, all.collect());
+            let wanted = Arc::new(rules(family));
+            write(&mut kernel, vec![Op::WriteRules { wanted, installed }]);
+            assert_eq!(listed(), before, "{strange}");
+        }
+        // The same where it is a rule of ours that looks into it.
+        let of_ours = "\
+            flush chain ip kube-proxy-ipvs KUBE-IPVS-FILTER
+            flush chain ip kube-proxy-ipvs nat-output
+            flush chain ip kube-proxy-ipvs nat-prerouting
+            delete set ip kube-proxy-ipvs KUBE-CLUSTER-IP
+            add set ip kube-proxy-ipvs KUBE-CLUSTER-IP { type ipv4_addr; }
+            add rule ip kube-proxy-ipvs KUBE-IPVS-FILTER ip daddr @KUBE-CLUSTER-IP return";
+        nft(&[of_ours]);
+        assert!(
+            !kernel
+                .read_sets()
+                .unwrap()
+                .sizes
+                .contains_key(&Set::ClusterIp)
+        );
+        write(&mut kernel, vec![Op::CreateSet(Set::ClusterIp, 65_536)]);
+        assert!(
+            kernel
+                .read_sets()
+                .unwrap()
+                .sizes
+                .contains_key(&Set::ClusterIp)
+        );
+        let installed = Arc::new(kernel.read_rules().unwrap().rules);
+        let wanted = Arc::new(rules(family));
+        let rules = vec![Op::WriteRules { wanted, installed }];
+        write(&mut kernel, rules);
+        let member = Member::AddressPort("10.96.0.10".parse().unwrap(), Protocol::Tcp, 80);
+        write(&mut kernel, vec![Op::AddMember(Set::ClusterIp, member)]);
+        assert_eq!(listed().len(), before.len() - 2, "but for two members");
+    });
+}
+
+/// Somebody has switched the table off, which is ours alone. The kernel takes no new base chain in
+/// the transaction that switches it on.
+#[test]
+fn a_table_that_was_switched_off_is_switched_on() {
+    in_namespace(|| {
+        let family = IpFamily::V4;
+        let mut kernel = kernel(family);
+        fill(&mut kernel, family);
+        let wanted = Arc::new(rules(family));
+        let before = listed();
+        for harm in [
+            "",
+            "flush chain ip kube-proxy-ipvs nat-output; delete chain ip kube-proxy-ipvs nat-output",
+        ] {
+            nft(&[&format!(
+                "add table ip kube-proxy-ipvs {{ flags dormant; }}; {harm}"
+            )]);
+            let installed = kernel.read_rules().unwrap().rules;
+            let told = wanted.differences(&installed);
+            let line = "remove in nftables kube-proxy-ipvs: flags dormant";
+            assert!(told.iter().any(|told| told == line), "{told:?}");
+            let (wanted, installed) = (Arc::clone(&wanted), Arc::new(installed));
+            write(&mut kernel, vec![Op::WriteRules { wanted, installed }]);
+            assert_eq!(listed(), before, "{harm}");
         }
     });
 }

@@ -83,6 +83,10 @@ fn nft_lists_the_table_and_what_others_change_of_it_is_repaired() {
             "flush chain ip kube-proxy-userspace output",
             "flush map ip kube-proxy-userspace portals",
             "add rule ip kube-proxy-userspace prerouting accept",
+            "add table ip kube-proxy-userspace { flags dormant; }",
+            "flush chain ip kube-proxy-userspace output; delete chain ip kube-proxy-userspace output",
+            "add table ip kube-proxy-userspace { flags dormant; }; delete table ip kube-proxy-userspace; \
+             add table ip kube-proxy-userspace { flags dormant; }",
         ] {
             sh(&format!("nft '{harm}'"));
             world.mode.check(Instant::now());

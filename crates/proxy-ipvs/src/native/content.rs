@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nftables_netlink::{
-    BaseChain, Bytes, Chain, Change, Concatenation, Element, Expression, Name, Rule, SetRef, Table,
+    Activity, BaseChain, Bytes, Chain, Change, Concatenation, Element, Expression, Name, Rule,
+    SetRef, Table,
 };
 use proxy::IpFamily;
 
@@ -22,6 +23,8 @@ pub(crate) struct Content {
     pub(crate) chains: BTreeMap<Name, HeldChain>,
     /// What this node may not open connections to.
     pub(crate) forbidden: BTreeSet<VirtualServerKey>,
+    /// Whether packets come to its base chains.
+    pub(crate) activity: Activity,
 }
 
 /// A chain with its rules.
@@ -44,7 +47,7 @@ pub(crate) fn table(family: IpFamily, name: &str) -> Table {
     Table {
         family: family.into(),
         name: name.into(),
-        activity: nftables_netlink::Activity::Active,
+        activity: Activity::Active,
         comment: Some(COMMENT.into()),
     }
 }
@@ -128,6 +131,7 @@ impl Content {
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(name, chain)| {
             let there = installed.chains.get(name);
+            let there = there.filter(|_| installed.activity == Activity::Active);
             let there = there.filter(|there| there.base == chain.base);
             let there = there.map_or(&[][..], |there| &there.rules);
             chain.rules.iter().filter(|rule| !there.contains(rule))
@@ -136,7 +140,7 @@ impl Content {
         named.filter_map(|name| is_of(name, family)).collect()
     }
 
-    /// Chains and rules for the operator, a line each.
+    /// Chains, rules and flags for the operator, a line each.
     pub(crate) fn lines(&self) -> BTreeSet<String> {
         let chains = self.chains.iter().flat_map(|(name, chain)| {
             let declared = format!("chain {name}");
@@ -146,11 +150,14 @@ impl Content {
         });
         let forbidden = self.forbidden.iter();
         let forbidden = forbidden.map(|key| format!("element {key} of set {FORBIDDEN}"));
-        chains.chain(forbidden).collect()
+        let is_dormant = self.activity == Activity::Dormant;
+        let dormant = is_dormant.then(|| "flags dormant".to_owned());
+        chains.chain(forbidden).chain(dormant).collect()
     }
 }
 
-fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
+/// The sets that a rule looks into.
+pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     rule.expressions.iter().filter_map(|part| match part {
         Expression::Lookup {
             set: SetRef::Named(name),

@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use ipnet::IpNet;
 use iptables::SourcePort;
 use nftables_netlink::{
-    BaseChain, ChainKind, Comparison, Hook, Membership, Name, Policy, Rule, Verdict,
+    Activity, BaseChain, ChainKind, Comparison, Hook, Membership, Name, Policy, Rule, Verdict,
 };
 use proxy::{IpFamily, LocalDetector, Protocol};
 
@@ -100,6 +100,7 @@ impl Shim {
             ]
             .into(),
             forbidden: self.forbidden_to_node.clone(),
+            activity: Activity::Active,
         };
         content.chains.retain(|_, chain| !chain.rules.is_empty());
         content

@@ -9,16 +9,17 @@ use std::sync::Arc;
 
 use netlink_batch::Refusal;
 use nftables_netlink::{
-    Change, CommitError, Element, Error, Family, Generation, Name, Nftables, OwnSockets,
-    Transaction,
+    Activity, Change, CommitError, Element, Error, Family, FoundSet, Generation, Name, Nftables,
+    OwnSockets, Rule, Transaction,
 };
 use proxy::IpFamily;
 
+use super::SetInTheWay;
 use super::reason::{refused, said, surprise};
 use crate::kernel::FoundSets;
 use crate::native::{
     self, Content, FORBIDDEN, HeldChain, Place, TABLE, add_table, definition, definition_of,
-    forbidden_of, is_of, member, place,
+    forbidden_of, is_of, member, place, sets_of,
 };
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set};
@@ -75,7 +76,7 @@ impl Native {
                 continue;
             };
             let wanted = definition_of(name, self.family);
-            if wanted.is_none_or(|wanted| !is_alike(&wanted, &there.set)) {
+            if wanted.is_none_or(|wanted| !is_alike(&wanted, &there)) {
                 continue;
             }
             let elements = match self.nftables.elements(family, TABLE, name) {
@@ -135,23 +136,85 @@ impl Native {
         })
     }
 
-    /// Removes those sets that are named as ours and are of another type: nothing that this proxy
-    /// needs can be in them, and in their place none of its own can be made. Those that cannot be
-    /// removed, and why, are returned.
+    /// The sets that are named as ours and are of another type.
+    pub(super) fn strangers(&mut self) -> Result<Vec<FoundSet>, Error> {
+        let mut there = self.nftables.sets(Family::from(self.family), TABLE)?;
+        there.retain(|found| {
+            let wanted = definition_of(&found.set.name, self.family);
+            wanted.is_some_and(|wanted| !is_alike(&wanted, found))
+        });
+        Ok(there)
+    }
+
+    /// The same for the operator: the next write replaces them.
+    pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
+        let family = Family::from(self.family).name();
+        let told = |FoundSet { set, .. }: FoundSet| {
+            let types: Vec<String> = set.key.iter().map(ToString::to_string).collect();
+            SetInTheWay {
+                is_replaced: true,
+                message: format!(
+                    "set {} of table {family} {TABLE} is not as kube-proxy makes it (its type is `{}`): an administrator or another \
+                     program has made it. The table is kube-proxy's alone: a start removes the set and rules of others that look \
+                     into it, and makes its own; if somebody needs them, move them to another table before",
+                    set.name,
+                    types.join(" . ")
+                ),
+            }
+        };
+        Ok(self.strangers()?.into_iter().map(told).collect())
+    }
+
+    /// Removes [`strangers`](Self::strangers): nothing that this proxy needs can be in them, and in
+    /// their place none of its own can be made. Returns those that it cannot remove, and why.
     fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
-        let family = Family::from(self.family);
-        // Without a table there are none; what else is wrong is told by what is written next.
-        let there = self.nftables.sets(family, TABLE).unwrap_or_default();
+        // A set that cannot be read is told by the next write.
+        let there = self.strangers().unwrap_or_default();
         let mut stay = BTreeMap::new();
         for found in there {
-            let wanted = definition_of(&found.set.name, self.family);
-            if wanted.is_some_and(|wanted| !is_alike(&wanted, &found.set))
-                && let Err(failure) = self.commit(vec![Change::DeleteSet(found.set.name.clone())])
-            {
-                stay.insert(found.set.name, failure);
+            let name = found.set.name;
+            if let Err(failure) = self.commit(vec![Change::DeleteSet(name.clone())]) {
+                stay.insert(name, failure);
+            }
+        }
+        let is_used = |failure: &Failure| matches!(failure, Failure::Refused(refusal) if refusal.errno == libc::EBUSY);
+        if stay.values().any(is_used) {
+            let used: Vec<Name> = stay.keys().cloned().collect();
+            match self.replace(&used) {
+                Ok(()) => stay.clear(),
+                Err(failure) => tracing::debug!(?failure, "sets in the way cannot be replaced"),
             }
         }
         stay
+    }
+
+    /// Puts sets of ours in the place of sets that rules look into. Only rules of the same table can,
+    /// and that is ours alone: those in chains of ours are written again in the same transaction, and
+    /// others are drift. A rule that the kernel refuses with the new set is drift as well.
+    fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
+        let read = self.read();
+        let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;
+        let own = native::everything(self.family);
+        let looks_into = |rule: &Rule| sets_of(rule).any(|set| strangers.contains(set));
+        let with_rules = |kept: &dyn Fn(&Rule) -> bool| {
+            let chains = there.chains.iter();
+            let chains = chains.filter(|(name, _)| own.chains.contains_key(*name));
+            let rules = chains.flat_map(|(name, chain)| {
+                let rules = chain.rules.iter().filter(|rule| kept(rule)).cloned();
+                rules.map(|rule| Change::AddRule(name.clone(), rule))
+            });
+            let emptied = there.chains.keys().cloned().map(Change::FlushChain);
+            let deleted = strangers.iter().cloned().map(Change::DeleteSet);
+            let defined = strangers.iter();
+            let defined = defined.filter_map(|name| definition_of(name, self.family));
+            let sets = deleted.chain(defined.map(Change::AddSet));
+            emptied.chain(sets).chain(rules).collect()
+        };
+        let (all, certain) = (with_rules(&|_| true), with_rules(&|rule| !looks_into(rule)));
+        match self.commit(all) {
+            Err(Failure::Refused(_) | Failure::Whole(_)) => self.commit(certain),
+            replaced => replaced,
+        }
     }
 
     /// Adds and removes members.
@@ -249,6 +312,10 @@ impl Native {
         }
         let family = Family::from(self.family);
         let mut content = Content::default();
+        let tables = self.nftables.tables(Some(family))?;
+        if let Some(own) = tables.iter().find(|table| &*table.name == TABLE) {
+            content.activity = own.activity;
+        }
         for chain in self.nftables.chains(family, TABLE)? {
             let held = HeldChain {
                 base: chain.base,
@@ -278,6 +345,11 @@ impl Native {
 
     /// Brings chains and rules from what is installed to what is wanted.
     pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
+        if installed.activity == Activity::Dormant {
+            // The kernel takes no new base chain in a transaction that switches the table on. If it
+            // refuses this one, it refuses the next as well, which says why.
+            drop(self.commit(vec![add_table(self.family)]));
+        }
         let mut written = self.commit(wanted.changes(installed, self.family));
         if let Err(Failure::Refused(refusal)) = &written
             && may_be_a_strangers(refusal)
@@ -374,16 +446,23 @@ fn runs(writes: &[(Set, Direction, Place)]) -> Vec<Run> {
     runs
 }
 
-/// Whether a set takes the elements that this one is to hold.
-fn is_alike(wanted: &nftables_netlink::Set, there: &nftables_netlink::Set) -> bool {
-    let kind = |of: &nftables_netlink::Set| (of.key.clone(), of.kind.clone(), of.intervals);
-    kind(wanted) == kind(there)
+/// Reports whether a set takes the elements that this one is to hold, as many and for as long.
+fn is_alike(wanted: &nftables_netlink::Set, there: &FoundSet) -> bool {
+    let kind = |of: &nftables_netlink::Set| nftables_netlink::Set {
+        type_of: None,
+        comment: None,
+        ..of.clone()
+    };
+    kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
 /// Whether a set of another type may be in the way: its definition is refused, or, where the kernel
 /// takes that, what is put into it.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
-    matches!(refusal.errno, libc::EEXIST | libc::EINVAL)
+    matches!(
+        refusal.errno,
+        libc::EEXIST | libc::EINVAL | libc::ENFILE | libc::EBUSY
+    )
 }
 
 fn is_missing(error: &Error) -> bool {

@@ -8,6 +8,7 @@ use ipset_netlink::{
 };
 use proxy::{IpFamily, Protocol};
 
+use super::SetInTheWay;
 use super::reason::{refused, surprise, unsent, wrong};
 use crate::footprint::spare;
 use crate::kernel::FoundSets;
@@ -57,6 +58,28 @@ impl Sets {
             }
         }
         Ok(dump)
+    }
+
+    /// The sets that are named as ours and are of another type. Nothing removes them.
+    pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
+        let named = |header: &Header| Set::by_name(&header.name, self.family);
+        let there = self.ipset.headers()?.into_iter();
+        let there = there.filter_map(|header| Some((named(&header)?, header)));
+        let strange = there.filter(|(set, header)| !serves_as(header, *set, self.family));
+        Ok(strange
+            .map(|(set, exists)| SetInTheWay {
+                is_replaced: false,
+                message: format!(
+                    "ipset {} is there as `{exists}`, which no kube-proxy makes: an administrator or another program has. kube-proxy \
+                     needs `{}` in its place, cannot make it, and what the rules take from it ({}) does not work until the \
+                     set is gone; {}",
+                    exists.name,
+                    definition(set, self.family),
+                    set.comment(),
+                    way_out(&exists)
+                ),
+            })
+            .collect())
     }
 
     pub(super) fn create(&mut self, op: &Op) -> Outcome {

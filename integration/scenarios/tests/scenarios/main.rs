@@ -46,7 +46,7 @@ fn main() {
         manifests: added_edited_deleted, renamed_into_place, an_address_that_goes_over_in_one_file_is_served_throughout, a_broken_file_keeps_what_it_held, broken_at_the_start;
         api: streamed_lists, cached_lists, away_at_the_start, away_for_a_while, nonsense;
         restart: nothing_is_written_and_connections_live;
-        shim: one_follows_the_other_under_traffic, nftables_and_iptables_follow_each_other_under_traffic if has_nft(), neither_iptables_nor_ipset if has_nft(), rules_without_their_programs_are_told_at_each_start if has_nft(), dnat_rules_of_others_get_nothing_of_services if has_nft();
+        shim: one_follows_the_other_under_traffic, nftables_and_iptables_follow_each_other_under_traffic if has_nft(), the_table_in_nftables_is_put_right if has_nft(), neither_iptables_nor_ipset if has_nft(), rules_without_their_programs_are_told_at_each_start if has_nft(), dnat_rules_of_others_get_nothing_of_services if has_nft();
         foreign: what_is_not_ours_stays;
         drift: damage_is_repaired;
         vip_mode: it_changes_under_open_connections, strict_arp_holds_for_routes;

@@ -138,6 +138,49 @@ fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
+/// Somebody has made a set of the table as another one, with a rule that looks into it, and later
+/// switches the table off. It is kube-proxy's alone.
+pub(crate) fn the_table_in_nftables_is_put_right(c: &mut Cluster) -> Outcome {
+    let web = Service::new("web", "10.96.0.10")
+        .port(tcp(80, 8080).node_port(30080))
+        .endpoints("10.244.1.10 10.244.2.10");
+    c.apply(&web)?;
+    c.sh(
+        "nft 'table ip kube-proxy-ipvs { set KUBE-CLUSTER-IP { type ipv4_addr; }
+            chain others { ip daddr @KUBE-CLUSTER-IP drop; }; }'",
+    )?;
+    let foreseen = c.check(&[NFTABLES])?;
+    let mut lines = foreseen.lines();
+    let told = lines.find(|line| line.contains("set KUBE-CLUSTER-IP of table ip kube-proxy-ipvs"));
+    ensure!(
+        told.is_some_and(|line| line.contains("`ipv4_addr`") && line.contains("removes the set")),
+        "{foreseen}"
+    );
+    c.start(&[NFTABLES])?;
+    let listed = c.sh("nft list table ip kube-proxy-ipvs")?;
+    ensure!(!listed.contains("chain others"), "{listed}");
+    // The way back of an answer from the other node needs the source that a rule gives.
+    let is_masqueraded = |c: &Cluster| -> Result<bool> {
+        let asked = c.outside.ask_tcp(at("172.35.0.100:30080"), FIRST_TRY);
+        Ok(asked.is_ok_and(|answer| answer.seen_source.ip().to_string() != "172.35.0.9"))
+    };
+    c.until("the rules to take packets", || is_masqueraded(c))?;
+    for also in [
+        "",
+        "; flush chain ip kube-proxy-ipvs nat-prerouting; delete chain ip kube-proxy-ipvs nat-prerouting",
+    ] {
+        c.sh(&format!(
+            "nft 'add table ip kube-proxy-ipvs {{ flags dormant; }}{also}'"
+        ))?;
+        c.until("the table to be switched on", || {
+            let listed = c.sh("nft list table ip kube-proxy-ipvs")?;
+            Ok(!listed.contains("dormant") && listed.contains("chain nat-prerouting"))
+        })?;
+        c.until("the rules to take packets", || is_masqueraded(c))?;
+    }
+    c.stop()
+}
+
 /// No program at all is to be had, and what is there of ipset and iptables stays empty.
 pub(crate) fn neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
