@@ -17,7 +17,7 @@ use crate::kernel_settings;
 use crate::modes::definition::Start;
 use crate::modes::families::require;
 use crate::modes::open::{open_to_read, primary};
-use crate::modes::preview::{Change, Kept, NODE};
+use crate::modes::preview::{Change, Kept, NODE, Obstacle};
 use crate::options::Options;
 
 /// How long the first lists may take.
@@ -41,6 +41,9 @@ pub(super) struct Foreseen {
     /// Addresses of the API server that no Service may take, each with its origin.
     #[serde(skip)]
     pub(super) guarded: Vec<String>,
+    /// State of others because of which the kernel would refuse writes; among the warnings, too.
+    #[serde(skip)]
+    pub(super) obstacles: Vec<Obstacle>,
 }
 
 impl Foreseen {
@@ -119,7 +122,7 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     if let Some(predecessor) = predecessor {
         previews.push(predecessor.preview().await?);
     }
-    let mut kept = Vec::new();
+    let (mut kept, mut obstacles) = (Vec::new(), Vec::new());
     for preview in previews {
         for (of, count) in preview.writes {
             *writes.entry(of).or_default() += count;
@@ -127,6 +130,9 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
         changes.extend(preview.changes);
         kept.extend(preview.kept);
         warnings.extend(preview.warnings);
+        let messages = preview.obstacles.iter().map(|of| of.message.clone());
+        warnings.extend(messages);
+        obstacles.extend(preview.obstacles);
     }
     let names = Names::of(&model);
     for change in changes.iter_mut().filter(|of| of.service.is_none()) {
@@ -140,6 +146,7 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
         changes,
         kept,
         guarded,
+        obstacles,
     };
     Ok((foreseen, model))
 }

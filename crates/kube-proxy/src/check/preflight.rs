@@ -135,6 +135,8 @@ pub(super) fn look(
     let foreign = foreign(seen.map(|(_, model)| model));
     findings.extend(others::judge(&traces.links, &foreign, changes, mode.name()));
     if let Some((foreseen, model)) = seen {
+        let obstacles = foreseen.obstacles.iter();
+        findings.extend(obstacles.map(|of| Finding::fail(of.kind, &*of.message)));
         findings.extend(addresses::api_server(&foreseen.guarded));
         findings.extend(addresses::judge(
             model,

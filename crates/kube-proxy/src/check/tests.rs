@@ -34,6 +34,7 @@ pub(super) fn foreseen(changes: Vec<Change>) -> Foreseen {
         changes,
         kept: Vec::new(),
         guarded: Vec::new(),
+        obstacles: Vec::new(),
     }
 }
 

@@ -27,6 +27,17 @@ pub(crate) struct Preview {
     pub(crate) kept: Vec<Kept>,
     /// What the operator should know.
     pub(crate) warnings: Vec<String>,
+    /// State of others because of which the kernel would refuse writes, and what to do.
+    pub(crate) obstacles: Vec<Obstacle>,
+}
+
+/// State of others that makes the kernel refuse writes of a start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Obstacle {
+    /// Its kind: `sets`, ...
+    pub(crate) kind: &'static str,
+    /// What it is, what follows from it, and the next step.
+    pub(crate) message: String,
 }
 
 /// What stays as it is.

@@ -1,5 +1,6 @@
 //! Wrong objects, and a kernel that refuses some: each is named, with what to do; the rest goes on.
 
+use anyhow::Context as _;
 use scenarios::{Cluster, Outcome, Service, at, tcp, udp};
 
 fn web() -> Service {
@@ -103,6 +104,17 @@ pub(crate) fn a_set_in_the_way(c: &mut Cluster) -> Outcome {
             .port(udp(53, 8080).node_port(30053))
             .endpoints("10.244.1.10"),
     )?;
+    let foreseen = c.check(&[])?;
+    let mut lines = foreseen.lines();
+    let told = lines.find(|line| line.starts_with("[fail] sets: ipset KUBE-NODE-PORT-UDP "));
+    let told = told.with_context(|| foreseen.clone())?;
+    for part in [
+        "hash:ip",
+        "bitmap:port",
+        "`ipset destroy KUBE-NODE-PORT-UDP`",
+    ] {
+        assert!(told.contains(part), "{told}");
+    }
     c.launch(&["--ipvs-sync-period=2s"])?;
     let line = c.await_line("set KUBE-NODE-PORT-UDP exists")?;
     assert!(line.contains("ipset"), "{line}");

@@ -21,7 +21,7 @@ use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
-use crate::modes::preview::{Action, Change, OTHER_MODES, Preview, Shown};
+use crate::modes::preview::{Action, Change, OTHER_MODES, Obstacle, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
 use crate::modes::uses::{self, Part, Uses};
@@ -151,6 +151,19 @@ impl Ipvs {
         };
         let scheduler = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler);
         preview.warnings.extend(scheduler);
+        for (family, kernel) in &self.families.opened {
+            let found = kernel.call(NetlinkKernel::sets_in_the_way).await?;
+            for set in found.with_context(|| family.to_string())? {
+                if set.is_replaced {
+                    preview.warnings.push(set.message);
+                } else {
+                    preview.obstacles.push(Obstacle {
+                        kind: "sets",
+                        message: set.message,
+                    });
+                }
+            }
+        }
         let show = |of: IpFamily, known: &proxy_ipvs::Ipvs, plan: &Plan| Shown {
             writes: plan.ops.len(),
             changes: plan_changes(of, plan, |op| known.entry(of, op)),
