@@ -149,16 +149,22 @@ impl Event {
     }
 
     /// A warning on the Service that names an external or load-balancer address which is not served
-    /// for it, on any node, or which is this node's own. Upstream is silent.
+    /// for it, on any node or on this one, or which is this node's own. Upstream is silent.
     pub fn address_contested(
         service: &NamespacedName,
         model: &Model,
         node: Option<&str>,
+        is_refused: bool,
         line: &str,
     ) -> Self {
-        let (reason, note) = match node {
-            Some(node) => ("NodeAddressClaimed", format!("on node {node}, {line}")),
-            None => ("AddressRefused", line.to_owned()),
+        let reason = if is_refused {
+            "AddressRefused"
+        } else {
+            "NodeAddressClaimed"
+        };
+        let note = match node {
+            Some(node) => format!("on node {node}, {line}"),
+            None => line.to_owned(),
         };
         Self {
             is_everywhere: node.is_none(),

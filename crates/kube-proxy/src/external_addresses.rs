@@ -92,11 +92,12 @@ enum Why {
 
 impl What {
     /// The reasons that the gauge has, in the order of its values.
-    const LABELS: [&str; 8] = [
+    const LABELS: [&str; 9] = [
         "cluster-ip",
         "api-server",
         "not-allowed",
         "load-balancer",
+        "node-port",
         "node",
         "next-hop",
         "node-network",
@@ -109,6 +110,7 @@ impl What {
             Self::Address(_, _, Why::Refused(Refusal::ApiServer(_))) => "api-server",
             Self::Address(_, _, Why::Refused(Refusal::NotAllowed)) => "not-allowed",
             Self::Address(_, _, Why::Refused(Refusal::LoadBalancer(..))) => "load-balancer",
+            Self::Address(_, _, Why::Refused(Refusal::NodePort(..))) => "node-port",
             Self::Address(_, _, Why::OfNode) => "node",
             Self::Address(_, _, Why::NextHop) => "next-hop",
             Self::Address(_, _, Why::InNetwork(_)) => "node-network",
@@ -144,7 +146,13 @@ impl Contested {
     /// What is not done, or done: `serve 192.0.2.1 (spec.externalIPs)`.
     pub(crate) fn object(&self) -> String {
         match self.what {
-            What::Address(ip, field, Why::Refused(Refusal::LoadBalancer(port, protocol))) => {
+            What::Address(
+                ip,
+                field,
+                Why::Refused(
+                    Refusal::LoadBalancer(port, protocol) | Refusal::NodePort(port, protocol),
+                ),
+            ) => {
                 let at = ServiceAddress::new(ip, port, protocol);
                 format!("serve {at} ({})", field.name())
             }
@@ -169,10 +177,7 @@ impl Contested {
         match why {
             Why::Refused(Refusal::ClusterIp) => {
                 let owner = model.and_then(|model| model.service_at(address));
-                let owner = owner.map_or_else(
-                    || "another Service".to_owned(),
-                    |name| format!("Service {name}"),
-                );
+                let owner = named(owner);
                 format!("it is the cluster IP of {owner}; take it out of {field}")
             }
             Why::Refused(Refusal::ApiServer(port)) => format!(
@@ -187,14 +192,18 @@ impl Contested {
             Why::Refused(Refusal::LoadBalancer(port, protocol)) => {
                 let at = ServiceAddress::new(address, port, protocol);
                 let owner = model.and_then(|model| model.load_balancer_at(at));
-                let owner = owner.map_or_else(
-                    || "another Service".to_owned(),
-                    |name| format!("Service {name}"),
-                );
+                let owner = named(owner);
                 format!(
                     "it is assigned to {owner} as a load balancer's address ({}), which comes before external IPs; \
                      take it out of {field}, or choose another port",
                     AddressField::Ingress.name()
+                )
+            }
+            Why::Refused(Refusal::NodePort(port, protocol)) => {
+                let owner = named(model.and_then(|model| model.node_port_of(port, protocol)));
+                format!(
+                    "it is an address of this node, and {port}/{protocol} there is the node port of {owner}, which comes before \
+                     external IPs; take it out of {field}, or choose another port"
                 )
             }
             Why::NextHop => format!(
@@ -212,6 +221,15 @@ impl Contested {
         }
     }
 
+    /// Whether it depends on the addresses of this node.
+    fn is_of_this_node(&self) -> bool {
+        match self.what {
+            What::TooLarge(_) => false,
+            What::Address(_, _, Why::Refused(why)) => matches!(why, Refusal::NodePort(..)),
+            What::Address(..) => true,
+        }
+    }
+
     fn line(&self, model: &Model) -> String {
         let Self { service, .. } = self;
         let reason = self.reason(Some(model));
@@ -223,6 +241,14 @@ impl Contested {
             _ => format!("cannot {} for Service {service}: {reason}", self.object()),
         }
     }
+}
+
+/// The Service that has an address, for a message.
+fn named(owner: Option<&NamespacedName>) -> String {
+    owner.map_or_else(
+        || "another Service".to_owned(),
+        |name| format!("Service {name}"),
+    )
 }
 
 /// No address is contested yet, for no reason: a gauge that appears with its first value would show
@@ -423,8 +449,9 @@ impl ExternalAddresses {
             let event = match one.what {
                 What::TooLarge(_) => Event::service_too_large(&one.service, model, line),
                 What::Address(..) => {
-                    let at = (!one.is_refused()).then_some(&*self.node);
-                    Event::address_contested(&one.service, model, at, &line)
+                    let at = one.is_of_this_node().then_some(&*self.node);
+                    let is_refused = one.is_refused();
+                    Event::address_contested(&one.service, model, at, is_refused, &line)
                 }
             };
             self.recorder.record(event);

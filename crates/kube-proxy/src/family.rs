@@ -165,6 +165,14 @@ impl Family {
         self.mode.node_addresses()
     }
 
+    /// The node's addresses that serve NodePorts, but for those that only hold service addresses;
+    /// `None` while they are not known.
+    pub(crate) fn node_port_addresses(&self) -> Option<impl Iterator<Item = IpAddr>> {
+        let own = self.mode.node_addresses()?;
+        let serving = self.mode.node_ports()?.addresses.iter();
+        Some(serving.filter(|ip| own.contains(ip)).copied())
+    }
+
     /// Whether all that was first known is in the kernel, and nothing goes on there.
     pub(crate) fn rests(&self) -> bool {
         self.is_served && self.successor.is_none() && self.mode.is_idle()

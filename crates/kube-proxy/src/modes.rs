@@ -11,6 +11,7 @@ pub(crate) mod families;
 pub mod iptables;
 pub mod ipvs;
 pub mod nftables;
+pub(crate) mod node_ports;
 pub(crate) mod open;
 pub(crate) mod predecessor;
 pub(crate) mod preview;

@@ -34,6 +34,7 @@ use crate::kernel_settings::{Step, settle};
 use crate::metrics::rest_client::CountRequests;
 use crate::modes::definition::Start;
 use crate::modes::families::{require, tell_left_out};
+use crate::modes::node_ports;
 use crate::modes::open::{open, prepare, primary, used};
 use crate::one_family;
 use crate::options::Options;
@@ -130,12 +131,15 @@ async fn live(
     observed.counters.set([(); 4].map(|()| opened.counters()));
     let uses = used(&*opened, &options.modes);
     let now = Instant::now();
-    let modes = opened.into_modes(&Start {
+    let start = Start {
         settings: &options.modes,
         node: &node,
         model: &model,
         now,
-    })?;
+    };
+    let modes = opened.into_modes(&start)?;
+    let node_ports_at = node_ports::addresses(&start);
+    model.serve_node_ports_at(&node_ports_at);
     observed.status.note_node(&model);
     if let Some(hint) = one_family::hint(&options.modes) {
         info!("{hint}");

@@ -2,16 +2,17 @@
 //!
 //! Cluster IPs and node ports are given out by the API server, each once. `spec.externalIPs` is
 //! typed by whoever may write a Service, and `status.loadBalancer` by whoever may write its status:
-//! nothing keeps them from naming an address of somebody else. Four things are refused, whatever
+//! nothing keeps them from naming an address of somebody else. Five things are refused, whatever
 //! the age of the Services, in every mode: what is not in the networks that were allowed, if any
 //! were given; another Service's cluster IP; the API server's address and port, because a node that
-//! sends these elsewhere would never hear that the Service was corrected; and an external IP at the
-//! ports that the load balancer of another Service has at it. What a controller has assigned comes
-//! before what a user has written.
+//! sends these elsewhere would never hear that the Service was corrected; an external IP at the
+//! ports that the load balancer of another Service has at it; and an external IP that is an address
+//! of this node, at the node ports of other Services. What a controller or the API server has
+//! assigned comes before what a user has written.
 //!
 //! What is refused is as if it was not given; all else of the Service is served. It is asked again
-//! when a cluster IP or a load balancer's address comes or goes, so that the order of events does
-//! not matter.
+//! when a cluster IP, a load balancer's address, a node port or an address of this node comes or
+//! goes, so that the order of events does not matter.
 //!
 //! The rest of the Service is then cut to its [limits](crate::limits), also as if the excess was not
 //! given.
@@ -25,7 +26,7 @@ use ipnet::IpNet;
 
 use crate::limits::{Cut, Excess, cut, is_within};
 use crate::names::{NamespacedName, Protocol};
-use crate::object::{EndpointSlice, Service, ServiceAddress};
+use crate::object::{EndpointSlice, Service, ServiceAddress, ServicePort};
 use crate::owner::Rank;
 
 /// What external and load-balancer addresses are held against.
@@ -77,6 +78,9 @@ pub enum Refusal {
     /// Another Service's load balancer has it at this port: a controller assigned it there, and an
     /// external IP is only what a user has written.
     LoadBalancer(u16, Protocol),
+    /// It is an address of this node, at which another Service has this node port: the API server
+    /// gave it to that Service alone.
+    NodePort(u16, Protocol),
 }
 
 /// An address that a Service names, and that is not served for it.
@@ -111,6 +115,12 @@ pub(crate) struct Admission {
     balanced: HashMap<NamespacedName, Vec<ServiceAddress>>,
     /// How many Services each of them has.
     balancers: HashMap<IpAddr, HashMap<ServiceAddress, u32>>,
+    /// The addresses of this node that serve NodePorts, sorted.
+    node_addresses: Vec<IpAddr>,
+    /// How many Service ports have each node port.
+    node_ports: HashMap<(u16, Protocol), u32>,
+    /// The Services with external IPs that have each port.
+    external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
     /// Services whose external IPs may be judged otherwise now.
     doubted_names: HashSet<NamespacedName>,
     /// Addresses of which somebody may be judged otherwise now.
@@ -223,6 +233,18 @@ impl Admission {
             let names = self.external.entry(*ip).or_default();
             names.insert(given.name.clone());
         }
+        for port in &given.ports {
+            if !given.external_ips.is_empty() {
+                let at = (port.port, port.protocol);
+                let names = self.external_ports.entry(at).or_default();
+                names.insert(given.name.clone());
+            }
+            if let Some(number) = port.node_port {
+                let at = (number, port.protocol);
+                *self.node_ports.entry(at).or_default() += 1;
+                self.doubt_external_port(at);
+            }
+        }
     }
 
     /// A Service goes, as it was given.
@@ -253,8 +275,49 @@ impl Admission {
                 }
             }
         }
+        for port in &given.ports {
+            let at = (port.port, port.protocol);
+            if let Some(names) = self.external_ports.get_mut(&at) {
+                names.remove(&given.name);
+                if names.is_empty() {
+                    self.external_ports.remove(&at);
+                }
+            }
+            if let Some(number) = port.node_port {
+                let at = (number, port.protocol);
+                if let Some(count) = self.node_ports.get_mut(&at) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.node_ports.remove(&at);
+                    }
+                }
+                self.doubt_external_port(at);
+            }
+        }
         self.balance(&given.name, Vec::new());
         self.refused.remove(&given.name);
+    }
+
+    /// Takes over the addresses of this node that serve NodePorts, sorted.
+    pub(crate) fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) {
+        if self.node_addresses == addresses {
+            return;
+        }
+        let before = mem::replace(&mut self.node_addresses, addresses.to_vec());
+        let has = |all: &[IpAddr], ip: &IpAddr| all.binary_search(ip).is_ok();
+        let lost = before.iter().filter(|ip| !has(addresses, ip));
+        let new = addresses.iter().filter(|ip| !has(&before, ip));
+        let names = lost.chain(new).filter_map(|ip| self.external.get(ip));
+        self.doubted_names.extend(names.flatten().cloned());
+    }
+
+    fn is_of_node(&self, address: &IpAddr) -> bool {
+        self.node_addresses.binary_search(address).is_ok()
+    }
+
+    fn doubt_external_port(&mut self, at: (u16, Protocol)) {
+        let names = self.external_ports.get(&at).into_iter().flatten();
+        self.doubted_names.extend(names.cloned());
     }
 
     /// Notes the load-balancer addresses at which a Service is served from now on, and doubts the
@@ -294,26 +357,44 @@ impl Admission {
         }
     }
 
-    /// The ports of a Service's external IPs that the load balancer of another Service has; sorted.
-    fn yielded(&self, service: &Service) -> Vec<ServiceAddress> {
-        let own = self
-            .balanced
-            .get(&service.name)
-            .map_or(&[][..], Vec::as_slice);
-        let ips = service.external_ips.iter();
-        let balanced = ips.filter_map(|ip| Some((ip, self.balancers.get(ip)?)));
-        let all = balanced.flat_map(|(ip, at)| {
+    /// The ports of a Service's external IPs that another Service has there, as a node port or by its
+    /// load balancer; sorted, and why.
+    fn yielded(&self, service: &Service) -> Vec<(ServiceAddress, Refusal)> {
+        let balanced = self.balanced.get(&service.name);
+        let balanced = balanced.map_or(&[][..], Vec::as_slice);
+        let contested = service.external_ips.iter().filter_map(|ip| {
+            let balancers = self.balancers.get(ip);
+            let is_of_node = self.is_of_node(ip) && !self.node_ports.is_empty();
+            (balancers.is_some() || is_of_node).then_some((ip, balancers, is_of_node))
+        });
+        let all = contested.flat_map(|(ip, balancers, is_of_node)| {
             let ports = service.ports.iter();
             ports.filter_map(move |port| {
-                let of = ServiceAddress::new(*ip, port.port, port.protocol);
-                let own = u32::from(own.binary_search(&of).is_ok());
-                at.get(&of).is_some_and(|all| *all > own).then_some(of)
+                let (number, protocol) = (port.port, port.protocol);
+                let of = ServiceAddress::new(*ip, number, protocol);
+                let own = u32::from(balanced.binary_search(&of).is_ok());
+                let balancers = balancers.and_then(|at| at.get(&of));
+                if balancers.is_some_and(|all| *all > own) {
+                    return Some((of, Refusal::LoadBalancer(number, protocol)));
+                }
+                let is_taken = is_of_node && self.is_node_port_of_others(service, number, protocol);
+                is_taken.then_some((of, Refusal::NodePort(number, protocol)))
             })
         });
-        let mut yielded: Vec<ServiceAddress> = all.collect();
+        let mut yielded: Vec<(ServiceAddress, Refusal)> = all.collect();
         yielded.sort_unstable();
         yielded.dedup();
         yielded
+    }
+
+    fn is_node_port_of_others(&self, service: &Service, number: u16, protocol: Protocol) -> bool {
+        let Some(all) = self.node_ports.get(&(number, protocol)) else {
+            return false;
+        };
+        let ports = service.ports.iter();
+        let is_it =
+            |port: &&ServicePort| (port.node_port, port.protocol) == (Some(number), protocol);
+        usize::try_from(*all).is_ok_and(|all| all > ports.filter(is_it).count())
     }
 
     /// Takes from a Service that has entered what it may not have.
@@ -335,7 +416,7 @@ impl Admission {
         let mut refused = self.judge_all(service);
         let bad: HashSet<IpAddr> = refused.iter().map(|one| one.address).collect();
         let mut yielded = self.yielded(service);
-        yielded.retain(|of| !bad.contains(&of.at.ip()));
+        yielded.retain(|(of, _)| !bad.contains(&of.at.ip()));
         let is_within = refused.is_empty() && yielded.is_empty() && is_within(service, slices);
         if is_within {
             self.version += u64::from(self.refused.remove(&service.name).is_some());
@@ -344,12 +425,12 @@ impl Admission {
         let given = service.clone();
         service.external_ips.retain(|ip| !bad.contains(ip));
         service.ingress_ips.retain(|ip| !bad.contains(ip));
-        refused.extend(yielded.iter().map(|of| RefusedAddress {
+        refused.extend(yielded.iter().map(|(of, why)| RefusedAddress {
             field: AddressField::ExternalIps,
             address: of.at.ip(),
-            why: Refusal::LoadBalancer(of.at.port(), of.protocol),
+            why: *why,
         }));
-        service.yielded = yielded.into();
+        service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
         // At these nothing of the Service is left.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use crate::admission::{AddressRules, Admission, RefusedAddress};
 use crate::event::{Event, Kind};
 use crate::limits::{self, Excess};
-use crate::names::{IpFamily, NamespacedName};
+use crate::names::{IpFamily, NamespacedName, Protocol};
 use crate::object::{EndpointSlice, Node, Placement, Service, ServiceAddress, ServiceCidr};
 use crate::owner::Rank;
 use crate::service_cidrs::{Changed, ServiceCidrs};
@@ -584,6 +584,25 @@ impl Model {
         all.min_by_key(age).map(|service| &service.name)
     }
 
+    /// The Service that has this node port, the first of several by age and name. Looks at all
+    /// Services.
+    pub fn node_port_of(&self, number: u16, protocol: Protocol) -> Option<&NamespacedName> {
+        let has = |service: &&Service| {
+            let mut ports = service.ports.iter();
+            ports.any(|port| (port.node_port, port.protocol) == (Some(number), protocol))
+        };
+        let age = |service: &&Service| (service.created.unwrap_or(i64::MAX), service.name.clone());
+        let all = self.services().filter(has);
+        all.min_by_key(age).map(|service| &service.name)
+    }
+
+    /// Takes over the addresses of this node that serve NodePorts, sorted: no external IP takes a
+    /// node port of another Service there.
+    pub fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) {
+        self.admission.serve_node_ports_at(addresses);
+        self.judge_again();
+    }
+
     /// Another number whenever what [`refused_addresses`](Self::refused_addresses) and
     /// [`naming_externally`](Self::naming_externally) say may be something else.
     pub fn external_addresses_version(&self) -> u64 {
@@ -919,7 +938,7 @@ mod tests {
                 family,
                 ports: [crate::object::EndpointPort {
                     name: "".into(),
-                    protocol: crate::Protocol::Tcp,
+                    protocol: Protocol::Tcp,
                     port,
                 }]
                 .into_iter()

@@ -46,8 +46,8 @@ pub struct Service {
     /// `spec.externalIPs`, both families. Not every port is served at each of them:
     /// [`external_ips_of`](Self::external_ips_of).
     pub external_ips: Vec<IpAddr>,
-    /// Ports of external IPs that the load balancer of another Service has; sorted. The model sets
-    /// them.
+    /// Ports of external IPs that another Service has, by its load balancer or as a node port;
+    /// sorted. The model sets them.
     pub yielded: Box<[ServiceAddress]>,
     /// `status.loadBalancer.ingress[].ip` with `ipMode: VIP`, both families.
     pub ingress_ips: Vec<IpAddr>,

@@ -405,6 +405,93 @@ fn a_service_keeps_what_its_own_load_balancer_has() {
     assert_eq!(model.refused_addresses().count(), 0);
 }
 
+/// Whoever is older, came first or went meanwhile: the API server gives a node port to one Service.
+#[test]
+fn a_node_port_is_no_other_services_external_ip_at_this_nodes_addresses() {
+    let node = [ip("192.0.2.1"), ip("192.0.2.2")];
+    let mut thief = claimant(
+        "thief",
+        1,
+        &[80, 30080],
+        &["192.0.2.1", "198.51.100.1"],
+        &[],
+    );
+    thief.created = Some(1);
+    let mut victim = claimant("victim", 2, &[8080], &[], &[]);
+    victim.created = Some(2);
+    victim.ports[0].node_port = Some(30080);
+    let all = [
+        "192.0.2.1:80",
+        "198.51.100.1:80",
+        "192.0.2.1:30080",
+        "198.51.100.1:30080",
+    ];
+    let left = ["192.0.2.1:80", "198.51.100.1:80", "198.51.100.1:30080"];
+    let steps: [&dyn Fn(&mut Model); 3] = [
+        &|model| add(model, &thief),
+        &|model| add(model, &victim),
+        &|model| model.serve_node_ports_at(&node),
+    ];
+    for order in [
+        [0, 1, 2],
+        [0, 2, 1],
+        [1, 0, 2],
+        [1, 2, 0],
+        [2, 0, 1],
+        [2, 1, 0],
+    ] {
+        let mut model = model(None, None);
+        for step in order {
+            model.take_changes();
+            steps[step](&mut model);
+        }
+        assert!(model.take_changes().services.contains(&name("thief")));
+        assert_eq!(external(&model, "thief"), left, "{order:?}");
+        let why = Refusal::NodePort(30080, Protocol::Tcp);
+        assert_eq!(seen(&model, "thief").1, [why]);
+        let owner = model.node_port_of(30080, Protocol::Tcp);
+        assert_eq!(owner, Some(&name("victim")));
+        model.serve_node_ports_at(&node);
+        assert!(!model.has_changes(), "nothing is new");
+
+        // The node loses the address, or serves no NodePorts there.
+        model.serve_node_ports_at(&node[1..]);
+        assert!(model.take_changes().services.contains(&name("thief")));
+        assert_eq!(external(&model, "thief"), all);
+        model.serve_node_ports_at(&node);
+        assert_eq!(external(&model, "thief"), left);
+        // The Service gets another node port, or goes.
+        let mut other = victim.clone();
+        other.ports[0].node_port = Some(30081);
+        for event in [
+            Event::ServiceApplied(other),
+            Event::ServiceDeleted(name("victim")),
+        ] {
+            add(&mut model, &victim);
+            assert_eq!(external(&model, "thief"), left);
+            model.take_changes();
+            model.apply(event);
+            assert!(model.take_changes().services.contains(&name("thief")));
+            assert_eq!(external(&model, "thief"), all);
+        }
+    }
+}
+
+#[test]
+fn a_service_may_name_its_own_node_port_and_the_same_number_of_another_protocol() {
+    let mut model = model(None, None);
+    model.serve_node_ports_at(&[ip("192.0.2.1")]);
+    let mut web = claimant("web", 1, &[30080], &["192.0.2.1"], &[]);
+    web.ports[0].node_port = Some(30080);
+    add(&mut model, &web);
+    let mut other = claimant("other", 2, &[8080], &[], &[]);
+    other.ports[0].node_port = Some(30080);
+    other.ports[0].protocol = Protocol::Udp;
+    add(&mut model, &other);
+    assert_eq!(external(&model, "web"), ["192.0.2.1:30080"]);
+    assert_eq!(model.refused_addresses().count(), 0);
+}
+
 #[test]
 fn a_load_balancers_address_that_is_refused_takes_nothing() {
     let mut model = model(Some(&["192.0.2.0/24"]), None);

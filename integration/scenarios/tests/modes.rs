@@ -40,6 +40,11 @@ fn main() {
             is_possible: || true,
         },
         Story {
+            name: "a_node_port_is_its_services_at_the_nodes_addresses",
+            tell: a_node_port_is_its_services_at_the_nodes_addresses,
+            is_possible: || true,
+        },
+        Story {
             name: "clients_stick_to_their_endpoint_until_it_goes",
             tell: clients_stick_to_their_endpoint_until_it_goes,
             is_possible: || true,
@@ -192,6 +197,69 @@ fn external_ips_are_not_served_where_the_gate_is_off(c: &mut Cluster) -> Outcome
         let metrics = c.sh("curl -s http://127.0.0.1:10249/metrics")?;
         let told = "kubernetes_feature_enabled{name=\"AllowServiceExternalIPs\",stage=\"\"} 0";
         ensure!(metrics.contains(told));
+        c.stop()?;
+    }
+    Ok(())
+}
+
+/// In every mode, of whatever age the Service is that names the node's address: of its ports it has
+/// those that are nobody's node port.
+fn a_node_port_is_its_services_at_the_nodes_addresses(c: &mut Cluster) -> Outcome {
+    let victim = Service::new("victim", "10.96.0.10")
+        .port(tcp(80, 8080).node_port(30080))
+        .endpoints("10.244.1.10")
+        .metadata("creationTimestamp: '2024-01-01T00:00:00Z'");
+    let thief = Service::new("thief", "10.96.0.66")
+        .port(tcp(80, 8080).named("a"))
+        .port(tcp(30080, 8080).named("b"))
+        .endpoints("10.244.2.10")
+        .external("172.35.0.100")
+        .metadata("creationTimestamp: '2019-01-01T00:00:00Z'");
+    c.apply(&victim)?;
+    c.apply(&thief)?;
+    c.node1
+        .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
+    let who = |c: &Cluster, to| {
+        c.until_answered(&c.outside, to)?;
+        Ok::<_, anyhow::Error>(c.outside.ask_tcp(at(to), SOON)?.who)
+    };
+    let nftables = (lab::iptables_backend() == "nft").then_some([
+        &[
+            "--proxy-mode=nftables",
+            "--nodeport-addresses=172.35.0.0/24",
+        ][..],
+        &[
+            "--proxy-mode=nftables",
+            "--nftables-layout=flat",
+            "--nodeport-addresses=172.35.0.0/24",
+        ],
+    ]);
+    let modes: [&[&str]; 3] = [&[], &IPTABLES_MODE, &["--proxy-mode=userspace"]];
+    for mode in modes.into_iter().chain(nftables.into_iter().flatten()) {
+        c.start(mode)?;
+        for _ in 0..4 {
+            let answers = (who(c, NODE_PORT)?, who(c, "172.35.0.100:80")?);
+            ensure!(
+                answers == ("near".to_owned(), "far".to_owned()),
+                "{mode:?}: {answers:?}"
+            );
+        }
+        let said = c.said();
+        let refused =
+            "cannot serve 172.35.0.100:30080/TCP (spec.externalIPs) for Service default/thief";
+        let is_told = |line: &str| line.contains(refused) && line.contains("default/victim");
+        ensure!(said.lines().any(is_told), "{said}");
+        // The Service that has the node port goes, and comes back.
+        c.delete("victim")?;
+        c.until("the external IP to be served", || {
+            let answer = c.outside.ask_tcp(at(NODE_PORT), SOON);
+            Ok(answer.is_ok_and(|answer| answer.who == "far"))
+        })?;
+        c.apply(&victim)?;
+        c.until("the node port to be served", || {
+            let answer = c.outside.ask_tcp(at(NODE_PORT), SOON);
+            Ok(answer.is_ok_and(|answer| answer.who == "near"))
+        })?;
         c.stop()?;
     }
     Ok(())

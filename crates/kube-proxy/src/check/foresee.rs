@@ -16,6 +16,7 @@ use crate::gather::gather;
 use crate::kernel_settings;
 use crate::modes::definition::Start;
 use crate::modes::families::require;
+use crate::modes::node_ports;
 use crate::modes::open::{open_to_read, primary};
 use crate::modes::preview::{Change, Kept, NODE, Obstacle};
 use crate::options::Options;
@@ -93,6 +94,14 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
                 FIRST_LISTS_PATIENCE.as_secs()
             )
         })?;
+    let start = Start {
+        settings,
+        node,
+        model: &model,
+        now: Instant::now(),
+    };
+    let node_ports_at = node_ports::addresses(&start);
+    model.serve_node_ports_at(&node_ports_at);
     let guarded = guarded(&model, &source.addresses.known());
     let mut warnings = options.said.warnings.clone();
     let may_remove = model.is_complete() && model.is_whole();

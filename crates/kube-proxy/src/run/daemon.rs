@@ -13,6 +13,7 @@
 
 use std::future::poll_fn;
 use std::mem;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -206,11 +207,13 @@ impl Daemon {
     pub(super) async fn turn(&mut self, now: Instant) -> Result<()> {
         self.renewal.start(&self.options, now);
         self.book(now).await?;
+        self.follow_node_ports();
         self.hand_out(now);
         self.proceed(now);
         // What needed no write is settled already, and short writes are done: they took their time.
         let now = Instant::now().max(now);
         if self.book(now).await? {
+            self.follow_node_ports();
             self.hand_out(now);
             self.proceed(now);
         }
@@ -295,6 +298,16 @@ impl Daemon {
                 family.add(changes.clone(), Some(heard));
             }
             self.not_before = now + self.options.process.min_sync_period;
+        }
+    }
+
+    /// Tells the model where NodePorts are served, once every family knows it.
+    fn follow_node_ports(&mut self) {
+        let all = self.families.iter().map(Family::node_port_addresses);
+        if let Some(all) = all.collect::<Option<Vec<_>>>() {
+            let mut addresses: Vec<IpAddr> = all.into_iter().flatten().collect();
+            addresses.sort_unstable();
+            self.model.serve_node_ports_at(&addresses);
         }
     }
 
