@@ -13,8 +13,8 @@ use crate::ask::{Hooked, without_key};
 use crate::encode::concatenation;
 use crate::expression::Expression;
 use crate::object::{
-    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundSet, Hook,
-    NamedCounter, Policy, Set, SetKind, Table, Timeout, TypeOf,
+    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundRule, FoundSet,
+    Hook, NamedCounter, Policy, Rule, Set, SetKind, Table, Timeout, TypeOf,
 };
 use crate::transaction::Generation;
 use crate::user_data::{find, find_comment};
@@ -485,6 +485,20 @@ pub(crate) struct RuleMessage {
     pub(crate) handle: u64,
     pub(crate) expressions: Vec<Expression>,
     pub(crate) comment: Option<Arc<str>>,
+}
+
+impl RuleMessage {
+    /// Takes it as it is: sets that are still named stay so.
+    pub(crate) fn found(self) -> FoundRule {
+        FoundRule {
+            handle: self.handle,
+            chain: self.chain,
+            rule: Rule {
+                expressions: self.expressions,
+                comment: self.comment,
+            },
+        }
+    }
 }
 
 /// A rule of this table; `None` of another table.

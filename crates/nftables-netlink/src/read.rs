@@ -17,7 +17,7 @@ use crate::encode::{header, list_keys};
 use crate::error::Error;
 use crate::expression::{Expression, SetRef};
 use crate::nftables::Nftables;
-use crate::object::{AnonymousSet, Chain, Element, FoundRule, FoundSet, NamedCounter, Rule, Table};
+use crate::object::{AnonymousSet, Chain, Element, FoundRule, FoundSet, NamedCounter, Table};
 use crate::transaction::Generation;
 use crate::value::{Bytes, DataType, Family, Name};
 use crate::watch::Watch;
@@ -127,14 +127,7 @@ impl Nftables {
         chain: &str,
     ) -> Result<Vec<FoundRule>, Error> {
         let messages = self.rule_messages(family, table, Some(chain), Meanwhile::OtherTables)?;
-        let rules = messages.into_iter().map(|message| FoundRule {
-            handle: message.handle,
-            chain: message.chain,
-            rule: Rule {
-                expressions: message.expressions,
-                comment: message.comment,
-            },
-        });
+        let rules = messages.into_iter().map(RuleMessage::found);
         Ok(rules.collect())
     }
 
@@ -220,14 +213,7 @@ impl Nftables {
                     *set = SetRef::Anonymous(Arc::clone(found));
                 }
             }
-            FoundRule {
-                handle: message.handle,
-                chain: message.chain,
-                rule: Rule {
-                    expressions: message.expressions,
-                    comment: message.comment,
-                },
-            }
+            message.found()
         });
         Ok(rules.collect())
     }
