@@ -125,13 +125,11 @@ impl StaleFlows {
             .filter_map(|service| self.waiting.remove_entry(service))
             .collect();
         let mut repaired = report.repaired.iter();
-        if repaired.any(|service| self.known.contains(service)) || !report.withdrawn.is_empty() {
-            // What was opened meanwhile leads nowhere, though no endpoint has changed.
-            self.is_due.store(true, Ordering::Release);
-        }
+        // What was opened meanwhile leads nowhere, though no endpoint has changed.
+        let is_repaired = repaired.any(|service| self.known.contains(service));
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
-        if is_idle && updates.is_empty() {
+        if is_idle && updates.is_empty() && !is_repaired && report.withdrawn.is_empty() {
             // Not even a thread is woken for a change that is none of its.
             return;
         }
@@ -143,7 +141,7 @@ impl StaleFlows {
         let queued = Arc::clone(&self.queued);
         // The call is made though nobody waits for it.
         drop(self.worker.call(move |cleaner| {
-            cleaner.take(updates, withdrawn);
+            cleaner.take(updates, withdrawn, is_repaired);
             let is_last = queued.fetch_sub(1, Ordering::AcqRel) == 1;
             if is_last && may_delete {
                 cleaner.clean(node_ports.as_ref());
@@ -169,17 +167,20 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>) {
+    /// Takes in what changed, and has the flows compared after it. Whoever asks for this call cannot
+    /// set `is_due` instead: a pass that still runs would clear it, and has not seen the change.
+    fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>, is_repaired: bool) {
+        let mut concerns_flows = is_repaired || !withdrawn.is_empty();
         self.services.withdraw(withdrawn);
         for (name, service) in updates {
-            if self.services.set(&name, service) {
-                self.is_due.store(true, Ordering::Release);
-            }
+            concerns_flows |= self.services.set(&name, service);
+        }
+        if concerns_flows {
+            self.is_due.store(true, Ordering::Release);
         }
     }
 
     fn clean(&mut self, node_ports: Option<&NodePorts>) {
-        // What comes to be due while flows are compared has them compared again.
         while self.is_due.swap(false, Ordering::AcqRel) {
             let is_over = self.pass(node_ports.unwrap_or(&NodePorts::default()));
             if is_over && self.services.forget_withdrawn(node_ports.is_some()) {
@@ -523,6 +524,20 @@ mod tests {
             assert!(services.set(&name, service));
         }
         services
+    }
+
+    #[test]
+    fn a_pass_that_still_runs_is_not_taken_for_one_that_knows_what_is_withdrawn() {
+        let flows = StaleFlows::new(IpFamily::V4, Metrics::new(), Counters::default());
+        let mut flows = flows.unwrap();
+        let (end, running) = std::sync::mpsc::channel::<()>();
+        let pass = flows.worker.call(move |_| running.recv().is_ok());
+        let mut report = Report::default();
+        report.withdraw(None, Protocol::Udp, 30_053);
+        flows.compare(&Model::new(), &report, None);
+        assert_eq!(flows.queued.load(Ordering::Acquire), 1);
+        assert!(!flows.is_due.load(Ordering::Acquire));
+        drop((end, pass));
     }
 
     #[test]

@@ -407,6 +407,8 @@ fn has_nftables() -> bool {
 fn nobody_is_led_to_a_dead_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome {
     c.node1
         .read("ip route replace default via 172.35.0.9".split(' '))?;
+    // On a busy machine a flow may wait longer than the 30 s that it has.
+    c.sh("sysctl -q net.netfilter.nf_conntrack_udp_timeout=600 net.netfilter.nf_conntrack_udp_timeout_stream=600")?;
     c.outside.serve_udp(30053)?;
     c.world
         .route(&c.outside, "10.244.0.0/16 fd44::/16", &c.node1)?;
@@ -450,10 +452,7 @@ fn nobody_is_led_to_a_dead_endpoint(c: &mut Cluster, flags: &[&str]) -> Outcome 
         let all = flows(c)?.into_iter().filter(is_led);
         Ok(all.map(|(flow, _)| flow).collect())
     };
-    let mut reach_nobody = |c: &Cluster, clients: &mut [Client], to_pods: bool| -> Outcome {
-        // Flows of others would expire while nothing is sent.
-        until_all_ask(&mut through, "outside", scenarios::SOON)?;
-        until_all_ask(&mut foreign, "near", scenarios::SOON)?;
+    let reach_nobody = |c: &Cluster, clients: &mut [Client], to_pods: bool| -> Outcome {
         let began = Instant::now();
         c.until("nothing leads to the endpoint", || {
             let answered = clients.iter_mut().filter_map(Client::ask).count();
