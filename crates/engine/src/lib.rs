@@ -76,8 +76,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use proxy::{
-    Changes, Drains, IpFamily, Mode, Model, NodeFacts, NodePorts, Notice, Report, Standing,
-    Unreadable,
+    Changes, Drains, IpFamily, Mode, Model, NodeFacts, NodePorts, Notice, Report, ServiceAddress,
+    Standing, Unreadable,
 };
 use reconcile::Rows;
 
@@ -433,6 +433,10 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
         let has_addresses = self.state.node.has_addresses;
         has_addresses.then_some(&self.state.node.interface_addresses)
+    }
+
+    fn held_by_others(&self) -> Vec<ServiceAddress> {
+        self.scheme.held_by_others()
     }
 
     fn drains(&self, named: usize) -> Drains {

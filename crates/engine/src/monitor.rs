@@ -75,7 +75,11 @@ impl Monitor {
             }
         }
         // Each may seem to be wrong in itself, but not all at once.
-        if let Some(since) = self.unserved.filter(|_| scheme.served().is_all_refused()) {
+        let is_all_refused = |_: &Instant| {
+            let held = scheme.held_by_others().len();
+            scheme.served().is_all_refused(held)
+        };
+        if let Some(since) = self.unserved.filter(is_all_refused) {
             earlier(&mut standing.pending_since, since);
             earlier(&mut standing.stuck_since, since);
         }

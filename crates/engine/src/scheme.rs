@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use hashbrown::HashSet;
-use proxy::{Drains, Model, NamespacedName, Notice, Unreadable};
+use proxy::{Drains, Model, NamespacedName, Notice, ServiceAddress, Unreadable};
 use reconcile::Rows;
 
 use crate::kinds::Kinds;
@@ -166,6 +166,12 @@ pub trait Scheme: Sized + Send + 'static {
     /// When something is due beside retries and reading; later than `now`, or now if there is more
     /// to do at once.
     fn next_due(&self, now: Instant) -> Option<Instant>;
+
+    /// The entries by which Services are served that another program holds: the kernel refuses ours
+    /// until it lets go of them, and the node is none the worse for that.
+    fn held_by_others(&self) -> Vec<ServiceAddress> {
+        Vec::new()
+    }
 
     /// What drains, of which at most so many are named.
     fn drains(&self, _named: usize) -> Drains {

@@ -20,8 +20,9 @@ pub trait Served: Rows {
     /// Whether entries are wanted, and none of them is there in any form.
     fn serves_nobody(&self) -> bool;
 
-    /// Whether at least as many could not be written as are wanted.
-    fn is_all_refused(&self) -> bool;
+    /// True if at least as many could not be written as are wanted, without the `held` ones that
+    /// another program has. False if these are all.
+    fn is_all_refused(&self, held: usize) -> bool;
 
     /// Another number than before if [`conflicts`](Self::conflicts) may tell something else.
     fn conflicts_version(&self) -> u64;
@@ -43,8 +44,9 @@ where
         self.lacks_all_wanted()
     }
 
-    fn is_all_refused(&self) -> bool {
-        self.failing_len() >= self.wanted_len()
+    fn is_all_refused(&self, held: usize) -> bool {
+        let wanted = self.wanted_len().saturating_sub(held);
+        wanted > 0 && self.failing_len().saturating_sub(held) >= wanted
     }
 
     fn conflicts_version(&self) -> u64 {

@@ -456,6 +456,7 @@ impl Family {
             node_ports: self.node_ports.clone(),
             failures: failures.map(|(failure, _)| failure).collect(),
             conflicts: seen.conflicts,
+            held_by_others: self.mode.held_by_others().into_iter().collect(),
             drains: self.mode.drains(DRAINS),
             now,
         }

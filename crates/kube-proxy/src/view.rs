@@ -11,8 +11,8 @@ mod top;
 
 pub use explanation::{Chance, Explanation, Fate, Journey, Step, Walk};
 pub use services::{
-    Address, AddressKind, Condition, Counters, Drain, Endpoint, EndpointCounts, Port, Service,
-    ServiceList, ServiceName,
+    ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Drain, Endpoint, EndpointCounts,
+    Port, Service, ServiceList, ServiceName,
 };
 pub use status::{
     Conflict, Draining, Drifted, Family, Feature, Limit, OFF, Refused, Source, State, Status,

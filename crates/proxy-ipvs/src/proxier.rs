@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::HashSet;
-use proxy::{Fate, IpFamily, Model, NamespacedName, Notice, Target};
+use proxy::{Fate, IpFamily, Model, NamespacedName, Notice, ServiceAddress, Target};
 use reconcile::Rows;
 
 use crate::booking::Booked;
@@ -307,6 +307,18 @@ impl engine::Scheme for Ipvs {
 
     fn served(&self) -> &dyn Served {
         &self.tables.servers
+    }
+
+    fn held_by_others(&self) -> Vec<ServiceAddress> {
+        let foreign = self.tables.foreign.iter().map(|(key, _)| key);
+        let held = foreign.filter(|key| {
+            let servers = &self.tables.servers;
+            self.tables.foreign.is_known_at(key)
+                && servers.wanted(key).is_some()
+                && servers.actual(key).is_none()
+        });
+        held.map(|key| ServiceAddress::new(key.address, key.port, key.protocol))
+            .collect()
     }
 
     fn is_settled(&self, service: &NamespacedName) -> bool {

@@ -20,6 +20,7 @@ use hashbrown::HashSet;
 
 use crate::model::{Changes, Model};
 use crate::names::{IpFamily, NamespacedName, Protocol, ServicePortName};
+use crate::object::ServiceAddress;
 use crate::stale_flows::Frontend;
 use crate::topology::Target;
 use crate::writes::Writes;
@@ -75,6 +76,12 @@ pub trait Mode: Send {
     /// The node's own addresses of this family, on whatever interface; `None` while these are not
     /// known.
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
+
+    /// The addresses and ports of Services that another program holds, so that this mode leaves them
+    /// alone; none in a mode where only one program can have them.
+    fn held_by_others(&self) -> Vec<ServiceAddress> {
+        Vec::new()
+    }
 
     /// What drains, of which at most so many are named: nothing in a mode that lets flows go on by
     /// themselves.

@@ -8,7 +8,7 @@ use super::journeys::{Planned, Way};
 use super::objects::Place;
 use super::origin::NOT_OURS;
 use super::walked::THIS_NODE;
-use crate::view::{Fate, Walk};
+use crate::view::{ANOTHER_PROGRAM, Fate, Walk};
 
 /// Place of a step in which the kernel looks for a route.
 const ROUTING: &str = "routing";
@@ -283,10 +283,12 @@ fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
     let of = planned.of.as_ref()?;
     let service = &of.service.name;
     if let Some(other) = &of.address.lost_to {
-        return Some(format!(
-            "{} is served for {other} instead, which is older",
-            of.address.at
-        ));
+        let at = &of.address.at;
+        return Some(if other == ANOTHER_PROGRAM {
+            format!("another program has a virtual server at {at}")
+        } else {
+            format!("{at} is served for {other} instead, which is older")
+        });
     }
     let (policy, is_local) = of.policy();
     let mut endpoints = of.endpoints().map(|(_, endpoint)| endpoint).peekable();

@@ -3,13 +3,14 @@
 //! How many of each is said here, for the loop and for those who ask. What a piece costs the loop is
 //! measured by `run::said::tests::no_question_holds_up_the_loop`.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use proxy::{
     Conflict, Drains, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts, Service,
-    ServiceView,
+    ServiceAddress, ServiceView,
 };
 use tokio::sync::oneshot::Sender;
 
@@ -115,6 +116,8 @@ pub(crate) struct GroundOfFamily {
     pub(crate) node_ports: Option<NodePorts>,
     pub(crate) failures: Vec<Failure>,
     pub(crate) conflicts: Vec<Conflict>,
+    /// The addresses and ports that another program holds.
+    pub(crate) held_by_others: HashSet<ServiceAddress>,
     /// At most [`DRAINS`] of them.
     pub(crate) drains: Drains,
     /// When this was so.

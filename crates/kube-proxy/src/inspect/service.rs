@@ -5,7 +5,8 @@ mod draining;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::{
-    Endpoints, IpFamily, Judged, Reason, Service, ServicePort, ServicePortName, ServiceType,
+    Endpoints, IpFamily, Judged, Reason, Service, ServiceAddress, ServicePort, ServicePortName,
+    ServiceType,
 };
 use source::Places;
 
@@ -14,7 +15,8 @@ use draining::Held;
 use super::question::{Copied, Ground};
 use crate::modes::counters::{At, Count, Counted};
 use crate::view::{
-    Address, AddressKind, Condition, Counters, Endpoint, EndpointCounts, Port, ServiceName,
+    ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, EndpointCounts, Port,
+    ServiceName,
 };
 
 /// How much is told.
@@ -175,11 +177,10 @@ impl<'a> Seen<'a> {
         let at = self.ground.addresses(service, port);
         let addresses = at.iter().map(|(kind, at)| self.address(*kind, at, &name));
         let addresses: Vec<Address> = addresses.collect();
-        let at: Vec<At> = at
-            .into_iter()
-            .map(|(_, at)| at)
-            .chain(anywhere(port))
-            .collect();
+        // What another program has there is none of the Service's.
+        let at = at.into_iter().map(|(_, at)| at);
+        let at = at.filter(|at| !self.is_held_by_others(at));
+        let at: Vec<At> = at.chain(anywhere(port)).collect();
         let judged = of_families.iter().flat_map(|of| of.judged(port));
         let judged: Vec<Judged<'_>> = judged.collect();
         let endpoints = if detail.has_endpoints {
@@ -202,8 +203,15 @@ impl<'a> Seen<'a> {
         }
     }
 
+    fn is_held_by_others(&self, at: &At) -> bool {
+        let at = ServiceAddress::new(at.address, at.port, at.protocol);
+        let mut families = self.ground.families.iter();
+        families.any(|of| of.held_by_others.contains(&at))
+    }
+
     fn address(&self, kind: AddressKind, at: &At, of: &ServicePortName) -> Address {
-        let counted = self.counted.addresses.get(at);
+        let is_held = self.is_held_by_others(at);
+        let counted = self.counted.addresses.get(at).filter(|_| !is_held);
         let text = SocketAddr::new(at.address, at.port).to_string();
         let object = format!("{text}/{}", at.protocol);
         let conflicts = self.ground.families.iter().flat_map(|of| &of.conflicts);
@@ -212,7 +220,11 @@ impl<'a> Seen<'a> {
             kind,
             at: text,
             scheduler: counted.and_then(|counted| counted.scheduler.clone()),
-            lost_to: lost.next().map(|conflict| conflict.winner.to_string()),
+            lost_to: if is_held {
+                Some(ANOTHER_PROGRAM.to_owned())
+            } else {
+                lost.next().map(|conflict| conflict.winner.to_string())
+            },
             counters: counted.map(|counted| counters(&counted.count)),
         }
     }

@@ -4,6 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// The holder of an address that is no Service.
+pub const ANOTHER_PROGRAM: &str = "another program";
+
 /// Services, sorted by namespace and name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -122,7 +125,8 @@ pub struct Address {
     /// The scheduler of the virtual server, in IPVS mode.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scheduler: Option<String>,
-    /// The Service that has it instead, where two claim it.
+    /// The Service that has it instead, where two claim it; [`ANOTHER_PROGRAM`] where such a one has
+    /// a virtual server there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost_to: Option<String>,
     /// What the kernel has counted there.

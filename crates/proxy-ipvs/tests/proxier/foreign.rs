@@ -7,7 +7,7 @@ use proxy_ipvs::{Config, Member, Properties, RealServer, Set, VirtualServer};
 
 use super::support::server;
 use super::{IpFamily, PAIR, World, ip, service, slice};
-use proxy::{Protocol, Service, Target};
+use proxy::{Mode as _, Protocol, Service, Target};
 
 const TAKEN: &str = "192.0.2.10:80";
 
@@ -99,6 +99,59 @@ fn one_that_was_there_is_left_alone_and_named() {
     assert_eq!(world.sync().pending, 0);
     assert!(is_untouched(&world, TAKEN));
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
+}
+
+/// Another program holds all that serves: the node serves as well as it can. The kernel's refusal of
+/// all that is left is another matter.
+#[test]
+fn at_every_address_it_makes_the_node_neither_late_nor_stuck() {
+    let only = "10.96.0.10:80";
+    let kernel = kernel();
+    put(&kernel, only);
+    let mut world = started(kernel, service("default/web", "10.96.0.10", 80));
+    let synced = world.sync();
+    assert_eq!(synced.foreign, ["10.96.0.10:80/TCP default/web"]);
+    assert!(is_untouched(&world, only));
+    for later in [0, 60] {
+        world.wait(Duration::from_secs(later));
+        world.check();
+        world.sync();
+        let standing = world.proxier.standing();
+        assert_eq!((standing.pending_since, standing.stuck_since), (None, None));
+    }
+    let refusal = "add virtual server 10.96.0.11:80/TCP".to_owned();
+    let mut state = world.kernel.state();
+    state.refusals.insert(refusal, "no".to_owned());
+    drop(state);
+    world.service(service("default/other", "10.96.0.11", 80));
+    world.sync();
+    assert!(world.proxier.standing().stuck_since.is_some());
+    world.kernel.state().refusals.clear();
+    world.wait(Duration::from_secs(30));
+    world.sync();
+    assert_eq!(world.proxier.standing().stuck_since, None);
+}
+
+/// Nor does the refusal of a destination, of the only ones: the virtual server refuses connections.
+#[test]
+fn refused_destinations_make_the_node_neither_late_nor_stuck() {
+    let kernel = kernel();
+    for pod in PAIR {
+        let pod = pod.split('@').next().unwrap();
+        let refusal = format!("add destination {pod}:8080 to 10.96.0.10:80/TCP");
+        let mut state = kernel.state();
+        state.refusals.insert(refusal, "no".to_owned());
+    }
+    let mut world = started(kernel, service("default/web", "10.96.0.10", 80));
+    for later in [0, 60] {
+        world.wait(Duration::from_secs(later));
+        world.check();
+        world.sync();
+        assert_eq!(world.destinations("10.96.0.10:80"), Some(vec![]));
+        let standing = world.proxier.standing();
+        assert!(standing.failing > 0);
+        assert_eq!((standing.pending_since, standing.stuck_since), (None, None));
+    }
 }
 
 #[test]

@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -98,6 +99,7 @@ fn ground() -> Ground {
                 winner: name("other"),
                 loser: name("http"),
             }],
+            held_by_others: HashSet::new(),
             drains: proxy::Drains::default(),
             now: Instant::now(),
         }],
@@ -333,6 +335,43 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
     };
     assert_eq!(port.endpoints[3].draining, Some(drain));
     assert_eq!(port.endpoints[0].draining, None, "it serves");
+}
+
+/// What keepalived, say, has at an address of a Service.
+#[test]
+fn what_another_program_has_at_an_address_is_none_of_the_services() {
+    let mut counted = Counted::default();
+    let of = OfAddress {
+        scheduler: Some("wrr".to_owned()),
+        count: Count {
+            connections: 7,
+            ..Count::default()
+        },
+    };
+    counted.addresses.insert(at("10.96.0.1:80"), of);
+    let of = OfEndpoint {
+        weight: Some(1),
+        count: Count::default(),
+    };
+    let theirs = "172.16.0.1:80".parse().unwrap();
+    counted.endpoints.insert((at("10.96.0.1:80"), theirs), of);
+    let mut ground = ground();
+    let taken = ServiceAddress::new([10, 96, 0, 1].into(), 80, Protocol::Tcp);
+    ground.families[0].held_by_others.insert(taken);
+    let told = Seen::new(&ground, &counted, &Places::default()).service(
+        &web(),
+        Detail {
+            has_endpoints: true,
+        },
+    );
+    let port = &told.ports[0];
+    let listed: Vec<_> = port.endpoints.iter().map(|one| &*one.at).collect();
+    assert_eq!(listed.len(), 3, "{listed:?}");
+    assert_eq!(port.counters, None);
+    let address = &port.addresses[0];
+    assert_eq!(address.at, "10.96.0.1:80");
+    assert_eq!(address.lost_to.as_deref(), Some("another program"));
+    assert_eq!((&address.scheduler, &address.counters), (&None, &None));
 }
 
 #[test]
