@@ -7,9 +7,12 @@
 //!   check ─▶ a lane that only reads dumps ─▶ compared a piece at a time ─▶ what differs is believed, and so repaired
 //! ```
 //!
-//! The dump is older than what has been written since it began. What was touched meanwhile is
+//! The dump is older than what has been written since it began. What was written meanwhile is
 //! therefore left out of the comparison, and looked at the next time; all else is in the kernel as
-//! the dump says. Of the link, the node's addresses and the sizes of sets only that they differ is
+//! the dump says. A write that the kernel refused has changed nothing: its entry is compared, or a
+//! retry that coincides with each check would hide what others do there. While nobody knows yet
+//! what came of a write, its entry is passed over, and all is compared again if the write was
+//! refused. Of the link, the node's addresses and the sizes of sets only that they differ is
 //! found: the lane that writes them reads them again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,6 +44,8 @@ pub(crate) struct Drifts {
     check: Option<Check>,
     /// Whether another check is to follow the one under way.
     is_asked: bool,
+    /// Virtual servers that differed from the dump while a plan for them was being written.
+    passed_over: HashSet<VirtualServerKey>,
     glances: Glances,
 }
 
@@ -80,16 +85,13 @@ impl Drifts {
         self.is_asked = true;
     }
 
-    /// Whether a dump is to be made now: then it begins. Those plans are being written.
-    pub(crate) fn begin<'a>(&mut self, in_flight: impl Iterator<Item = &'a Plan>) -> bool {
+    /// Whether a dump is to be made now: then it begins.
+    pub(crate) fn begin(&mut self) -> bool {
         if !self.is_asked || self.check.is_some() {
             return false;
         }
         self.is_asked = false;
-        let mut touched = Touched::default();
-        let writes = in_flight.flat_map(|plan| &plan.ops);
-        writes.for_each(|op| touched.note(op));
-        self.check = Some(Check::Reading(touched));
+        self.check = Some(Check::Reading(Touched::default()));
         true
     }
 
@@ -98,12 +100,23 @@ impl Drifts {
         self.is_asked |= self.check.take().is_some();
     }
 
-    /// Notes what is written meanwhile.
-    pub(crate) fn note(&mut self, plan: &Plan) {
-        if let Some(check) = &mut self.check {
-            let touched = check.touched();
-            plan.ops.iter().for_each(|op| touched.note(op));
+    /// Notes what was written meanwhile, or may have been.
+    pub(crate) fn note(&mut self, plan: &Plan, outcomes: &[Outcome]) {
+        let (mut was_passed_over, mut is_refused) = (false, false);
+        for (op, outcome) in plan.ops.iter().zip(outcomes) {
+            if let Some(key) = op.server() {
+                was_passed_over |= self.passed_over.remove(key);
+            }
+            if let Outcome::Refused { .. } = outcome {
+                is_refused = true;
+                if let (Op::AddServer(key, _), Some(check)) = (op, &mut self.check) {
+                    check.touched().refused_servers.insert(*key);
+                }
+            } else if let Some(check) = &mut self.check {
+                check.touched().note(op);
+            }
         }
+        self.is_asked |= was_passed_over && is_refused;
     }
 
     /// Notes that the kernel has told of an address.
@@ -123,7 +136,10 @@ impl Drifts {
         let servers = known(state, Part::Servers, servers);
         let sets = known(state, Part::Sets, sets);
         let addresses = known(state, Part::Addresses, addresses);
-        if let Some(Check::Reading(touched)) = self.check.take() {
+        if let Some(Check::Reading(mut touched)) = self.check.take() {
+            let in_flight = Touched::in_flight(state);
+            touched.link |= in_flight.link;
+            touched.sets |= in_flight.sets;
             let comparing = Comparing::new(servers, sets, addresses, touched, tables, state);
             self.check = Some(Check::Comparing(Box::new(comparing)));
         }
@@ -140,7 +156,8 @@ impl Drifts {
         let Some(Check::Comparing(mut comparing)) = self.check.take_if(is_read) else {
             return Vec::new();
         };
-        let found = comparing.piece(tables);
+        let found = comparing.piece(tables, &Touched::in_flight(state));
+        self.passed_over.extend(found.passed_over);
         if found.has_lost_servers {
             // The kernel tells them by their number, and passes one over where another is removed
             // meanwhile. The lane that writes them reads them while none is.
@@ -245,10 +262,12 @@ struct Comparing {
     adopted: BTreeSet<VirtualServerKey>,
 }
 
-/// What was written since the dump began, or tried.
+/// What was written since the dump began, or may have been.
 #[derive(Debug, Default)]
 struct Touched {
     servers: HashSet<VirtualServerKey>,
+    /// Virtual servers that the kernel refused to make.
+    refused_servers: HashSet<VirtualServerKey>,
     members: HashSet<(Set, Member)>,
     addresses: HashSet<IpAddr>,
     link: bool,
@@ -264,6 +283,8 @@ struct Found {
     others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
     /// Whether the dump lacks virtual servers that were believed to be there.
     has_lost_servers: bool,
+    /// Virtual servers that differ while a plan for them is being written.
+    passed_over: Vec<VirtualServerKey>,
     /// Members that are there and should not be, or the other way round.
     members: Vec<(Set, Member, bool)>,
     /// Whether addresses on the link are others.
@@ -273,6 +294,14 @@ struct Found {
 }
 
 impl Touched {
+    /// Notes what is being written.
+    fn in_flight(state: &State) -> Self {
+        let mut touched = Self::default();
+        let writes = state.in_flight().flat_map(|plan| &plan.ops);
+        writes.for_each(|op| touched.note(op));
+        touched
+    }
+
     fn note(&mut self, op: &Op) {
         match op {
             Op::CreateSet(..) => self.sets = true,
@@ -374,7 +403,7 @@ impl Comparing {
     }
 
     /// Compares a piece.
-    fn piece(&mut self, tables: &Tables) -> Found {
+    fn piece(&mut self, tables: &Tables, in_flight: &Touched) -> Found {
         let mut found = Found::default();
         let mut room = PIECE;
         while room > 0 {
@@ -384,8 +413,11 @@ impl Comparing {
                 let destinations = actual.map_or(0, |actual| actual.destinations.len());
                 room = room.saturating_sub(destinations / 16);
                 let is_ours = || tables.is_ours(&key) || self.adopted.contains(&key);
-                if actual != there.as_ref() && !self.touched.servers.contains(&key) && is_ours() {
-                    if let Some(there) = there {
+                let differs = actual != there.as_ref() && !self.touched.servers.contains(&key);
+                if differs && is_ours() {
+                    if in_flight.servers.contains(&key) {
+                        found.passed_over.push(key);
+                    } else if let Some(there) = there {
                         found.servers.push((key, there));
                     } else {
                         // They are read again, all of them.
@@ -399,24 +431,42 @@ impl Comparing {
                 }
             } else if let Some((set, member, is_there)) = self.next_member() {
                 let is_believed = tables.members(set).actual(&member).is_some();
-                if is_there != is_believed && !self.touched.members.contains(&(set, member)) {
+                let entry = (set, member);
+                let mut touched = [&self.touched, in_flight].into_iter();
+                let is_touched = touched.any(|of| of.members.contains(&entry));
+                if is_there != is_believed && !is_touched {
                     found.members.push((set, member, is_there));
                 }
             } else if let Some((address, is_there)) = self.next_address() {
                 let is_believed = tables.addresses.actual(&address).is_some();
-                found.has_other_addresses |=
-                    is_there != is_believed && !self.touched.addresses.contains(&address);
+                let mut touched = [&self.touched, in_flight].into_iter();
+                let is_touched = touched.any(|of| of.addresses.contains(&address));
+                found.has_other_addresses |= is_there != is_believed && !is_touched;
             } else {
                 found.is_over = true;
-                // What was tried meanwhile is read by the lane that writes.
-                let mut touched = self.touched.servers.iter();
+                // What was made meanwhile is read by the lane that writes.
+                let touched = self.touched.servers.iter();
+                let mut touched = touched.chain(&in_flight.servers);
                 let is_touched = touched.any(|key| tables.foreign.stands_at(key));
-                found.others =
-                    (self.has_servers && !is_touched).then(|| mem::take(&mut self.others));
+                if self.has_servers && !is_touched {
+                    found.others = Some(self.take_others(tables));
+                }
                 break;
             }
         }
         found
+    }
+
+    /// Virtual servers of other programs. One at which ours was refused meanwhile is there, though it
+    /// may have come after the dump.
+    fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
+        let mut others = mem::take(&mut self.others);
+        let known = tables.foreign.iter();
+        let refused = known.filter(|(key, _)| self.touched.refused_servers.contains(*key));
+        let is_told: HashSet<VirtualServerKey> = others.iter().map(|(key, _)| *key).collect();
+        let refused = refused.filter(|(key, _)| !is_told.contains(*key));
+        others.extend(refused.map(|(key, server)| (*key, server.clone())));
+        others
     }
 
     /// The next virtual server, and what the dump says of it.

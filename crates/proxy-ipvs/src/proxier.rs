@@ -422,17 +422,16 @@ impl engine::Scheme for Ipvs {
             Lane::Services => self.next_of_services(state),
             Lane::Addresses => planner::addresses(&self.tables, &self.situation(state)).into(),
             Lane::Rules => planner::rules(&self.tables, &self.situation(state)).into(),
-            Lane::Reader if self.drifts.begin(state.in_flight()) => Step {
+            Lane::Reader if self.drifts.begin() => Step {
                 plan: None,
                 query: Some(Query::All),
             },
             Lane::Reader => Step::NONE,
         };
-        if let Some(plan) = &step.plan {
-            self.drifts.note(plan);
-            if lane == Lane::Addresses {
-                self.link.note(plan, state.config.vip_mode, state.now);
-            }
+        if let Some(plan) = &step.plan
+            && lane == Lane::Addresses
+        {
+            self.link.note(plan, state.config.vip_mode, state.now);
         }
         step
     }
@@ -470,6 +469,7 @@ impl engine::Scheme for Ipvs {
         if let Some(took) = took {
             self.turns.took(plan.ops.len(), took, &self.tables);
         }
+        self.drifts.note(plan, &outcomes);
         self.drifts.follow_count(plan, &outcomes);
         if self.link.settle(plan, &outcomes, state.config.vip_mode) {
             state.ask(Part::Addresses);
