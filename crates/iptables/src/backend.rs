@@ -6,6 +6,8 @@ use std::path::Path;
 use inet::IpFamily;
 
 use crate::error::IptablesError;
+use crate::iptables::unlisted;
+use crate::native::DormantTable;
 use crate::table::Table;
 use crate::{legacy, nft};
 
@@ -29,6 +31,21 @@ impl Backend {
             Self::Nft => nft::chains(family),
             Self::Legacy => legacy::chains(family),
         }
+    }
+
+    /// Returns its tables that nft has switched off, in the network namespace of the calling thread.
+    /// Starts no process.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not say.
+    pub fn dormant_tables(self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
+        let names = match self {
+            Self::Nft => nft::dormant_tables(family).map_err(|error| unlisted(&error))?,
+            Self::Legacy => Vec::new(),
+        };
+        let names = names.into_iter();
+        Ok(names.map(|name| DormantTable { family, name }).collect())
     }
 }
 

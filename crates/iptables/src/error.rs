@@ -254,18 +254,29 @@ impl IptablesError {
         }
     }
 
-    /// Names the chains that are in the way of a built-in chain. Without any, a module is missing.
+    /// Names those of the chains that are in the way of chains of iptables. Without any in the way of
+    /// a built-in one that could not be made, a module is missing.
     pub(crate) fn blame(&mut self, taken: &[TakenChain]) {
         let Self::Failed { kind, said, .. } = self else {
             return;
         };
-        if taken.is_empty() {
+        let is_of_built_in = *kind == Kind::ChainTaken;
+        let is_named = |of: &TakenChain| said.split([' ', ';']).any(|word| word == of.chain);
+        let in_the_way = taken.iter().filter(|of| {
+            if of.is_built_in {
+                is_of_built_in
+            } else {
+                is_named(of)
+            }
+        });
+        let in_the_way: Vec<String> = in_the_way.map(ToString::to_string).collect();
+        if is_of_built_in && in_the_way.is_empty() {
             *kind = Kind::NoModule;
             if let Some(next) = kind.next_step() {
                 let _ = write!(said, "; {next}");
             }
         }
-        for chain in taken {
+        for chain in in_the_way {
             let _ = write!(said, "; {chain}");
         }
     }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use inet::IpFamily;
 
 use crate::backend::{Backend, exists};
+use crate::behind;
 use crate::choose::Why;
 use crate::error::{IptablesError, Kind, LineFinder, failure};
 use crate::legacy::LegacyTables;
-use crate::native::{self, Printed, TakenChain};
+use crate::native::{self, DormantTable, Printed, TakenChain};
 use crate::program::{Input, Limit, Program};
 use crate::reading::{self, Reading, Readings, State, Verdict};
 use crate::restore::restore_text;
@@ -59,11 +60,15 @@ struct Asked {
 
 /// Returns the tables of iptables that the kernel has in nf_tables: all, or one of them.
 fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>, IptablesError> {
-    let mut tables = nft::tables(family).map_err(|error| IptablesError::Unlisted {
-        why: error.to_string(),
-    })?;
+    let mut tables = nft::tables(family).map_err(|error| unlisted(&error))?;
     tables.retain(|table| only.is_none_or(|only| only.name() == *table));
     Ok(tables)
+}
+
+pub(crate) fn unlisted(error: &netlink_batch::Error) -> IptablesError {
+    IptablesError::Unlisted {
+        why: error.to_string(),
+    }
 }
 
 impl Iptables {
@@ -140,14 +145,26 @@ impl Iptables {
         modules::is_loadable(tables) && modules::have_files(&[tables, further])
     }
 
-    /// Returns the built-in chains that rules of this backend cannot stand in, since nft has made
-    /// chains of these names with another hook, type or priority. Starts no process; empty where
-    /// the kernel does not say.
-    pub fn taken_chains(&self, family: IpFamily) -> Vec<TakenChain> {
+    /// Returns the chains that rules of this backend cannot stand in, or lead to, since nft has made
+    /// chains of these names with another hook, type or priority. Starts no process.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not say.
+    pub fn taken_chains(&self, family: IpFamily) -> Result<Vec<TakenChain>, IptablesError> {
         match self.backend {
-            Backend::Nft => native::taken_chains(family).unwrap_or_default(),
-            Backend::Legacy => Vec::new(),
+            Backend::Nft => native::taken_chains(family).map_err(|error| unlisted(&error)),
+            Backend::Legacy => Ok(Vec::new()),
         }
+    }
+
+    /// Returns the tables of this backend that nft has switched off. Starts no process.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not say.
+    pub fn dormant_tables(&self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
+        self.backend.dormant_tables(family)
     }
 
     /// Whether the kernel says that it has nothing to hold rules of this backend with.
@@ -203,7 +220,8 @@ impl Iptables {
         family: IpFamily,
         rules: &[(Table, Rule)],
     ) -> Result<(), IptablesError> {
-        if let Some(taken) = self.taken_chains(family).into_iter().next() {
+        let mut taken = self.taken_chains(family)?.into_iter();
+        if let Some(taken) = taken.find(|taken| taken.is_built_in) {
             return Err(IptablesError::Taken(taken));
         }
         let tables = || rules.chunk_by(|one, next| one.0 == next.0);
@@ -321,6 +339,7 @@ impl Iptables {
             is_counted: false,
             limit: SAVE_LIMIT.into(),
         };
+        self.tell_dormant(family);
         self.stream(family, asked, line)
     }
 
@@ -405,6 +424,7 @@ impl Iptables {
             limit,
         };
         self.stream(family, asked, &mut keep)?;
+        self.tell_dormant(family);
         let kept = number.zip(text).map(|(number, text)| Reading {
             number,
             text: text.into(),
@@ -412,6 +432,24 @@ impl Iptables {
         let text = kept.as_ref().map(|reading| Arc::clone(&reading.text));
         *last = kept;
         Ok(text)
+    }
+
+    /// Logs tables that are switched off, each once for as long as it is.
+    fn tell_dormant(&self, family: IpFamily) {
+        // Where the kernel does not say, nothing is known, and the next look asks again.
+        let Ok(mut dormant) = self.dormant_tables(family) else {
+            return;
+        };
+        dormant.retain(|table| table.serves());
+        let slot = self.readings.of(self.backend, family);
+        let before = slot.replace_dormant(&dormant);
+        for table in dormant.iter().filter(|table| !before.contains(table)) {
+            tracing::error!(%family, "{table}");
+        }
+        for table in before.iter().filter(|table| !dormant.contains(table)) {
+            let name = table.name;
+            tracing::info!(%family, "table {name} of iptables is no longer dormant");
+        }
     }
 
     /// What was read of all tables, if that is what is there; `None` while they are being read.
@@ -549,26 +587,37 @@ impl Iptables {
     ) -> Result<(), IptablesError> {
         let _turn = self.readings.turn();
         let program = self.program(family, "restore")?;
-        let arguments: &[&str] = if self.is_modern {
-            &["-w", "5", "--noflush"]
-        } else {
-            &["--noflush"]
-        };
-        match program.stream(arguments, Some(&mut *text), &mut |_| {}, limit) {
-            Ok(finished) if finished.status.success() => Ok(()),
-            result => {
-                let mut error = failure(&program, result, limit, |number| {
+        let run = |text: Input<'_>| {
+            let arguments: &[&str] = if self.is_modern {
+                &["-w", "5", "--noflush"]
+            } else {
+                &["--noflush"]
+            };
+            match program.stream(arguments, Some(&mut *text), &mut |_| {}, limit) {
+                Ok(finished) if finished.status.success() => Ok(()),
+                result => Err(failure(&program, result, limit, |number| {
                     let mut finder = LineFinder::new(number);
                     // That it stops at the line is no failure.
                     let _ = text(&mut finder);
                     finder.found()
-                });
-                if error.kind() == Kind::ChainTaken {
-                    error.blame(&self.taken_chains(family));
-                }
-                Err(error)
+                })),
             }
+        };
+        let mut restored = run(text);
+        if let Err(error) = &restored
+            && error.kind() == Kind::Unreadable
+            && let Ok(gone) = behind::delete(family, &behind::deletions(text))
+            && !gone.is_empty()
+        {
+            restored = run(&mut |sink| behind::write_without(gone.clone(), text, sink));
         }
+        restored.map_err(|mut error| {
+            // Where the kernel does not say which, nothing more is known.
+            if let Ok(taken) = self.taken_chains(family) {
+                error.blame(&taken);
+            }
+            error
+        })
     }
 
     pub(crate) fn program(&self, family: IpFamily, verb: &str) -> Result<Program, IptablesError> {

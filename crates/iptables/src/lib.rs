@@ -20,6 +20,7 @@
 //! Not here: which rules there are, and anything of Kubernetes.
 
 mod backend;
+mod behind;
 mod choose;
 mod error;
 #[doc(hidden)]
@@ -42,7 +43,7 @@ pub use error::{IptablesError, Kind};
 pub use iptables::Iptables;
 pub use legacy::{LegacyTable, LegacyTables};
 pub use modules::MODULES;
-pub use native::TakenChain;
+pub use native::{DormantTable, TakenChain};
 pub use program::{Finished, Input, Limit, Output, Program};
 pub use restore::{Restore, restore_text};
 pub use rule::{Field, FlowState, Jump, Match, Packets, Rule, SourcePort, Target};

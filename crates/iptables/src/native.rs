@@ -312,7 +312,7 @@ impl Listing<'_> {
     }
 }
 
-/// A built-in chain whose name nft has given to a chain of another kind.
+/// A chain of iptables whose name nft has given to a chain of another kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakenChain {
     /// The table in nftables, with its family: `ip filter`.
@@ -321,6 +321,8 @@ pub struct TakenChain {
     pub chain: String,
     /// Its hook and priority, in words.
     pub found: String,
+    /// True for a built-in chain. If not, it is one that rules lead to, and is a base chain.
+    pub is_built_in: bool,
 }
 
 impl fmt::Display for TakenChain {
@@ -329,17 +331,58 @@ impl fmt::Display for TakenChain {
             table,
             chain,
             found,
+            is_built_in,
         } = self;
         write!(
             f,
-            "chain {chain} of table {table} was made by nft ({found}) and is not the chain that iptables writes to: \
-             rename it, or move it to a table of its own (`nft list chain {table} {chain}` shows it)"
+            "chain {chain} of table {table} was made by nft ({found})"
+        )?;
+        if *is_built_in {
+            write!(
+                f,
+                " and is not the chain that iptables writes to: rename it, or move it to a table of its own (`nft list chain \
+                 {table} {chain}` shows it)"
+            )
+        } else {
+            write!(
+                f,
+                " and has the name of a chain of kube-proxy, which is no base chain: no rule can lead to it. Rename it (`nft \
+                 rename chain {table} {chain} NAME`), or delete it; kube-proxy then makes its own"
+            )
+        }
+    }
+}
+
+/// A table of iptables that is switched off: `flags dormant` of nft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DormantTable {
+    /// Its family.
+    pub family: IpFamily,
+    /// Its name.
+    pub name: &'static str,
+}
+
+impl DormantTable {
+    /// True if kube-proxies write rules to it that serve.
+    pub fn serves(self) -> bool {
+        matches!(self.name, "filter" | "nat")
+    }
+}
+
+impl fmt::Display for DormantTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (family, name) = (nft_name(self.family), self.name);
+        write!(
+            f,
+            "table {family} {name} is dormant: no packet meets the rules in it. Somebody has switched it off by nft (`flags \
+             dormant`), and as others have rules in it, too, kube-proxy leaves it so; `nft add table {family} {name}` switches \
+             it on"
         )
     }
 }
 
-/// Returns the built-in chains of tables that kube-proxies write to which iptables cannot use: nft
-/// has made them with another hook, type or priority.
+/// Returns the chains of tables that kube-proxies write to which iptables cannot use: nft has made
+/// built-in ones with another hook, type or priority, or one of a kube-proxy's as a base chain.
 pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
     let Some(mut reader) = Reader::open(family)? else {
         return Ok(Vec::new());
@@ -352,7 +395,8 @@ pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
         }
         for chain in reader.chains(table)? {
             let is_named = built_in(table).any(|(name, _)| name == chain.name);
-            if is_named && !is_built_in(table, &chain) {
+            let is_led_to = chain.name.starts_with(PREFIX) && chain.hook.is_some();
+            if is_led_to || (is_named && !is_built_in(table, &chain)) {
                 taken.push(TakenChain {
                     table: format!("{} {table}", nft_name(family)),
                     found: match &chain.hook {
@@ -364,6 +408,7 @@ pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
                         ),
                         None => "no hook".to_owned(),
                     },
+                    is_built_in: is_named,
                     chain: chain.name,
                 });
             }

@@ -20,6 +20,7 @@ use crate::reading::{State, Verdict};
 use crate::table::Table;
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
+const NFNL_MSG_BATCH_END: u16 = 0x11;
 const NFNL_SUBSYS_NFTABLES: u8 = 10;
 const NFT_MSG_NEWTABLE: u16 = message(0);
 const NFT_MSG_GETTABLE: u16 = message(1);
@@ -27,6 +28,7 @@ const NFT_MSG_NEWCHAIN: u16 = message(3);
 const NFT_MSG_GETCHAIN: u16 = message(4);
 const NFT_MSG_NEWRULE: u16 = message(6);
 const NFT_MSG_GETRULE: u16 = message(7);
+const NFT_MSG_DELRULE: u16 = message(8);
 const NFT_MSG_GETGEN: u16 = message(16);
 /// `NFNL_SUBSYS_NFT_COMPAT`, `NFNL_MSG_COMPAT_GET`.
 const NFNL_MSG_COMPAT_GET: u16 = 11 << 8;
@@ -41,6 +43,7 @@ const NFTA_CHAIN_TYPE: u16 = 7;
 const NFTA_HOOK_HOOKNUM: u16 = 1;
 const NFTA_HOOK_PRIORITY: u16 = 2;
 const NFTA_RULE_CHAIN: u16 = 2;
+const NFTA_RULE_HANDLE: u16 = 3;
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
 const NFTA_EXPR_DATA: u16 = 2;
 /// `NFTA_MATCH_REV`, `NFTA_TARGET_REV`.
@@ -84,6 +87,35 @@ pub(crate) fn tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
         return Ok(Vec::new());
     };
     reader.tables().map(|(tables, _)| tables)
+}
+
+/// Returns those of the iptables tables that are dormant: their base chains get no packet.
+pub(crate) fn dormant_tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
+    let mut connection = match Connection::open(Protocol::Netfilter) {
+        Ok(connection) => connection,
+        Err(error) if is_missing(&error) => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let answer = match connection.dump(NFT_MSG_GETTABLE, 0, |w| header(w, family)) {
+        Err(error) if is_missing(&error) => return Ok(Vec::new()),
+        answer => answer?,
+    };
+    let mut dormant = Vec::new();
+    for (_, payload) in answer.iter() {
+        let (mut name, mut flags) = ("", 0);
+        for attribute in Attributes::after(4, payload)? {
+            let attribute = attribute?;
+            match attribute.kind {
+                FIRST => name = attribute.string()?,
+                NFTA_TABLE_FLAGS => flags = attribute.be32()?,
+                _ => {}
+            }
+        }
+        if flags & NFT_TABLE_F_DORMANT != 0 {
+            dormant.extend(TABLES.into_iter().filter(|table| *table == name));
+        }
+    }
+    Ok(dormant)
 }
 
 /// Reads which tables iptables has there, and the number of the last change of all that nftables
@@ -243,15 +275,18 @@ fn extension(w: &mut Writer<'_>, kind: &str, name: &str, revision: u32, info: &[
 /// The begin of a transaction, and a table in which no hook is set, not even until it is undone.
 fn begin(family: IpFamily) -> Batch {
     let mut batch = Batch::new();
-    batch.push(NFNL_MSG_BATCH_BEGIN, 0, |w| {
-        w.bytes(&[0, 0, 0, NFNL_SUBSYS_NFTABLES]);
-    });
+    batch.push(NFNL_MSG_BATCH_BEGIN, 0, of_batch);
     batch.push(NFT_MSG_NEWTABLE, NLM_F_CREATE, |w| {
         header(w, family);
         w.attr_str(FIRST, PROBE);
         w.attr_be32(NFTA_TABLE_FLAGS, NFT_TABLE_F_DORMANT);
     });
     batch
+}
+
+/// The body of the messages that begin and end a transaction: `struct nfgenmsg`.
+fn of_batch(w: &mut Writer<'_>) {
+    w.bytes(&[0, 0, 0, NFNL_SUBSYS_NFTABLES]);
 }
 
 fn dry_run(connection: &mut Connection, batch: &Batch) -> Verdict {

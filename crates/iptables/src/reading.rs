@@ -7,6 +7,7 @@ use std::time::Duration;
 use inet::IpFamily;
 
 use crate::backend::Backend;
+use crate::native::DormantTable;
 
 /// Longer texts are read again each time: rules of others may be very many.
 pub(crate) const MOST: usize = 256 * 1024;
@@ -58,6 +59,8 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Slot {
     last: Mutex<Option<Reading>>,
     works: AtomicBool,
+    /// Tables that were told to be switched off.
+    dormant: Mutex<Vec<DormantTable>>,
 }
 
 /// All rules, as they were when the kernel said this number.
@@ -124,6 +127,12 @@ impl Slot {
             Err(TryLockError::Poisoned(error)) => Some(error.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+
+    /// Takes over which tables are switched off, and returns those that were before.
+    pub(crate) fn replace_dormant(&self, now: &[DormantTable]) -> Vec<DormantTable> {
+        let mut dormant = self.dormant.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut dormant, now.to_vec())
     }
 
     /// Whether it has worked once.

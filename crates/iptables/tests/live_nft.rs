@@ -178,7 +178,7 @@ fn a_chain_that_nft_made_with_another_priority_is_named() {
         nft("add table ip filter");
         nft("add chain ip filter FORWARD { type filter hook forward priority 10; }");
         let iptables = iptables();
-        assert_eq!(iptables.taken_chains(IpFamily::V4).len(), 1);
+        assert_eq!(iptables.taken_chains(IpFamily::V4).unwrap().len(), 1);
         let text = "*filter\n:KUBE-X - [0:0]\n-A FORWARD -j KUBE-X\nCOMMIT\n";
         let error = iptables.restore(IpFamily::V4, text).unwrap_err();
         assert_eq!(error.kind(), Kind::ChainTaken);
@@ -191,6 +191,90 @@ fn a_chain_that_nft_made_with_another_priority_is_named() {
             assert!(said.contains(part), "{said}");
         }
         assert!(!said.contains("modprobe"), "{said}");
+    });
+}
+
+/// One of them has a comment with quotes, and a table before is written when it is tried.
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn rules_behind_one_that_iptables_cannot_read_are_removed() {
+    in_namespace(|| {
+        let iptables = iptables();
+        let filter = "*filter\n:KUBE-X - [0:0]\n-A INPUT -j KUBE-X\nCOMMIT\n";
+        iptables.restore(IpFamily::V4, filter).unwrap();
+        iptables.restore(IpFamily::V4, RULES).unwrap();
+        nft("insert rule ip nat POSTROUTING meta mark set ct mark");
+        let goes = |rule: &&String| {
+            rule.starts_with("-A POSTROUTING") && !rule.contains("[nft]")
+                || rule.starts_with("-A INPUT")
+        };
+        let all = rules(&iptables, None);
+        let doomed: Vec<&String> = all.iter().filter(goes).collect();
+        assert_eq!(doomed.len(), 4, "{all:?}");
+        let delete = |table: &str| {
+            let of_table = doomed
+                .iter()
+                .filter(|rule| rule.starts_with("-A INPUT") == (table == "filter"));
+            let lines = of_table.map(|rule| rule.replacen("-A", "-D", 1) + "\n");
+            format!("*{table}\n{}COMMIT\n", lines.collect::<String>())
+        };
+        // The first table is written before the second one is refused.
+        let text = delete("filter") + &delete("nat");
+        iptables.restore(IpFamily::V4, &text).unwrap();
+        let left = rules(&iptables, None);
+        let expected: Vec<&String> = all.iter().filter(|rule| !goes(rule)).collect();
+        assert_eq!(left.iter().collect::<Vec<_>>(), expected);
+        assert!(nft("list chain ip nat POSTROUTING").contains("meta mark set ct mark"));
+    });
+}
+
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn a_chain_of_a_kube_proxy_that_nft_made_a_base_chain_is_named() {
+    in_namespace(|| {
+        nft("add table ip nat");
+        nft("add chain ip nat KUBE-SERVICES { type nat hook prerouting priority -90; }");
+        let iptables = iptables();
+        let taken = iptables.taken_chains(IpFamily::V4).unwrap();
+        let names: Vec<_> = taken
+            .iter()
+            .map(|of| (&*of.chain, of.is_built_in))
+            .collect();
+        assert_eq!(names, [("KUBE-SERVICES", false)]);
+        let error = iptables.restore(IpFamily::V4, RULES).unwrap_err();
+        // One chain is in the way, and other rules can be written.
+        assert!(!error.kind().is_general(), "{error}");
+        let said = error.to_string();
+        for part in [
+            "chain KUBE-SERVICES of table ip nat",
+            "hook prerouting, priority -90",
+            "nft rename chain ip nat KUBE-SERVICES",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        let others = "*nat\n:KUBE-X - [0:0]\n-A POSTROUTING -j KUBE-X\nCOMMIT\n";
+        iptables.restore(IpFamily::V4, others).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root, nf_tables, nft and iptables-nft"]
+fn a_table_that_nft_has_switched_off_is_named() {
+    in_namespace(|| {
+        let iptables = iptables();
+        iptables.restore(IpFamily::V4, RULES).unwrap();
+        let dormant = || iptables.dormant_tables(IpFamily::V4).unwrap();
+        assert!(dormant().is_empty());
+        nft("add table ip nat { flags dormant; }");
+        nft("add table ip others { flags dormant; }");
+        let told: Vec<String> = dormant().iter().map(ToString::to_string).collect();
+        assert_eq!(told.len(), 1, "{told:?}");
+        let command = told[0].split('`').find(|part| part.starts_with("nft "));
+        assert!(told[0].starts_with("table ip nat is dormant"), "{told:?}");
+        // Rules are read and written as ever, and what is said helps.
+        assert_eq!(rules(&iptables, None).len(), 7);
+        nft(command.unwrap().trim_start_matches("nft "));
+        assert!(dormant().is_empty());
     });
 }
 
@@ -217,7 +301,7 @@ fn the_built_in_chains_of_iptables_are_not_taken() {
         }
         nft("add table ip other");
         nft("add chain ip other FORWARD { type filter hook forward priority 7; }");
-        assert!(iptables.taken_chains(IpFamily::V4).is_empty());
+        assert!(iptables.taken_chains(IpFamily::V4).unwrap().is_empty());
         for table in ["filter", "nat", "mangle", "raw", "security"] {
             nft(&format!(
                 "add rule ip {table} OUTPUT ct state vmap {{ new : accept }}"

@@ -33,7 +33,8 @@ use klog::Klog;
 use settings::{LogFormat, Settings};
 
 /// Our own crates, by the names that their events carry.
-const OWN_CRATES: [&str; 12] = [
+const OWN_CRATES: [&str; 13] = [
+    "iptables",
     "kube_proxy",
     "proxy",
     "proxy_ipvs",

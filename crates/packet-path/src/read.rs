@@ -13,7 +13,7 @@ use std::path::Path;
 
 use inet::IpFamily;
 use ipset_netlink::{Entry, IpProtocol, Ipset, Key, Reason};
-use iptables::{Backend, Iptables};
+use iptables::{Backend, DormantTable, Iptables};
 use ipvs_netlink::{Ipvs, ServiceKey};
 use route_netlink::{Address, Family, Lookup, NoWay, Rtnetlink};
 use rustix::io::Errno;
@@ -32,6 +32,8 @@ const MOST_LISTED: u32 = 4096;
 pub struct Rules {
     /// Those of each backend that has any.
     pub backends: Vec<(Backend, Xtables)>,
+    /// Tables that packets do not come to.
+    pub dormant: Vec<DormantTable>,
     /// What could not be read.
     pub unread: Vec<Unread>,
 }
@@ -51,9 +53,19 @@ pub fn rules(family: IpFamily) -> Rules {
     };
     for program in &installed {
         let mut tables = Xtables::default();
+        let dormant = program.dormant_tables(family).unwrap_or_else(|error| {
+            rules.unread.push(unread(part(program.backend()), &error));
+            Vec::new()
+        });
         match program.save_all_counted(family, &mut |line| tables.read(line)) {
             Ok(()) if tables.is_empty() => {}
-            Ok(()) => rules.backends.push((program.backend(), tables)),
+            Ok(()) => {
+                for table in &dormant {
+                    tables.switch_off(table.name);
+                }
+                rules.dormant.extend(dormant);
+                rules.backends.push((program.backend(), tables));
+            }
             Err(error) => rules.unread.push(unread(part(program.backend()), &error)),
         }
     }

@@ -120,6 +120,11 @@ impl Xtables {
         tables
     }
 
+    /// Takes packets away from a table, which is dormant.
+    pub fn switch_off(&mut self, name: &str) {
+        self.tables.retain(|table| table.name != name);
+    }
+
     /// Whether there is no rule in any table, and no policy but to accept.
     pub fn is_empty(&self) -> bool {
         let is_bare = |table: &Table| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use lab::Transport;
-use scenarios::{Cluster, Outcome, SOON, Service, Story, at, tcp, tell, udp, with_backend};
+use scenarios::{Cluster, Outcome, SOON, Service, Story, ask, at, tcp, tell, udp, with_backend};
 
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";
@@ -28,6 +28,11 @@ fn main() {
             name: "a_flushed_table_is_filled_again",
             tell: a_flushed_table_is_filled_again,
             is_possible: || true,
+        },
+        Story {
+            name: "a_table_that_somebody_has_switched_off_is_told",
+            tell: a_table_that_somebody_has_switched_off_is_told,
+            is_possible: || lab::iptables_backend() == "nft",
         },
         Story {
             name: "node_ports_are_served_on_localhost",
@@ -135,6 +140,42 @@ fn a_flushed_table_is_filled_again(c: &mut Cluster) -> Outcome {
         || Ok(c.sh(&saved)? == before),
     )?;
     is_served(c)
+}
+
+/// The table is not kube-proxy's alone: it stays as it is, and everybody who asks is told.
+fn a_table_that_somebody_has_switched_off_is_told(c: &mut Cluster) -> Outcome {
+    set_up(c)?;
+    c.start(&IPTABLES_MODE)?;
+    is_served(c)?;
+    c.sh("nft add table ip nat '{ flags dormant; }'")?;
+    c.await_line("table ip nat is dormant")?;
+    let dial = c.client.dial(Transport::Tcp, at(CLUSTER_IP));
+    ensure!(dial.timeout(Duration::from_millis(300)).ask().is_err());
+    let (code, status) = ask(c, &["status"])?;
+    ensure!(
+        code == 1 && status.contains("table ip nat is dormant"),
+        "{code} {status}"
+    );
+    let (_, explained) = ask(c, &["explain", CLUSTER_IP])?;
+    ensure!(
+        explained.contains("table ip nat is dormant") && !explained.contains("  ok  "),
+        "{explained}"
+    );
+    let checked = c.check(&IPTABLES_MODE)?;
+    ensure!(
+        checked.contains("[fail] iptables: table ip nat is dormant"),
+        "{checked}"
+    );
+    ensure!(checked.contains("nothing would change"), "{checked}");
+    let listed = c.sh("nft list table ip nat")?;
+    ensure!(listed.contains("flags dormant"), "{listed}");
+    // As it is told.
+    c.sh("nft add table ip nat")?;
+    c.await_line("no longer dormant")?;
+    is_served(c)?;
+    let (code, status) = ask(c, &["status"])?;
+    ensure!(code == 0, "{status}");
+    c.stop()
 }
 
 fn node_ports_are_served_on_localhost(c: &mut Cluster) -> Outcome {

@@ -7,12 +7,13 @@
 //! `linux/netfilter/xt_addrtype.h`, `linux/netfilter/xt_comment.h`.
 
 use inet::IpFamily;
-use netlink_batch::{Attribute, Attributes, Connection, Error, Malformed, Protocol};
+use netlink_batch::{Attribute, Attributes, Batch, Connection, Error, Malformed, Protocol};
 
 use super::{
-    FIRST, INFO, NFT_MSG_GETCHAIN, NFT_MSG_GETRULE, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME,
-    NFTA_CHAIN_TYPE, NFTA_EXPR_DATA, NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY, NFTA_RULE_CHAIN,
-    NFTA_RULE_EXPRESSIONS, REVISION, header, is_missing, read,
+    FIRST, INFO, NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END, NFT_MSG_DELRULE, NFT_MSG_GETCHAIN,
+    NFT_MSG_GETRULE, NFTA_CHAIN_HOOK, NFTA_CHAIN_NAME, NFTA_CHAIN_TYPE, NFTA_EXPR_DATA,
+    NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY, NFTA_RULE_CHAIN, NFTA_RULE_EXPRESSIONS,
+    NFTA_RULE_HANDLE, REVISION, header, is_missing, of_batch, read,
 };
 use crate::rule::{FlowState, Match, Rule};
 use crate::saved::NATIVE;
@@ -62,6 +63,8 @@ pub(crate) struct HeldRule {
     pub(crate) text: String,
     /// The packets and bytes that it has counted.
     pub(crate) counted: (u64, u64),
+    /// By which the kernel knows it.
+    pub(crate) handle: u64,
     /// True if each expression is one that `iptables-nft` writes itself.
     pub(crate) looks_compatible: bool,
 }
@@ -104,6 +107,28 @@ impl Reader {
             }
         }
         Ok(chains)
+    }
+
+    /// Removes rules in one transaction, each given by its table, its chain and its handle.
+    pub(crate) fn delete_rules(&mut self, rules: &[(&str, String, u64)]) -> Result<(), Error> {
+        let family = self.family;
+        let mut batch = Batch::new();
+        batch.push(NFNL_MSG_BATCH_BEGIN, 0, of_batch);
+        for (table, chain, handle) in rules {
+            let index = batch.push(NFT_MSG_DELRULE, 0, |w| {
+                header(w, family);
+                w.attr_str(FIRST, table);
+                w.attr_str(NFTA_RULE_CHAIN, chain);
+                w.attr(NFTA_RULE_HANDLE, &handle.to_be_bytes());
+            });
+            batch.acknowledge(index);
+        }
+        batch.push(NFNL_MSG_BATCH_END, 0, of_batch);
+        let answers = self.connection.transact(&mut batch)?;
+        match answers.refused.into_iter().next() {
+            Some((_, refusal)) => Err(Error::Refused(refusal)),
+            None => Ok(()),
+        }
     }
 
     /// Reads the rules of a chain, in their order.
@@ -168,6 +193,7 @@ fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<HeldRule>, Ma
         match attribute.kind {
             FIRST => is_of_table = attribute.string()? == table,
             NFTA_RULE_CHAIN => is_of_chain = attribute.string()? == chain,
+            NFTA_RULE_HANDLE => parts.handle = be64(&attribute),
             NFTA_RULE_EXPRESSIONS => {
                 for element in Attributes::new(attribute.payload) {
                     parts.expression(element?.payload)?;
@@ -186,6 +212,7 @@ struct Parts {
     /// ` -j CHAIN`, with its blank.
     target: String,
     counted: (u64, u64),
+    handle: u64,
     is_native: bool,
     looks_native: bool,
 }
@@ -287,6 +314,7 @@ impl Parts {
         HeldRule {
             text,
             counted: self.counted,
+            handle: self.handle,
             looks_compatible: !self.looks_native,
         }
     }

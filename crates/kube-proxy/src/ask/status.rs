@@ -181,12 +181,17 @@ fn errors(status: &Status) -> (Table, usize) {
     let mut table = Table::default();
     for error in &status.errors {
         let of = error.service.as_deref().unwrap_or("-");
+        let since = if error.seconds > 0.0 {
+            format!("for {}", age(error.seconds))
+        } else {
+            String::new()
+        };
         table.row([
             error.family.as_str().into(),
             of.into(),
             Cell::of(format!("cannot {}", error.object), Tone::Bad),
             error.reason.as_str().into(),
-            format!("for {}", age(error.seconds)).into(),
+            since.into(),
         ]);
     }
     for part in &status.unreadable {

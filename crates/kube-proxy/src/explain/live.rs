@@ -97,6 +97,7 @@ impl Rules {
     fn read(family: IpFamily) -> Self {
         let iptables = read::rules(family);
         let mut unread: Vec<String> = iptables.unread.iter().map(ToString::to_string).collect();
+        unread.extend(iptables.dormant.iter().map(ToString::to_string));
         let nft = Nftables::open().and_then(|nftables| Nft::read(nftables, family));
         let nft = match nft {
             Ok(nft) => {

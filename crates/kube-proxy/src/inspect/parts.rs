@@ -6,6 +6,7 @@ use std::path::Path;
 
 use footprint::Footprint;
 use ipset_netlink::Ipset;
+use iptables::Backend;
 use ipvs_netlink::Ipvs;
 use nftables_netlink::Nftables;
 use proxy::IpFamily;
@@ -144,6 +145,26 @@ fn of_part(part: &Part) -> Vec<Feature> {
         // Its programs were found, and tried, when the mode was opened.
         Part::Iptables(backend) => vec![feature("iptables", Ok(format!("backend {backend}")))],
     }
+}
+
+/// Tables of iptables that the mode writes to and that packets do not come to, or why that is not
+/// known, with their families.
+pub(super) fn switched_off(parts: &[Part]) -> Vec<(IpFamily, String)> {
+    let backends = parts.iter().filter_map(|part| match part {
+        Part::Iptables(backend) => Some(backend),
+        _ => None,
+    });
+    let is_used = |backend: &Backend| backends.clone().any(|used| *used == backend.to_string());
+    let used = Backend::ALL.into_iter().filter(is_used);
+    let all = used.flat_map(|backend| IpFamily::ALL.map(|family| (backend, family)));
+    let found = all.flat_map(|(backend, family)| match backend.dormant_tables(family) {
+        Ok(tables) => {
+            let tables = tables.into_iter().filter(|table| table.serves());
+            tables.map(|table| (family, table.to_string())).collect()
+        }
+        Err(error) => vec![(family, error.to_string())],
+    });
+    found.collect()
 }
 
 fn ipvs() -> Result<String, String> {

@@ -9,7 +9,7 @@ use proxy::{IpFamily, Standing};
 use source::Trouble;
 
 use super::facts::{Facts, OfFamily};
-use super::parts::{features, limits};
+use super::parts::{features, limits, switched_off};
 use super::{About, Inspect, Unanswered, rendered};
 use crate::health::Progress;
 use crate::modes::counters::{At, Counters, Which};
@@ -95,6 +95,15 @@ fn add(status: &mut Status, facts: Facts, progress: &BTreeMap<IpFamily, Progress
     facts.mode.clone_into(&mut status.mode);
     status.limits = limits(&facts.uses.parts);
     status.features = features(&facts.uses);
+    let switched_off = switched_off(&facts.uses.parts).into_iter();
+    status
+        .errors
+        .extend(switched_off.map(|(family, reason)| Refused {
+            family: family.to_string(),
+            object: "lead packets by iptables".to_owned(),
+            reason,
+            ..Refused::default()
+        }));
     status.forms = facts.uses.forms;
     status.source.services = facts.services;
     status.source.endpoint_slices = facts.slices;

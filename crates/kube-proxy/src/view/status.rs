@@ -116,7 +116,7 @@ pub struct Refused {
     pub service: Option<String>,
     /// Why, and what to do next.
     pub reason: String,
-    /// For how long, in seconds.
+    /// For how long, in seconds; 0 if that is not known.
     pub seconds: f64,
 }
 

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 
 use footprint::is_kubelets;
-use iptables::{Backend, Iptables, exists, native_chains};
+use iptables::{
+    Backend, DormantTable, Iptables, IptablesError, Table, TakenChain, exists, native_chains,
+};
 use proxy::IpFamily;
 
 use super::Traces;
 use crate::check::finding::{Finding, some};
+use crate::footprints;
 
 const NAME: &str = "iptables";
 
@@ -65,15 +68,32 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
 pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     let mut findings = Vec::new();
     for family in IpFamily::ALL {
-        let taken = iptables.taken_chains(family).into_iter();
-        findings.extend(taken.map(|taken| Finding::fail(NAME, taken.to_string())));
+        let unknown = |error: IptablesError| Finding::warn(NAME, format!("{family}: {error}"));
+        let taken = iptables.taken_chains(family);
+        let mut taken = taken.unwrap_or_else(|error| {
+            findings.push(unknown(error));
+            Vec::new()
+        });
+        taken.retain(|of| of.is_built_in || is_of_a_mode(of));
+        let told = taken.iter();
+        findings.extend(told.map(|taken| Finding::fail(NAME, taken.to_string())));
+        match iptables.dormant_tables(family) {
+            Ok(dormant) => findings.extend(dormant.into_iter().filter_map(switched_off)),
+            Err(error) => findings.push(unknown(error)),
+        }
         match iptables.save(family) {
             Ok(saved) => {
                 let nft = match family {
                     IpFamily::V4 => "ip",
                     IpFamily::V6 => "ip6",
                 };
+                let is_taken = |table: &str, chain: &str| {
+                    let at = format!("{nft} {table}");
+                    let mut taken = taken.iter();
+                    taken.any(|of| of.table == at && of.chain == chain)
+                };
                 let chains = native_chains(&saved).into_iter();
+                let chains = chains.filter(|(table, chain)| !is_taken(table, chain));
                 let chains = chains.map(|(table, chain)| format!("{chain} of table {nft} {table}"));
                 let chains: Vec<String> = chains.collect();
                 if !chains.is_empty() {
@@ -92,6 +112,23 @@ pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// Reports whether a mode has a chain of this name there.
+fn is_of_a_mode(taken: &TakenChain) -> bool {
+    let table = taken.table.rsplit(' ').next().and_then(Table::find);
+    let mut modes = footprints::ALL.iter();
+    table.is_some_and(|table| modes.any(|mode| mode.has_chain(table, &taken.chain)))
+}
+
+/// A table that packets do not come to. Without nat nothing is served.
+fn switched_off(table: DormantTable) -> Option<Finding> {
+    let message = table.to_string();
+    match table.name {
+        "nat" => Some(Finding::fail(NAME, message)),
+        "filter" => Some(Finding::warn(NAME, message)),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

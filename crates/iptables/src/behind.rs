@@ -1,0 +1,150 @@
+//! Rules of iptables behind a rule of nft that it cannot read: `iptables-nft-restore` looks for the
+//! rule of a `-D` from the head of the chain on, and fails at the first one that it has no words for.
+//! The kernel removes them by their handles.
+//!
+//! Source: iptables 1.8.9, `iptables/nft.c` (`nft_rule_find`).
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+use inet::IpFamily;
+use netlink_batch::Error;
+
+use crate::nft::held::Reader;
+use crate::program::Input;
+use crate::saved::Line;
+
+/// Lines of a restore that delete a rule (`-D`), each with its table and how often it stands there.
+pub(crate) type Deletions = BTreeMap<(String, String), usize>;
+
+/// Returns the lines of a text that delete rules.
+pub(crate) fn deletions(text: Input<'_>) -> Deletions {
+    let mut found = Deletions::new();
+    let mut sink = Lines::new(|table: &str, line: &str| {
+        if line.starts_with("-D ") {
+            *found
+                .entry((table.to_owned(), line.to_owned()))
+                .or_default() += 1;
+        }
+        Ok(())
+    });
+    // Nothing here fails to take it.
+    let _ = text(&mut sink);
+    found
+}
+
+/// Removes those of these rules that the kernel holds, and returns the lines that are done by then:
+/// of a table that holds none, all are. Each table is written whole, or not at all. Returns nothing
+/// if no table holds any.
+///
+/// # Errors
+///
+/// The kernel cannot be asked, or refuses.
+pub(crate) fn delete(family: IpFamily, all: &Deletions) -> Result<Deletions, Error> {
+    let Some(mut reader) = Reader::open(family)? else {
+        return Ok(Deletions::new());
+    };
+    let mut doomed = Vec::new();
+    let mut deleted = Deletions::new();
+    for ((table, line), count) in all {
+        let text = line.replacen("-D ", "-A ", 1);
+        let Some(chain) = Line::chain_of_rule(&text) else {
+            continue;
+        };
+        let rules = reader.rules(table, chain)?.into_iter();
+        let same = rules.filter(|rule| rule.text == text).take(*count);
+        for rule in same {
+            doomed.push((table.as_str(), chain.to_owned(), rule.handle));
+            *deleted.entry((table.clone(), line.clone())).or_default() += 1;
+        }
+    }
+    if doomed.is_empty() {
+        return Ok(deleted);
+    }
+    reader.delete_rules(&doomed)?;
+    let is_done = |table: &String| !deleted.keys().any(|(of, _)| of == table);
+    let before = all.iter().filter(|((table, _), _)| is_done(table));
+    let before: Deletions = before.map(|(line, count)| (line.clone(), *count)).collect();
+    Ok(deleted.into_iter().chain(before).collect())
+}
+
+/// Writes a text without these lines.
+pub(crate) fn write_without(
+    mut gone: Deletions,
+    text: Input<'_>,
+    sink: &mut dyn Write,
+) -> io::Result<()> {
+    let mut lines = Lines::new(|table: &str, line: &str| {
+        let of = gone.get_mut(&(table.to_owned(), line.to_owned()));
+        match of.filter(|count| **count > 0) {
+            Some(count) => *count -= 1,
+            None => writeln!(sink, "{line}")?,
+        }
+        Ok(())
+    });
+    text(&mut lines)
+}
+
+/// A sink that passes on each whole line with the table that it is of.
+struct Lines<F> {
+    line: Vec<u8>,
+    table: String,
+    take: F,
+}
+
+impl<F: FnMut(&str, &str) -> io::Result<()>> Lines<F> {
+    fn new(take: F) -> Self {
+        Self {
+            line: Vec::new(),
+            table: String::new(),
+            take,
+        }
+    }
+}
+
+impl<F: FnMut(&str, &str) -> io::Result<()>> Write for Lines<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            self.line.extend_from_slice(piece);
+            if self.line.pop_if(|last| *last == b'\n').is_some() {
+                let line = String::from_utf8_lossy(&self.line);
+                if let Some(Line::Table(name)) = Line::parse(&line) {
+                    name.clone_into(&mut self.table);
+                }
+                (self.take)(&self.table, &line)?;
+                self.line.clear();
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_left_out_as_often_as_they_are_gone() {
+        let text = "*nat\n:A - [0:0]\n-D POSTROUTING -j A\n-D POSTROUTING -j A\n-X A\nCOMMIT\n\
+                    *filter\n-D POSTROUTING -j A\nCOMMIT\n";
+        let mut write = |sink: &mut dyn Write| {
+            // In pieces that end within a line.
+            text.as_bytes()
+                .chunks(7)
+                .try_for_each(|piece| sink.write_all(piece))
+        };
+        let mut found = deletions(&mut write);
+        let key = ("nat".to_owned(), "-D POSTROUTING -j A".to_owned());
+        assert_eq!((found.len(), found[&key]), (2, 2));
+        found.retain(|of, _| *of == key);
+        found.insert(key, 1);
+        let mut rest = Vec::new();
+        write_without(found, &mut write, &mut rest).unwrap();
+        let wanted = text.replacen("-D POSTROUTING -j A\n", "", 1);
+        assert_eq!(String::from_utf8(rest).unwrap(), wanted);
+    }
+}
