@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use footprint::{Finder, Footprint, Leftovers};
 use inet::IpFamily;
-use iptables::{Entry, Iptables, Table, entries, restore_text};
+use iptables::{Entry, Iptables, Table, TakenChain, entries, restore_text};
 
 use crate::report::{Cleanup, Manner, many};
 
@@ -39,7 +39,20 @@ pub(crate) fn remove(
                     continue;
                 }
             };
-            let leftovers = Leftovers::find(Finder::all(modes), &saved);
+            let mut leftovers = Leftovers::find(Finder::all(modes), &saved);
+            match iptables.taken_chains(family) {
+                Ok(taken) => {
+                    let is_kept = |of: &&TakenChain| {
+                        let table = of.table.rsplit(' ').next().and_then(Table::find);
+                        !of.is_built_in
+                            && table.is_some_and(|table| leftovers.keep(table, &of.chain))
+                    };
+                    for kept in taken.iter().filter(is_kept) {
+                        cleanup.leave(family, &of, kept);
+                    }
+                }
+                Err(error) => cleanup.leave(family, &of, &error),
+            }
             if leftovers.is_empty() {
                 continue;
             }

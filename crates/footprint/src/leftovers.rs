@@ -183,6 +183,18 @@ impl Leftovers {
         })
     }
 
+    /// Has a chain stay as it is; whether it is one of these.
+    pub fn keep(&mut self, table: Table, chain: &str) -> bool {
+        let Some(of) = self.tables.get_mut(&table) else {
+            return false;
+        };
+        let is_there = of.names.remove(chain);
+        if of.names.is_empty() && of.jumps.is_empty() {
+            self.tables.remove(&table);
+        }
+        is_there
+    }
+
     /// Whether there is nothing to remove.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()

@@ -113,10 +113,31 @@ pub(crate) fn a_cleanup_takes_both_backends(c: &mut Cluster) -> Outcome {
         }
         assert!(held(c, backend)?.contains(":KUBE-SERVICES"));
     }
+    // iptables cannot read it, and so not remove what is behind it.
+    c.sh("nft insert rule ip nat POSTROUTING meta mark set ct mark")?;
+    // No rule can lead to a base chain.
+    c.sh("nft add chain ip nat KUBE-SEP-AAAAAAAAAAAAAAAA '{ type nat hook input priority 5; }'")?;
     let program = kube_proxy()?.display().to_string();
     let cleanup = || c.node1.run([program.as_str(), "--cleanup"]);
     let output = cleanup()?;
-    assert!(output.status.success(), "{}", output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{}", output.stderr);
+    let left = output.stderr.lines().filter(|line| line.contains("left: "));
+    let left: Vec<&str> = left.collect();
+    assert!(
+        left.len() == 1 && left[0].contains("chain KUBE-SEP-AAAAAAAAAAAAAAAA of table ip nat"),
+        "{left:?}"
+    );
+    c.sh("nft delete chain ip nat KUBE-SEP-AAAAAAAAAAAAAAAA")?;
+    let chain = c.sh("nft -a list chain ip nat POSTROUTING")?;
+    let own = chain
+        .lines()
+        .find(|line| line.contains("meta mark set ct mark"));
+    let handle = own
+        .and_then(|line| line.rsplit(' ').next())
+        .unwrap_or_default();
+    c.sh(&format!(
+        "nft delete rule ip nat POSTROUTING handle {handle}"
+    ))?;
     for backend in ["legacy", "nft"] {
         assert!(
             output.stdout.contains(&format!("of iptables ({backend})")),
