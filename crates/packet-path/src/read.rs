@@ -71,18 +71,18 @@ pub fn rules(family: IpFamily) -> Rules {
     }
     for backend in Backend::ALL {
         let is_installed = installed.iter().any(|program| program.backend() == backend);
-        let holds = || {
-            backend
-                .chains(family)
-                .is_some_and(|chains| !chains.is_empty())
-        };
-        if !is_installed && holds() {
-            let reason = format!("there are some, but no program iptables-{backend}-save");
-            rules.unread.push(Unread {
-                part: part(backend),
-                reason,
-            });
+        if is_installed {
+            continue;
         }
+        let said = match backend.chains(family) {
+            Some(chains) if chains.is_empty() => continue,
+            Some(_) => "there are some",
+            None => "there may be some",
+        };
+        rules.unread.push(Unread {
+            part: part(backend),
+            reason: format!("{said}, but no program iptables-{backend}-save"),
+        });
     }
     rules
 }

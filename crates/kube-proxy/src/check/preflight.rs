@@ -26,7 +26,7 @@ use proxy::{IpFamily, Model};
 use route_netlink::Rtnetlink;
 use rustix::fs::Access as Right;
 
-use super::finding::Finding;
+use super::finding::{Finding, Status};
 use super::foresee::Foreseen;
 use super::names::Names;
 use crate::modes::families::Access;
@@ -46,28 +46,46 @@ pub(super) struct Traces {
     pub(super) chains: Vec<(Backend, Table, String)>,
     /// Tables of the modes in nftables.
     pub(super) tables: BTreeSet<&'static str>,
+    /// State that could not be read, and why: there may be more than the rest says.
+    pub(super) unread: Vec<String>,
 }
 
 impl Traces {
     /// Those of this network namespace.
     pub(super) fn read() -> Self {
-        let links = fs::read_to_string(Path::new(ROOT).join("proc/thread-self/net/dev"));
-        let links = links.unwrap_or_default();
-        let links = links.lines().filter_map(|line| line.split_once(':'));
-        let mut traces = Self {
-            links: links.map(|(name, _)| name.trim().to_owned()).collect(),
-            ..Self::default()
-        };
+        let mut traces = Self::default();
+        match fs::read_to_string(Path::new(ROOT).join("proc/thread-self/net/dev")) {
+            Ok(links) => {
+                let links = links.lines().filter_map(|line| line.split_once(':'));
+                let links = links.map(|(name, _)| name.trim().to_owned());
+                traces.links = links.collect();
+            }
+            Err(error) => traces.unread.push(format!("links: {error}")),
+        }
         for family in IpFamily::ALL {
             for backend in Backend::ALL {
-                let chains = backend.chains(family).unwrap_or_default().into_iter();
-                let chains = chains.map(|(table, name)| (backend, table, name));
-                traces.chains.extend(chains);
+                match backend.chains(family) {
+                    Some(chains) => {
+                        let chains = chains.into_iter();
+                        let chains = chains.map(|(table, name)| (backend, table, name));
+                        traces.chains.extend(chains);
+                    }
+                    None => traces.unread.push(format!(
+                        "chains of iptables ({backend}, {family}): the kernel does not say; CAP_NET_ADMIN and CAP_NET_RAW \
+                         are needed"
+                    )),
+                }
             }
-            let tables = footprints::ALL.iter().flat_map(|mode| mode.nft_tables);
-            // One that cannot be read is told where it is to be written.
-            let is_there = |table: &&'static str| nft::has_table(family, table).unwrap_or(false);
-            traces.tables.extend(tables.copied().filter(is_there));
+            for table in footprints::ALL.iter().flat_map(|mode| mode.nft_tables) {
+                match nft::has_table(family, table) {
+                    Ok(true) => drop(traces.tables.insert(table)),
+                    Ok(false) => {}
+                    Err(error) => {
+                        let line = format!("table {table} of nftables ({family}): {error}");
+                        traces.unread.push(line);
+                    }
+                }
+            }
         }
         traces
     }
@@ -132,18 +150,31 @@ pub(super) fn look(
     }
     let none = &[][..];
     let changes = seen.map_or(none, |(foreseen, _)| &foreseen.changes);
-    let foreign = foreign(seen.map(|(_, model)| model));
-    findings.extend(others::judge(&traces.links, &foreign, changes, mode.name()));
+    let mut unread = traces.unread.clone();
+    let foreign = foreign(seen.map(|(_, model)| model)).unwrap_or_else(|error| {
+        unread.extend(error);
+        Vec::new()
+    });
+    findings.extend(others::judge(
+        &traces.links,
+        &foreign,
+        changes,
+        mode.name(),
+        &unread,
+    ));
     if let Some((foreseen, model)) = seen {
         let obstacles = foreseen.obstacles.iter();
         findings.extend(obstacles.map(|of| Finding::fail(of.kind, &*of.message)));
         findings.extend(addresses::api_server(&foreseen.guarded));
-        findings.extend(addresses::judge(
-            model,
-            &own_addresses(traces),
-            &all_routes(root),
-            mode.name(),
-        ));
+        let mut unread = Vec::new();
+        let own = own_addresses(traces, &mut unread);
+        let routes = all_routes(root, &mut unread);
+        let mut judged = addresses::judge(model, &own, &routes, mode.name());
+        if !unread.is_empty() {
+            judged.retain(|finding| finding.status != Status::Ok);
+            judged.push(unknown("addresses", &unread));
+        }
+        findings.extend(judged);
         let used = one_family::families_of(model);
         let found = one_family::judge(&options.modes, model.node(), &used);
         findings.extend(
@@ -180,50 +211,79 @@ fn pending(options: &Options, root: &Path) -> Vec<settings::Pending> {
     with_right.collect()
 }
 
+/// That something could not be read.
+fn unknown(name: &'static str, unread: &[String]) -> Finding {
+    Finding::warn(
+        name,
+        format!(
+            "unknown, as it cannot be read: {}; run check as root, in the network namespace of the host",
+            unread.join("; ")
+        ),
+    )
+}
+
 /// The virtual servers that nothing says to be a kube-proxy's, and the Service ports that want them.
-fn foreign(model: Option<&Model>) -> Vec<others::Foreign> {
+///
+/// # Errors
+///
+/// What could not be read.
+fn foreign(model: Option<&Model>) -> Result<Vec<others::Foreign>, Vec<String>> {
     let names = model.map(Names::of).unwrap_or_default();
-    let found = cleanup::foreign_servers(footprints::ALL).unwrap_or_default();
+    let found = cleanup::foreign_servers(footprints::ALL)?;
     let wanted_by = |server: &cleanup::ForeignServer| {
         let (at, protocol) = server.at?;
         names.served_at(at, protocol).map(ToOwned::to_owned)
     };
     let found = found.into_iter();
-    found
+    Ok(found
         .map(|server| others::Foreign {
             wanted_by: wanted_by(&server),
             name: server.name,
         })
-        .collect()
+        .collect())
 }
 
 /// The node's addresses with the names of their links, but for those that modes make.
-fn own_addresses(traces: &Traces) -> BTreeMap<IpAddr, String> {
+fn own_addresses(traces: &Traces, unread: &mut Vec<String>) -> BTreeMap<IpAddr, String> {
     let mut found = BTreeMap::new();
     let made = footprint::links(footprints::ALL);
-    let Ok(mut rtnetlink) = Rtnetlink::open() else {
-        return found;
+    let mut rtnetlink = match Rtnetlink::open() {
+        Ok(rtnetlink) => rtnetlink,
+        Err(error) => {
+            unread.push(format!("addresses: {error}"));
+            return found;
+        }
     };
     let names = traces
         .links
         .iter()
         .filter(|name| !made.contains(&name.as_str()));
     for name in names {
-        let Ok(Some(link)) = rtnetlink.link(name) else {
-            continue;
+        let link = match rtnetlink.link(name) {
+            Ok(Some(link)) => link,
+            // It is gone by now.
+            Ok(None) => continue,
+            Err(error) => {
+                unread.push(format!("link {name}: {error}"));
+                continue;
+            }
         };
         for family in IpFamily::ALL {
-            let addresses = rtnetlink.addresses_of(link.index, family.into());
-            let addresses = addresses.unwrap_or_default().into_iter();
-            found.extend(addresses.map(|held| (held.address, name.clone())));
+            match rtnetlink.addresses_of(link.index, family.into()) {
+                Ok(addresses) => {
+                    let addresses = addresses.into_iter();
+                    found.extend(addresses.map(|held| (held.address, name.clone())));
+                }
+                Err(error) => unread.push(format!("{family} addresses of {name}: {error}")),
+            }
         }
     }
     found
 }
 
-fn all_routes(root: &Path) -> Vec<routes::Route> {
+fn all_routes(root: &Path, unread: &mut Vec<String>) -> Vec<routes::Route> {
     let folder = root.join("proc/thread-self/net");
-    let text = |file| fs::read_to_string(folder.join(file)).unwrap_or_default();
+    let mut text = |file| listening::read_net_file(&folder, file, unread);
     let mut all = routes::v4(&text("route"));
     all.extend(routes::v6(&text("ipv6_route")));
     let made = footprints::ALL.iter().filter_map(|mode| mode.link);
@@ -241,7 +301,8 @@ fn all_ports(options: &Options, root: &Path, model: Option<&Model>) -> Vec<Findi
     ];
     let servers: Vec<ports::Server> = servers.into_iter().flatten().collect();
     let node_ports = model.map(ports::NodePorts::of).unwrap_or_default();
-    let listeners = listening::read(root);
+    let mut unread = Vec::new();
+    let listeners = listening::read(root, &mut unread);
     let concerned = ports::concerned(&listeners, &servers, &node_ports);
     let inodes: Vec<u64> = concerned.iter().map(|listener| listener.inode).collect();
     let owners = if inodes.is_empty() {
@@ -249,7 +310,12 @@ fn all_ports(options: &Options, root: &Path, model: Option<&Model>) -> Vec<Findi
     } else {
         listening::owners(root, &inodes)
     };
-    ports::judge(&concerned, &owners, &servers, &node_ports, serve.when_taken)
+    let mut findings = ports::judge(&concerned, &owners, &servers, &node_ports, serve.when_taken);
+    if !unread.is_empty() {
+        findings.retain(|finding| finding.status != Status::Ok);
+        findings.push(unknown("ports", &unread));
+    }
+    findings
 }
 
 /// Reads a list of sockets.
@@ -259,7 +325,46 @@ pub(crate) fn read_sockets(text: &str) {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
     use super::*;
+
+    /// Nobody but an administrator may ask nf_tables.
+    #[test]
+    fn what_cannot_be_read_is_unknown_and_not_absent() {
+        let look = || {
+            let none = CapabilitySet::empty();
+            let sets = CapabilitySets {
+                effective: none,
+                permitted: none,
+                inheritable: none,
+            };
+            set_capabilities(None, sets).unwrap();
+            let opened = nftables_netlink::Nftables::open();
+            let is_here = !matches!(opened, Err(nftables_netlink::Error::NoNftables));
+            (is_here, Traces::read())
+        };
+        // What a thread may do is its own.
+        let (is_here, traces) = thread::spawn(look).join().unwrap();
+        if is_here {
+            let told = |part: &str| traces.unread.iter().any(|line| line.contains(part));
+            assert!(
+                told("chains of iptables (nft, IPv4)"),
+                "{:?}",
+                traces.unread
+            );
+            assert!(
+                told("table kube-proxy of nftables (IPv6)"),
+                "{:?}",
+                traces.unread
+            );
+        }
+        let findings = others::judge(&traces.links, &[], &[], "nftables", &traces.unread);
+        let is_ok = findings.iter().any(|finding| finding.status == Status::Ok);
+        assert_eq!(is_ok, traces.unread.is_empty(), "{findings:?}");
+    }
 
     #[test]
     fn who_has_served_is_told_by_what_only_one_mode_makes() {
@@ -271,6 +376,7 @@ mod tests {
                     .map(|name| (Backend::Nft, Table::Nat, (*name).to_owned()))
                     .collect(),
                 tables: tables.iter().copied().collect(),
+                unread: Vec::new(),
             };
             traces.modes(footprints::ALL)
         };

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
@@ -25,14 +26,27 @@ const LISTENING: [(&str, &str, Protocol); 4] = [
     ("udp6", "07", Protocol::Udp),
 ];
 
-/// All of this network namespace.
-pub(super) fn read(root: &Path) -> Vec<Listener> {
+/// All of this network namespace; those that could not be read are noted in `unread`.
+pub(super) fn read(root: &Path, unread: &mut Vec<String>) -> Vec<Listener> {
     let folder = root.join("proc/thread-self/net");
     let of = |(file, state, protocol): (&str, &str, Protocol)| {
-        let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
+        let text = read_net_file(&folder, file, unread);
         parse(&text, state, protocol)
     };
     LISTENING.into_iter().flat_map(of).collect()
+}
+
+/// Reads a file of `/proc/net`. One that is not there is of a family that the kernel has not, and is
+/// empty.
+pub(super) fn read_net_file(folder: &Path, file: &str, unread: &mut Vec<String>) -> String {
+    match fs::read_to_string(folder.join(file)) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => {
+            unread.push(format!("/proc/net/{file}: {error}"));
+            String::new()
+        }
+    }
 }
 
 fn parse(text: &str, wanted: &str, protocol: Protocol) -> Vec<Listener> {
@@ -140,7 +154,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let root = Path::new("/");
-        let found = read(root).into_iter().find(|of| of.at == at).unwrap();
+        let found = read(root, &mut Vec::new()).into_iter().find(|of| of.at == at).unwrap();
         let owners = owners(root, &[found.inode]);
         let own = format!("[{}]", std::process::id());
         assert!(owners[&found.inode].ends_with(&own), "{owners:?}");

@@ -39,12 +39,14 @@ pub(super) struct Foreign {
     pub(super) wanted_by: Option<String>,
 }
 
-/// What follows; `foreign` are virtual servers that nothing says to be a kube-proxy's.
+/// What follows; `foreign` are virtual servers that nothing says to be a kube-proxy's, and `unread`
+/// is what may hold more of others.
 pub(super) fn judge(
     links: &BTreeSet<String>,
     foreign: &[Foreign],
     changes: &[Change],
     mode: &str,
+    unread: &[String],
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let known = KNOWN.iter().filter(|(link, _)| links.contains(*link));
@@ -99,6 +101,9 @@ pub(super) fn judge(
             ),
         ));
     }
+    if !unread.is_empty() {
+        findings.push(super::unknown(NAME, unread));
+    }
     if findings.is_empty() {
         findings.push(Finding::ok(NAME, "nothing of any is here"));
     }
@@ -116,7 +121,7 @@ mod tests {
         let links = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         let told = |names: &[&str], foreign: &[Foreign], changes: &[Change]| {
             let found: BTreeSet<String> = links(names);
-            let findings = judge(&found, foreign, changes, "nftables").into_iter();
+            let findings = judge(&found, foreign, changes, "nftables", &[]).into_iter();
             findings
                 .map(|of| (of.status, of.message))
                 .collect::<Vec<_>>()
@@ -146,11 +151,11 @@ mod tests {
             name: "192.0.2.10:80/TCP".to_owned(),
             wanted_by: Some("default/web:http".to_owned()),
         }];
-        let ipvs = judge(&links(&[]), &taken, &[], "ipvs");
+        let ipvs = judge(&links(&[]), &taken, &[], "ipvs", &[]);
         assert_eq!((ipvs.len(), ipvs[0].status), (1, Status::Warn));
         let named = "192.0.2.10:80/TCP of Service default/web:http";
         assert!(ipvs[0].message.contains(named), "{}", ipvs[0].message);
-        let ipvs = judge(&links(&["nodelocaldns"]), &[], &[], "ipvs");
+        let ipvs = judge(&links(&["nodelocaldns"]), &[], &[], "ipvs", &[]);
         assert_eq!(ipvs[0].status, Status::Warn);
     }
 }
