@@ -27,6 +27,8 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 
+use crate::descriptors::with_next_step;
+
 /// All is well.
 const WELL: u8 = 0;
 /// Something is wrong with what was asked about.
@@ -122,7 +124,8 @@ fn asked(arguments: &[OsString]) -> u8 {
         }
         Err(failure) => {
             // The terminal may be gone, which is no reason to panic.
-            let why = table::shown(&failure.to_string());
+            let why = with_next_step(failure.to_string());
+            let why = table::shown(&why);
             let _ = writeln!(io::stderr(), "kube-proxy: {why}");
             match failure {
                 Failure::NoDaemon => NO_DAEMON,

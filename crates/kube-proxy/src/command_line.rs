@@ -245,11 +245,17 @@ fn parse_with<A: Into<OsString>>(
         deprecated.map(|(flag, instead)| format!("--{flag} is deprecated; use --{instead}")),
     );
     options.said.warnings.extend(without_effect);
-    let options = Box::new(options);
+    let mut options = Box::new(options);
     let question = question.or(flags.dry_run.then_some(Question::Plan));
     Ok(match question {
         Some(question) => Command::Check(options, Asked { question, output }),
-        None if flags.cleanup => Command::Cleanup(options),
+        None if flags.cleanup => {
+            // It takes down those of all modes.
+            let no_mode = options.said.no_mode.take();
+            let warnings = &mut options.said.warnings;
+            warnings.retain(|warning| Some(warning) != no_mode.as_ref());
+            Command::Cleanup(options)
+        }
         None => Command::Run(options),
     })
 }

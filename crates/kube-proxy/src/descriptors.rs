@@ -18,9 +18,38 @@ pub fn raise_limit() {
     }
 }
 
+/// Adds the next step to an error where the process may open no more files.
+pub fn with_next_step(error: String) -> String {
+    // Some errors have it in their words alone.
+    let is_errno = |errno: i32| error.contains(&format!("(os error {errno})"));
+    if is_errno(libc::EMFILE) {
+        format!(
+            "{error}; this process may have too few files open: raise its limit (`ulimit -n`, LimitNOFILE= of systemd, the \
+             container runtime's nofile), 1024 are enough but for very many health-check node ports"
+        )
+    } else if is_errno(libc::ENFILE) {
+        format!(
+            "{error}; the node has too many files open: raise sysctl fs.file-max, and see who has them (`lsof`)"
+        )
+    } else {
+        error
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_for_want_of_descriptors_has_a_next_step() {
+        let told = |errno: i32| {
+            let error = std::io::Error::from_raw_os_error(errno);
+            with_next_step(format!("cannot subscribe to address changes: {error}"))
+        };
+        assert!(told(libc::EMFILE).contains("ulimit -n"));
+        assert!(told(libc::ENFILE).contains("fs.file-max"));
+        assert!(told(libc::EPERM).ends_with("(os error 1)"));
+    }
 
     #[test]
     fn the_soft_limit_becomes_the_hard_one() {

@@ -8,7 +8,8 @@ use kube_proxy::command_line::{self, Command, Completed};
 use kube_proxy::follow::{keep_prepared, keeps_prepared};
 use kube_proxy::options::Options;
 use kube_proxy::{
-    ask, capabilities, check, cleanup, config, follow, iptables, logging, memory, panics, run,
+    ask, capabilities, check, cleanup, config, descriptors, follow, iptables, logging, memory,
+    panics, run,
 };
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, warn};
@@ -140,7 +141,7 @@ async fn init(options: &Options) -> anyhow::Result<ExitCode> {
 /// Runs, and goes on with what the configuration file says anew, unless that waits for a new start.
 async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
     memory::set_oom_score(options.process.oom_score_adj);
-    kube_proxy::descriptors::raise_limit();
+    descriptors::raise_limit();
     keep_prepared(options);
     let (changed, changes) = mpsc::channel(1);
     let (recorder, recording) = oneshot::channel();
@@ -152,15 +153,13 @@ async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
 
 /// An error with its causes, none of them twice: most of our errors tell theirs themselves.
 fn in_words(error: &anyhow::Error) -> String {
-    error
-        .chain()
-        .skip(1)
-        .map(ToString::to_string)
-        .fold(error.to_string(), |text, cause| {
-            if text.contains(&cause) {
-                text
-            } else {
-                format!("{text}: {cause}")
-            }
-        })
+    let causes = error.chain().skip(1).map(ToString::to_string);
+    let text = causes.fold(error.to_string(), |text, cause| {
+        if text.contains(&cause) {
+            text
+        } else {
+            format!("{text}: {cause}")
+        }
+    });
+    descriptors::with_next_step(text)
 }

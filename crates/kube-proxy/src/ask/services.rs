@@ -20,7 +20,7 @@ pub(super) const HELP: &str = "Examples:
 
 ENDPOINTS are those that traffic on this node is sent to, of those that are ready, of all. It asks the daemon of this network
 namespace by a local socket, as root. Where none answers, it shows IPVS virtual servers as the kernel has them, without names,
-and ends with 3.
+where all Services are asked for, and ends with 3.
 
 Exit status: 0, all that is shown is without errors; 1, a Service has errors, or is not there; 2, wrong usage, or it cannot be
 read; 3, no daemon answers.";
@@ -53,7 +53,8 @@ pub(super) fn services(arguments: &Arguments) -> Printed {
         None => list(arguments),
     };
     match answer {
-        Err(Failure::NoDaemon) => without_daemon(arguments.form),
+        // The kernel has no names.
+        Err(Failure::NoDaemon) if arguments.name.is_none() => without_daemon(arguments.form),
         answer => answer,
     }
 }
@@ -118,6 +119,10 @@ fn code<'a>(services: impl IntoIterator<Item = &'a Service>) -> u8 {
 
 fn without_daemon(form: Form) -> Printed {
     let servers = VirtualServers::read().map_err(|error| {
+        let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
+        if causes.any(|cause| matches!(cause, ipvs_netlink::Error::FamilyMissing)) {
+            return Failure::NoDaemon;
+        }
         // Exit status 3 would hide that nothing could be shown.
         Failure::Unreadable(format!("{}, and {error:#}", Failure::NoDaemon))
     })?;

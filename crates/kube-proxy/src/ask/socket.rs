@@ -23,7 +23,7 @@ pub(super) fn get<T: DeserializeOwned>(path: &str) -> Result<T, Failure> {
     let unreadable = |what: &dyn std::fmt::Display| {
         Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))
     };
-    let answer = ask(&Places::default(), path)?;
+    let answer = ask(&Places::default(), path, PATIENCE)?;
     let (code, body) = split(&answer).ok_or_else(|| unreadable(&"it is no HTTP"))?;
     if code == 200 {
         return serde_json::from_slice(body).map_err(|error| unreadable(&error));
@@ -38,15 +38,25 @@ pub(super) fn get<T: DeserializeOwned>(path: &str) -> Result<T, Failure> {
     })
 }
 
-fn ask(places: &Places, path: &str) -> Result<Vec<u8>, Failure> {
-    let failed =
-        |error: io::Error| Failure::Unreadable(format!("cannot ask by the local socket: {error}"));
+fn ask(places: &Places, path: &str, patience: Duration) -> Result<Vec<u8>, Failure> {
+    let failed = |error: io::Error| {
+        Failure::Unreadable(match error.kind() {
+            // It was taken by the kernel, and nobody reads it.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => format!(
+                "the daemon is there and has not answered within {} s: it is stopped, hangs or gets no CPU. `ps -C kube-proxy -o \
+                 pid,stat,wchan,args` shows it: T is stopped (`kill -CONT PID`), D waits for the kernel; a restart of the pod \
+                 loses nothing that is programmed",
+                patience.as_secs()
+            ),
+            _ => format!("cannot ask by the local socket: {error}"),
+        })
+    };
     let connected = socket::connect(places).map_err(failed)?;
     let mut stream = connected.ok_or(Failure::NoDaemon)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let exchange = || {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
         stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
@@ -67,6 +77,8 @@ fn split(answer: &[u8]) -> Option<(u16, &[u8])> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::linux::net::SocketAddrExt as _;
+    use std::os::unix::net::{SocketAddr, UnixListener};
     use std::path::Path;
 
     use super::*;
@@ -80,13 +92,27 @@ mod tests {
         }
     }
 
+    /// As one that is stopped: the kernel takes in connections and questions for it.
+    #[test]
+    fn a_daemon_that_does_not_answer_is_told_as_such() {
+        let folder = Path::new("/run/kube-proxy/test-nobody");
+        let name = format!("kube-proxy-ipvs/silent-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let _silent = UnixListener::bind_addr(&address).unwrap();
+        let places = Places::of(folder, &name);
+        let failure = ask(&places, "/", Duration::from_millis(50)).unwrap_err();
+        let told = failure.to_string();
+        assert!(told.contains("has not answered within"), "{told}");
+        assert!(told.contains("kill -CONT PID"), "{told}");
+    }
+
     #[test]
     fn without_a_daemon_that_is_said() {
         let nobody = Places::of(
             Path::new("/run/kube-proxy/test-nobody"),
             "kube-proxy-ipvs/nobody",
         );
-        let failure = ask(&nobody, "/").unwrap_err();
+        let failure = ask(&nobody, "/", PATIENCE).unwrap_err();
         assert!(matches!(failure, Failure::NoDaemon), "{failure}");
     }
 }

@@ -62,6 +62,8 @@ fn complete(
             note: None,
         });
     }
+    // A form that there is not is told first: flags change nothing of it.
+    super::arguments::take_question(&mut arguments.clone())?;
     let Known { variable, first } = known();
     let (flags, note) = match (variable, first) {
         (Some(variable), _) if !variable.trim().is_empty() => {
@@ -186,6 +188,12 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn a_form_that_there_is_not_is_told_before_that_flags_are_missing() {
+        let error = told("kube-proxy plan -o toml", None, None).unwrap_err();
+        assert!(error.contains("'toml' for '--output'"), "{error}");
     }
 
     #[test]

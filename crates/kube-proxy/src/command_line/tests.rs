@@ -379,6 +379,19 @@ fn an_empty_mode_is_iptables_with_a_warning() {
     }
 }
 
+/// It takes down those of all modes.
+#[test]
+fn a_cleanup_says_nothing_of_a_mode_that_is_not_given() {
+    let Ok(Command::Cleanup(options)) = parse(["kube-proxy", "--cleanup"]) else {
+        panic!("it is a cleanup");
+    };
+    let warnings = &options.said.warnings;
+    assert!(
+        !warnings.iter().any(|line| line.contains("--proxy-mode")),
+        "{warnings:?}"
+    );
+}
+
 #[test]
 fn a_gate_that_will_be_gone_is_said_as_upstream_says_it() {
     let options = options("--proxy-mode=ipvs --feature-gates=AllowServiceExternalIPs=false");

@@ -117,14 +117,18 @@ fn to_of(text: &str, namespace: &str) -> Result<To, Unclear> {
         None => (text, None),
     };
     let (namespace, name) = name.split_once('/').unwrap_or((namespace, name));
-    if !is_label(namespace) || !is_label(name) {
+    let is_number = |text: &str| {
+        text.bytes()
+            .all(|byte| byte.is_ascii_digit() || byte == b'.')
+    };
+    if !is_label(namespace) || !is_label(name) || (is_number(name) && name.contains('.')) {
         return Err(unclear());
     }
     let port = match port {
         None => None,
         Some(port) => Some(match port.parse::<u16>() {
             Ok(number) if number > 0 => PortOf::Number(number),
-            Err(_) if is_label(port) => PortOf::Name(port.to_owned()),
+            Err(_) if is_label(port) && !is_number(port) => PortOf::Name(port.to_owned()),
             _ => return Err(unclear()),
         }),
     };
@@ -274,6 +278,9 @@ mod tests {
             "shop/",
             "10.96.0.1:0",
             "a b",
+            "300.1.1.1:80",
+            "10.96.0:80",
+            "web:99999",
         ] {
             assert!(told(text).contains("neither a Service"), "{text}");
         }

@@ -154,7 +154,10 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let root = Path::new("/");
-        let found = read(root, &mut Vec::new()).into_iter().find(|of| of.at == at).unwrap();
+        let found = read(root, &mut Vec::new())
+            .into_iter()
+            .find(|of| of.at == at)
+            .unwrap();
         let owners = owners(root, &[found.inode]);
         let own = format!("[{}]", std::process::id());
         assert!(owners[&found.inode].ends_with(&own), "{owners:?}");
