@@ -83,6 +83,27 @@ async fn a_kernel_thread_that_is_gone_ends_the_daemon() {
     assert_eq!(error.to_string(), "IPv6: its thread has panicked");
 }
 
+/// Short writes are done when the loop looks for what is finished for the second time: the metric and
+/// the line of the log have the time that they took, not that of the turn's begin.
+#[tokio::test]
+async fn a_sync_within_one_turn_took_its_time() {
+    let (mode, script) = Scripted::mode(IpFamily::V4);
+    let mut daemon = daemon_of(options(&[]), vec![mode]);
+    daemon.turn(Instant::now()).await.unwrap();
+    let time = Duration::from_millis(20);
+    script.state().writes_for = Some(time);
+    daemon.turn(Instant::now()).await.unwrap();
+    let text = daemon.observed.metrics.classic();
+    let sample = |name: &str| {
+        let start =
+            format!("kubeproxy_sync_proxy_rules_duration_seconds_{name}{{ip_family=\"IPv4\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&start));
+        line.unwrap().parse::<f64>().unwrap()
+    };
+    assert!((sample("count") - 1.0).abs() < f64::EPSILON);
+    assert!(sample("sum") >= time.as_secs_f64(), "{}", sample("sum"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_end_waits_for_what_has_begun_and_not_for_what_hangs() {
     let (mode, script) = Scripted::mode(IpFamily::V4);

@@ -26,6 +26,9 @@ pub(crate) struct State {
     pub(crate) updates: Vec<Changes>,
     /// How long an update computes.
     pub(crate) computes_for: Duration,
+    /// How long the next write takes, which is done before the call that begins it returns.
+    pub(crate) writes_for: Option<Duration>,
+    has_written: bool,
     pub(crate) proceeds: usize,
     pub(crate) served_on: usize,
     pub(crate) checks: usize,
@@ -46,6 +49,8 @@ impl Scripted {
                 finished: VecDeque::new(),
                 updates: Vec::new(),
                 computes_for: Duration::ZERO,
+                writes_for: None,
+                has_written: false,
                 proceeds: 0,
                 served_on: 0,
                 checks: 0,
@@ -99,13 +104,26 @@ impl Mode for Scripted {
         self.0.state().checks += 1;
     }
     fn proceed(&mut self, _: &Model, _: Instant) {
-        self.0.state().proceeds += 1;
+        let mut state = self.0.state();
+        state.proceeds += 1;
+        if let Some(time) = state.writes_for.take() {
+            std::thread::sleep(time);
+            state.standing.is_settled = false;
+            state.has_written = true;
+            state.finished.push_back(Report {
+                written: 1,
+                ..Report::default()
+            });
+        }
     }
     fn poll_finished(&mut self, _: &mut Context<'_>) -> Poll<()> {
         Poll::Pending
     }
     fn book(&mut self, _: &Model, _: Instant) -> Option<Report> {
-        self.0.state().finished.pop_front()
+        let mut state = self.0.state();
+        let report = state.finished.pop_front()?;
+        state.standing.is_settled |= std::mem::take(&mut state.has_written);
+        Some(report)
     }
     fn is_idle(&self) -> bool {
         self.0.state().is_idle
