@@ -197,7 +197,7 @@ const ROWS: &[Row] = &[
     row(NFTABLES, "filter-output-pre-dnat", RANGES),
     row(NFTABLES, "filter-input", UNSERVED),
     row(NFTABLES, "filter-forward", UNSERVED),
-    row(NFTABLES, "filter-output", UNSERVED),
+    row(NFTABLES, "filter-output", ENTRY),
     row(NFTABLES, "filter-output-post-dnat", UNSERVED),
     beginning(NFTABLES, "endpoints-", ENDPOINTS),
     beginning(NFTABLES, "service-", ENDPOINTS),

@@ -117,6 +117,20 @@ fn the_documentation_has_every_gate_that_is_read() {
     assert!(intro.contains(&all), "{all}");
 }
 
+/// docs/versions.md says so.
+#[test]
+fn of_the_gates_that_are_read_one_has_another_default_in_1_38() {
+    let read = KNOWN.iter().filter(|gate| is_of_kube_proxy(gate.name));
+    let differs = |gate: &&Known| {
+        let default = |minor: usize| gate.specs[minor - FIRST].map(|spec| spec.default);
+        default(38).is_some() && default(37) != default(38)
+    };
+    let names: Vec<_> = read.filter(differs).map(|gate| gate.name).collect();
+    assert_eq!(names, [LOCALHOST_NODE_PORTS]);
+    let text = include_str!("../../../../../docs/versions.md");
+    assert!(text.contains(LOCALHOST_NODE_PORTS));
+}
+
 #[test]
 fn a_gate_that_is_not_given_has_its_default() {
     let default = gates("");
