@@ -18,6 +18,7 @@ pub(crate) mod labels;
 pub(crate) mod local_endpoints;
 pub(crate) mod of_mode;
 mod process;
+pub(crate) mod relay;
 pub(crate) mod rest_client;
 pub(crate) mod restores;
 pub(crate) mod rows;

@@ -46,7 +46,7 @@ use tokio::time::{sleep, timeout};
 pub use balance::Serving;
 pub use counted::{Carried, PortCounters};
 pub use limits::{Carriage, DIAL_TIMEOUTS, Dial, Limits, Pin, Reach};
-pub use shared::Counters;
+pub use shared::{Counters, Evictions};
 
 use balance::Balance;
 use descriptors::{Free, Held, OPEN};
@@ -121,7 +121,7 @@ impl Relay {
             .enable_io()
             .enable_time()
             .build()?;
-        let counters = Arc::new(Counters::default());
+        let counters = Arc::new(Counters::of_new_relay());
         let free = Free::new(limits.descriptors);
         let relay = Self {
             orders,

@@ -4,12 +4,13 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use socket2::SockRef;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
+use super::Transport;
 use super::descriptors::{Descriptors, Free, Held};
 use super::flow::{Flow, FlowKey};
 use super::limits::{Limits, Reach};
@@ -108,7 +109,7 @@ impl Shared {
 
     fn end(&self, evicted: Option<Rc<Cut>>) {
         if let Some(cut) = evicted {
-            self.counters.add_evicted();
+            self.counters.add_evicted(Transport::Tcp);
             cut.end();
         }
     }
@@ -145,6 +146,41 @@ impl Drop for Counted {
     }
 }
 
+/// Evictions of all relays that this process has had.
+static EVICTIONS: AllEvictions = AllEvictions {
+    is_any_relay: AtomicBool::new(false),
+    connections: AtomicU64::new(0),
+    flows: AtomicU64::new(0),
+};
+
+struct AllEvictions {
+    is_any_relay: AtomicBool,
+    connections: AtomicU64,
+    flows: AtomicU64,
+}
+
+/// Connections and flows that were ended to make room for others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Evictions {
+    /// TCP connections.
+    pub connections: u64,
+    /// UDP flows.
+    pub flows: u64,
+}
+
+impl Evictions {
+    /// Returns the sum over all relays that this process has had, so that it never goes down; `None`
+    /// if it has had none.
+    pub fn of_process() -> Option<Self> {
+        let all = &EVICTIONS;
+        let is_any_relay = all.is_any_relay.load(Ordering::Relaxed);
+        is_any_relay.then(|| Self {
+            connections: all.connections.load(Ordering::Relaxed),
+            flows: all.flows.load(Ordering::Relaxed),
+        })
+    }
+}
+
 /// What a relay counts.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -156,6 +192,12 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Those of a relay that starts.
+    pub(crate) fn of_new_relay() -> Self {
+        EVICTIONS.is_any_relay.store(true, Ordering::Relaxed);
+        Self::default()
+    }
+
     /// How many TCP connections there are.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
@@ -186,8 +228,13 @@ impl Counters {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn add_evicted(&self) {
+    pub(crate) fn add_evicted(&self, transport: Transport) {
         self.evicted.fetch_add(1, Ordering::Relaxed);
+        let of = match transport {
+            Transport::Tcp => &EVICTIONS.connections,
+            Transport::Udp => &EVICTIONS.flows,
+        };
+        of.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn set_flows(&self, count: usize) {

@@ -23,7 +23,7 @@ use super::descriptors::is_exhausted;
 use super::flow::{Flow, FlowKey};
 use super::shared::{Shared, set_mark};
 use super::shares::Client;
-use super::{Holds, Opening};
+use super::{Holds, Opening, Transport};
 
 /// Others have their turn after so many datagrams.
 const TURN: usize = 64;
@@ -161,17 +161,20 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
         return;
     };
     if let Some(evicted) = admitted.evicted {
-        shared.counters.add_evicted();
+        shared.counters.add_evicted(Transport::Udp);
         flows.remove(&evicted);
     }
     let held = shared.try_take(1).or_else(|| {
-        flows.give_way();
+        if flows.give_way() {
+            shared.counters.add_evicted(Transport::Udp);
+        }
         shared.try_take(1)
     });
     let Some(held) = held else { return };
     let mark = shared.limits.mark;
     let socket = connect(endpoint, mark).or_else(|error| {
         if is_exhausted(&error) && flows.give_way() {
+            shared.counters.add_evicted(Transport::Udp);
             return connect(endpoint, mark);
         }
         Err(error)

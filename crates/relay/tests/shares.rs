@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use namespace::in_namespace;
-use relay::{Limits, Opened, Relay, Serving, Transport};
+use relay::{Evictions, Limits, Opened, Relay, Serving, Transport};
 use socket2::{Domain, Socket, Type};
 use support::{ANY, LONG, World, by, connect, limits, named, open, until};
 
@@ -139,6 +139,8 @@ fn one_client_does_not_hold_all_connections() {
             world.relay.counters().connections() == 33
         });
         assert_eq!(world.relay.counters().evicted(), 68);
+        let of_process = Evictions::of_process().unwrap();
+        assert!(of_process.connections >= 68, "{of_process:?}");
         let ended = held.first_mut().unwrap().read_to_end(&mut Vec::new());
         assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset);
     });
@@ -265,6 +267,8 @@ fn udp_flows_leave_ephemeral_ports_to_the_node() {
         until("all have come", || {
             world.relay.counters().evicted() == 200 - 19
         });
+        let of_process = Evictions::of_process().unwrap();
+        assert!(of_process.flows >= 200 - 19, "{of_process:?}");
         assert_eq!(world.relay.counters().flows(), 19);
         UdpSocket::bind("0.0.0.0:0").unwrap();
     });

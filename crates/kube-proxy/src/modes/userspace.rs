@@ -5,6 +5,8 @@ mod counters;
 mod opened;
 pub mod settings;
 
+use std::sync::Arc;
+
 use anyhow::Result;
 use proxy::IpFamily;
 
@@ -13,6 +15,8 @@ use super::families::Access;
 use super::programs::Programs;
 use super::settings::Settings;
 use crate::flags::Flags;
+use crate::metrics::of_mode::OfMode;
+use crate::metrics::relay::RelayMetrics;
 use crate::sysctl::row::Wanted;
 use opened::{Redirector, Userspace};
 
@@ -48,6 +52,10 @@ impl Definition for UserspaceMode {
             sync: ("iptables-sync-period", flags.iptables_sync_period),
             min_sync: ("iptables-min-sync-period", flags.iptables_min_sync_period),
         }
+    }
+
+    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+        Some(Arc::new(RelayMetrics))
     }
 
     fn open(

@@ -10,6 +10,7 @@ use proxy::{IpFamily, Report};
 use super::rejected::Rejected;
 use crate::metrics::labels::{OfFamily, of};
 use crate::metrics::of_mode::{Extent, OfMode};
+use crate::metrics::relay::RelayEvictions;
 use crate::metrics::rows::Rows;
 use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
@@ -52,6 +53,7 @@ impl OfMode for TableMetrics {
             self.failed_listeners.clone(),
         );
         rows.collect(Rejected);
+        rows.collect(RelayEvictions::new());
     }
 
     fn begins(&self, family: IpFamily) {
