@@ -48,10 +48,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// stay. Loads no kernel module. A kube-proxy that still runs makes it all again.
 pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
-    let installed = Iptables::installed().unwrap_or_else(|error| {
-        cleanup.left.push(error.to_string());
-        Vec::new()
-    });
+    let installed = installed(&mut cleanup);
     if installed.is_empty() && cleanup.left.is_empty() {
         let missing = IptablesError::Missing("iptables-save".to_owned());
         let line = format!("the iptables rules cannot be read: {missing}");
@@ -68,13 +65,19 @@ pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     cleanup
 }
 
+/// The programs of iptables that are here. That they do not say what they are is told as left.
+fn installed(cleanup: &mut Cleanup) -> Vec<Iptables> {
+    Iptables::installed().unwrap_or_else(|error| {
+        let line = format!("the iptables rules cannot be read: {error}");
+        cleanup.left.push(line);
+        Vec::new()
+    })
+}
+
 /// What [`clean_up`] would remove of these modes; nothing is written.
 pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
     let mut cleanup = Cleanup::default();
-    let installed = Iptables::installed().unwrap_or_else(|error| {
-        cleanup.left.push(error.to_string());
-        Vec::new()
-    });
+    let installed = installed(&mut cleanup);
     take_down(modes, modes, &installed, &[], Manner::Count, &mut cleanup);
     cleanup
 }
@@ -104,7 +107,7 @@ fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Mann
     let iptables: Vec<Iptables> = match &serving.iptables {
         Some(used) => Iptables::other_than(used).collect(),
         // Where there is none, nothing can be said of its rules.
-        None => Iptables::installed().unwrap_or_default(),
+        None => installed(&mut cleanup),
     };
     let modes = modes.iter().copied();
     let others: Vec<_> = modes.filter(|mode| *mode != serving.mode).collect();
@@ -170,7 +173,7 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
         tables::remove(&ended, family, true, Manner::Remove, &mut cleanup);
     }
     // Where there is none, nothing of its rules can be changed.
-    let installed = Iptables::installed().unwrap_or_default();
+    let installed = installed(&mut cleanup);
     rules::empty(&ended, &installed, &mut cleanup);
     cleanup
 }

@@ -15,7 +15,7 @@ use std::path::Path;
 use footprint::{Footprint, Footprints, Says, nft};
 use inet::{IpFamily, Protocol};
 use ipset_netlink::{Entry as Member, IpProtocol, Ipset, Key, Outcome, Reason};
-use iptables::{Entry, Iptables, RuleLine, Table, entries, restore_text};
+use iptables::{Entry, RuleLine, Table, entries, restore_text};
 use ipvs_netlink::{Ipvs, ServiceKey};
 use netlink_batch::{Batch, Reply};
 use nftables_netlink::{
@@ -429,7 +429,7 @@ fn withdraw_rules(
         return;
     }
     // Where there is none, nothing of its rules can be changed.
-    for iptables in Iptables::installed().unwrap_or_default() {
+    for iptables in crate::installed(cleanup) {
         // Asked of the kernel: no program is started for what holds nothing.
         if iptables.is_empty(family) {
             continue;

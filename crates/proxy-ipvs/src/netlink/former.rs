@@ -82,13 +82,21 @@ impl Former<'_> {
             );
             certainty = Certainty::Some;
         };
-        for backend in self.out_of_reach() {
+        let out_of_reach = self.out_of_reach().unwrap_or_else(|error| {
+            unknown("iptables", &error);
+            Vec::new()
+        });
+        for backend in out_of_reach {
             warn!(
                 "iptables ({backend}) holds chains of a kube-proxy, and its programs are not here: these rules \
                  stay and may still take packets; run `kube-proxy --cleanup` where iptables is installed, or restart the node"
             );
         }
-        for other in self.backends() {
+        let backends = self.backends().unwrap_or_else(|error| {
+            unknown("iptables", &error);
+            Vec::new()
+        });
+        for other in backends {
             match self.left_in(&other) {
                 Ok(left) if left.is_empty() => {}
                 Ok(left) => drop(found.insert(Place::Other(other.backend()), Arc::new(left))),
@@ -148,7 +156,8 @@ impl Former<'_> {
                 Carrier::Nftables => Ok(()),
             },
             Place::Other(backend) => {
-                let mut others = self.backends().into_iter();
+                let backends = self.backends().map_err(|error| error.to_string())?;
+                let mut others = backends.into_iter();
                 match others.find(|other| other.backend() == backend) {
                     Some(other) => restore(&other),
                     None => Err(format!("the programs of iptables ({backend}) are gone")),
@@ -186,36 +195,35 @@ impl Former<'_> {
     }
 
     /// The backends of iptables that are not used and in which something may be left.
-    fn backends(self) -> Vec<Iptables> {
+    fn backends(self) -> Result<Vec<Iptables>, IptablesError> {
         match self.carrier {
-            Carrier::Iptables(used) => Iptables::other_than(used).collect(),
+            Carrier::Iptables(used) => Ok(Iptables::other_than(used).collect()),
             Carrier::Nftables => self.held_backends(),
         }
     }
 
     /// Those in which the kernel holds chains of kube-proxies that no program can remove.
-    fn out_of_reach(self) -> Vec<Backend> {
+    fn out_of_reach(self) -> Result<Vec<Backend>, IptablesError> {
         let Carrier::Nftables = self.carrier else {
-            return Vec::new();
+            return Ok(Vec::new());
         };
         let mut held = self.held(IfUnknown::LeftOut);
         if !held.is_empty() {
-            let installed = Iptables::installed().unwrap_or_default();
+            let installed = Iptables::installed()?;
             held.retain(|backend| installed.iter().all(|one| one.backend() != *backend));
         }
-        held
+        Ok(held)
     }
 
     /// Those in which the kernel holds chains of kube-proxies. Without, no program is started.
-    fn held_backends(self) -> Vec<Iptables> {
+    fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        let installed = Iptables::installed().unwrap_or_default().into_iter();
-        installed
-            .filter(|one| held.contains(&one.backend()))
-            .collect()
+        let mut installed = Iptables::installed()?;
+        installed.retain(|one| held.contains(&one.backend()));
+        Ok(installed)
     }
 
     fn held(self, if_unknown: IfUnknown) -> Vec<Backend> {
