@@ -7,7 +7,7 @@ use inet::IpFamily;
 
 use crate::error::IptablesError;
 use crate::iptables::unlisted;
-use crate::native::DormantTable;
+use crate::obstacles::DormantTable;
 use crate::table::Table;
 use crate::{legacy, nft};
 

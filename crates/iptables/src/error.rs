@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use crate::native::TakenChain;
+use crate::obstacles::TakenChain;
 use crate::program::{Finished, Program};
 
 /// Why iptables cannot be used, or did not do what it was to do.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use inet::IpFamily;
 
 use crate::backend::Backend;
-use crate::native::DormantTable;
+use crate::obstacles::DormantTable;
 
 /// Longer texts are read again each time: rules of others may be very many.
 pub(crate) const MOST: usize = 256 * 1024;

@@ -1,0 +1,121 @@
+//! State that nft has left in tables of iptables and that makes rules there useless: chains that have
+//! the name of one of iptables, and tables that are switched off.
+
+use std::fmt;
+
+use inet::IpFamily;
+use netlink_batch::Error;
+
+use crate::native::{PREFIX, built_in, is_built_in, nft_name};
+use crate::nft::held::Reader;
+
+/// A chain of iptables whose name nft has given to a chain of another kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TakenChain {
+    /// The table in nftables, with its family: `ip filter`.
+    pub table: String,
+    /// The name of the chain.
+    pub chain: String,
+    /// Its hook and priority, in words.
+    pub found: String,
+    /// True for a built-in chain. If not, it is one that rules lead to, and is a base chain.
+    pub is_built_in: bool,
+}
+
+impl fmt::Display for TakenChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            table,
+            chain,
+            found,
+            is_built_in,
+        } = self;
+        write!(
+            f,
+            "chain {chain} of table {table} was made by nft ({found})"
+        )?;
+        if *is_built_in {
+            write!(
+                f,
+                " and is not the chain that iptables writes to: rename it, or move it to a table of its own (`nft list chain \
+                 {table} {chain}` shows it)"
+            )
+        } else {
+            write!(
+                f,
+                " and has the name of a chain of kube-proxy, which is no base chain: no rule can lead to it. Rename it (`nft \
+                 rename chain {table} {chain} NAME`), or delete it; kube-proxy then makes its own"
+            )
+        }
+    }
+}
+
+/// A table of iptables that is switched off: `flags dormant` of nft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DormantTable {
+    /// Its family.
+    pub family: IpFamily,
+    /// Its name.
+    pub name: &'static str,
+}
+
+impl DormantTable {
+    /// True if kube-proxies write rules to it that serve.
+    pub fn serves(self) -> bool {
+        matches!(self.name, "filter" | "nat")
+    }
+}
+
+impl fmt::Display for DormantTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (family, name) = (nft_name(self.family), self.name);
+        write!(
+            f,
+            "table {family} {name} is dormant: no packet meets the rules in it. Somebody has switched it off by nft (`flags \
+             dormant`), and as others have rules in it, too, kube-proxy leaves it so; `nft add table {family} {name}` switches \
+             it on"
+        )
+    }
+}
+
+/// Returns the chains of tables that kube-proxies write to which iptables cannot use: nft has made
+/// built-in ones with another hook, type or priority, or one of a kube-proxy's as a base chain.
+pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
+    let Some(mut reader) = Reader::open(family)? else {
+        return Ok(Vec::new());
+    };
+    let (tables, _) = reader.tables()?;
+    let mut taken = Vec::new();
+    for table in tables {
+        if crate::Table::find(table).is_none() {
+            continue;
+        }
+        for chain in reader.chains(table)? {
+            let is_named = built_in(table).any(|(name, _)| name == chain.name);
+            let is_led_to = chain.name.starts_with(PREFIX) && chain.hook.is_some();
+            if is_led_to || (is_named && !is_built_in(table, &chain)) {
+                taken.push(TakenChain {
+                    table: format!("{} {table}", nft_name(family)),
+                    found: match &chain.hook {
+                        Some(hook) => format!(
+                            "type {}, hook {}, priority {}",
+                            hook.kind,
+                            hook_name(hook.number),
+                            hook.priority
+                        ),
+                        None => "no hook".to_owned(),
+                    },
+                    is_built_in: is_named,
+                    chain: chain.name,
+                });
+            }
+        }
+    }
+    Ok(taken)
+}
+
+fn hook_name(number: u32) -> &'static str {
+    let names = ["prerouting", "input", "forward", "output", "postrouting"];
+    let at = usize::try_from(number).unwrap_or(usize::MAX);
+    names.get(at).copied().unwrap_or("ingress")
+}
