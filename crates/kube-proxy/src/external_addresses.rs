@@ -15,7 +15,9 @@ use ipnet::IpNet;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use proxy::limits::{MAX_DESTINATIONS, MAX_FRONTENDS};
+use proxy::limits::{
+    FEW_FRONTENDS, MAX_DESTINATIONS, MAX_DESTINATIONS_OF_FEW, MAX_ENDPOINTS, MAX_FRONTENDS,
+};
 use proxy::{
     AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, Service, ServiceAddress,
 };
@@ -167,9 +169,10 @@ impl Contested {
             What::Address(address, field, why) => (address, field.name(), why),
             What::TooLarge(Left(excess)) => {
                 return format!(
-                    "one Service may have {MAX_FRONTENDS} addresses x ports and {MAX_DESTINATIONS} addresses x ports x \
-                     endpoints in {}, of which the cluster IP comes first, then load-balancer addresses, then external \
-                     IPs, in the Service's order; split it into several Services",
+                    "one Service may have {MAX_FRONTENDS} addresses x ports, {MAX_ENDPOINTS} endpoints of a port, and \
+                     {MAX_DESTINATIONS} addresses x ports x endpoints ({MAX_DESTINATIONS_OF_FEW} with up to {FEW_FRONTENDS} \
+                     addresses x ports) in {}, of which the cluster IP comes first, then load-balancer addresses, then \
+                     external IPs, in the Service's order; split it into several Services",
                     excess.family
                 );
             }

@@ -2,7 +2,8 @@
 //!
 //! A Service of 90 KB can name 5,000 external IPs and 100 ports: 500,000 virtual servers in IPVS
 //! mode, on every node. Each mode writes a Service's ports × addresses, and IPVS mode writes its
-//! endpoints for each of them, so both products have a limit, for each IP family. The cluster IP
+//! endpoints for each of them, so both products have a limit, for each IP family. Other modes write
+//! the endpoints once; they have the same limits, so that a change of the mode changes nothing. The cluster IP
 //! comes first, then NodePorts, load-balancer addresses and external IPs, each in the order of the
 //! object; ports and EndpointSlices are cut only where the cluster IP and NodePorts alone exceed a
 //! limit. The result depends on the objects alone, so it is the same in every mode and on every
@@ -10,7 +11,7 @@
 
 use std::fmt;
 
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::{EndpointSlice, Service};
@@ -22,6 +23,28 @@ pub const MAX_FRONTENDS: usize = 4_096;
 /// The most addresses × ports × endpoints of one Service, in an IP family; and the most
 /// load-balancer addresses × ports × source ranges.
 pub const MAX_DESTINATIONS: usize = 100_000;
+
+/// The most addresses × ports × endpoints of one Service that has at most [`FEW_FRONTENDS`], in an
+/// IP family. Whoever writes a Service cheaply multiplies its addresses and ports, and has to name
+/// each endpoint. In IPVS mode these are some 190 MB of kernel memory
+/// (`ipvs-netlink/examples/memory_cost.rs`).
+pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
+
+/// The most endpoints of one Service port, in an IP family: ten times as many as Kubernetes is
+/// tested with. To add one, the kernel goes through all that the virtual server has.
+pub const MAX_ENDPOINTS: usize = 50_000;
+
+/// So many addresses × ports of one Service, in an IP family, are few.
+pub const FEW_FRONTENDS: usize = 16;
+
+/// The most addresses × ports × endpoints of a Service with so many addresses × ports.
+fn max_destinations(frontends: usize) -> usize {
+    if frontends <= FEW_FRONTENDS {
+        MAX_DESTINATIONS_OF_FEW
+    } else {
+        MAX_DESTINATIONS
+    }
+}
 
 /// The part of a Service that is above the limits in one IP family, and is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,13 +108,15 @@ pub(crate) struct Cut {
 pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
     let addresses = 2 + service.ingress_ips.len() + service.external_ips.len();
     let ports = service.ports.len();
+    let endpoints = slices.iter().map(|slice| slice.endpoints.len());
     let loads = slices
         .iter()
         .map(|slice| slice.endpoints.len() * slice.ports.len().min(ports));
     let load: usize = loads.sum();
     let ranges = service.ingress_ips.len().max(1) * service.source_ranges.len();
     let is_small = addresses * ports <= MAX_FRONTENDS
-        && addresses * load <= MAX_DESTINATIONS
+        && endpoints.sum::<usize>() <= MAX_ENDPOINTS
+        && addresses * load <= max_destinations(addresses * ports)
         && ports * ranges <= MAX_DESTINATIONS;
     // Both families together are small, or each of them may still be.
     is_small || {
@@ -118,17 +143,31 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> Cut {
             ..Excess::none(family)
         };
         let mut load = 0_usize;
+        let mut of_ports: HashMap<&str, usize> = HashMap::new();
         for slice in slices.iter().filter(|slice| slice.family == family) {
             // A slice has each port of the Service once at most: their names differ.
             let of_slice = slice.endpoints.len() * slice.ports.len().min(ports);
-            if (load + of_slice) * fixed <= MAX_DESTINATIONS {
+            let count = slice.endpoints.len();
+            let has_room = slice.ports.iter().all(|port| {
+                let before = of_ports.get(&*port.name).copied().unwrap_or_default();
+                before + count <= MAX_ENDPOINTS
+            });
+            if has_room && (load + of_slice) * fixed <= max_destinations(fixed * ports) {
                 load += of_slice;
+                for port in &slice.ports {
+                    *of_ports.entry(&port.name).or_default() += count;
+                }
             } else {
-                excess.endpoints += slice.endpoints.len();
+                excess.endpoints += count;
                 cut.slices.insert(slice.name.clone());
             }
         }
-        let most = (MAX_FRONTENDS / ports.max(1)).min(MAX_DESTINATIONS / load.max(1));
+        let most_of = |frontends, destinations: usize| {
+            let of_destinations: usize = destinations / load.max(1);
+            of_destinations.min(frontends / ports.max(1))
+        };
+        let few = most_of(FEW_FRONTENDS, MAX_DESTINATIONS_OF_FEW);
+        let most = few.max(most_of(MAX_FRONTENDS, MAX_DESTINATIONS));
         let room = most.saturating_sub(fixed);
         let nets = service.source_ranges.iter();
         let ranges = nets

@@ -9,7 +9,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use proxy::limits::{MAX_DESTINATIONS, MAX_FRONTENDS};
+use proxy::limits::{
+    FEW_FRONTENDS, MAX_DESTINATIONS, MAX_DESTINATIONS_OF_FEW, MAX_ENDPOINTS, MAX_FRONTENDS,
+};
 use proxy::{
     AddressRules, Endpoint, EndpointPort, EndpointSlice, Endpoints, Event, Excess, IpFamily, Model,
     NamespacedName, NodeFacts, Protocol, Service, ServicePort,
@@ -133,7 +135,7 @@ fn endpoints_count_for_each_address_whatever_comes_first() {
         first_slices.apply(Event::SliceApplied(slice.clone()));
     }
     first_slices.apply(Event::ServiceApplied(given));
-    // 6,000 destinations for each address: 16 addresses.
+    // 6,000 destinations for each address: 16 addresses, more than are few.
     for model in [&first_service, &first_slices] {
         assert_eq!(served(model), [2, 4, 11, 3]);
         let excess = Excess {
@@ -164,17 +166,18 @@ fn ports_and_slices_are_cut_where_the_cluster_ip_alone_has_too_many() {
     assert_eq!(huge.excess_of(&name("big")), [excess]);
 
     let slices: Vec<_> = (100..250)
-        .map(|number| slice(&format!("s{number}"), 1, 1_000))
+        .map(|number| slice(&format!("s{number}"), FEW_FRONTENDS + 1, 1_000 / 17))
         .collect();
-    let many = model(&service(1, 0, 0), &slices);
-    assert_eq!(served(&many), [1, 0, 0, MAX_DESTINATIONS / 1_000]);
+    let many = model(&service(FEW_FRONTENDS + 1, 0, 0), &slices);
+    assert_eq!(served(&many), [17, 0, 0, 101]);
     let excess = Excess {
-        endpoints: 50_000,
+        endpoints: 49 * 58,
         ..NONE
     };
     assert_eq!(many.excess_of(&name("big")), [excess]);
     let view = many.view(&name("big")).unwrap();
-    assert!(view.slices().all(|slice| slice.name < name("s200")));
+    assert!(view.slices().all(|slice| slice.name <= name("s200")));
+    const { assert!(101 * 17 * 58 <= MAX_DESTINATIONS && MAX_DESTINATIONS < 102 * 17 * 58) };
 }
 
 #[test]
@@ -205,6 +208,50 @@ fn a_service_of_a_usual_size_is_served_whole() {
         assert_eq!(model.oversized().count(), 0);
         assert_eq!(model.view(&name("big")).unwrap().service, &given);
     }
+}
+
+/// Endpoints cost whoever writes them, ports and addresses do not: with few of these there may be
+/// many endpoints.
+#[test]
+fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
+    let slices: Vec<_> = (0..170)
+        .map(|number| slice(&format!("s{number:03}"), 3, 100))
+        .collect();
+    for (ingress, external) in [(0, 0), (1, 1)] {
+        let mut given = service(3, ingress, external);
+        for (number, port) in given.ports.iter_mut().enumerate() {
+            port.node_port = u16::try_from(30_000 + number).ok();
+        }
+        let model = model(&given, &slices);
+        assert_eq!(model.excess_of(&name("big")), []);
+        assert_eq!(served(&model), [3, ingress, external, 170]);
+    }
+    // As many endpoints as a port may have, at a cluster IP and a NodePort, and not one more.
+    let slices: Vec<_> = (0..51)
+        .map(|number| slice(&format!("s{number:03}"), 3, 1_000))
+        .collect();
+    let mut given = service(3, 1, 0);
+    given.ports[0].node_port = Some(30_000);
+    let all = model(&given, &slices[..50]);
+    assert_eq!(served(&all), [3, 0, 0, 50]);
+    const { assert!(2 * 3 * 50 * 1_000 == MAX_DESTINATIONS_OF_FEW && 50 * 1_000 == MAX_ENDPOINTS) };
+    let more = model(&given, &slices);
+    assert_eq!(served(&more), [3, 0, 0, 50]);
+    let one_port = model(&service(1, 0, 0), &slices);
+    assert_eq!(served(&one_port), [1, 0, 0, 50]);
+    let excess = Excess {
+        endpoints: 1_000,
+        ..NONE
+    };
+    assert_eq!(one_port.excess_of(&name("big")), [excess]);
+    // What multiplies them counts as ever.
+    let many = model(&service(FEW_FRONTENDS + 1, 0, 0), &[]);
+    assert_eq!(many.oversized().count(), 0);
+    let slices: Vec<_> = (0..10)
+        .map(|number| slice(&format!("s{number}"), FEW_FRONTENDS + 1, 1_000))
+        .collect();
+    let many = model(&service(FEW_FRONTENDS + 1, 0, 0), &slices);
+    assert_eq!(served(&many), [FEW_FRONTENDS + 1, 0, 0, 5]);
 }
 
 #[test]
