@@ -11,11 +11,12 @@ use std::sync::Arc;
 use inet::IpFamily;
 
 use crate::backend::Backend;
-use crate::error::{IptablesError, failure};
+use crate::error::{IptablesError, Kind, failure};
 use crate::iptables::{Iptables, SAVE_LIMIT};
 use crate::program::Program;
 use crate::reading::{Readings, Verdict};
 use crate::saved::Line;
+use crate::table::Table;
 
 /// First version with `iptables-restore -w` and `MASQUERADE --random-fully`.
 const MODERN: [u32; 3] = [1, 6, 2];
@@ -195,7 +196,10 @@ impl Iptables {
         let mut why = Why::First;
         // Where nothing speaks for any but the first, the order is right.
         if found.iter().skip(1).any(|iptables| !iptables.is_bare()) {
-            let mut judged: Vec<_> = found.into_iter().map(|one| (one.evidence(), one)).collect();
+            let mut judged = Vec::with_capacity(found.len());
+            for one in found {
+                judged.push((one.evidence()?, one));
+            }
             judged.sort_by(|(one, _), (two, _)| two.cmp(one));
             if let [(best, _), ..] = &judged[..] {
                 why = best.why();
@@ -258,7 +262,10 @@ impl Iptables {
         IpFamily::ALL.iter().all(|family| self.is_empty(*family))
     }
 
-    fn evidence(&self) -> Evidence {
+    /// # Errors
+    ///
+    /// Nothing is known of it: with rules that cannot be read now, the choice would be another one.
+    fn evidence(&self) -> Result<Evidence, IptablesError> {
         let mut evidence = Evidence::default();
         for family in IpFamily::ALL {
             if self.is_empty(family) {
@@ -266,17 +273,29 @@ impl Iptables {
             }
             let mut found = Evidence::default();
             let read = self.save_lines(family, None, &mut |line| found.add(line));
-            if read.is_err() {
-                // The kernel knows the chains of a table that iptables cannot read.
-                found = Evidence::default();
-                for (_, chain) in self.backend.chains(family).unwrap_or_default() {
-                    found.add_chain(&chain);
-                }
+            if let Err(error) = read {
+                found = evidence_of_chains(self.backend.chains(family), error)?;
             }
             evidence.add_all(&found);
         }
-        evidence
+        Ok(evidence)
     }
+}
+
+/// Returns what the chains say of a backend whose rules cannot be read: the kernel knows those of a
+/// table that iptables cannot read. One that may not be asked cannot be chosen, so nothing speaks
+/// for it.
+fn evidence_of_chains(
+    chains: Option<Vec<(Table, String)>>,
+    error: IptablesError,
+) -> Result<Evidence, IptablesError> {
+    let mut found = Evidence::default();
+    match chains {
+        Some(chains) => chains.iter().for_each(|(_, chain)| found.add_chain(chain)),
+        None if error.kind() == Kind::NotPermitted || error.kind().is_absence() => {}
+        None => return Err(error),
+    }
+    Ok(found)
 }
 
 /// Why none of them can be used, and whether the kernel says of each that it has nothing of it.
@@ -357,6 +376,27 @@ fn version(text: &str) -> ([u32; 3], Backend) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A backend that holds rules would look empty, and the other one be chosen.
+    #[test]
+    fn a_backend_of_which_nothing_can_be_read_is_not_taken_for_empty() {
+        let slow = || IptablesError::TimedOut {
+            program: "iptables-nft-save".to_owned(),
+            limit: SAVE_LIMIT,
+        };
+        assert!(evidence_of_chains(None, slow()).is_err());
+        let chains = vec![(Table::Nat, "KUBE-SVC-AAAAAAAAAAAAAAAA".to_owned())];
+        let told = evidence_of_chains(Some(chains), slow()).unwrap();
+        assert!(told > Evidence::default(), "{told:?}");
+        let forbidden = IptablesError::Failed {
+            program: "iptables-legacy-save".to_owned(),
+            kind: Kind::NotPermitted,
+            line: None,
+            said: "you must be root".to_owned(),
+        };
+        let told = evidence_of_chains(None, forbidden).unwrap();
+        assert_eq!(told, Evidence::default());
+    }
 
     #[test]
     fn versions_tell_backend_and_age() {
