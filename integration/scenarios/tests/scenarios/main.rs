@@ -57,7 +57,7 @@ fn main() {
         asking: what_is_told_is_what_the_kernel_has, a_sender_with_a_services_address_is_followed, an_address_taken_from_another_node_is_named;
         top: the_terminal_is_given_back_however_it_ends;
         economy: changes_start_no_program;
-        nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_both(), a_cleanup_takes_both_backends if has_both(), flows_in_other_zones_stay if has_nft();
+        nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_both(), a_cleanup_takes_both_backends if has_both(), flows_in_other_zones_stay if has_nft(), native_rules_are_served_beside_and_left if has_nft();
     };
     tell(stories, LIMIT)
 }

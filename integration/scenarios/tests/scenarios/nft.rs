@@ -1,6 +1,10 @@
 //! The nft backend of iptables, and the way from one backend to the other. Needs a kernel with
 //! nftables: lane B.
 
+use std::thread;
+use std::time::Duration;
+
+use anyhow::ensure;
 use lab::Transport;
 use scenarios::{Cluster, Outcome, SOON, Service, at, kube_proxy, tcp, udp};
 
@@ -182,5 +186,96 @@ pub(crate) fn flows_in_other_zones_stay(c: &mut Cluster) -> Outcome {
     assert_eq!(flows(c, 7)?, 1);
     let asked = c.client.dial(Transport::Udp, at("10.96.0.53:53"));
     assert_eq!(asked.timeout(SOON).ask()?.who, "near");
+    Ok(())
+}
+
+/// Rules of nft in tables of iptables, which iptables has no words for.
+const NATIVE: &str = "
+    table ip nat {
+      set hosts { type ipv4_addr; flags interval; elements = { 10.9.0.0/16 }; }
+      chain POSTROUTING {
+        type nat hook postrouting priority 100; policy accept;
+        ip saddr @hosts oifname \"eth0\" masquerade random
+      }
+    }
+    table ip filter {
+      chain INPUT {
+        type filter hook input priority 0; policy accept;
+        ct state vmap { established : accept, invalid : drop }
+      }
+    }";
+
+/// Returns how often each of these chains jumps to a chain of kube-proxy.
+fn jumps(c: &Cluster) -> anyhow::Result<String> {
+    c.sh("for chain in nat.POSTROUTING nat.PREROUTING filter.INPUT; do
+            nft list chain ip ${chain%.*} ${chain#*.} | grep -o 'jump KUBE-.*' | sed \"s/^/$chain /\" || true
+          done | sort | uniq -c | sort -k2")
+}
+
+pub(crate) fn native_rules_are_served_beside_and_left(c: &mut Cluster) -> Outcome {
+    let native = |c: &Cluster| {
+        c.sh(
+            "nft -s list set ip nat hosts; nft -s list ruleset | grep -e @hosts -e 'ct state vmap'",
+        )
+    };
+    c.sh(&format!("nft -f - <<'END'\n{NATIVE}\nEND"))?;
+    let before = native(c)?;
+    let modes: [&[&str]; 2] = [
+        &[
+            "--proxy-mode=ipvs",
+            "--ipvs-shim=upstream",
+            "--ipvs-sync-period=1s",
+        ],
+        &["--proxy-mode=iptables", "--iptables-sync-period=1s"],
+    ];
+    let program = kube_proxy()?.display().to_string();
+    for flags in modes {
+        c.apply(&web())?;
+        let checked = c.check(flags)?;
+        let told = "nft has put rules into ";
+        let line = checked.lines().find(|line| line.contains(told));
+        let line = line.unwrap_or_default().to_owned();
+        for chain in ["POSTROUTING of table ip nat", "INPUT of table ip filter"] {
+            ensure!(line.contains(chain), "{flags:?}: {chain}: {checked}");
+        }
+        let mut first = String::new();
+        for endpoint in ["10.244.1.10", "10.244.2.10"] {
+            c.apply(&web().endpoints(endpoint))?;
+            c.start(flags)?;
+            c.until_answered(&c.client, "10.96.0.10:80")?;
+            let answer = c.outside.ask_tcp(at("172.35.0.100:30080"), SOON)?;
+            let (source, who) = (answer.seen_source.ip().to_string(), answer.who);
+            let node = ["10.244.1.1", "172.35.0.100"].contains(&source.as_str());
+            let is_right = who
+                == if endpoint.starts_with("10.244.1") {
+                    "near"
+                } else {
+                    "far"
+                };
+            ensure!(node && is_right, "{flags:?}: {who} answers {source}");
+            if first.is_empty() {
+                first = jumps(c)?;
+                // Twice the period in which all is compared.
+                thread::sleep(Duration::from_secs(2));
+            }
+            let now = jumps(c)?;
+            ensure!(
+                now.contains("KUBE-POSTROUTING") && now == first,
+                "{flags:?}: {first}{now}"
+            );
+            assert_eq!(native(c)?, before, "{flags:?}");
+            c.stop()?;
+        }
+        let cleaned = c.node1.run([program.as_str(), "--cleanup"])?;
+        ensure!(cleaned.status.success(), "{flags:?}: {cleaned:?}");
+        assert_eq!(native(c)?, before, "{flags:?}");
+        let left = c.sh("nft list ruleset; ipset list -name")?;
+        // The kubelet needs it as well.
+        let mut ours = left.lines().filter(|line| !line.contains("KUBE-FIREWALL"));
+        ensure!(
+            !ours.any(|line| line.contains("KUBE-")),
+            "{flags:?}: {left}"
+        );
+    }
     Ok(())
 }
