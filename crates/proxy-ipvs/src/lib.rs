@@ -30,6 +30,7 @@ mod kernel;
 mod kinds;
 mod leftovers;
 mod link;
+mod masquerading;
 mod native;
 mod netlink;
 mod observe;

@@ -19,6 +19,7 @@
 //! Where the iptables mode serves, its rules come before IPVS: the shim, which replaces them, is
 //! written when all is made that serves then.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::claims::Claims;
 use crate::cover::Cover;
 use crate::kinds::State;
 use crate::leftovers::Place;
+use crate::masquerading::{self, Changing, EXEMPT};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
@@ -224,6 +226,15 @@ fn make(
     let mut servers: Vec<((Rank, Share), VirtualServerKey)> = servers.collect();
     servers.sort_unstable();
     begin_behind(&mut servers, last);
+    let changing = OnceCell::new();
+    let exempted = |set: Set, member: &Member| {
+        let keys = servers.iter().map(|(_, key)| key);
+        let keys = keys.filter(|key| makes(tables, key));
+        let changing = || changing.get_or_init(|| Changing::of(tables, keys));
+        EXEMPT
+            .contains(&set)
+            .then(|| changing().exempted(set, member))?
+    };
     let mut members = Vec::new();
     // Nor what refuses all others before the rules ask for those that it is to let through, unless
     // these rules are refused: then it is better closed.
@@ -233,9 +244,17 @@ fn make(
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
+        // An exemption comes once its virtual server has the destinations that it is for.
+        let is_early = |member: &Member| exempted(set, member) == Some(true);
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
+        let added = added.filter(|member| !is_early(member));
         let added = added.map(|member| (rank(table, member), set, *member));
         members.extend(added);
+    }
+    let mut ended = Vec::new();
+    if of.claims.may_delete {
+        let is_ended = |set, member: &Member| exempted(set, member).is_some();
+        ended = masquerading::end_exemptions(tables, of.now, is_ended);
     }
     // Whatever else there is to do: the API server and DNS come in a plan of their own.
     let has_urgent = servers
@@ -251,6 +270,7 @@ fn make(
     members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
     let members = members.into_iter();
     ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
+    ops.extend(ended);
     for ((rank, _), key) in servers {
         if !is_urgent(rank) && !is_made(&key) {
             continue;
@@ -316,7 +336,7 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
 
 /// Whether weights may go down: where an answer was lost, what is raised for them may not be there
 /// any more.
-fn may_lower(tables: &Tables, key: &VirtualServerKey) -> bool {
+pub(crate) fn may_lower(tables: &Tables, key: &VirtualServerKey) -> bool {
     !tables.uncertain.contains(key)
 }
 
@@ -527,11 +547,18 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
         }
         _ => false,
     };
+    let still_served = OnceCell::new();
+    let may_loop_back = |member: &Member| {
+        let target = member.looped_back();
+        let still_served = || still_served.get_or_init(|| masquerading::still_served(tables));
+        target.is_some_and(|target| still_served().contains(&target))
+    };
     let mut ops = Vec::new();
     for (set, table) in tables.all_members() {
         let removed = sorted(table.due(of.now)).into_iter().filter(|member| {
             table.wanted(member).is_none()
                 && !is_evidence(set, member)
+                && !may_loop_back(member)
                 && !is_taken_over(tables, set, member, of)
         });
         ops.extend(removed.map(|member| Op::RemoveMember(set, member)));
@@ -539,11 +566,11 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// Whether a virtual server goes on to be served by another set, or by another range of sources, which
-/// no rule asks yet: without both, it would be rejected, or its clients dropped.
+/// Whether a virtual server goes on to be served by another set, which does not name it yet, or by
+/// another set or range of sources, which no rule asks yet: without both, it would be rejected, or its clients dropped.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
     // The firewall serves nobody: without its ranges, it would drop all clients.
-    if !of.are_rules_pending || set == Set::LoadBalancerFirewall {
+    if set == Set::LoadBalancerFirewall {
         return false;
     }
     let Some(key) = set.virtual_server(member) else {
@@ -554,6 +581,16 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     }
     let by_address = Member::AddressPort(key.address, key.protocol, key.port);
     let wants = |set: Set| tables.members(set).wanted(&by_address).is_some();
+    let comes = |other: Set| {
+        let is_there = tables.members(other).actual(&by_address).is_some();
+        other != set && wants(other) && !is_there
+    };
+    if *member == by_address && Set::all().any(comes) {
+        return true;
+    }
+    if !of.are_rules_pending {
+        return false;
+    }
     let mut uncovered = of.cover.uncovered.iter();
     if GUARDS.contains(&set) {
         // Where rules are refused, a range that was taken back is not admitted for that.
@@ -738,7 +775,7 @@ where
     table.owner(key).map_or(Rank::Other, |owner| owner.rank)
 }
 
-fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
+pub(crate) fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
     let mut keys: Vec<T> = keys.copied().collect();
     keys.sort_unstable();
     keys

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use footprint::Says;
 use ipnet::IpNet;
-use proxy::{IpFamily, Protocol};
+use proxy::{IpFamily, Protocol, Target};
 
 use crate::server::VirtualServerKey;
 
@@ -296,6 +296,18 @@ impl Member {
     pub(crate) fn prefix_len(&self) -> Option<u8> {
         match self {
             Self::AddressPortNet(.., net) => Some(net.prefix_len()),
+            _ => None,
+        }
+    }
+}
+
+impl Member {
+    /// Returns the endpoint whose packets to itself this member has masqueraded, if it is of such.
+    pub(crate) fn looped_back(&self) -> Option<(Protocol, Target)> {
+        match *self {
+            Self::AddressPortAddress(ip, protocol, port, source) if ip == source => {
+                Some((protocol, Target { ip, port }))
+            }
             _ => None,
         }
     }

@@ -1,0 +1,105 @@
+//! The order in which sets that decide on masquerading and virtual servers change.
+//!
+//! An endpoint of another node that sees a client from outside answers it directly, and the client
+//! drops that. So a virtual server loses its exemption before it gets such endpoints, and gets one once
+//! it has lost them. What is masqueraded for a moment without need is answered all the same.
+
+use std::time::Instant;
+
+use hashbrown::{HashMap, HashSet};
+use proxy::{Protocol, Target};
+
+use crate::plan::Op;
+use crate::planner::{may_lower, sorted};
+use crate::server::{RealServer, VirtualServerKey};
+use crate::sets::{Member, Set};
+use crate::tables::Tables;
+
+/// The sets that exempt packets from masquerading, where all endpoints are on this node.
+pub(crate) const EXEMPT: [Set; 4] = [
+    Set::LoadBalancerLocal,
+    Set::NodePortLocalTcp,
+    Set::NodePortLocalUdp,
+    Set::NodePortLocalSctp,
+];
+
+/// The virtual servers that are about to be made or changed, and whether they have destinations.
+pub(crate) struct Changing {
+    keys: HashMap<VirtualServerKey, bool>,
+    ports: HashMap<(Protocol, u16), bool>,
+}
+
+impl Changing {
+    /// Indexes virtual servers.
+    pub(crate) fn of<'a>(
+        tables: &Tables,
+        servers: impl Iterator<Item = &'a VirtualServerKey>,
+    ) -> Self {
+        let (mut keys, mut ports) = (HashMap::new(), HashMap::new());
+        for key in servers {
+            let there = tables.servers.actual(key);
+            let serves = there.is_some_and(|there| !there.destinations.is_empty());
+            keys.insert(*key, serves);
+            *ports.entry((key.protocol, key.port)).or_default() |= serves;
+        }
+        Self { keys, ports }
+    }
+
+    /// Returns whether any of those that this member exempts has destinations, if it exempts any.
+    pub(crate) fn exempted(&self, set: Set, member: &Member) -> Option<bool> {
+        match *member {
+            Member::Port(port) => {
+                let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+                let of_set = |protocol: &Protocol| set == Set::node_port_local(*protocol);
+                let protocol = all.into_iter().find(of_set)?;
+                self.ports.get(&(protocol, port)).copied()
+            }
+            Member::AddressPort(address, protocol, port) => {
+                let key = VirtualServerKey {
+                    address,
+                    port,
+                    protocol,
+                };
+                self.keys.get(&key).copied()
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Removes exemptions that nobody wants from virtual servers that are about to change.
+pub(crate) fn end_exemptions(
+    tables: &Tables,
+    now: Instant,
+    is_of_changing: impl Fn(Set, &Member) -> bool,
+) -> Vec<Op> {
+    let mut ops = Vec::new();
+    for set in EXEMPT {
+        let table = tables.members(set);
+        let unwanted = table
+            .due(now)
+            .filter(|member| table.wanted(member).is_none());
+        let ended = sorted(unwanted.filter(|member| is_of_changing(set, member)));
+        ops.extend(
+            ended
+                .into_iter()
+                .map(|member| Op::RemoveMember(set, member)),
+        );
+    }
+    ops
+}
+
+/// Returns the endpoints that virtual servers may still send packets to which are not as they are to
+/// be: those that wait for a write, and those of which an answer was lost.
+pub(crate) fn still_served(tables: &Tables) -> HashSet<(Protocol, Target)> {
+    let unsettled = tables.servers.pending().chain(&tables.uncertain);
+    let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());
+    let endpoints = wanted.flat_map(|key| {
+        let actual = tables.servers.actual(key).into_iter();
+        let all = actual.flat_map(|actual| actual.destinations.iter());
+        let may_be_served = |real: &RealServer| real.weight > 0 || !may_lower(tables, key);
+        let served = all.filter(may_be_served);
+        served.map(|real| (key.protocol, real.target))
+    });
+    endpoints.collect()
+}
