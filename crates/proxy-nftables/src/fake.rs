@@ -157,6 +157,11 @@ impl FakeKernel {
     }
 }
 
+/// Returns a change in the words that [`State::refused`] is compared with.
+pub fn words(change: &Change) -> String {
+    tell(change)
+}
+
 /// The error number, if a change is refused.
 type Done = Result<(), i32>;
 
@@ -385,6 +390,21 @@ fn sets(rule: &Rule) -> impl Iterator<Item = &Name> {
 }
 
 impl State {
+    /// Reports whether the kernel holds a set, an element or a chain whose words have this in them.
+    pub fn holds(&self, part: &str) -> bool {
+        let Some(table) = &self.table else {
+            return false;
+        };
+        let mut sets = table.sets.values();
+        let mut chains = table.chains.values();
+        let has = |change: &Change| tell(change).contains(part);
+        sets.any(|(set, elements)| {
+            let elements = elements.values().cloned().collect();
+            has(&Change::AddSet(set.clone()))
+                || has(&Change::AddElements(Arc::clone(&set.name), elements))
+        }) || chains.any(|(chain, _)| has(&Change::AddChain(chain.clone())))
+    }
+
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
         if let Some(reason) = &self.held {
             return Err(Refusal::General(reason.clone()));

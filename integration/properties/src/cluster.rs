@@ -11,6 +11,7 @@ use proxy::{
     Placement, Protocol, Service, ServicePort, ServiceType, Target,
 };
 
+use crate::subject::Barred;
 use crate::turnstile::{From, Front};
 
 /// The own node.
@@ -19,11 +20,14 @@ pub const NODE: &str = "node1";
 /// The node's address that never goes.
 pub const NODE_ADDRESS: [u8; 4] = [192, 168, 99, 10];
 
+/// A pod of this node that asks; a Service may have it for an endpoint.
+pub const POD_ADDRESS: [u8; 4] = [10, 244, 1, 1];
+
 /// The kinds that are listed.
 const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
 
 /// So many Services.
-const SERVICES: u8 = 6;
+pub const SERVICES: u8 = 6;
 /// Of a Service that there may be; also an endpoint's address, now and then.
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
 
@@ -33,6 +37,12 @@ pub fn is_a_cluster_ip(target: &Target) -> bool {
     [IpFamily::V4, IpFamily::V6]
         .iter()
         .any(|family| at(*family, CLUSTER_IP) == target.ip)
+}
+
+/// Reports whether an address is of the network of cluster IPs.
+pub fn is_for_cluster(address: IpAddr) -> bool {
+    let network = net(IpFamily::of(address), [10, 96, 0, 0], 24);
+    network.is_some_and(|network| network.contains(&address))
 }
 
 /// An address, or what stands for it in the other family.
@@ -64,13 +74,16 @@ pub struct Cluster {
     services: BTreeMap<NamespacedName, Service>,
     slices: BTreeMap<NamespacedName, EndpointSlice>,
     node: Option<Node>,
+    /// Services as they were told.
+    versions: Vec<Service>,
     /// Objects that cannot be read as they are now.
     garbled: BTreeSet<(bool, NamespacedName)>,
     /// The same objects, all readable.
     pub model: Model,
 }
 
-fn name(number: u8) -> NamespacedName {
+/// The name of a Service.
+pub fn name(number: u8) -> NamespacedName {
     NamespacedName::new("default", &format!("s{number}"))
 }
 
@@ -91,6 +104,7 @@ impl Cluster {
             services: BTreeMap::new(),
             slices: BTreeMap::new(),
             node: None,
+            versions: Vec::new(),
             garbled: BTreeSet::new(),
             model: model(),
         };
@@ -123,7 +137,11 @@ impl Cluster {
     }
 
     /// Everywhere that a Service may be reached at, and which Services claim it.
-    pub fn fronts(&self, addresses: &BTreeSet<IpAddr>) -> BTreeMap<Front, BTreeSet<String>> {
+    pub fn fronts(
+        &self,
+        addresses: &BTreeSet<IpAddr>,
+        has_localhost: bool,
+    ) -> BTreeMap<Front, BTreeSet<String>> {
         let mut fronts: BTreeMap<Front, BTreeSet<String>> = BTreeMap::new();
         for service in self.services.values() {
             let own = service.cluster_ips.iter().chain(&service.external_ips);
@@ -132,11 +150,20 @@ impl Cluster {
                 let at_own = own.iter().map(|address| (*address, port.port));
                 let node_port = port.node_port.into_iter();
                 let at_node = node_port.flat_map(|port| {
-                    let addresses = addresses.iter().filter(|address| !address.is_loopback());
+                    let is_asked = move |at: &&IpAddr| has_localhost || !at.is_loopback();
+                    let addresses = addresses.iter().filter(is_asked);
                     addresses.map(move |address| (*address, port))
                 });
                 for (address, number) in at_own.chain(at_node) {
-                    for from in [From::Node, From::Outside] {
+                    let clients = [From::Node, From::Pod, From::Outside];
+                    let is_of_node = address == at(self.family, NODE_ADDRESS);
+                    let is_possible = |from: &From| match from {
+                        From::Node => true,
+                        // To a pod one address of the node is as another.
+                        From::Pod => is_of_node || own.contains(&address),
+                        From::Outside => !address.is_loopback(),
+                    };
+                    for from in clients.into_iter().filter(is_possible) {
                         let front = Front {
                             address,
                             protocol: port.protocol,
@@ -150,6 +177,35 @@ impl Cluster {
             }
         }
         fronts
+    }
+
+    /// Returns the Services that have a part which the kernel refuses for good, as they are and were.
+    pub fn barred(&self, barred: &[Barred]) -> Vec<Service> {
+        let versions = self.versions.iter();
+        let names = self.barred_names(barred);
+        let of_barred = versions.filter(|version| names.contains(&version.name.to_string()));
+        of_barred.cloned().collect()
+    }
+
+    /// Returns the names of these.
+    pub fn barred_names(&self, barred: &[Barred]) -> BTreeSet<String> {
+        let has = |service: &Service, barred: &Barred| match *barred {
+            Barred::Service(number) => service.name == name(number),
+            Barred::Endpoint(address) => self.slices.values().any(|slice| {
+                let mut endpoints = slice.endpoints.iter();
+                slice.service == service.name && endpoints.any(|one| one.address == address)
+            }),
+            Barred::Portal(address, protocol, port) => {
+                let own = service.cluster_ips.iter().chain(&service.external_ips);
+                let mut own = own.chain(&service.ingress_ips);
+                let mut ports = service.ports.iter();
+                own.any(|own| *own == address)
+                    && ports.any(|own| own.protocol == protocol && own.port == port)
+            }
+        };
+        let services = self.services.values();
+        let barred = services.filter(|service| barred.iter().any(|barred| has(service, barred)));
+        barred.map(|service| service.name.to_string()).collect()
     }
 
     /// While an object cannot be read: everybody who serves, though perhaps nobody is to ask them as
@@ -210,6 +266,9 @@ impl Cluster {
     }
 
     fn apply(&mut self, event: Event) -> Event {
+        if let Event::ServiceApplied(service) = &event {
+            self.versions.push(service.clone());
+        }
         self.model.apply(event.clone());
         self.model.take_changes();
         event

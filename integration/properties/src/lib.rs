@@ -39,4 +39,5 @@ pub mod run;
 pub mod shrink;
 pub mod subject;
 pub mod turnstile;
+pub mod verdict;
 pub mod watch;

@@ -79,6 +79,16 @@ pub const FORMS: &[Form] = &[
         on_the_kernel: None,
     },
     Form {
+        name: "nftables-localhost",
+        make: nftables::subject,
+        on_the_kernel: None,
+    },
+    Form {
+        name: "nftables-flat-localhost",
+        make: nftables::subject,
+        on_the_kernel: None,
+    },
+    Form {
         name: "userspace",
         make: userspace::subject,
         on_the_kernel: None,

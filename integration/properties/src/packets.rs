@@ -1,15 +1,15 @@
-//! Who gets the packets of a front's clients, by the rules that the kernel holds.
+//! Verdicts on the packets of a front's clients, by the rules that the kernel holds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
-use packet_path::{Fate, Interface, Question, Ruleset, Sender, Snapshot, walk};
-use proxy::{IpFamily, Target};
+use packet_path::{Interface, Question, Ruleset, Sender, Snapshot, walk};
+use proxy::IpFamily;
 
-use crate::cluster::{NODE_ADDRESS, at, net};
-use crate::subject::Served;
+use crate::cluster::{NODE_ADDRESS, POD_ADDRESS, at, net};
 use crate::turnstile::{From, Front};
+use crate::verdict::{Verdict, Verdicts};
 
 /// The node that packets go through: `eth0`, and its pods behind `cni0`.
 pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>) -> Snapshot {
@@ -43,33 +43,24 @@ pub(crate) fn node(family: IpFamily, addresses: impl IntoIterator<Item = IpAddr>
     }
 }
 
-/// Who serves at these, by these rules.
-pub(crate) fn served(fronts: &BTreeSet<Front>, rules: &dyn Ruleset, node: &Snapshot) -> Served {
-    let mut served = BTreeMap::new();
-    for front in fronts {
+/// Returns the verdicts at these fronts, by these rules.
+pub(crate) fn verdicts(fronts: &BTreeSet<Front>, rules: &dyn Ruleset, node: &Snapshot) -> Verdicts {
+    let of_front = |front: &Front| {
         let family = front.family();
         let from = match front.from {
+            From::Node if front.address.is_loopback() => Sender::Node(Some(front.address)),
             From::Node => Sender::Node(Some(at(family, NODE_ADDRESS))),
+            From::Pod => Sender::Other(at(family, POD_ADDRESS), None),
             From::Outside => Sender::Other(at(family, [198, 51, 100, 99]), None),
         };
-        let to = SocketAddr::new(front.address, front.port);
         let question = Question {
             protocol: front.protocol,
             from,
-            to,
+            to: SocketAddr::new(front.address, front.port),
             source_port: None,
         };
         let walks = walk(&question, &[rules], node);
-        let delivered = walks.iter().filter(|walk| walk.presumed == Fate::Delivered);
-        let targets = delivered.filter_map(|walk| {
-            let endpoint = walk.endpoint?;
-            let (ip, port) = (endpoint.ip(), endpoint.port());
-            Some(Target { ip, port })
-        });
-        let targets: BTreeSet<Target> = targets.collect();
-        if !targets.is_empty() {
-            served.insert(*front, targets);
-        }
-    }
-    served
+        (*front, walks.iter().map(Verdict::of).collect())
+    };
+    fronts.iter().map(of_front).collect()
 }

@@ -11,8 +11,8 @@ use proxy::{Event, Mode, Model, Notice};
 
 use crate::action::{Action, Verb};
 use crate::cluster::{self, Cluster};
-use crate::subject::{Fresh, Served, Subject};
-use crate::turnstile::{Ask, Blame, Front, Lane, Moved, Permit, Threads, Write};
+use crate::subject::{Fresh, Subject};
+use crate::turnstile::{Ask, Blame, From, Front, Lane, Moved, Permit, Threads, Write};
 use crate::watch::Watch;
 
 /// How far ahead timers are waited for at the end, beyond any retry.
@@ -147,6 +147,7 @@ type Held = Result<(), String>;
 impl<'a> World<'a> {
     fn new(subject: Box<dyn Subject>, threads: &'a Threads, is_told: bool) -> Self {
         let now = Instant::now();
+        let watch = Watch::new(subject.refuses_in_pieces());
         let mut world = Self {
             bystanders: subject.bystanders(),
             cluster: Cluster::new(subject.family()),
@@ -165,7 +166,7 @@ impl<'a> World<'a> {
             succeeds: false,
             now,
             armed: Armed::default(),
-            watch: Watch::default(),
+            watch,
             fronts: BTreeSet::new(),
             at: 0,
             trace: Trace(0xcbf2_9ce4_8422_2325),
@@ -326,9 +327,9 @@ impl<'a> World<'a> {
         if let (Ask::Write(write), Permit::Refuse(_) | Permit::LoseUndone) = (&ask, permit) {
             self.watch.refused(write);
             // The kernel is as it was: who is served as they should be counts for what comes next.
-            let served = self.subject.served(&self.fronts);
+            let verdicts = self.subject.verdicts(&self.fronts);
             let by_all = self.heard_by_all().min(heard);
-            self.watch.note(served, by_all);
+            self.watch.note(verdicts, by_all);
         }
         let moved = self.lanes.get_mut(number).map(|lane| lane.permit(permit));
         if let (Ask::Write(write), Permit::Go | Permit::LoseDone) = (&ask, permit) {
@@ -336,9 +337,9 @@ impl<'a> World<'a> {
             if self.watch.has_lost() {
                 self.watch.repaired(&self.subject.ours());
             }
-            let served = self.subject.served(&self.fronts);
+            let verdicts = self.subject.verdicts(&self.fronts);
             let by_all = self.heard_by_all().min(heard);
-            self.watch.after(served, heard, by_all)?;
+            self.watch.after(verdicts, heard, by_all)?;
             self.notices.extend(self.subject.told());
         }
         Ok(moved.is_some_and(|moved| matches!(moved, Moved::Waits | Moved::Finished)))
@@ -350,7 +351,8 @@ impl<'a> World<'a> {
         let Tries::Counted(tries) = &mut self.tries else {
             return Ok(());
         };
-        if !self.subject.is_forbidden(write) {
+        let barred = self.cluster.barred(self.subject.barred());
+        if !self.subject.is_forbidden(write, &barred) {
             return Err(format!("it writes what is there: {}", write.what));
         }
         let tries = tries.entry(write.what.clone()).or_insert(0);
@@ -433,7 +435,7 @@ impl<'a> World<'a> {
             }
             self.watch.rests(self.made);
             self.watch
-                .note(self.subject.served(&self.fronts), self.made);
+                .note(self.subject.verdicts(&self.fronts), self.made);
         }
         Ok(())
     }
@@ -450,14 +452,28 @@ impl<'a> World<'a> {
     /// The objects, or the node, want something else.
     fn want(&mut self, since: Option<u64>) {
         let Fresh { subject: fresh, .. } = self.subject.afresh(&self.cluster.model);
-        let claims = self.cluster.fronts(&self.subject.addresses());
+        let addresses = self.subject.addresses();
+        let claims = self
+            .cluster
+            .fronts(&addresses, self.subject.serves_localhost());
         if !self.subject.hands_over() {
             self.watch.begin_where_others_claim(&claims);
         }
-        self.fronts = claims.into_keys().collect();
+        // What the kernel refuses for good of a Service is not asked, nor who serves there instead.
+        let barred = self.cluster.barred_names(self.subject.barred());
+        let is_barred = |claim: &String| {
+            let service = claim.rsplit_once(':').map_or("", |(service, _)| service);
+            barred.contains(service)
+        };
+        let asked = claims
+            .into_iter()
+            .filter(|(_, by)| !by.iter().any(is_barred));
+        self.fronts = asked.map(|(front, _)| front).collect();
+        let unseen = self.watch.unseen(&self.fronts);
+        self.watch.see(self.subject.verdicts(&unseen));
         let makeshift = self.cluster.makeshift();
-        let served = fresh.served(&self.fronts);
-        self.watch.want(&served, &fresh.ours(), &makeshift, since);
+        let verdicts = fresh.verdicts(&self.fronts);
+        self.watch.want(&verdicts, &fresh.ours(), &makeshift, since);
     }
 
     fn hear(&mut self, most: usize) {
@@ -565,9 +581,9 @@ impl<'a> World<'a> {
             Verb::Foreign => {
                 if let Some(what) = self.subject.change_foreign(chance) {
                     self.say(|| format!("  #: {what}"));
-                    let served = self.subject.served(&self.fronts);
+                    let verdicts = self.subject.verdicts(&self.fronts);
                     let heard = self.heard_by_all();
-                    self.watch.note(served, heard);
+                    self.watch.note(verdicts, heard);
                 }
             }
             Verb::Refuse => {
@@ -637,9 +653,9 @@ impl<'a> World<'a> {
 
     fn damaged(&mut self) {
         self.watch.damaged();
-        let served = self.subject.served(&self.fronts);
+        let verdicts = self.subject.verdicts(&self.fronts);
         let heard = self.heard_by_all();
-        self.watch.note(served, heard);
+        self.watch.note(verdicts, heard);
     }
 
     /// One lane that can go on does so for some pieces.
@@ -693,7 +709,14 @@ impl<'a> World<'a> {
             subject: fresh,
             pending,
         } = self.subject.afresh_on_same(&self.cluster.model_of_now())?;
-        let (there, made) = (self.subject.all_ours(), fresh.all_ours());
+        let (mut there, mut made) = (self.subject.all_ours(), fresh.all_ours());
+        let barred = self.cluster.barred(self.subject.barred());
+        for entries in [&mut there, &mut made] {
+            entries.retain(|entry, value| {
+                let mut barred = barred.iter();
+                !barred.any(|service| self.subject.is_of(entry, value, service))
+            });
+        }
         for (entry, value) in &made {
             match there.get(entry) {
                 Some(held) if held == value => {}
@@ -707,7 +730,8 @@ impl<'a> World<'a> {
                 "{entry} is there ({value}), a start does not make it"
             ));
         }
-        if standing.pending != pending || !standing.is_settled {
+        let is_as_much = standing.pending == pending || !barred.is_empty();
+        if !is_as_much || !standing.is_settled {
             return Err(format!("something is pending: {standing:?}"));
         }
         let (theirs, left) = (self.subject.foreign(), self.subject.foreign_left());
@@ -720,10 +744,18 @@ impl<'a> World<'a> {
                 "beside us there is {bystanders:?}, there was {were:?}"
             ));
         }
-        let served: Served = self.subject.served(&self.fronts);
-        let wanted = fresh.served(&self.fronts);
-        if served != wanted {
-            return Err(format!("{served:?} serve, a start makes {wanted:?}"));
+        let verdicts = self.subject.verdicts(&self.fronts);
+        let wanted = fresh.verdicts(&self.fronts);
+        for (front, made) in &wanted {
+            let held = verdicts.get(front);
+            // An endpoint on this node has one element for all of its Services, which is written with
+            // one of them.
+            if front.from == From::Pod && !barred.is_empty() {
+                continue;
+            }
+            if held != Some(made) {
+                return Err(format!("{front} has {held:?}, a start makes {made:?}"));
+            }
         }
         Ok(())
     }

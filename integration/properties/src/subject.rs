@@ -1,22 +1,22 @@
 //! A mode on a kernel, as histories see it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use chance::Chance;
-use proxy::{Changes, IpFamily, Mode, Model, Notice, Target};
+use proxy::{Changes, IpFamily, Mode, Model, Notice, Protocol, Service};
 
+use crate::cluster::{SERVICES, at, name};
 use crate::turnstile::{Front, Lane, Write};
+use crate::verdict::Verdicts;
 
 /// What is due by then is waited for.
 const SOON: Duration = Duration::from_secs(2);
 
 /// More than any start takes.
 const MOST_TURNS: usize = 1_000;
-
-/// Who serves where.
-pub type Served = BTreeMap<Front, BTreeSet<Target>>;
 
 /// Entries by name, each with what it is.
 pub type Entries = BTreeMap<String, String>;
@@ -35,9 +35,20 @@ pub trait Subject {
     /// The addresses of the node, those of Services left out.
     fn addresses(&self) -> BTreeSet<IpAddr>;
 
-    /// Who serves at each of these, by what the kernel does with packets; those that nobody serves
-    /// are left out.
-    fn served(&self, fronts: &BTreeSet<Front>) -> Served;
+    /// Returns the verdicts at each of these, by what the kernel does with packets. Where rules are
+    /// not asked, a front that nobody serves has none.
+    fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts;
+
+    /// True if a front that nobody serves is made of several entries. While these come, it may drop
+    /// packets, refuse them, or leave them to the node itself.
+    fn refuses_in_pieces(&self) -> bool {
+        false
+    }
+
+    /// True if NodePorts are served at localhost as well.
+    fn serves_localhost(&self) -> bool {
+        false
+    }
 
     /// Whether a front that another Service claims from now on has to be served without a pause
     /// meanwhile: where it is one entry, whoever has it. Elsewhere each Service has chains or
@@ -68,13 +79,25 @@ pub trait Subject {
         false
     }
 
+    /// Returns what the kernel refuses for good of what objects are written from. A mode that writes
+    /// all of a Service port or nothing cannot write the Services with such a part.
+    fn barred(&self) -> &[Barred] {
+        &[]
+    }
+
     /// Makes the kernel refuse one object for good, which it does not hold yet; in words.
     fn forbid(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
 
-    /// Reports whether the kernel refuses a write for good.
-    fn is_forbidden(&self, _write: &Write) -> bool {
+    /// Reports whether an entry is of a Service.
+    fn is_of(&self, entry: &str, value: &str, service: &Service) -> bool {
+        let name = service.name.to_string();
+        entry.contains(&name) || value.contains(&name)
+    }
+
+    /// Reports whether the kernel refuses a write for good, where it refuses a part of these Services.
+    fn is_forbidden(&self, _write: &Write, _barred: &[Service]) -> bool {
         false
     }
 
@@ -137,6 +160,39 @@ pub struct Fresh {
     pub subject: Box<dyn Subject>,
     /// How many entries it cannot write, whatever happens.
     pub pending: usize,
+}
+
+/// A part of objects that the kernel refuses for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Barred {
+    /// Rules, chains and elements of this Service.
+    Service(u8),
+    /// Rules, chains and elements of this endpoint.
+    Endpoint(IpAddr),
+    /// The redirect at this address and port.
+    Portal(IpAddr, Protocol, u16),
+}
+
+impl Barred {
+    /// Chooses a Service or an endpoint.
+    pub fn any(family: IpFamily, chance: &mut Chance) -> Self {
+        if chance.is_one_in(2) {
+            Self::Service(chance.small(SERVICES))
+        } else {
+            let (node, pod) = (1 + chance.small(2), 1 + chance.small(5));
+            Self::Endpoint(at(family, [10, 244, node, pod]))
+        }
+    }
+}
+
+impl fmt::Display for Barred {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(number) => name(*number).fmt(f),
+            Self::Endpoint(address) => address.fmt(f),
+            Self::Portal(address, protocol, port) => write!(f, "{address} {port}/{protocol}"),
+        }
+    }
 }
 
 /// What somebody has done.

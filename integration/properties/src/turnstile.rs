@@ -292,6 +292,8 @@ pub struct Front {
 pub enum From {
     /// On the node itself.
     Node,
+    /// In a pod of this node.
+    Pod,
     /// Outside of the cluster.
     Outside,
 }

@@ -1,12 +1,19 @@
 //! What must not be taken from those who are served.
 //!
-//! A *front* is an address, protocol and port at which a Service is to serve. From the moment at
-//! which the objects give it a ready endpoint (what a start on an empty kernel makes of them says
-//! which), its *period* runs, until they give it none. In it, whoever was to serve there at any
+//! A *front* is an address, protocol and port of a Service, as clients in one place see it. A start
+//! on an empty kernel says which verdicts the objects want there. A front's *period* runs from the
+//! moment at which the objects give it a ready endpoint until they give it none, or from the moment
+//! at which they refuse its clients until they serve them. In it, each verdict that was wanted at any
 //! moment is *good*: the news of a change takes its time.
 //!
-//! A front is *served* if the kernel sends its clients to a good endpoint. A piece of ours breaks it
-//! if it was served before the piece and is not after it, where
+//! A piece of ours breaks a front
+//!
+//! - that was served by a good endpoint before the piece, and is not after it;
+//! - that had only good verdicts before the piece, and has another one after it: an endpoint that
+//!   was never wanted or sees the wrong client, packets that are lost or let in;
+//! - that begins to be served by an endpoint that sees the wrong client;
+//!
+//! where
 //!
 //! - the engine had heard of the period's begin when it planned the piece;
 //! - nobody else has damaged anything in the kernel, and nothing on the way to the front was
@@ -18,20 +25,81 @@ use std::collections::{BTreeMap, BTreeSet};
 use hashbrown::HashMap;
 use proxy::Target;
 
-use crate::cluster::is_a_cluster_ip;
-use crate::subject::{Entries, Served};
-use crate::turnstile::{Front, Serves, Write};
+use crate::cluster::{POD_ADDRESS, at, is_a_cluster_ip, is_for_cluster};
+use crate::subject::Entries;
+use crate::turnstile::{From, Front, Serves, Write};
+use crate::verdict::{Seen, Verdict, Verdicts, is_served};
 
 /// What is known of a front in its period.
 #[derive(Debug)]
 struct Period {
     /// The event that has begun it; `None`: it is not told by events, and counts once all rests.
     since: Option<u64>,
-    wanted: BTreeSet<Target>,
+    wanted: BTreeSet<Verdict>,
     /// The event since which exactly these are wanted; `None` as above.
     settled: Option<u64>,
-    good: BTreeSet<Target>,
+    good: BTreeSet<Verdict>,
     is_disturbed: bool,
+}
+
+impl Period {
+    fn is_served(&self) -> bool {
+        is_served(&self.wanted)
+    }
+
+    /// True if a good endpoint gets packets, whichever client it sees.
+    fn serves(&self, verdicts: &BTreeSet<Verdict>) -> bool {
+        let mut targets = verdicts.iter().filter_map(Verdict::target);
+        targets.any(|target| self.is_good(target))
+    }
+
+    fn is_good(&self, target: Target) -> bool {
+        self.good.iter().any(|good| good.target() == Some(target))
+    }
+
+    /// True if this was wanted at some moment. Endpoints may see the node for a moment where some of
+    /// them are to, or did before, or nobody served before: answers find their way.
+    fn allows(&self, verdict: &Verdict, before: &BTreeSet<Verdict>) -> bool {
+        let sees_node = |one: &Verdict| matches!(one, Verdict::Accepted(_, Seen::Node));
+        match verdict {
+            Verdict::Accepted(target, Seen::Node) => {
+                let mut all = self.good.iter().chain(before);
+                self.is_good(*target) && (all.any(sees_node) || !is_served(before))
+            }
+            _ => self.good.contains(verdict),
+        }
+    }
+
+    /// True if a good endpoint sees a client that it was never to see.
+    fn shows_wrong_client(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
+        let of_good = |verdict: &&Verdict| verdict.target().is_some_and(|to| self.is_good(to));
+        let mut of_good = verdicts.iter().filter(of_good);
+        of_good.any(|verdict| !self.allows(verdict, before))
+    }
+
+    /// True if all verdicts are good.
+    fn is_right(&self, verdicts: &BTreeSet<Verdict>, before: &BTreeSet<Verdict>) -> bool {
+        !verdicts.is_empty() && verdicts.iter().all(|verdict| self.allows(verdict, before))
+    }
+
+    /// True if a piece that changed the verdicts like this took the last endpoint away.
+    fn ends(&self, before: &BTreeSet<Verdict>, after: &BTreeSet<Verdict>) -> bool {
+        self.is_served() && self.serves(before) && !self.serves(after)
+    }
+
+    /// Reports the fault of a piece that changed the verdicts like this.
+    fn fault(&self, before: &BTreeSet<Verdict>, after: &BTreeSet<Verdict>) -> Option<&'static str> {
+        if self.ends(before, after) {
+            return Some("is without an endpoint");
+        }
+        if self.shows_wrong_client(after, before) && !self.shows_wrong_client(before, before) {
+            return Some("shows an endpoint the wrong client");
+        }
+        if self.is_right(before, before) && !self.is_right(after, before) {
+            return Some("has a verdict that nobody wanted");
+        }
+        None
+    }
 }
 
 /// The fronts, and the entries that are wanted.
@@ -39,7 +107,7 @@ struct Period {
 pub struct Watch {
     fronts: BTreeMap<Front, Period>,
     entries: HashMap<String, Option<u64>>,
-    before: Served,
+    before: Verdicts,
     claims: BTreeMap<Front, BTreeSet<String>>,
     /// Those that others claim than at the event before: they count once all rests.
     handed_over: BTreeSet<Front>,
@@ -47,21 +115,36 @@ pub struct Watch {
     lost: BTreeSet<String>,
     /// What somebody has made of something, as long as it is that.
     altered: Entries,
+    /// See [`Subject::refuses_in_pieces`](crate::subject::Subject::refuses_in_pieces).
+    refuses_in_pieces: bool,
+    /// True if a write was refused since all rested last.
+    has_refused: bool,
 }
 
 impl Watch {
+    /// Begins with no front.
+    pub fn new(refuses_in_pieces: bool) -> Self {
+        Self {
+            refuses_in_pieces,
+            ..Self::default()
+        }
+    }
+
     /// The objects want something else since this event.
     /// These are good as well, though not wanted.
     pub fn want(
         &mut self,
-        served: &Served,
+        verdicts: &Verdicts,
         entries: &Entries,
         makeshift: &BTreeSet<Target>,
         since: Option<u64>,
     ) {
-        self.fronts.retain(|front, _| served.contains_key(front));
+        self.fronts.retain(|front, period| {
+            let wanted = verdicts.get(front);
+            wanted.is_some_and(|wanted| is_served(wanted) == period.is_served())
+        });
         let has_lost = self.has_lost();
-        for (front, wanted) in served {
+        for (front, wanted) in verdicts {
             let is_handed_over = self.handed_over.contains(front);
             let period = self.fronts.entry(*front).or_insert_with(|| Period {
                 since: since.filter(|_| !is_handed_over),
@@ -72,7 +155,30 @@ impl Watch {
                 // may not have looked at it since, and puts its own to it as if it were as before.
                 is_disturbed: !self.claims.is_empty() || has_lost,
             });
-            period.good.extend(wanted.union(makeshift).copied());
+            period.good.extend(wanted);
+            if self.refuses_in_pieces && !is_served(wanted) {
+                let unserved = [Verdict::Rejected, Verdict::Dropped, Verdict::Missed];
+                period.good.extend(unserved);
+            }
+            // Cluster IPs wait for rules a moment only, nor does the first endpoint on this node wait
+            // for those that masquerade what it sends to itself.
+            let waits_not = |target: &Target| {
+                let is_own = || target.ip == at(front.family(), POD_ADDRESS);
+                let is_loop = || front.from == From::Pod && is_own();
+                self.refuses_in_pieces && (is_for_cluster(front.address) || is_loop())
+            };
+            let targets = wanted.iter().filter_map(Verdict::target).filter(waits_not);
+            let unmasked = targets.map(|target| Verdict::Accepted(target, Seen::Client));
+            period.good.extend(unmasked);
+            // Nor has an exemption from masquerading to come before a virtual server that it is for.
+            let targets = wanted.iter().filter_map(Verdict::target);
+            let masked = targets.filter(|_| self.refuses_in_pieces);
+            period
+                .good
+                .extend(masked.map(|target| Verdict::Accepted(target, Seen::Node)));
+            let clients = [Seen::Client, Seen::Node];
+            let seen = |target: &Target| clients.map(|seen| Verdict::Accepted(*target, seen));
+            period.good.extend(makeshift.iter().flat_map(seen));
             if period.wanted != *wanted {
                 period.wanted.clone_from(wanted);
                 period.settled = since;
@@ -84,6 +190,19 @@ impl Watch {
                 self.entries.insert(entry.clone(), since);
             }
         }
+    }
+
+    /// Returns those of these fronts whose verdicts before the next piece are not known.
+    pub fn unseen(&self, fronts: &BTreeSet<Front>) -> BTreeSet<Front> {
+        let fronts = fronts.iter().copied();
+        fronts
+            .filter(|front| !self.before.contains_key(front))
+            .collect()
+    }
+
+    /// Takes in the verdicts of fronts before the next piece.
+    pub fn see(&mut self, verdicts: Verdicts) {
+        self.before.extend(verdicts);
     }
 
     /// A front that other Services claim than before begins a new period.
@@ -142,6 +261,7 @@ impl Watch {
 
     /// Something was not done.
     pub fn refused(&mut self, write: &Write) {
+        self.has_refused = true;
         for (front, period) in &mut self.fronts {
             period.is_disturbed |= match write.serves {
                 Serves::All => true,
@@ -153,6 +273,7 @@ impl Watch {
 
     /// Nothing is left to be done: the engine knows all there is to know by now.
     pub fn rests(&mut self, event: u64) {
+        self.has_refused = false;
         let periods = self.fronts.values_mut().map(|period| &mut period.since);
         for since in periods.chain(self.entries.values_mut()) {
             since.get_or_insert(event);
@@ -162,19 +283,19 @@ impl Watch {
         }
     }
 
-    /// Who serves now, while whoever plans or carries out anything has heard so much.
-    pub fn note(&mut self, served: Served, heard: u64) {
+    /// The verdicts now, while whoever plans or carries out anything has heard so much.
+    pub fn note(&mut self, verdicts: Verdicts, heard: u64) {
         for (front, period) in &mut self.fronts {
             let is_known = period.settled.is_some_and(|event| event <= heard);
             if period.is_disturbed
                 && is_known
                 && self.lost.is_empty()
-                && served.get(front) == Some(&period.wanted)
+                && verdicts.get(front) == Some(&period.wanted)
             {
                 period.is_disturbed = false;
             }
         }
-        self.before = served;
+        self.before = verdicts;
     }
 
     /// Whether a piece may be done at all, of a plan that was made when this had been heard.
@@ -194,38 +315,44 @@ impl Watch {
         }
     }
 
-    /// Compares who serves after a piece, of a plan that was made when this had been heard, with who
-    /// did before it; so much had been heard when any plan was made that is not done.
+    /// Compares the verdicts after a piece, of a plan that was made when this had been heard, with
+    /// those before it; so much had been heard when any plan was made that is not done.
     ///
     /// # Errors
     ///
-    /// Somebody lost the last endpoint.
-    pub fn after(&mut self, served: Served, heard: u64, by_all: u64) -> Result<(), String> {
+    /// The piece broke a front.
+    pub fn after(&mut self, verdicts: Verdicts, heard: u64, by_all: u64) -> Result<(), String> {
+        let none = BTreeSet::new();
         for (front, period) in &mut self.fronts {
             let is_claimed_twice = self.claims.get(front).is_some_and(|by| by.len() > 1);
             let is_news = period.since.is_none_or(|since| since > heard);
-            let is_nobody = period.good.iter().any(is_a_cluster_ip);
+            let before = self.before.get(front).unwrap_or(&none);
+            let after = verdicts.get(front).unwrap_or(&none);
+            let all = period.good.iter().chain(before).chain(after);
+            let is_nobody = all
+                .filter_map(Verdict::target)
+                .any(|target| is_a_cluster_ip(&target));
             if period.is_disturbed || is_news || is_claimed_twice || is_nobody {
                 continue;
             }
-            let serves =
-                |by: Option<&BTreeSet<Target>>| by.is_some_and(|by| !by.is_disjoint(&period.good));
-            if serves(self.before.get(front)) && !serves(served.get(front)) {
+            // Of several entries one is missing: who is served by the others, and as whom, is not asked.
+            let is_in_pieces = self.refuses_in_pieces && self.has_refused;
+            if is_in_pieces && (front.from == From::Pod || !period.ends(before, after)) {
+                continue;
+            }
+            if let Some(fault) = period.fault(before, after) {
                 if !self.altered.is_empty() {
                     // Nothing led to it when somebody changed it, and now something does.
                     period.is_disturbed = true;
                     continue;
                 }
                 return Err(format!(
-                    "{front} is without an endpoint: it was served by {:?}, now by {:?}, wanted are {:?}, and were at some moment {:?}",
-                    self.before.get(front),
-                    served.get(front),
-                    period.wanted,
-                    period.good,
+                    "{front} {fault}: before {before:?}, now {after:?}, wanted {:?}, at some moment {:?}",
+                    period.wanted, period.good,
                 ));
             }
         }
-        self.note(served, by_all);
+        self.note(verdicts, by_all);
         Ok(())
     }
 }

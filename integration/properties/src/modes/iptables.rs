@@ -3,7 +3,7 @@
 mod real;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::MutexGuard;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use chance::Chance;
 use iptables::{Input, Kind};
 use packet_path::Xtables;
 use proxy::{
-    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Unreadable,
+    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Service, Unreadable,
 };
 use proxy_iptables::fake::{FakeKernel, State};
 use proxy_iptables::{Config, IptablesKernel, Kernel, Lanes, Proxier, Refusal, Table};
@@ -20,12 +20,16 @@ use proxy_iptables::{Config, IptablesKernel, Kernel, Lanes, Proxier, Refusal, Ta
 use crate::cluster::{NODE, NODE_ADDRESS, at, net};
 use crate::packets;
 use crate::real::{add_bystanders, bystanders, on_a_node, set_addresses};
-use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
+use crate::subject::{Barred, Damage, Entries, Fresh, Subject, run_afresh};
 use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+use crate::verdict::Verdicts;
 use real::Real;
 
 /// What the rules of others bear.
 const THEIRS: &str = "theirs";
+
+/// A write that changes nothing.
+const TRIAL: [&str; 3] = ["*nat", ":KUBE-PROXY-CANARY - [0:0]", "COMMIT"];
 
 /// Chains that hold a slot of each Service port.
 const SHARED: [&str; 5] = [
@@ -70,6 +74,7 @@ fn on_the_fake(family: IpFamily) -> Iptables {
         },
         theirs: Entries::new(),
         made: 0,
+        barred: Vec::new(),
         real: None,
     }
 }
@@ -82,6 +87,7 @@ struct Iptables {
     /// What others have written.
     theirs: Entries,
     made: usize,
+    barred: Vec<Barred>,
     real: Option<RefCell<Real>>,
 }
 
@@ -138,7 +144,16 @@ impl Iptables {
             config: self.config.clone(),
             theirs: Entries::new(),
             made: 0,
+            barred: self.barred.clone(),
             real: None,
+        }
+    }
+
+    /// The part of rules that have this.
+    fn part(&self, barred: Barred) -> String {
+        match (barred, self.family) {
+            (Barred::Endpoint(address), IpFamily::V6) => format!("[{address}]:"),
+            _ => format!("{barred}:"),
         }
     }
 
@@ -159,7 +174,10 @@ impl Iptables {
                 if SHARED.contains(&chain.as_str()) || is_built_in {
                     // What comes before what makes no difference, but to packets that are asked
                     // about for themselves.
-                    rules.sort_unstable();
+                    for rule in rules.drain(..) {
+                        let again = entries.entry(format!("{table:?} {rule}")).or_default();
+                        again.push('|');
+                    }
                 }
                 if chain.contains(THEIRS) == is_theirs && !is_built_in || !rules.is_empty() {
                     entries.insert(format!("{table:?} {chain}"), rules.join("\n"));
@@ -185,6 +203,56 @@ impl Subject for Iptables {
         }
     }
 
+    fn barred(&self) -> &[Barred] {
+        &self.barred
+    }
+
+    fn forbid(&mut self, chance: &mut Chance) -> Option<String> {
+        if self.real.is_some() {
+            return None;
+        }
+        let barred = Barred::any(self.family, chance);
+        let part = self.part(barred);
+        if self.kernel.saved().contains(&part) || self.barred.contains(&barred) {
+            return None;
+        }
+        self.kernel.state().refused.push(part);
+        self.barred.push(barred);
+        Some(format!("no rule of {barred} can be written"))
+    }
+
+    fn may_stay(&self, entry: &str) -> bool {
+        // A rule that another Service's takes the place of, which cannot be written, leads to it.
+        let chain = entry.rsplit(' ').next().unwrap_or_default();
+        let target = format!(" -j {chain}");
+        let state = self.kernel.state();
+        let mut rules = state.tables.values().flat_map(BTreeMap::values).flatten();
+        !self.barred.is_empty() && rules.any(|rule| rule.ends_with(&target))
+    }
+
+    fn is_of(&self, entry: &str, value: &str, service: &Service) -> bool {
+        let name = format!("{}:", service.name);
+        let addresses = service.cluster_ips.iter().chain(&service.external_ips);
+        let mut addresses = addresses.chain(&service.ingress_ips);
+        let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
+        // Who had an address or a NodePort before has it until the Service is written.
+        entry.contains(&name)
+            || value.contains(&name)
+            || addresses.any(|address| entry.contains(&format!("-d {address}/")))
+            || node_ports.any(|port| entry.contains(&format!("--dport {port} ")))
+    }
+
+    fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
+        // Where all was refused, it tries whether the kernel takes anything.
+        if write.what.lines().eq(TRIAL) {
+            return !self.barred.is_empty();
+        }
+        let mut same = FakeKernel::new(&[]);
+        same.state().clone_from(&self.kernel.state());
+        let tried = same.restore(&mut |sink| sink.write_all(write.what.as_bytes()));
+        tried.is_err()
+    }
+
     fn switch(&mut self, chance: &mut Chance) -> Option<String> {
         if chance.is_one_in(2) {
             self.config.masquerade_all = !self.config.masquerade_all;
@@ -198,11 +266,11 @@ impl Subject for Iptables {
         self.look().addresses.clone()
     }
 
-    fn served(&self, fronts: &BTreeSet<Front>) -> Served {
+    fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let node = packets::node(self.family, self.addresses());
         // As it was looked at for the addresses.
         let rules = Xtables::of(&self.kernel.saved());
-        packets::served(fronts, &rules, &node)
+        packets::verdicts(fronts, &rules, &node)
     }
 
     fn ours(&self) -> Entries {
@@ -247,6 +315,8 @@ impl Subject for Iptables {
     fn afresh(&self, model: &Model) -> Fresh {
         let kernel = FakeKernel::new(&[]);
         kernel.state().addresses = self.addresses();
+        let refused = self.kernel.state().refused.clone();
+        kernel.state().refused = refused;
         let handle = kernel.clone();
         let lanes = Lanes::inline(|| handle.clone());
         let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());

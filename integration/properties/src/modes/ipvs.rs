@@ -13,17 +13,18 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use chance::Chance;
-use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Target};
+use proxy::{IpFamily, LocalDetector, Mode, Model, NodeFacts, Notice, Protocol, Service};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
     Config, Kernel, Lanes, Member, Place, Proxier, Rules, Set, ShimStyle, Snapshot, VipMode,
     VirtualServer, VirtualServerKey,
 };
 
-use crate::cluster::{NODE, NODE_ADDRESS, at};
+use crate::cluster::{NODE, NODE_ADDRESS, at, net};
 use crate::real::{add_bystanders, bystanders, on_a_node};
-use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
+use crate::subject::{Damage, Entries, Fresh, Subject, run_afresh};
 use crate::turnstile::{Front, Lane, Write};
+use crate::verdict::{Seen, Verdicts, accepted};
 use real::Real;
 
 /// In a form, by its name.
@@ -61,12 +62,14 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     let addresses = [at(family, NODE_ADDRESS), at(family, [10, 244, 1, 254])];
     let kernel = FakeKernel::new(family, &addresses);
     kernel.state().shim = shim;
+    let detector = net(family, [10, 244, 1, 0], 24);
     Ipvs {
         family,
         kernel,
         config: Config {
             shim,
             vip_mode,
+            detector: detector.map_or(LocalDetector::None, LocalDetector::SourceNet),
             ..Config::default()
         },
         foreign: BTreeMap::new(),
@@ -75,8 +78,7 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
         on_link: BTreeSet::new(),
         had_link: false,
         has_forbidden: false,
-        // Walks cost most of a history's time, so that half of the forms go without.
-        asks_rules: !form.contains("route"),
+        asks_rules: true,
         real: None,
     }
 }
@@ -299,14 +301,17 @@ impl Subject for Ipvs {
         self.look(false).snapshot.interface_addresses.clone()
     }
 
-    fn served(&self, fronts: &BTreeSet<Front>) -> Served {
+    fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let state = self.look(false);
+        if self.asks_rules {
+            return verdicts::verdicts(fronts, &state);
+        }
         let there = &state.snapshot;
         let is_local = |address: &IpAddr| {
             let is_bound = there.bound.contains(address) || there.bound_otherwise.contains(address);
             (there.has_link && is_bound) || there.interface_addresses.contains(address)
         };
-        let mut served = Served::new();
+        let mut served = Verdicts::new();
         for front in fronts {
             let key = VirtualServerKey {
                 address: front.address,
@@ -317,14 +322,10 @@ impl Subject for Ipvs {
                 continue;
             };
             let open = server.destinations.iter().filter(|real| real.weight > 0);
-            let targets: BTreeSet<Target> = open.map(|real| real.target).collect();
-            if !targets.is_empty() {
-                served.insert(*front, targets);
+            let open = accepted(open.map(|real| real.target), Seen::Client);
+            if !open.is_empty() {
+                served.insert(*front, open);
             }
-        }
-        if self.asks_rules {
-            let fronts = served.into_keys().collect();
-            return verdicts::served(&fronts, &state);
         }
         served
     }
@@ -338,6 +339,11 @@ impl Subject for Ipvs {
     }
 
     fn hands_over(&self) -> bool {
+        true
+    }
+
+    fn refuses_in_pieces(&self) -> bool {
+        // Set members come before the virtual server, as they say whose it is.
         true
     }
 
@@ -386,7 +392,7 @@ impl Subject for Ipvs {
         Some(format!("no destination can be at {address}"))
     }
 
-    fn is_forbidden(&self, write: &Write) -> bool {
+    fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
         let Some(made) = write.what.strip_prefix("add destination ") else {
             return false;
         };

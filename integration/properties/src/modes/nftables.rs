@@ -12,19 +12,21 @@ use chance::Chance;
 use nftables_netlink::{Activity, Bytes, Element, ElementData, Name, Rule, Transaction, Verdict};
 use packet_path::nft::{Held, Nft};
 use proxy::{
-    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Unreadable,
+    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol, Service,
+    Target, Unreadable,
 };
-use proxy_nftables::fake::{Content, FakeKernel, State};
+use proxy_nftables::fake::{Content, FakeKernel, State, words};
 use proxy_nftables::{
-    Blame as BlameOne, Config, Kernel, Lanes, Layout, LocalhostPort, NetlinkKernel, Object,
-    Proxier, Refusal, TABLE,
+    Blame as BlameOne, Config, Kernel, Lanes, Layout, LocalhostNodePorts, LocalhostPort,
+    NetlinkKernel, Object, Proxier, Refusal, TABLE,
 };
 
-use crate::cluster::{NODE, NODE_ADDRESS, at, net};
+use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, net};
 use crate::packets;
 use crate::real::{add_bystanders, bystanders, on_a_node, set_addresses};
-use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
+use crate::subject::{Barred, Damage, Entries, Fresh, Subject, run_afresh};
 use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+use crate::verdict::{self, Seen, Verdicts, accepted};
 use real::Real;
 
 /// In a form, by its name.
@@ -68,10 +70,26 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Nftables {
         config: Config {
             layout,
             detector: detector.map_or(LocalDetector::None, LocalDetector::SourceNet),
+            localhost: if form.contains("localhost") {
+                LocalhostNodePorts::Served
+            } else {
+                LocalhostNodePorts::Off
+            },
             ..Config::default()
         },
+        barred: Vec::new(),
+        has_switched: false,
         real: None,
     }
+}
+
+/// Returns the part of an element's key that is an address, as [`Subject::ours`] writes it.
+fn part_of_key(address: IpAddr) -> String {
+    let key = match address {
+        IpAddr::V4(address) => format!("{:?}", address.octets()),
+        IpAddr::V6(address) => format!("{:?}", address.octets()),
+    };
+    key.trim_matches(['[', ']']).to_owned()
 }
 
 struct Nftables {
@@ -79,6 +97,9 @@ struct Nftables {
     /// The kernel, or what was last read of the real one.
     kernel: FakeKernel,
     config: Config,
+    barred: Vec<Barred>,
+    /// True once the layout is another one than at first.
+    has_switched: bool,
     real: Option<RefCell<Real>>,
 }
 
@@ -125,6 +146,8 @@ impl Nftables {
             family: self.family,
             kernel,
             config: self.config.clone(),
+            barred: self.barred.clone(),
+            has_switched: self.has_switched,
             real: None,
         }
     }
@@ -142,13 +165,86 @@ impl Subject for Nftables {
     }
 
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>) {
-        match &self.real {
-            Some(_) => self.begin(|| NetlinkKernel::new(self.family), now),
-            None => self.begin(|| self.kernel.clone(), now),
+        if self.real.is_some() {
+            return self.begin(|| NetlinkKernel::new(self.family), now);
         }
+        // The relay ends with the process.
+        self.kernel.state().listening.clear();
+        self.begin(|| self.kernel.clone(), now)
+    }
+
+    fn barred(&self) -> &[Barred] {
+        &self.barred
+    }
+
+    fn forbid(&mut self, chance: &mut Chance) -> Option<String> {
+        if self.real.is_some() {
+            return None;
+        }
+        let mut state = self.kernel.state();
+        if self.serves_localhost() && chance.is_one_in(2) {
+            let port = 30_000 + u16::from(chance.small(SERVICES));
+            let is_new = !state.listening.contains_key(&port) && state.taken.insert(port);
+            return is_new.then(|| format!("somebody listens at port {port} of localhost"));
+        }
+        if self.has_switched {
+            return None;
+        }
+        let barred = Barred::any(self.family, chance);
+        let part = barred.to_string();
+        if state.holds(&part) || state.refused.contains(&part) {
+            return None;
+        }
+        drop(state);
+        self.kernel.state().refused.push(part);
+        self.barred.push(barred);
+        Some(format!("nothing of {barred} can be written"))
+    }
+
+    fn is_of(&self, entry: &str, value: &str, service: &Service) -> bool {
+        let name = service.name.to_string();
+        let addresses = service.cluster_ips.iter().chain(&service.external_ips);
+        let mut addresses = addresses.chain(&service.ingress_ips);
+        let mut node_ports = service.ports.iter().filter_map(|port| port.node_port);
+        // An endpoint may be in it for several Services.
+        entry.starts_with("element hairpin-connections")
+            || entry.contains(&name)
+            || value.contains(&name)
+            || entry.starts_with("element ")
+                && (addresses.any(|address| entry.contains(&part_of_key(*address)))
+                    || node_ports.any(|port| {
+                        let [high, low] = port.to_be_bytes();
+                        entry.contains("nodeports") && entry.contains(&format!("{high}, {low}"))
+                    }))
+    }
+
+    fn is_forbidden(&self, write: &Write, barred: &[Service]) -> bool {
+        let state = self.kernel.state();
+        let mut refused = state.refused.iter();
+        if let Some(port) = write.what.strip_prefix("listen at ") {
+            let port = port.split(':').next().and_then(|port| port.parse().ok());
+            return port.is_some_and(|port| state.taken.contains(&port));
+        }
+        let words = write.what.split('\n').next().unwrap_or_default();
+        // What is left of such a Service cannot be removed, as its former rules lead there.
+        let mut barred = barred.iter().map(|service| service.name.to_string());
+        refused.any(|part| words.contains(part)) || barred.any(|name| words.contains(&name))
+    }
+
+    fn ends_with_process(&self) -> bool {
+        self.serves_localhost()
+    }
+
+    fn serves_localhost(&self) -> bool {
+        self.config.localhost == LocalhostNodePorts::Served
     }
 
     fn switch(&mut self, _: &mut Chance) -> Option<String> {
+        // What the other layout has left stays until all Services are written.
+        if !self.barred.is_empty() {
+            return None;
+        }
+        self.has_switched = true;
         self.config.layout = match self.config.layout {
             Layout::Upstream => Layout::Flat,
             Layout::Flat => Layout::Upstream,
@@ -160,9 +256,10 @@ impl Subject for Nftables {
         self.look().addresses.clone()
     }
 
-    fn served(&self, fronts: &BTreeSet<Front>) -> Served {
+    fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let state = self.look();
         let node = packets::node(self.family, state.addresses.iter().copied());
+        let listening = state.listening.clone();
         let mut held = Held::default();
         if let Some(content) = &state.table
             && content.activity == Activity::Active
@@ -178,14 +275,34 @@ impl Subject for Nftables {
         }
         drop(state);
         match Nft::read(held, self.family) {
-            Ok(nft) => packets::served(fronts, &nft, &node),
-            Err(_) => Served::new(),
+            Ok(nft) => {
+                let mut verdicts = packets::verdicts(fronts, &nft, &node);
+                // A port of the relay gets what the rules let through to localhost.
+                for (front, verdicts) in &mut verdicts {
+                    let is_tcp = front.protocol == Protocol::Tcp;
+                    if front.address.is_loopback()
+                        && *verdicts == [verdict::Verdict::Missed].into()
+                        && let Some(serving) = listening.get(&front.port).filter(|_| is_tcp)
+                    {
+                        let targets = serving.endpoints.iter().map(|at| Target {
+                            ip: at.ip(),
+                            port: at.port(),
+                        });
+                        *verdicts = accepted(targets, Seen::Node);
+                    }
+                }
+                verdicts
+            }
+            Err(_) => Verdicts::new(),
         }
     }
 
     fn ours(&self) -> Entries {
         let state = self.look();
         let mut ours = Entries::new();
+        for (port, serving) in &state.listening {
+            ours.insert(format!("listener {port}"), format!("{serving:?}"));
+        }
         let Some(content) = &state.table else {
             return ours;
         };
@@ -251,9 +368,11 @@ impl Subject for Nftables {
     fn afresh(&self, model: &Model) -> Fresh {
         let kernel = FakeKernel::new(self.family, &[]);
         {
-            let (addresses, is_old) = (self.addresses(), self.kernel.state().is_old);
-            let mut state = kernel.state();
-            (state.addresses, state.is_old) = (addresses, is_old);
+            let addresses = self.addresses();
+            let (mut state, own) = (kernel.state(), self.kernel.state());
+            (state.addresses, state.is_old) = (addresses, own.is_old);
+            state.refused.clone_from(&own.refused);
+            state.taken.clone_from(&own.taken);
         }
         let handle = kernel.clone();
         let lanes = Lanes::inline(|| handle.clone());
@@ -419,13 +538,25 @@ impl<K: Kernel> Kernel for Turnstile<K> {
     }
 
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String> {
-        self.kernel.listen(port)
+        let ask = Ask::Write(Write {
+            what: format!("listen at {}: {:?}", port.number, port.serving),
+            serves: Serves::All,
+            removes: None,
+        });
+        // A thread of this process is asked: no answer of it can be lost.
+        match self.gate.pass(ask) {
+            Permit::Go | Permit::LoseDone => self.kernel.listen(port),
+            _ => Err("on purpose".to_owned()),
+        }
     }
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
         let reason = || "on purpose".to_owned();
         let ask = Ask::Write(Write {
-            what: format!("{:?}", transaction.changes),
+            what: {
+                let words: Vec<String> = transaction.changes.iter().map(words).collect();
+                format!("{}\n{:?}", words.join("; "), transaction.changes)
+            },
             serves: Serves::All,
             removes: None,
         });

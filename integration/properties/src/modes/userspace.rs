@@ -8,8 +8,8 @@ use std::time::Instant;
 use chance::Chance;
 use hashbrown::HashSet;
 use proxy::{
-    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol, Target,
-    Unreadable,
+    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol, Service,
+    Target, Unreadable,
 };
 use proxy_userspace::fake::FakeKernel;
 use proxy_userspace::{
@@ -18,9 +18,10 @@ use proxy_userspace::{
 };
 use relay::Serving;
 
-use crate::cluster::{NODE, NODE_ADDRESS, at, net};
-use crate::subject::{Damage, Entries, Fresh, Served, Subject, run_afresh};
+use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, net};
+use crate::subject::{Barred, Damage, Entries, Fresh, Subject, run_afresh};
 use crate::turnstile::{Ask, Blame, From, Front, Lane, Permit, Serves, Turnstile, Write};
+use crate::verdict::{Seen, Verdicts, accepted};
 
 pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
     let addresses = [
@@ -39,6 +40,7 @@ pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
             localhost_node_ports: family == IpFamily::V4,
             ..Config::default()
         },
+        barred: Vec::new(),
     })
 }
 
@@ -46,6 +48,7 @@ struct Userspace {
     family: IpFamily,
     kernel: FakeKernel,
     config: Config,
+    barred: Vec<Barred>,
 }
 
 impl Userspace {
@@ -80,9 +83,34 @@ impl Subject for Userspace {
         (Box::new(mode), lanes)
     }
 
-    fn is_forbidden(&self, write: &Write) -> bool {
+    fn barred(&self) -> &[Barred] {
+        &self.barred
+    }
+
+    fn forbid(&mut self, chance: &mut Chance) -> Option<String> {
+        let address = at(self.family, [10, 96, 0, 10 + chance.small(SERVICES)]);
+        let (protocol, port) = (Protocol::Tcp, 80);
+        let portal = Portal {
+            address: Some(address),
+            protocol,
+            port,
+        };
+        let mut state = self.kernel.state();
+        if state.redirects.contains_key(&portal) || !state.refused.insert(portal) {
+            return None;
+        }
+        drop(state);
+        self.barred.push(Barred::Portal(address, protocol, port));
+        Some(format!("{portal} cannot be redirected"))
+    }
+
+    fn is_forbidden(&self, write: &Write, _barred: &[Service]) -> bool {
         // It has no listening ports of SCTP.
-        write.what.contains("/SCTP")
+        let mut refused = self.barred.iter().filter_map(|barred| match barred {
+            Barred::Portal(address, ..) => Some(format!("{address}")),
+            _ => None,
+        });
+        write.what.contains("/SCTP") || refused.any(|part| write.what.contains(&part))
     }
 
     fn ends_with_process(&self) -> bool {
@@ -97,9 +125,9 @@ impl Subject for Userspace {
         self.kernel.state().addresses.clone()
     }
 
-    fn served(&self, fronts: &BTreeSet<Front>) -> Served {
+    fn verdicts(&self, fronts: &BTreeSet<Front>) -> Verdicts {
         let state = self.kernel.state();
-        let mut served = Served::new();
+        let mut served = Verdicts::new();
         for front in fronts {
             let portal = |address| Portal {
                 address,
@@ -116,6 +144,7 @@ impl Subject for Userspace {
             };
             let to = match front.from {
                 From::Node => aim.node,
+                From::Pod => aim.pods,
                 // There is no rule for it then.
                 From::Outside if aim.via.is_none() => continue,
                 From::Outside => aim.outside,
@@ -132,7 +161,7 @@ impl Subject for Userspace {
                 ip: at.ip(),
                 port: at.port(),
             });
-            let targets: BTreeSet<Target> = targets.collect();
+            let targets = accepted(targets, Seen::Node);
             if !targets.is_empty() {
                 served.insert(*front, targets);
             }
@@ -242,6 +271,8 @@ impl Subject for Userspace {
     fn afresh(&self, model: &Model) -> Fresh {
         let kernel = FakeKernel::new(&[]);
         kernel.state().addresses = self.addresses();
+        let refused = self.kernel.state().refused.clone();
+        kernel.state().refused = refused;
         let handle = kernel.clone();
         let lanes = Lanes::inline(|| handle.clone());
         let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
@@ -250,6 +281,7 @@ impl Subject for Userspace {
             family: self.family,
             kernel,
             config: self.config.clone(),
+            barred: self.barred.clone(),
         });
         Fresh { subject, pending }
     }

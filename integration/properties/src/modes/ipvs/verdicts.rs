@@ -10,15 +10,15 @@ use proxy_ipvs::fake::State;
 use proxy_ipvs::{Rules, SetKind, ShimStyle, VirtualServer, VirtualServerKey};
 
 use crate::packets;
-use crate::subject::Served;
 use crate::turnstile::Front;
+use crate::verdict::Verdicts;
 
-/// Returns who serves at these fronts, by the virtual servers, addresses, sets and rules.
-pub(super) fn served(fronts: &BTreeSet<Front>, state: &State) -> Served {
+/// Returns the verdicts at these fronts, by the virtual servers, addresses, sets and rules.
+pub(super) fn verdicts(fronts: &BTreeSet<Front>, state: &State) -> Verdicts {
     let node = node(state);
     let rules = state.snapshot.rules.clone().unwrap_or_default();
     if state.shim != ShimStyle::Nftables {
-        return packets::served(fronts, &Xtables::of(&saved(&rules)), &node);
+        return packets::verdicts(fronts, &Xtables::of(&saved(&rules)), &node);
     }
     let (family, mut held) = (state.family.into(), Held::default());
     let table = state.native();
@@ -30,8 +30,8 @@ pub(super) fn served(fronts: &BTreeSet<Front>, state: &State) -> Served {
         held.add_chain(family, table.name, &chain, rules);
     }
     match Nft::read(held, state.family) {
-        Ok(nft) => packets::served(fronts, &nft, &node),
-        Err(_) => Served::new(),
+        Ok(nft) => packets::verdicts(fronts, &nft, &node),
+        Err(_) => Verdicts::new(),
     }
 }
 
