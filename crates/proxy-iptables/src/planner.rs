@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use proxy::Owner;
+use hashbrown::HashSet;
+use proxy::{Owner, Rank, Share, Shares};
 
 use crate::chain::Shared;
 use crate::claims::Claims;
@@ -15,6 +16,14 @@ use crate::tables::Tables;
 
 /// So many changes in a shared chain are not worth writing it whole.
 const FEW_CHANGES: usize = 64;
+/// About so many rules of Service ports make a restore, which iptables-nft writes in 50 ms. The time
+/// of more grows with their square.
+const MANY_RULES: usize = 2_048;
+/// All rules take no more than about so many restores: each of iptables-legacy reads and writes the
+/// whole table.
+const MAX_RESTORES: usize = 32;
+/// With more rules than this in one restore, a Service or a namespace comes after the others.
+const SHARE: usize = 512;
 
 /// What a plan is made from.
 pub(crate) struct Planner<'a> {
@@ -37,25 +46,44 @@ impl Planner<'_> {
             manner: self.manner,
             ..Plan::default()
         };
-        let due: Vec<Slot> = self.due_slots();
-        self.plan_base(&due, &mut plan);
+        let mut parts = self.due_parts();
+        let is_last = self.leave_for_later(&mut parts);
+        let written = parts.values().flat_map(|part| &part.slots);
+        let written: HashSet<Slot> = written.map(|change| change.slot).collect();
+        self.plan_base(&written, is_last, &mut plan);
+        // Rules that are written later may still lead to them.
+        if is_last && self.may_delete {
+            let due = self.tables.chains.due(self.now);
+            let stale = due.filter(|chain| self.tables.chains.wanted(chain).is_none());
+            plan.stale = stale.copied().collect();
+            plan.stale.sort_unstable();
+        }
+        plan.parts = parts
+            .into_iter()
+            .map(|(owner, mut part)| {
+                let port = owner.as_ref().and_then(|owner| self.claims.port(owner));
+                part.port = port.cloned();
+                part.owner = owner;
+                part
+            })
+            .collect();
+        plan
+    }
+
+    /// All that Service ports want changed, by owner.
+    fn due_parts(&self) -> BTreeMap<Option<Arc<Owner>>, Part> {
         let mut parts: BTreeMap<Option<Arc<Owner>>, Part> = BTreeMap::new();
         for chain in self.tables.chains.due(self.now) {
-            match (
-                self.tables.chains.owner(chain),
-                self.tables.chains.wanted(chain),
-            ) {
-                (Some(owner), Some(content)) => {
-                    let part = parts.entry(Some(Arc::clone(owner))).or_default();
-                    part.chains.insert(*chain, *content);
-                    part.rules += content.rules as usize;
-                }
-                _ if self.may_delete => plan.stale.push(*chain),
-                _ => {}
+            if let Some(owner) = self.tables.chains.owner(chain)
+                && let Some(content) = self.tables.chains.wanted(chain)
+            {
+                let part = parts.entry(Some(Arc::clone(owner))).or_default();
+                part.chains.insert(*chain, *content);
+                part.rules += content.rules as usize;
             }
         }
         let mut changed: BTreeMap<Option<&Arc<Owner>>, BTreeSet<Slot>> = BTreeMap::new();
-        for slot in due {
+        for slot in self.due_slots() {
             let owner = self.tables.slots.owner(&slot);
             changed.entry(owner).or_default().insert(slot);
         }
@@ -75,17 +103,45 @@ impl Planner<'_> {
                 }
             }
         }
-        plan.stale.sort_unstable();
-        plan.parts = parts
-            .into_iter()
-            .map(|(owner, mut part)| {
-                let port = owner.as_ref().and_then(|owner| self.claims.port(owner));
-                part.port = port.cloned();
-                part.owner = owner;
-                part
-            })
-            .collect();
-        plan
+        parts
+    }
+
+    /// Keeps as many Service ports as one restore writes, those within the shares of their Service and
+    /// namespace first, and all that nobody wants. Reports whether all are kept.
+    fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, Part>) -> bool {
+        // Before anybody is served, nobody waits.
+        if self.tables.slots.as_wanted_len() == 0 {
+            return true;
+        }
+        let all: usize = self.claims.rules.iter().sum();
+        let most = MANY_RULES.max(all / MAX_RESTORES);
+        let rules = |part: &Part| part.rules + part.slots.len();
+        let owned = parts.iter();
+        let owned = owned.filter_map(|(of, part)| Some((Arc::clone(of.as_ref()?), rules(part))));
+        let owned: Vec<(Arc<Owner>, usize)> = owned.collect();
+        if owned.iter().map(|(_, rules)| rules).sum::<usize>() <= most {
+            return true;
+        }
+        let mut shares = Shares::new(SHARE);
+        let placed = owned.iter().map(|(owner, rules)| {
+            let share = if owner.rank < Rank::Other {
+                Share::Within
+            } else {
+                shares.of(&owner.name.service, *rules)
+            };
+            (share, owner.rank, owner, *rules)
+        });
+        let mut placed: Vec<_> = placed.collect();
+        placed.sort_unstable();
+        let mut written = 0;
+        let kept = placed.into_iter().take_while(|(.., rules)| {
+            let is_first = written == 0;
+            written += rules;
+            is_first || written <= most
+        });
+        let kept: HashSet<&Arc<Owner>> = kept.map(|(_, _, owner, _)| owner).collect();
+        parts.retain(|owner, _| owner.as_ref().is_none_or(|owner| kept.contains(owner)));
+        false
     }
 
     /// The changes in slots, and what of their owner is in the same chains, in the order in which
@@ -118,7 +174,7 @@ impl Planner<'_> {
             .collect()
     }
 
-    fn plan_base(&self, due: &[Slot], plan: &mut Plan) {
+    fn plan_base(&self, written: &HashSet<Slot>, is_last: bool, plan: &mut Plan) {
         let Some(wanted) = self.tables.base.wanted(&()) else {
             return;
         };
@@ -141,13 +197,16 @@ impl Planner<'_> {
         }
         if self.manner == Manner::Together {
             for chain in Shared::ALL {
-                let changes = due.iter().filter(|slot| slot.chain == chain).count();
+                // One of several restores puts rules in: only what it takes away has to be looked for.
+                let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
+                let changes = written.iter().filter(|slot| slot.chain == chain);
+                let changes = changes.filter(counts).count();
                 if changes > FEW_CHANGES && changes > self.tables.slots.wanted_len() / 8 {
                     whole.insert(chain);
                 }
             }
         }
-        let mut texts = self.texts_of(&whole);
+        let mut texts = self.texts_of(&whole, written);
         plan.whole = whole
             .into_iter()
             .map(|chain| Whole {
@@ -158,43 +217,39 @@ impl Planner<'_> {
             .collect();
     }
 
-    /// Whether a slot was refused, and is to be tried again later.
-    fn is_put_off(&self, slot: &Slot) -> bool {
-        let slots = &self.tables.slots;
-        slots.is_failing(slot) && !slots.is_due(slot, self.now)
-    }
-
-    /// All rules of Services that are to be in these chains, in the order of their owners.
-    fn texts_of(&self, chains: &BTreeSet<Shared>) -> BTreeMap<Shared, Vec<Arc<str>>> {
+    /// All rules of Services that are in these chains once `written` are as they are wanted, in the order
+    /// of their owners.
+    fn texts_of(
+        &self,
+        chains: &BTreeSet<Shared>,
+        written: &HashSet<Slot>,
+    ) -> BTreeMap<Shared, Vec<Arc<str>>> {
         let mut texts: BTreeMap<Shared, Vec<Arc<str>>> = BTreeMap::new();
         if chains.is_empty() {
             return texts;
         }
+        // What is tried apart, is written later or was refused stays as it is there.
+        let is_written = |slot: &Slot| self.manner == Manner::Together && written.contains(slot);
         let mut put = |slot: &Slot, text: Option<&Arc<str>>| {
             if let Some(text) = text.filter(|_| chains.contains(&slot.chain)) {
                 texts.entry(slot.chain).or_default().push(Arc::clone(text));
             }
         };
-        let is_apart = self.manner == Manner::Apart;
         let mut owners: Vec<&Arc<Owner>> = self.claims.owners().collect();
         owners.sort_unstable_by_key(|owner| (owner.rank, *owner));
         for owner in owners {
             let slots = self.tables.slots.keys_of(owner).iter();
             for slot in slots.filter(|slot| self.tables.slots.owner(slot) == Some(owner)) {
-                // What is tried apart stays out: only what the kernel has taken before.
-                // So does what was refused, until its time comes.
-                if is_apart || self.is_put_off(slot) {
-                    put(slot, self.tables.slots.actual(slot));
-                } else {
+                if is_written(slot) {
                     put(slot, self.tables.slots.wanted(slot));
+                } else {
+                    put(slot, self.tables.slots.actual(slot));
                 }
             }
         }
-        if is_apart || !self.may_delete {
-            for (slot, text) in self.tables.slots.iter_actual() {
-                if self.tables.slots.wanted(slot).is_none() {
-                    put(slot, Some(text));
-                }
+        for (slot, text) in self.tables.slots.iter_actual() {
+            if self.tables.slots.wanted(slot).is_none() && !is_written(slot) {
+                put(slot, Some(text));
             }
         }
         texts

@@ -377,6 +377,69 @@ fn a_change_costs_the_same_among_few_and_among_many() {
 }
 
 #[test]
+fn many_large_services_of_one_namespace_come_after_the_others_in_pieces() {
+    let tenant = |number: u8| {
+        let port = |port: u16| (Arc::<str>::from(format!("p{port}")), port);
+        let ports: Vec<(Arc<str>, u16)> = (1..=50).map(port).collect();
+        let mut large = service(number);
+        large.name = NamespacedName::new("tenant", large.name.name());
+        large.cluster_ips = [[10, 96, 2, number].into()].into_iter().collect();
+        large.external_ips = (1..=20).map(|ip| [203, 0, number, ip].into()).collect();
+        let of_service = ports.iter().map(|(name, port)| ServicePort {
+            name: name.as_ref().into(),
+            protocol: Protocol::Tcp,
+            port: *port,
+            node_port: None,
+        });
+        large.ports = of_service.collect();
+        let Event::SliceApplied(mut slice) = slice(number, 1..=20) else {
+            unreachable!("it is a slice");
+        };
+        slice.name = NamespacedName::new("tenant", slice.name.name());
+        slice.service = large.name.clone();
+        let of_slice = ports.iter().map(|(name, _)| EndpointPort {
+            name: name.as_ref().into(),
+            protocol: Protocol::Tcp,
+            port: 8080,
+        });
+        slice.ports = of_slice.collect();
+        [Event::ServiceApplied(large), Event::SliceApplied(slice)]
+    };
+    let mut world = serving(3);
+    let changes = || (101..=104).flat_map(tenant).chain([slice(1, [1, 3])]);
+    for event in changes() {
+        world.apply(event);
+    }
+    assert_eq!(world.sync().pending, 0);
+    let restores = world.restores();
+    assert!(restores[0].contains("10.244.0.3"), "{}", restores[0]);
+    let longest = restores.iter().map(|text| text.lines().count()).max();
+    assert!(longest.unwrap() < 4_000, "{longest:?} lines");
+
+    // The same rules as of a start that writes them all at once.
+    let mut other = World::new();
+    for number in 1..=3 {
+        other.apply(Event::ServiceApplied(service(number)));
+        other.apply(slice(number, [1, 2]));
+    }
+    for event in changes() {
+        other.apply(event);
+    }
+    assert_eq!(other.sync().pending, 0);
+    assert_eq!(other.restores().len(), 1);
+    assert_eq!(world.holds(), other.holds());
+
+    // They go, and take nothing of the others with them.
+    for number in 101..=104 {
+        let large = NamespacedName::new("tenant", &format!("web-{number}"));
+        world.apply(Event::ServiceDeleted(large));
+    }
+    world.apply(slice(1, [1, 2]));
+    assert_eq!(world.sync().pending, 0);
+    assert_eq!(world.holds(), serving(3).holds());
+}
+
+#[test]
 fn what_no_service_wants_is_removed_with_it() {
     let mut world = World::new();
     world.sync();
