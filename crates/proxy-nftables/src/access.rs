@@ -26,7 +26,12 @@ impl<K: Kernel> KernelAccess<K> for Nftables {
     }
 
     fn write(kernel: &mut K, plan: &Plan) -> Verdicts {
-        plan.apply(kernel)
+        let started = kernel.clock();
+        let verdicts = plan.apply(kernel);
+        Verdicts {
+            took: kernel.clock().saturating_duration_since(started),
+            ..verdicts
+        }
     }
 
     fn query(_: &mut K, _: &Config, (): ()) {}

@@ -16,6 +16,7 @@
 
 mod access;
 mod base;
+mod budget;
 mod changes;
 mod choice;
 mod claims;

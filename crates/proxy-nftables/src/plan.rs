@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use nftables_netlink::Name;
 use proxy::{IpFamily, Owner, ServicePortName};
@@ -228,6 +229,8 @@ pub struct Verdicts {
     pub(crate) changes: usize,
     /// How many transactions were refused.
     pub(crate) refused: usize,
+    /// How long all of them took.
+    pub(crate) took: Duration,
     /// Whether the table is not as believed.
     pub(crate) is_doubtful: bool,
     /// Why nothing would be taken now, whatever it is.

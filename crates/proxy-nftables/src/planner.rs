@@ -10,6 +10,7 @@ use proxy::{IpFamily, Owner, Rank, Share, Shares};
 use reconcile::Table as Entries;
 
 use crate::base::{Base, Key, SERVICES_CHAIN, Value};
+use crate::budget::Budget;
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::content::Content;
@@ -52,6 +53,7 @@ pub(crate) struct Planner<'a> {
     pub(crate) base: &'a Arc<Base>,
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
+    pub(crate) budget: Budget,
     /// Whether what nobody wants may be taken away.
     pub(crate) may_delete: bool,
     pub(crate) now: Instant,
@@ -130,7 +132,7 @@ impl<'a> Planner<'a> {
         let most = match urgent {
             _ if is_moving => usize::MAX,
             1.. if count > FEW_PARTS => urgent,
-            _ => MANY_PARTS,
+            _ => self.budget.of(MANY_PARTS),
         };
         let most = if is_moving {
             most
@@ -151,8 +153,9 @@ impl<'a> Planner<'a> {
             })
             .collect();
         // What goes has time: what leads to it may be written later.
-        if is_last && !is_moving && due.unowned.len() > MANY_SLOTS {
-            due.unowned.truncate(MANY_SLOTS);
+        let many_slots = self.budget.of(MANY_SLOTS);
+        if is_last && !is_moving && due.unowned.len() > many_slots {
+            due.unowned.truncate(many_slots);
             is_last = false;
             // Chains that they lead to go with the last ones.
             plan.parts.append(&mut due.unowned);
@@ -160,7 +163,7 @@ impl<'a> Planner<'a> {
         if is_last {
             plan.parts.append(&mut due.unowned);
             if !is_moving {
-                due.stale.truncate(MANY_STALE);
+                due.stale.truncate(self.budget.of(MANY_STALE));
             }
             plan.stale = due.stale;
             if !self.is_wanted_later() {
@@ -168,6 +171,24 @@ impl<'a> Planner<'a> {
             }
         }
         plan
+    }
+
+    /// Returns how much a plan has in it, of the most that one may have.
+    pub(crate) fn size(plan: &Plan) -> Budget {
+        let (mut sets, mut endpoints, mut slots) = (0, 0, 0);
+        for part in &plan.parts {
+            sets += part.affinity.len();
+            slots += part.slots.len();
+            if !part.chains.is_empty() {
+                endpoints += part.port.as_ref().map_or(0, |port| port.endpoints);
+            }
+        }
+        let owned = plan.parts.iter().filter(|part| part.owner.is_some());
+        Budget::share(owned.count(), MANY_PARTS)
+            .max(Budget::share(sets, MANY_SETS))
+            .max(Budget::share(endpoints, MANY_ENDPOINTS))
+            .max(Budget::share(slots, MANY_SLOTS))
+            .max(Budget::share(plan.stale.len(), MANY_STALE))
     }
 
     /// NodePorts on localhost that others serve from now on, or nobody.
@@ -197,7 +218,9 @@ impl<'a> Planner<'a> {
             if !part.chains.is_empty() || part.slots.iter().any(SlotChange::has_choices) {
                 endpoints += self.claims.port(owner).map_or(0, |port| port.endpoints);
             }
-            sets > MANY_SETS || endpoints > MANY_ENDPOINTS || slots > MANY_SLOTS
+            sets > self.budget.of(MANY_SETS)
+                || endpoints > self.budget.of(MANY_ENDPOINTS)
+                || slots > self.budget.of(MANY_SLOTS)
         });
         fits.unwrap_or(due.len()).max(1)
     }
@@ -435,7 +458,7 @@ impl<'a> Planner<'a> {
             } else if !within.contains(owner) && !more.contains(owner) {
                 if shares.of(&owner.name.service, 1) == Share::Within {
                     within.insert(owner);
-                } else if more.len() < MANY_PARTS {
+                } else if more.len() < self.budget.of(MANY_PARTS) {
                     more.insert(owner);
                 }
             }
@@ -443,7 +466,7 @@ impl<'a> Planner<'a> {
         let mut others: Vec<&'a Arc<Owner>> = within.into_iter().collect();
         others.sort_unstable();
         others.extend(more);
-        others.truncate(MANY_PARTS);
+        others.truncate(self.budget.of(MANY_PARTS));
         for owner in urgent.into_iter().chain(others) {
             let chains = tables.chains.keys_of(owner).iter();
             let chains = chains.filter(|chain| is_due(&tables.chains, chain));
@@ -531,14 +554,21 @@ impl<'a> Planner<'a> {
                 }
             }
         }
+        // One more than a transaction has says that others are left.
+        let many_slots = if self.is_moving() {
+            usize::MAX
+        } else {
+            self.budget.of(MANY_SLOTS) + 1
+        };
         for slot in tables.slots.due(now) {
-            let change = self.change(slot);
             match tables.slots.owner(slot) {
-                Some(owner) => due.part(owner).slots.push(change),
-                None if self.may_delete => due.unowned.push(Part {
-                    slots: vec![change],
-                    ..Part::default()
-                }),
+                Some(owner) => due.part(owner).slots.push(self.change(slot)),
+                None if self.may_delete && due.unowned.len() < many_slots => {
+                    due.unowned.push(Part {
+                        slots: vec![self.change(slot)],
+                        ..Part::default()
+                    });
+                }
                 None => {}
             }
         }

@@ -19,6 +19,7 @@ use proxy::{Failure, Fate, Model, NamespacedName, NodeFacts, Notice, Selection, 
 use reconcile::Rows;
 
 use crate::base::{Base, NodePortIps, unallocated};
+use crate::budget::Budget;
 use crate::choice::Chooser;
 use crate::claims::Claims;
 use crate::clients::Room;
@@ -64,6 +65,8 @@ pub struct Nftables {
     /// How chains go that nobody wants, as far as has turned out.
     removal: Removal,
     timeouts: Timeouts,
+    /// How much the next transaction may have, once everything was written for the first time.
+    budget: Option<Budget>,
     /// When the table was last read, and how long that took.
     read: Option<(Instant, Duration)>,
     /// When it is read because somebody else has changed it.
@@ -306,6 +309,7 @@ impl engine::Scheme for Nftables {
             unallocated: None,
             removal: Removal::Together,
             timeouts: Timeouts::Unknown,
+            budget: None,
             read: None,
             reread: None,
             is_uncertain: false,
@@ -396,6 +400,7 @@ impl engine::Scheme for Nftables {
             base: &self.base,
             removal: self.removal,
             timeouts: self.timeouts,
+            budget: self.budget.unwrap_or(Budget::WHOLE),
             may_delete: state.may_delete(),
             now: state.now,
         };
@@ -444,6 +449,8 @@ impl engine::Scheme for Nftables {
         }
         self.shrunk.extend(plan.shrunk(&verdicts));
         (self.removal, self.timeouts) = (verdicts.removal, verdicts.timeouts);
+        let size = Planner::size(plan);
+        self.budget = self.budget.map(|before| before.after(size, verdicts.took));
         if verdicts.is_doubtful || plan.replaces_set() {
             self.is_uncertain = true;
             state.doubt(Part::Table);
@@ -464,6 +471,11 @@ impl engine::Scheme for Nftables {
             let counts = state.report.nftables.get_or_insert_default();
             counts.failed_listeners += failed;
             counts.listeners = Some(self.tables.listeners.iter_actual().count());
+        }
+        let slots = &self.tables.slots;
+        let is_all = || slots.due(state.now).next().is_none();
+        if self.budget.is_none() && slots.as_wanted_len() > 0 && is_all() {
+            self.budget = Some(Budget::LEAST);
         }
         if plan.has_base() && verdicts.base == Verdict::Done {
             self.unallocated = self.base.unallocated().cloned();

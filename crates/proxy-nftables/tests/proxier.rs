@@ -1629,6 +1629,26 @@ fn what_has_failed_of_very_many_is_tried_again_and_ends() {
 }
 
 #[test]
+fn a_start_is_one_transaction_and_many_changes_are_several() {
+    for layout in LAYOUTS {
+        let mut world = World::new(layout);
+        for number in 1..=300 {
+            web(&mut world, number, [1]);
+        }
+        world.sync();
+        let start = world.made().len();
+        // Nobody waits for the kernel longer than a transaction of the smallest size takes.
+        for number in 301..=600 {
+            web(&mut world, number, [1]);
+        }
+        assert_eq!(world.sync().pending, 0);
+        let changes = world.made().len();
+        assert!(start <= 2 && changes >= 2, "{start}, then {changes}");
+        assert_eq!(world.served_and_refused(), (600, 0));
+    }
+}
+
+#[test]
 fn what_cannot_be_sent_at_once_goes_in_pieces() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
