@@ -20,6 +20,9 @@ use crate::server::VirtualServerKey;
 
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
+/// So many virtual servers are looked at in one go: each is a dump of its destinations, and what
+/// changes meanwhile waits.
+const LOOKS_AT_ONCE: usize = 256;
 
 /// What drains, by virtual server.
 #[derive(Debug)]
@@ -122,10 +125,13 @@ impl Drains {
             .is_some_and(|drain| drain.targets.contains_key(&target))
     }
 
-    /// The virtual servers to look at now; their next look is put off.
+    /// The virtual servers to look at now, as many as are in one go; their next look is put off.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<VirtualServerKey> {
         let mut keys = Vec::new();
         for (key, drain) in &mut self.servers {
+            if keys.len() == LOOKS_AT_ONCE {
+                break;
+            }
             if drain.due.is_none_or(|due| due <= now) {
                 let delay = FIRST_LOOK
                     .saturating_mul(1 << drain.looks.min(16))
@@ -208,6 +214,26 @@ mod tests {
         let mut total = Total::default();
         drains.servers.values().for_each(|drain| total.add(drain));
         total
+    }
+
+    #[test]
+    fn very_many_are_looked_at_in_several_goes() {
+        let now = Instant::now();
+        let mut drains = Drains::new(None);
+        let target = Target {
+            ip: [10, 244, 0, 1].into(),
+            port: 80,
+        };
+        for port in 1..=600 {
+            let key = VirtualServerKey {
+                address: [10, 96, 0, 1].into(),
+                port,
+                protocol: proxy::Protocol::Tcp,
+            };
+            drains.set(key, BTreeSet::from([target]));
+        }
+        let goes: Vec<usize> = (0..4).map(|_| drains.take_due(now).len()).collect();
+        assert_eq!(goes, [256, 256, 88, 0]);
     }
 
     #[test]

@@ -50,6 +50,8 @@ pub(crate) struct Budget(usize);
 impl Budget {
     const MOST: Self = Self(32_768);
     const LEAST: Self = Self(64);
+    /// What is removed takes the kernel longer, and nobody waits for it.
+    const OF_REMOVALS: Self = Self(1_024);
     /// About as long as a plan may take, and how much longer for each virtual server that is pending:
     /// the next plan looks at all of them.
     const TIME: Duration = Duration::from_millis(50);
@@ -136,14 +138,25 @@ impl Turn {
 }
 
 /// Where the thread of virtual servers and sets stands in its turns.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Turns {
-    budget: Budget,
+    /// By turn: the kernel takes longer to remove a destination than to add one.
+    budgets: [Budget; 3],
     /// What it has done last, while there is more.
     last: Option<Turn>,
     /// The virtual server with which its last plan ended because it was long enough: the next one
     /// begins behind it.
     last_server: Option<VirtualServerKey>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self {
+            budgets: [Budget::MOST, Budget::OF_REMOVALS, Budget::OF_REMOVALS],
+            last: None,
+            last_server: None,
+        }
+    }
 }
 
 /// Whether there is room for more in what a thread does in one go.
@@ -158,16 +171,17 @@ impl Turns {
     /// something is made, and the plan is not as long as one may be.
     pub(crate) fn services(&mut self, tables: &Tables, of: &Situation<'_>) -> Option<(Plan, Room)> {
         for turn in Turn::after(self.last.take()) {
+            let budget = *self.budget(turn);
             let plan = match turn {
-                Turn::Make => make(tables, self.budget, self.last_server, of),
-                Turn::Break if of.claims.may_delete => remove(tables, self.budget, of),
-                Turn::Forget if of.claims.may_delete => forget(tables, of),
+                Turn::Make => make(tables, budget, self.last_server, of),
+                Turn::Break if of.claims.may_delete => remove(tables, budget, of),
+                Turn::Forget if of.claims.may_delete => forget(tables, budget, of),
                 Turn::Break | Turn::Forget => Plan::default(),
             };
             if plan.ops.is_empty() {
                 continue;
             }
-            let is_long = self.budget.is_used_up(plan.ops.len());
+            let is_long = budget.is_used_up(plan.ops.len());
             self.last = Some(turn);
             if turn == Turn::Make {
                 let last = plan.ops.last().filter(|_| is_long);
@@ -183,9 +197,20 @@ impl Turns {
         None
     }
 
-    /// Follows how long so many writes have taken.
+    fn budget(&mut self, turn: Turn) -> &mut Budget {
+        let [make, remove, forget] = &mut self.budgets;
+        match turn {
+            Turn::Make => make,
+            Turn::Break => remove,
+            Turn::Forget => forget,
+        }
+    }
+
+    /// Follows how long so many writes have taken: those of the last turn.
     pub(crate) fn took(&mut self, ops: usize, took: Duration, tables: &Tables) {
-        self.budget = Budget::after(ops, took, tables.servers.pending_len());
+        if let Some(turn) = self.last {
+            *self.budget(turn) = Budget::after(ops, took, tables.servers.pending_len());
+        }
     }
 }
 
@@ -517,7 +542,7 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
 }
 
 /// Set members that go.
-fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
+fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     // What filters and masquerades stays until nothing is served there, and nothing can arrive.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
@@ -561,7 +586,12 @@ fn forget(tables: &Tables, of: &Situation<'_>) -> Plan {
                 && !may_loop_back(member)
                 && !is_taken_over(tables, set, member, of)
         });
-        ops.extend(removed.map(|member| Op::RemoveMember(set, member)));
+        let left = budget.left(ops.len());
+        ops.extend(
+            removed
+                .take(left)
+                .map(|member| Op::RemoveMember(set, member)),
+        );
     }
     Plan { ops }
 }
