@@ -85,7 +85,7 @@ pub use kinds::{Config, Kinds, Lane, Part};
 pub use lanes::Lanes;
 pub use news::News;
 pub use scheme::{Concern, Extent, KernelAccess, Scheme, Step};
-pub use served::Served;
+pub use served::{CONFLICTS_MAX, Served};
 pub use state::State;
 
 use lanes::Done;

@@ -37,7 +37,9 @@ impl Monitor {
         let disputed = scheme.disputed();
         let version = disputed.conflicts_version();
         if mem::replace(&mut self.conflicts_version, version) != version {
-            state.report.conflicts = Some(disputed.conflicts());
+            let (conflicts, more) = disputed.conflicts();
+            state.report.conflicts = Some(conflicts);
+            state.report.more_conflicts = more;
         }
         let parts = PartOf::<S>::ALL.iter();
         let is_repaired = parts

@@ -40,6 +40,10 @@ impl News {
     /// Something of these Services was written, or tried.
     pub fn wrote(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
         for service in services {
+            // A Service with many ports is named by each of them, one after the other.
+            if self.fresh.last() == Some(&service) && self.written.contains(&service) {
+                continue;
+            }
             if self.awaited.contains(&service) {
                 self.written.insert(service.clone());
             }

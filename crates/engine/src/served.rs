@@ -1,11 +1,16 @@
 //! The table of what Services are served by, whatever that is in a mode.
 
+use std::collections::BinaryHeap;
 use std::fmt::Display;
 use std::hash::Hash;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use proxy::{Conflict, Owner};
 use reconcile::{Rows, Table};
+
+/// So many conflicts of the Services of a namespace are told one by one.
+pub const CONFLICTS_MAX: usize = 256;
 
 /// A table of entries that Service ports claim, of which only one can have each.
 pub trait Served: Rows {
@@ -27,13 +32,14 @@ pub trait Served: Rows {
     /// Another number than before if [`conflicts`](Self::conflicts) may tell something else.
     fn conflicts_version(&self) -> u64;
 
-    /// Who claims an entry without having it.
-    fn conflicts(&self) -> Vec<Conflict>;
+    /// Who claims an entry without having it: of the Services of a namespace, the first
+    /// [`CONFLICTS_MAX`]; and how many more there are.
+    fn conflicts(&self) -> (Vec<Conflict>, usize);
 }
 
 impl<K, V> Served for Table<K, V, Arc<Owner>>
 where
-    K: Clone + Eq + Hash + Display,
+    K: Clone + Ord + Hash + Display,
     V: Clone + Eq,
 {
     fn len(&self) -> usize {
@@ -53,21 +59,37 @@ where
         self.contested_version()
     }
 
-    fn conflicts(&self) -> Vec<Conflict> {
-        let mut conflicts = Vec::new();
+    fn conflicts(&self) -> (Vec<Conflict>, usize) {
+        // A namespace can have hundreds of thousands: only the first ones are kept while all are looked at.
+        let mut first: HashMap<&str, BinaryHeap<(&K, &Owner, &Owner)>> = HashMap::new();
+        let mut more = 0;
         for (key, claims) in self.contested() {
             let Some(((winner, _), losers)) = claims.split_first() else {
                 continue;
             };
-            conflicts.extend(losers.iter().map(|(loser, _)| Conflict {
-                object: key.to_string(),
-                winner: winner.name.clone(),
-                loser: loser.name.clone(),
-            }));
+            for (loser, _) in losers {
+                let kept = first.entry(loser.name.service.namespace()).or_default();
+                let one = (key, &**loser, &**winner);
+                if kept.len() < CONFLICTS_MAX {
+                    kept.push(one);
+                    continue;
+                }
+                more += 1;
+                if let Some(mut last) = kept.peek_mut().filter(|last| **last > one) {
+                    *last = one;
+                }
+            }
         }
+        let all = first.into_values().flatten();
+        let all = all.map(|(key, loser, winner)| Conflict {
+            object: key.to_string(),
+            winner: winner.name.clone(),
+            loser: loser.name.clone(),
+        });
+        let mut conflicts: Vec<Conflict> = all.collect();
         conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
         // Two entries may be one to those who are told.
         conflicts.dedup();
-        conflicts
+        (conflicts, more)
     }
 }

@@ -322,7 +322,10 @@ impl World {
             all.unreadable.extend(report.unreadable);
             all.settled.extend(report.settled);
             all.written_for.extend(report.written_for);
-            all.conflicts = report.conflicts.or(all.conflicts);
+            if report.conflicts.is_some() {
+                all.conflicts = report.conflicts;
+                all.more_conflicts = report.more_conflicts;
+            }
         }
     }
 
@@ -441,6 +444,28 @@ fn of_two_that_want_the_same_the_older_has_it() {
         told,
         Some(("default/older".into(), "default/younger".into()))
     );
+}
+
+#[test]
+fn very_many_conflicts_of_one_namespace_are_counted_and_hide_no_others() {
+    const MANY: i64 = 1_000;
+    let mut world = World::new().listed();
+    for created in 1..=MANY {
+        world.service(&format!("large-{created:04}"), created, "10.96.0.1");
+    }
+    let told = world.sync();
+    let conflicts = told.conflicts.unwrap();
+    assert_eq!(conflicts.len(), engine::CONFLICTS_MAX);
+    // The oldest one has the address.
+    assert_eq!(
+        conflicts.len() + told.more_conflicts,
+        usize::try_from(MANY).unwrap() - 1
+    );
+    let losers: Vec<String> = conflicts.iter().map(|of| of.loser.to_string()).collect();
+    assert_eq!(losers.first().unwrap(), "default/large-0002");
+    // A change of one that already claims it is no other conflict.
+    world.service("large-0500", 500, "10.96.0.1");
+    assert_eq!(world.sync().conflicts, None);
 }
 
 #[test]

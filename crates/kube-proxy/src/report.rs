@@ -1,6 +1,7 @@
 //! What the log says about syncs: what is new, once, by name; not the same failure at every retry.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::time::{Duration, Instant, SystemTime};
 
 use proxy::{Conflict, Drift, Failure, IpFamily, Model, Report, Standing, Unreadable};
@@ -22,6 +23,8 @@ pub(crate) struct Reporter {
     recorder: Recorder,
     failing: BTreeMap<Failure, Failing>,
     conflicts: BTreeSet<Conflict>,
+    /// The number of those that no report lists.
+    more_conflicts: usize,
     /// Why, by part.
     unreadable: BTreeMap<&'static str, String>,
     /// By kind, of which there are few.
@@ -67,6 +70,7 @@ impl Reporter {
             recorder,
             failing: BTreeMap::new(),
             conflicts: BTreeSet::new(),
+            more_conflicts: 0,
             unreadable: BTreeMap::new(),
             drift: BTreeMap::new(),
             first: Some((now, 0)),
@@ -108,7 +112,7 @@ impl Reporter {
         self.unreadable(&report.unreadable);
         self.failures(&report.failures, standing.failing, now);
         if let Some(conflicts) = &report.conflicts {
-            self.conflicts(conflicts, model);
+            self.conflicts(conflicts, report.more_conflicts, model);
         }
         // The log has them as failures.
         for (at, owner) in &report.foreign {
@@ -178,7 +182,7 @@ impl Reporter {
         }
     }
 
-    fn conflicts(&mut self, all: &[Conflict], model: &Model) {
+    fn conflicts(&mut self, all: &[Conflict], unlisted: usize, model: &Model) {
         // A Service may claim thousands of addresses and ports that another one has.
         let is_new = |conflict: &&Conflict| !self.conflicts.contains(*conflict);
         let fresh: Vec<&Conflict> = all.iter().filter(is_new).collect();
@@ -191,7 +195,9 @@ impl Reporter {
             self.recorder
                 .record(Event::address_conflict(conflict, model));
         }
-        let more = fresh.len().saturating_sub(NAMED_CONFLICTS_MAX);
+        let unlisted_before = mem::replace(&mut self.more_conflicts, unlisted);
+        let more = fresh.len().saturating_sub(NAMED_CONFLICTS_MAX)
+            + unlisted.saturating_sub(unlisted_before);
         if more > 0 {
             warn!(
                 family = %self.family,

@@ -197,6 +197,8 @@ pub struct Report {
     /// Service ports that claim an address and port which another one has, if these are other ones
     /// than before.
     pub conflicts: Option<Vec<Conflict>>,
+    /// The number of those that are not listed: a namespace can have very many.
+    pub more_conflicts: usize,
     /// Addresses and ports that Service ports want and that another program has taken, each told
     /// once.
     pub foreign: Vec<(String, ServicePortName)>,

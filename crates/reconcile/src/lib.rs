@@ -243,7 +243,7 @@ where
     }
 
     fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>, wish: Wish) {
-        let (claims, is_other) = match (self.rows.entry(key.clone()), value) {
+        let (before, claims, is_other) = match (self.rows.entry(key.clone()), value) {
             (Entry::Vacant(_), None) => return,
             (Entry::Vacant(vacant), Some(value)) => {
                 vacant.insert(Row::of_claim(owner.clone(), value));
@@ -253,17 +253,19 @@ where
             }
             (Entry::Occupied(row), value) => {
                 let row = row.into_mut();
-                let before = row.wanted().is_some();
+                let (was_wanted, before) = (row.wanted().is_some(), row.claims_len());
                 let is_other = row.set_claim(owner, value);
                 self.wanted_len =
-                    self.wanted_len + usize::from(row.wanted().is_some()) - usize::from(before);
-                (row.claims_len(), is_other)
+                    self.wanted_len + usize::from(row.wanted().is_some()) - usize::from(was_wanted);
+                (before, row.claims_len(), is_other)
             }
         };
-        if claims > 1 {
+        // Who claims it is told, not what.
+        if claims > 1 && claims != before {
             self.contested.insert(key.clone());
             self.contested_version += 1;
-        } else if !self.contested.is_empty() && self.contested.remove(key) {
+        } else if claims <= 1 && before > 1 {
+            self.contested.remove(key);
             self.contested_version += 1;
         }
         let is_new = is_other && wish == Wish::New;
@@ -564,7 +566,7 @@ where
     /// Whether entries are wanted, and nothing is there for any of them.
     pub fn lacks_all_wanted(&self) -> bool {
         let is_lacking = |row: &Row<V, O>| row.wanted().is_none() || row.actual().is_none();
-        self.wanted_len > 0 && self.rows.values().all(is_lacking)
+        self.wanted_len > 0 && self.as_wanted_len() == 0 && self.rows.values().all(is_lacking)
     }
 
     /// Whether nothing is wanted and nothing is there.
@@ -618,6 +620,22 @@ mod tests {
         let mut keys: Vec<_> = table.due(now).copied().collect();
         keys.sort_unstable();
         keys
+    }
+
+    #[test]
+    fn who_contends_is_another_version_and_what_is_claimed_is_not() {
+        let mut table = T::new();
+        table.claim(&1, [(7, 1)]);
+        let alone = table.contested_version();
+        table.claim(&2, [(7, 2)]);
+        let both = table.contested_version();
+        assert_ne!(alone, both);
+        table.claim(&1, [(7, 3)]);
+        table.claim(&2, [(7, 4)]);
+        assert_eq!(table.contested_version(), both);
+        table.release(&1);
+        assert_ne!(table.contested_version(), both);
+        assert_eq!(table.contested().count(), 0);
     }
 
     #[test]
