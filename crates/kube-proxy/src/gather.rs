@@ -14,6 +14,8 @@ use crate::options::object_source::{OwnNode, SideKinds};
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put
 /// that off for ever.
 const DRAINED_MAX: usize = 50_000;
+/// How long queued events are taken in at once: large objects take milliseconds each.
+const DRAINED_FOR: Duration = Duration::from_millis(50);
 /// How often a start that still waits for its sources says so.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
 /// How long the start waits for the own Node, as upstream.
@@ -98,19 +100,21 @@ pub(crate) async fn gather_within(
 /// Takes in an event and all that the source has to tell behind it, which may be more than its
 /// queue holds.
 pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
+    let began = Instant::now();
     model.apply(first);
     let mut drained = 0;
+    let is_enough = |drained| drained == DRAINED_MAX || began.elapsed() >= DRAINED_FOR;
     loop {
         let before = drained;
         // Unconstrained: tokio lets a task receive 128 messages, then says that there are none
         // until it has waited.
-        while drained < DRAINED_MAX
+        while !is_enough(drained)
             && let Some(Some(event)) = unconstrained(events.next()).now_or_never()
         {
             model.apply(event);
             drained += 1;
         }
-        if drained == before || drained == DRAINED_MAX {
+        if drained == before || is_enough(drained) {
             return;
         }
         // The source goes on where its queue was full.
