@@ -8,7 +8,8 @@ use super::table::{Cell, Table, Tone, coloured, short, shown};
 use super::virtual_servers::VirtualServers;
 use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
 use crate::view::{
-    Address, AddressKind, Condition, Counters, Endpoint, Port, Service, ServiceList,
+    ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, Port, Service,
+    ServiceList,
 };
 
 /// Below its help.
@@ -330,7 +331,14 @@ fn address_row(address: &Address) -> Vec<Cell> {
     ];
     cells.extend(counted(address.counters.as_ref()));
     let lost = address.lost_to.as_ref();
-    cells.extend(lost.map(|winner| Cell::of(format!("served for {winner}"), Tone::Bad)));
+    cells.extend(lost.map(|winner| {
+        let verb = if winner == ANOTHER_PROGRAM {
+            "held by"
+        } else {
+            "served for"
+        };
+        Cell::of(format!("{verb} {winner}"), Tone::Bad)
+    }));
     cells
 }
 
