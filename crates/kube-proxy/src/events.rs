@@ -22,9 +22,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::core::Status;
-use kube::runtime::watcher::DefaultBackoff;
 use kube::{Api, Client};
 use proxy::{Conflict, Model, NamespacedName, ServicePortName};
+use source::api::{Backoff, Cost};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
@@ -398,13 +398,13 @@ impl Teller {
     /// Tries until it is done, or too old.
     async fn tell(&mut self, recorded: &Recorded) -> bool {
         let object = recorded.event.object(&self.instance, recorded.time);
-        let mut backoff = DefaultBackoff::default();
+        let mut backoff = Backoff::default();
         loop {
             let Told::NotYet(why) = self.create(&object).await else {
                 return true;
             };
             debug!(reason = recorded.event.reason, "event not told yet: {why}");
-            let delay = backoff.next().unwrap_or(TELLING_PATIENCE);
+            let delay = backoff.next(Cost::Something, Instant::now());
             if recorded.since.elapsed() + delay > TELLING_PATIENCE {
                 return false;
             }

@@ -50,6 +50,7 @@ use crate::error::StartError;
 use crate::settings::{Api, ContentType, Lists, ServiceCidrs};
 use addresses::{Addresses, Target};
 pub use addresses::{ApiServerAddress, ApiServerAddresses, Clear, Resolve, Way};
+pub use backoff::{Backoff, Cost};
 use cause::root_cause;
 use connection::{Connection, Files};
 use list_watch::ListWatch;

@@ -1,4 +1,4 @@
-//! How long a watch that failed waits before it asks again.
+//! How long whoever failed to reach the API server waits before it asks again.
 //!
 //! | what failed | first wait | doubles up to |
 //! |---|---|---|
@@ -36,7 +36,7 @@ const FORGOTTEN: Duration = Duration::from_mins(2);
 
 /// What an attempt has cost the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cost {
+pub enum Cost {
     /// Nothing: there was no connection.
     Nothing,
     /// It was asked.
@@ -45,9 +45,9 @@ pub(super) enum Cost {
     InVain,
 }
 
-/// The waits of one watch.
+/// The waits of one watch, or of one event that is told.
 #[derive(Debug, Default)]
-pub(super) struct Backoff {
+pub struct Backoff {
     unconnected: Steps,
     answered: Steps,
     untold: Steps,
@@ -61,13 +61,13 @@ struct Steps {
 }
 
 impl Backoff {
-    /// Something has succeeded.
-    pub(super) fn reset(&mut self) {
+    /// Begins at the first wait again: something has succeeded.
+    pub fn reset(&mut self) {
         *self = Self::default();
     }
 
-    /// The wait after a failure at `now`.
-    pub(super) fn next(&mut self, cost: Cost, now: Instant) -> Duration {
+    /// Returns the wait after a failure at `now`.
+    pub fn next(&mut self, cost: Cost, now: Instant) -> Duration {
         let longest = self.longest(cost, now);
         longest / 2 + up_to(longest / 2)
     }
