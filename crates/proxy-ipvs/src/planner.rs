@@ -597,7 +597,8 @@ fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
 }
 
 /// Whether a virtual server goes on to be served by another set, which does not name it yet, or by
-/// another set or range of sources, which no rule asks yet: without both, it would be rejected, or its clients dropped.
+/// another set or range of sources, which no rule asks yet: without both, it would be rejected, or
+/// its clients dropped.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
     // The firewall serves nobody: without its ranges, it would drop all clients.
     if set == Set::LoadBalancerFirewall {

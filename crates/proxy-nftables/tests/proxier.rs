@@ -755,11 +755,15 @@ fn of_two_load_balancers_at_one_address_the_older_ones_elements_alone_are_there(
             ((true, &[]), (true, &[2])),
         ] {
             let mut alone = World::new(layout);
-            of(1, older).into_iter().for_each(|of| alone.apply(of));
+            for event in of(1, older) {
+                alone.apply(event);
+            }
             alone.sync();
             let mut world = World::new(layout);
             for (number, one) in [(2, younger), (1, older)] {
-                of(number, one).into_iter().for_each(|of| world.apply(of));
+                for event in of(number, one) {
+                    world.apply(event);
+                }
                 world.sync();
             }
             assert_eq!(about(&world), about(&alone), "{older:?} {younger:?}");

@@ -3,11 +3,11 @@
 //! A Service of 90 KB can name 5,000 external IPs and 100 ports: 500,000 virtual servers in IPVS
 //! mode, on every node. Each mode writes a Service's ports × addresses, and IPVS mode writes its
 //! endpoints for each of them, so both products have a limit, for each IP family. Other modes write
-//! the endpoints once; they have the same limits, so that a change of the mode changes nothing. The cluster IP
-//! comes first, then NodePorts, load-balancer addresses and external IPs, each in the order of the
-//! object; ports and EndpointSlices are cut only where the cluster IP and NodePorts alone exceed a
-//! limit. The result depends on the objects alone, so it is the same in every mode and on every
-//! node.
+//! the endpoints once; they have the same limits, so that a change of the mode changes nothing. The
+//! cluster IP comes first, then NodePorts, load-balancer addresses and external IPs, each in the
+//! order of the object; ports and EndpointSlices are cut only where the cluster IP and NodePorts
+//! alone exceed a limit. The result depends on the objects alone, so it is the same in every mode
+//! and on every node.
 
 use std::fmt;
 

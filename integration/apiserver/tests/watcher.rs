@@ -1,4 +1,4 @@
-//! The kube crate's watcher, which is what the proxy has, is content with the fixture.
+//! The watcher of the kube crate, which is none of ours, is content with the fixture.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use apiserver::{Kind, Options, Server};

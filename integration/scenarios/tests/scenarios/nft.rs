@@ -128,7 +128,7 @@ pub(crate) fn a_cleanup_takes_both_backends(c: &mut Cluster) -> Outcome {
     let left = output.stderr.lines().filter(|line| line.contains("left: "));
     let left: Vec<&str> = left.collect();
     assert!(
-        left.len() == 1 && left[0].contains("chain KUBE-SEP-AAAAAAAAAAAAAAAA of table ip nat"),
+        matches!(&left[..], [one] if one.contains("chain KUBE-SEP-AAAAAAAAAAAAAAAA of table ip nat")),
         "{left:?}"
     );
     c.sh("nft delete chain ip nat KUBE-SEP-AAAAAAAAAAAAAAAA")?;
