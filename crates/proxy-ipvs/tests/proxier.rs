@@ -1385,19 +1385,24 @@ fn much_is_written_in_several_plans_and_in_order() {
 #[test]
 fn a_set_is_made_larger_where_it_must_be() {
     let mut world = World::new();
-    let pods: Vec<String> = (0..70_000u32)
-        .map(|n| format!("10.{}.{}.{}@node1", n >> 16, (n >> 8) & 255, n & 255))
-        .collect();
-    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
-    world.service(service("default/web", "10.96.0.10", 80));
-    let mut waiting = slice("default/web", &pods);
-    let pods = waiting.endpoints.iter().map(|pod| Endpoint {
-        ready: false,
-        serving: false,
-        ..pod.into()
-    });
-    waiting.endpoints = pods.collect();
-    world.slice(waiting);
+    for service_number in 0..2 {
+        let at = format!("default/s{service_number}");
+        world.service(service(&at, &format!("10.96.0.1{service_number}"), 80));
+        let pods = (0..35_000).map(|pod| {
+            let [_, _, high, low] = u32::to_be_bytes(pod);
+            format!("10.{service_number}.{high}.{low}@node1")
+        });
+        let pods: Vec<String> = pods.collect();
+        let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+        let mut waiting = slice(&at, &pods);
+        let pods = waiting.endpoints.iter().map(|pod| Endpoint {
+            ready: false,
+            serving: false,
+            ..pod.into()
+        });
+        waiting.endpoints = pods.collect();
+        world.slice(waiting);
+    }
     let mut world = world.listed();
     assert_eq!(world.sync().pending, 0);
     assert_eq!(
@@ -1408,7 +1413,7 @@ fn a_set_is_made_larger_where_it_must_be() {
         world.kernel.state().snapshot.set_sizes[&Set::ClusterIp],
         65_536
     );
-    assert!(world.model.view(&name("default/web")).is_some());
+    assert!(world.model.view(&name("default/s1")).is_some());
 }
 
 #[test]
