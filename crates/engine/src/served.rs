@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use proxy::{Conflict, Owner};
 use reconcile::{Rows, Table};
 
-/// So many conflicts of the Services of a namespace are told one by one.
+/// The most conflicts of the Services of a namespace that are told one by one.
 pub const CONFLICTS_MAX: usize = 256;
 
 /// A table of entries that Service ports claim, of which only one can have each.
@@ -32,7 +32,7 @@ pub trait Served: Rows {
     /// Another number than before if [`conflicts`](Self::conflicts) may tell something else.
     fn conflicts_version(&self) -> u64;
 
-    /// Who claims an entry without having it: of the Services of a namespace, the first
+    /// Returns who claims an entry without having it: of the Services of a namespace, the first
     /// [`CONFLICTS_MAX`]; and how many more there are.
     fn conflicts(&self) -> (Vec<Conflict>, usize);
 }

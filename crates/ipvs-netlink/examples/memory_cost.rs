@@ -20,7 +20,7 @@ use anyhow::{Context as _, Result, ensure};
 use ipvs_netlink::{Destination, DestinationKey, Ipvs, Name, Protocol, Service, ServiceKey};
 use netlink_batch::{Batch, Reply};
 
-/// How many messages are sent at once.
+/// Messages that are sent at once.
 const PIECE: u32 = 512;
 
 fn main() -> Result<()> {

@@ -224,7 +224,7 @@ impl Contested {
         }
     }
 
-    /// Whether it depends on the addresses of this node.
+    /// Reports whether it depends on the addresses of this node.
     fn is_of_this_node(&self) -> bool {
         match self.what {
             What::TooLarge(_) => false,

@@ -14,7 +14,7 @@ use crate::options::object_source::{OwnNode, SideKinds};
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put
 /// that off for ever.
 const DRAINED_MAX: usize = 50_000;
-/// How long queued events are taken in at once: large objects take milliseconds each.
+/// The time for which queued events are taken in at once: large objects take milliseconds each.
 const DRAINED_FOR: Duration = Duration::from_millis(50);
 /// How often a start that still waits for its sources says so.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);

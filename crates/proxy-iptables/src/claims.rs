@@ -23,7 +23,7 @@ pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
     /// The same by owner, with how many rules it has.
     by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, Counts)>,
-    /// Who claims each address and port. The first has all rules about it, in every chain.
+    /// The claimants of each address and port. The first has all rules about it, in every chain.
     pub(crate) places: Entries<Place, (), Arc<Owner>>,
     endpoints: usize,
     /// Of all Services.

@@ -20,7 +20,7 @@ use crate::server::VirtualServerKey;
 
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
-/// So many virtual servers are looked at in one go: each is a dump of its destinations, and what
+/// The most virtual servers that are looked at in one go: each is a dump of its destinations, and what
 /// changes meanwhile waits.
 const LOOKS_AT_ONCE: usize = 256;
 

@@ -85,7 +85,7 @@ impl Drifts {
         self.is_asked = true;
     }
 
-    /// Whether a dump is to be made now: then it begins.
+    /// Begins a dump if one is to be made now, and reports whether it has.
     pub(crate) fn begin(&mut self) -> bool {
         if !self.is_asked || self.check.is_some() {
             return false;
@@ -262,7 +262,7 @@ struct Comparing {
     adopted: BTreeSet<VirtualServerKey>,
 }
 
-/// What was written since the dump began, or may have been.
+/// Entries that were written since the dump began, or may have been.
 #[derive(Debug, Default)]
 struct Touched {
     servers: HashSet<VirtualServerKey>,

@@ -50,7 +50,7 @@ pub(crate) struct Budget(usize);
 impl Budget {
     const MOST: Self = Self(32_768);
     const LEAST: Self = Self(64);
-    /// What is removed takes the kernel longer, and nobody waits for it.
+    /// The first of removals: they take the kernel longer, and nobody waits for them.
     const OF_REMOVALS: Self = Self(1_024);
     /// About as long as a plan may take, and how much longer for each virtual server that is pending:
     /// the next plan looks at all of them.
@@ -596,8 +596,8 @@ fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// Whether a virtual server goes on to be served by another set, which does not name it yet, or by
-/// another set or range of sources, which no rule asks yet: without both, it would be rejected, or
+/// Reports whether a virtual server goes on to be served by another set, which does not name it yet,
+/// or by another set or range of sources, which no rule asks yet: without both, it would be rejected, or
 /// its clients dropped.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
     // The firewall serves nobody: without its ranges, it would drop all clients.

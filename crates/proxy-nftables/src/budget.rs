@@ -1,4 +1,4 @@
-//! How much one transaction writes.
+//! The size of one transaction.
 
 use std::time::Duration;
 

@@ -229,7 +229,7 @@ pub struct Verdicts {
     pub(crate) changes: usize,
     /// How many transactions were refused.
     pub(crate) refused: usize,
-    /// How long all of them took.
+    /// The time that all of them took.
     pub(crate) took: Duration,
     /// Whether the table is not as believed.
     pub(crate) is_doubtful: bool,

@@ -65,7 +65,7 @@ pub struct Nftables {
     /// How chains go that nobody wants, as far as has turned out.
     removal: Removal,
     timeouts: Timeouts,
-    /// How much the next transaction may have, once everything was written for the first time.
+    /// The size that the next transaction may have, once everything was written for the first time.
     budget: Option<Budget>,
     /// When the table was last read, and how long that took.
     read: Option<(Instant, Duration)>,

@@ -117,7 +117,7 @@ pub(crate) struct Admission {
     balancers: HashMap<IpAddr, HashMap<ServiceAddress, u32>>,
     /// The addresses of this node that serve NodePorts, sorted.
     node_addresses: Vec<IpAddr>,
-    /// How many Service ports have each node port.
+    /// The number of Service ports that have each node port.
     node_ports: HashMap<(u16, Protocol), u32>,
     /// The Services with external IPs that have each port.
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,

@@ -34,7 +34,7 @@ pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
 /// tested with. To add one, the kernel goes through all that the virtual server has.
 pub const MAX_ENDPOINTS: usize = 50_000;
 
-/// So many addresses × ports of one Service, in an IP family, are few.
+/// The most addresses × ports of one Service, in an IP family, that are few.
 pub const FEW_FRONTENDS: usize = 16;
 
 /// The most addresses × ports × endpoints of a Service with so many addresses × ports.

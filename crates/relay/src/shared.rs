@@ -192,7 +192,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Those of a relay that starts.
+    /// Returns the counters of a relay that starts.
     pub(crate) fn of_new_relay() -> Self {
         EVICTIONS.is_any_relay.store(true, Ordering::Relaxed);
         Self::default()

@@ -108,7 +108,7 @@ enum Tries {
     Unasked,
     /// Not looked at before the end.
     Later,
-    /// How often each was tried.
+    /// The number of tries of each.
     Counted(BTreeMap<String, usize>),
 }
 

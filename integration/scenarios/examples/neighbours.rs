@@ -393,7 +393,7 @@ fn one_endpoint(c: &mut Cluster, has_affinity: bool) -> Outcome {
     c.stop()
 }
 
-/// How many changes were written for IPv4, and how many seconds they took.
+/// Returns the number of changes that were written for IPv4, and the seconds that they took.
 fn programmed(c: &Cluster) -> Result<(f64, f64)> {
     let (_, text) = get(&c.node1, METRICS, "/metrics")?;
     let value = |name: &str| -> Result<f64> {

@@ -63,7 +63,7 @@ pub(crate) struct HeldRule {
     pub(crate) text: String,
     /// The packets and bytes that it has counted.
     pub(crate) counted: (u64, u64),
-    /// By which the kernel knows it.
+    /// Its number in the kernel.
     pub(crate) handle: u64,
     /// True if each expression is one that `iptables-nft` writes itself.
     pub(crate) looks_compatible: bool,

@@ -211,7 +211,7 @@ fn pending(options: &Options, root: &Path) -> Vec<settings::Pending> {
     with_right.collect()
 }
 
-/// That something could not be read.
+/// Says that something could not be read.
 fn unknown(name: &'static str, unread: &[String]) -> Finding {
     Finding::warn(
         name,
@@ -226,7 +226,7 @@ fn unknown(name: &'static str, unread: &[String]) -> Finding {
 ///
 /// # Errors
 ///
-/// What could not be read.
+/// The parts that could not be read.
 fn foreign(model: Option<&Model>) -> Result<Vec<others::Foreign>, Vec<String>> {
     let names = model.map(Names::of).unwrap_or_default();
     let found = cleanup::foreign_servers(footprints::ALL)?;

@@ -1,4 +1,5 @@
-//! What relays of this process have ended to make room for others; absent while there is no relay.
+//! Connections and flows that relays of this process have ended to make room for others; absent
+//! while there is no relay.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,7 +24,7 @@ const HELP: &str = "[ALPHA] Connections (TCP) and flows (UDP) that kube-proxy's 
 pub(crate) struct RelayEvictions(fn() -> Option<Evictions>);
 
 impl RelayEvictions {
-    /// Those of this process.
+    /// The counts of this process.
     pub(crate) fn new() -> Self {
         Self(Evictions::of_process)
     }

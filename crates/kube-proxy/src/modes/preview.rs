@@ -36,7 +36,7 @@ pub(crate) struct Preview {
 pub(crate) struct Obstacle {
     /// Its kind: `sets`, ...
     pub(crate) kind: &'static str,
-    /// What it is, what follows from it, and the next step.
+    /// A sentence: the finding, its consequence, and the next step.
     pub(crate) message: String,
 }
 

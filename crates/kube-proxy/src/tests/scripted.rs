@@ -26,7 +26,7 @@ pub(crate) struct State {
     pub(crate) updates: Vec<Changes>,
     /// How long an update computes.
     pub(crate) computes_for: Duration,
-    /// How long the next write takes, which is done before the call that begins it returns.
+    /// The time of the next write, which is done before the call that begins it returns.
     pub(crate) writes_for: Option<Duration>,
     has_written: bool,
     pub(crate) proceeds: usize,

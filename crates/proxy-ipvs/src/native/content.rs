@@ -23,7 +23,7 @@ pub(crate) struct Content {
     pub(crate) chains: BTreeMap<Name, HeldChain>,
     /// What this node may not open connections to.
     pub(crate) forbidden: BTreeSet<VirtualServerKey>,
-    /// Whether packets come to its base chains.
+    /// True if packets come to its base chains.
     pub(crate) activity: Activity,
 }
 

@@ -241,6 +241,12 @@ fn the_api_server_and_dns_are_reachable_for_pods_before_others_are_made() {
     assert_eq!(first, [ip("10.96.0.1"), ip("10.96.0.53")]);
 }
 
+/// Returns the number of writes before the first destination of a virtual server at this address.
+fn before_destination_of(address: &str, ops: &[Op]) -> usize {
+    let is_it = |op: &Op| matches!(op, Op::AddDestination(key, _) if key.address == ip(address));
+    ops.iter().position(is_it).unwrap()
+}
+
 #[test]
 fn a_change_does_not_wait_for_a_very_large_service() {
     let mut world = World::new();
@@ -263,9 +269,7 @@ fn a_change_does_not_wait_for_a_very_large_service() {
     world.slice(slice("default/web", &["10.244.9.2@node2"]));
     world.sync();
     let (_, ops) = world.work();
-    let is_web =
-        |op: &Op| matches!(op, Op::AddDestination(key, _) if key.address == ip("203.0.113.10"));
-    let before = ops.iter().position(is_web).unwrap();
+    let before = before_destination_of("203.0.113.10", &ops);
     assert!(ops.len() > 6_000, "{}", ops.len());
     assert!(before < 3_000, "after {before} of {}", ops.len());
 }
@@ -290,9 +294,7 @@ fn a_change_does_not_wait_for_very_many_services_of_another_namespace() {
     world.slice(slice("default/web", &["10.244.9.2@node2"]));
     world.sync();
     let (_, ops) = world.work();
-    let is_web =
-        |op: &Op| matches!(op, Op::AddDestination(key, _) if key.address == ip("203.0.113.10"));
-    let before = ops.iter().position(is_web).unwrap();
+    let before = before_destination_of("203.0.113.10", &ops);
     assert!(ops.len() > 8_000, "{}", ops.len());
     assert!(before < 3_000, "after {before} of {}", ops.len());
 }

@@ -1,4 +1,4 @@
-//! How long whoever failed to reach the API server waits before it asks again.
+//! Waits between attempts to reach the API server.
 //!
 //! | what failed | first wait | doubles up to |
 //! |---|---|---|

@@ -337,7 +337,7 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
     assert_eq!(port.endpoints[0].draining, None, "it serves");
 }
 
-/// What keepalived, say, has at an address of a Service.
+/// A server that keepalived, say, has at an address of a Service.
 #[test]
 fn what_another_program_has_at_an_address_is_none_of_the_services() {
     let mut counted = Counted::default();

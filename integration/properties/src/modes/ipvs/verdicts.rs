@@ -1,4 +1,4 @@
-//! What packets meet in the IPVS mode's kernel, as data for the walk.
+//! Rules, sets and servers of the IPVS mode's kernel, as data for the walk of a packet.
 
 use std::collections::BTreeSet;
 
