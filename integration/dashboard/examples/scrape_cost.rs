@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use scenarios::{Cluster, METRICS, Outcome, Service, Story, at, get, tcp, tell};
+use scenarios::{Cluster, METRICS, Outcome, Service, Story, at, get, programmed, tcp, tell};
 
 /// How often each is measured.
 const TIMES: usize = 10;
@@ -124,18 +124,6 @@ fn changes(c: &Cluster) -> Result<Vec<Duration>> {
         before = after;
     }
     Ok(took)
-}
-
-/// How many changes, and how many seconds they took.
-fn programmed(c: &Cluster) -> Result<(f64, f64)> {
-    let (_, text) = get(&c.node1, METRICS, "/metrics")?;
-    let value = |name: &str| -> Result<f64> {
-        let name =
-            format!("kubeproxy_service_programming_duration_seconds_{name}{{ip_family=\"IPv4\"}} ");
-        let line = text.lines().find_map(|line| line.strip_prefix(&name));
-        Ok(line.context("no such metric")?.parse()?)
-    };
-    Ok((value("count")?, value("sum")?))
 }
 
 /// The median and the longest.

@@ -18,9 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use lab::Transport;
-use scenarios::{ApiServer, Cluster, HEALTH, METRICS, Outcome, Service, Story, at, get, tcp, tell};
+use scenarios::{
+    ApiServer, Cluster, HEALTH, METRICS, Outcome, Service, Story, at, get, programmed, tcp, tell,
+};
 use serde_json::{Value, json};
 
 /// The fewest changes that a figure is of.
@@ -391,18 +393,6 @@ fn one_endpoint(c: &mut Cluster, has_affinity: bool) -> Outcome {
         })?;
     }
     c.stop()
-}
-
-/// Returns the number of changes that were written for IPv4, and the seconds that they took.
-fn programmed(c: &Cluster) -> Result<(f64, f64)> {
-    let (_, text) = get(&c.node1, METRICS, "/metrics")?;
-    let value = |name: &str| -> Result<f64> {
-        let name =
-            format!("kubeproxy_service_programming_duration_seconds_{name}{{ip_family=\"IPv4\"}} ");
-        let line = text.lines().find_map(|line| line.strip_prefix(&name));
-        Ok(line.context("no such metric")?.parse()?)
-    };
-    Ok((value("count")?, value("sum")?))
 }
 
 /// The seconds of CPU that the daemon has used, with the programs that it started.

@@ -36,7 +36,7 @@ pub use faults::{Fault, Faults};
 pub use kernel::{VirtualServer, VirtualServers};
 pub use modules::{Modprobe, is_module};
 pub use object::{Port, Service, sctp, tcp, udp};
-pub use pages::{HEALTH, METRICS, get, health, metric};
+pub use pages::{HEALTH, METRICS, get, health, metric, programmed};
 pub use programs::Programs;
 pub use stalls::{Meter, less_stalls};
 pub use story::{Outcome, Story, tell};

@@ -43,3 +43,15 @@ pub fn metric(c: &Cluster, series: &str) -> Result<Option<f64>> {
         .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
     Ok(sample.map(str::parse).transpose()?)
 }
+
+/// Returns the number of changes that were written for IPv4, and the seconds that they took.
+pub fn programmed(c: &Cluster) -> Result<(f64, f64)> {
+    let (_, text) = get(&c.node1, METRICS, "/metrics")?;
+    let value = |name: &str| -> Result<f64> {
+        let name =
+            format!("kubeproxy_service_programming_duration_seconds_{name}{{ip_family=\"IPv4\"}} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&name));
+        Ok(line.context("no such metric")?.parse()?)
+    };
+    Ok((value("count")?, value("sum")?))
+}
