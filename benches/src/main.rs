@@ -19,7 +19,6 @@ mod http;
 mod kernel;
 mod nat;
 mod nft;
-mod nft_cost;
 mod nft_floor;
 mod objects;
 mod plan;
@@ -65,8 +64,6 @@ enum Verb {
         #[arg(hide = true)]
         cell: String,
     },
-    /// Measure what the kernel does for changes of a table of nftables mode, by a bare loader
-    NftCost(nft_cost::Cost),
     /// Draw the report of a report.json again
     Report {
         /// The file
@@ -92,7 +89,6 @@ fn main() -> ExitCode {
         Verb::Run(run) => run.run(),
         Verb::Cell { cell, into } => measure(&cell, into.as_deref()),
         Verb::Floor { cell } => floor::run(&cell),
-        Verb::NftCost(cost) => nft_cost::run(&cost),
         Verb::Report { json } => read(&json)
             .and_then(|report| report::draw(&report, json.parent().unwrap_or(Path::new("")))),
         Verb::Readme { json, into, folder } => readme(&json, into.as_deref(), &folder),

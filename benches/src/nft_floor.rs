@@ -1,60 +1,76 @@
-//! The floor of nftables mode: a bare loader that sends the state of upstream's layout as messages
-//! that were encoded before the clock starts, and as the daemon encodes them: a map in braces has a
-//! name of its own, and is referred to by its number in the transaction, which costs the kernel
-//! least (docs/nftables-cost.md).
-//!
-//! A cold start is a transaction with what is fixed, and then one for each thousand Services: fewer
-//! and larger ones take the kernel longer, as it looks for each new map among those of the
-//! transaction. In the flat layout all are elements, in messages of some hundreds. A change is what
-//! upstream writes for it: the chain, emptied, its rule with a new map, and the local endpoint that
-//! goes; in the flat layout, an element that takes another's place.
+//! The floor of nftables mode: a bare loader that sends the transactions of the mode itself. It has
+//! the mode write the objects and each change to a kernel that takes everything and notes it, encodes
+//! what was noted, and starts its clock then: it has no API server, no model and no read-back.
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
+use std::mem;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
+use nftables_netlink::{Nftables, Prepared, Rule, Transaction};
+use proxy::{
+    Changes, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
+    NamespacedName, NodeFacts, NodePortAddresses, Placement, Protocol, Service, ServicePort,
+    Unreadable,
+};
+use proxy_nftables::{Config, Kernel, Lanes, Layout, LocalhostPort, Object, Proxier, Refusal};
 
 use crate::floor::pause;
-use crate::nft_cost::layout::{Content, Layout, chain, value};
-use crate::nft_cost::wire::{Data, Element, IPV4, IPV6, Kernel, Transaction};
-use crate::objects::{Endpoint, Objects, changed};
+use crate::objects::{CLUSTER_CIDR, NAMESPACE, Objects, PORT, TARGET_PORT, changed};
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// Services to a transaction.
-const CHUNK: u32 = 1_000;
-/// Elements to a message, which has less than 64 KiB of them.
-const IN_MESSAGE: usize = 400;
-const TCP: u8 = 6;
+/// More turns than any start takes.
+const MOST_TURNS: usize = 10_000;
 
-/// What a cell's floor does, in a process of its own. It waits at the end, to be looked at.
+/// Does the work of a cell's floor, in a process of its own. It waits at the end, to be looked at.
 pub(crate) fn run(cell: &Cell) -> Result<()> {
-    let objects = Objects::new(cell.size);
-    let content = Content {
-        layout: match cell.subject.kind {
-            SubjectKind::NftFlatFloor => Layout::Flat,
-            _ => Layout::Named,
-        },
-        services: objects.services(),
-        endpoints: cell.size.endpoints,
-        protocol: TCP,
+    let mut objects = Objects::new(cell.size);
+    let mut modes = [IpFamily::V4, IpFamily::V6].map(|family| Recorded::new(family, cell));
+    let mut model = Model::of_node("node1");
+    for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
+        model.apply(Event::ListStarted(kind));
+        for service in 0..objects.services() {
+            match kind {
+                Kind::Service => model.apply(Event::ServiceApplied(service_of(service))),
+                Kind::EndpointSlice => apply_slices(&mut model, &objects, service),
+                Kind::Node | Kind::ServiceCidr => break,
+            }
+        }
+        let is_whole = true;
+        model.apply(Event::ListComplete { kind, is_whole });
+    }
+    let mut state = record(&mut modes, &mut model)?;
+    let mut kernel = Nftables::open()?;
+    let mut load = |state: &mut [Prepared]| -> Result<()> {
+        for transaction in state {
+            kernel.commit_prepared(transaction)?;
+        }
+        Ok(())
     };
-    let kernel = Kernel::open()?;
-    let state = state(content, &objects);
     if cell.axis == Axis::Change {
-        load(&kernel, &state)?;
-        let changes = changes(content, objects, cell);
+        load(&mut state)?;
+        let mut changes = Vec::new();
+        for turn in 0..cell.changes {
+            let (service, index) = changed(cell.size, turn);
+            objects.replace(service, index, turn);
+            apply_slices(&mut model, &objects, service);
+            changes.push(record(&mut modes, &mut model)?);
+        }
         pause()?;
         let mut took = Vec::with_capacity(changes.len());
-        for change in &changes {
+        for change in &mut changes {
             let started = Instant::now();
-            kernel.send(change)?;
+            load(change)?;
             took.push(started.elapsed().as_secs_f64() * 1e3);
         }
         println!("changes_ms {}", serde_json::to_string(&took)?);
     } else {
         pause()?;
         let started = Instant::now();
-        load(&kernel, &state)?;
+        load(&mut state)?;
         println!("write_tables_s {:.6}", started.elapsed().as_secs_f64());
     }
     std::io::stdout().flush()?;
@@ -63,73 +79,147 @@ pub(crate) fn run(cell: &Cell) -> Result<()> {
     }
 }
 
-fn load(kernel: &Kernel, state: &[Vec<u8>]) -> Result<()> {
-    for transaction in state {
-        kernel.send(transaction)?;
+/// Returns the transactions that changes of the model make.
+fn record(modes: &mut [Recorded; 2], model: &mut Model) -> Result<Vec<Prepared>> {
+    let changes = model.take_changes();
+    let mut all = Vec::new();
+    for mode in modes {
+        all.append(&mut mode.write(model, &changes)?);
     }
-    Ok(())
+    let prepared = all.iter().map(|one| Prepared::new(one, None));
+    Ok(prepared.collect())
 }
 
-fn state(content: Content, objects: &Objects) -> Vec<Vec<u8>> {
-    let mut state = vec![content.base(IPV4).finish(), content.base(IPV6).finish()];
-    for first in (0..content.services).step_by(CHUNK as usize) {
-        let mut to = Transaction::new(IPV4);
-        let services = first..content.services.min(first + CHUNK);
-        if content.layout == Layout::Flat {
-            let local = services
-                .clone()
-                .flat_map(|service| objects.endpoints(service))
-                .filter(|endpoint| endpoint.is_local)
-                .map(hairpin);
-            let mut all = content.elements_of(services.clone());
-            all.push(("hairpin-connections".to_owned(), local.collect()));
-            for (set, elements) in &all {
-                for some in elements.chunks(IN_MESSAGE) {
-                    to.add(set, 0, some);
-                }
-            }
-        } else {
-            for service in services {
-                content.add_service(&mut to, service, content.endpoints);
-                for endpoint in objects.endpoints(service) {
-                    if endpoint.is_local {
-                        to.add("hairpin-connections", 0, &[hairpin(endpoint)]);
-                    }
-                }
-            }
-        }
-        state.push(to.finish());
-    }
-    state
+/// The mode, and what it has written.
+struct Recorded {
+    mode: Proxier<Recorder>,
+    written: Arc<Mutex<Vec<Transaction>>>,
 }
 
-fn changes(content: Content, mut objects: Objects, cell: &Cell) -> Vec<Vec<u8>> {
-    let turns = (0..cell.changes).map(|turn| {
-        let (service, index) = changed(cell.size, turn);
-        let old = objects.endpoints(service).get(index).copied();
-        objects.replace(service, index, turn);
-        let values = objects.endpoints(service).into_iter();
-        let values: Vec<Vec<u8>> = values.map(|one| value(one.at.ip().to_bits())).collect();
-        let mut to = Transaction::new(IPV4);
-        if let Some(old) = old.filter(|old| old.is_local) {
-            to.delete("hairpin-connections", &[hairpin(old)]);
+impl Recorded {
+    fn new(family: IpFamily, cell: &Cell) -> Self {
+        let written = Arc::default();
+        let lanes = Lanes::inline(|| Recorder {
+            family,
+            written: Arc::clone(&written),
+        });
+        let pods = CLUSTER_CIDR.parse().ok().filter(|_| family == IpFamily::V4);
+        let config = Config {
+            layout: match cell.subject.kind {
+                SubjectKind::NftFlatFloor => Layout::Flat,
+                _ => Layout::Upstream,
+            },
+            detector: pods.map_or(LocalDetector::None, LocalDetector::SourceNet),
+            ..Config::default()
+        };
+        let mut node = NodeFacts::new(family, "node1");
+        node.node_port_addresses = NodePortAddresses::Primary;
+        let mode = Proxier::new(config, node, lanes, Instant::now());
+        Self { mode, written }
+    }
+
+    fn write(&mut self, model: &Model, changes: &Changes) -> Result<Vec<Transaction>> {
+        let now = Instant::now();
+        let mut has_updated = false;
+        for _ in 0..MOST_TURNS {
+            if !has_updated && self.mode.is_ready() {
+                self.mode.update(model, changes, now);
+                has_updated = true;
+            }
+            self.mode.proceed(model, now);
+            if self.mode.book(model, now).is_none() && self.mode.is_idle() && has_updated {
+                let standing = self.mode.standing();
+                ensure!(standing.pending == 0, "{} are pending", standing.pending);
+                let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+                return Ok(mem::take(&mut *written));
+            }
         }
-        if content.layout == Layout::Flat {
-            content.replace_endpoint(&mut to, service, index, values);
-        } else {
-            to.chain(&chain(service));
-            to.flush_chain(&chain(service));
-            content.rule_of(&mut to, service, values, turn + 1);
-        }
-        to.finish()
+        None.context("the mode goes on writing without end")
+    }
+}
+
+/// A kernel without a table that takes every transaction, and notes it.
+#[derive(Clone)]
+struct Recorder {
+    family: IpFamily,
+    written: Arc<Mutex<Vec<Transaction>>>,
+}
+
+impl Kernel for Recorder {
+    fn family(&self) -> IpFamily {
+        self.family
+    }
+
+    fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
+        Ok(BTreeSet::new())
+    }
+
+    fn table(&mut self, _: &mut dyn FnMut(Object)) -> Result<(), Unreadable> {
+        Ok(())
+    }
+
+    fn timeout(&mut self, _: &str) -> Result<Option<u32>, Unreadable> {
+        Ok(None)
+    }
+
+    fn rules(&mut self, _: &str) -> Result<Vec<(u64, Rule)>, Unreadable> {
+        Ok(Vec::new())
+    }
+
+    fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.push(transaction.clone());
+        Ok(())
+    }
+
+    fn listen(&mut self, _: &LocalhostPort) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+fn service_of(service: u32) -> Service {
+    let port = ServicePort {
+        name: "http".into(),
+        protocol: Protocol::Tcp,
+        port: PORT,
+        node_port: None,
+    };
+    let name = NamespacedName::new(NAMESPACE, &Objects::name(service));
+    Service {
+        ports: [port].into_iter().collect(),
+        ..Service::at(name, [Objects::address(service).into()])
+    }
+}
+
+fn apply_slices(model: &mut Model, objects: &Objects, service: u32) {
+    let [here, elsewhere] = ["node1", "node2"].map(|node| {
+        Arc::new(Placement {
+            node: Some(node.into()),
+            ..Placement::default()
+        })
     });
-    turns.collect()
-}
-
-/// An endpoint that asks for its own Service, and gets to itself.
-fn hairpin(endpoint: Endpoint) -> Element {
-    let address = endpoint.at.ip().octets();
-    let [high, low] = endpoint.at.port().to_be_bytes();
-    let key = [address, address, [TCP, 0, 0, 0], [high, low, 0, 0]].concat();
-    Element::new(key, Data::None)
+    let port = EndpointPort {
+        name: "http".into(),
+        protocol: Protocol::Tcp,
+        port: TARGET_PORT,
+    };
+    let endpoints = objects
+        .endpoints(service)
+        .into_iter()
+        .map(|one| proxy::Endpoint {
+            address: IpAddr::V4(*one.at.ip()),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: Arc::clone(if one.is_local { &here } else { &elsewhere }),
+        });
+    let name = NamespacedName::new(NAMESPACE, &Objects::name(service));
+    model.apply(Event::SliceApplied(EndpointSlice {
+        service: name.clone(),
+        name,
+        family: IpFamily::V4,
+        ports: [port].into_iter().collect(),
+        endpoints: endpoints.collect(),
+        change_trigger: None,
+    }));
 }
