@@ -13,6 +13,7 @@
 mod footprint;
 mod leftovers;
 pub mod nft;
+pub mod uses;
 
 pub use footprint::{
     Footprint, Footprints, Link, NFTABLES, OwnSet, Says, ServedBy, VirtualServers, is_kubelets,

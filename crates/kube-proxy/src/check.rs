@@ -40,13 +40,13 @@ use anyhow::Result;
 
 use crate::footprints;
 use crate::options::Options;
-use crate::shown::shown;
 use answer::Answer;
 use asked::{Asked, Output, Question};
 use diff::Colour;
 use foresee::{Foreseen, foresee};
 use migration::Migration;
 use preflight::Traces;
+use view::shown;
 
 /// Answers what is asked of a start. Exit status 0: it would change nothing; 1: it would change
 /// something; 2: no object that could be read would have it change anything, but not all could be.

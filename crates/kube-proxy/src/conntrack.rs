@@ -38,7 +38,7 @@ use proxy::{
 use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
-use crate::modes::counters::Counters;
+use service_counters::Counters;
 
 /// Flows that are deleted by one call: each is a message and an answer in memory.
 const FLOWS_PER_CALL: usize = 4_096;
@@ -377,7 +377,7 @@ fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Res
 mod tests {
     use proxy::{Event, Service, ServicePort, ServicePortName};
 
-    use crate::modes::counters::{ReadCounters, Relayed, Told, Which};
+    use service_counters::{ReadCounters, Relayed, Told, Which};
 
     use super::*;
 

@@ -29,9 +29,9 @@ pub(crate) use objects::{Objects, OwnNode};
 pub(crate) use quotes::Quotes;
 pub(crate) use walked::Listening;
 
-use crate::view::{Explanation, Fate, Journey, Walk};
 use answer::Answers;
 use journeys::Planned;
+use view::{Explanation, Fate, Journey, Walk};
 use walked::Surroundings;
 
 /// Of more journeys the first are followed.

@@ -32,11 +32,11 @@ use crate::inspect::question::{DRAINS, GroundOfFamily};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use crate::metrics::of_mode::Extent;
-use crate::modes::counters::Counters;
 use crate::options::Options;
 use crate::report::Reporter;
 use crate::story::Story;
 use late::Late;
+use service_counters::Counters;
 
 /// How many changes that are not in the kernel yet are measured, should it not be writable for
 /// long.

@@ -60,7 +60,7 @@ use rooms::{Room, TURN_PATIENCE, Trims};
 
 use crate::healthz;
 use crate::http_server::{Answer, Respond, answer, not_found};
-use crate::modes::counters::{Apart, Counters};
+use service_counters::{Apart, Counters};
 
 /// Under which all of it is.
 pub(crate) const PREFIX: &str = "/api/v1/";

@@ -37,12 +37,9 @@ mod pulse;
 mod report;
 pub mod run;
 pub mod serve;
-mod shown;
 mod story;
 pub mod sysctl;
 #[cfg(test)]
 mod tests;
 mod vanished;
 pub mod version;
-pub mod view;
-mod whose;

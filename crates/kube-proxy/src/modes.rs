@@ -4,7 +4,6 @@
 //! lines in this registry: a row, and a part of [`Settings`]. Nothing else in the daemon tells
 //! modes apart.
 
-pub(crate) mod counters;
 pub(crate) mod definition;
 pub mod detect_local;
 pub(crate) mod families;
@@ -20,7 +19,6 @@ pub(crate) mod rulesets;
 pub mod settings;
 pub mod shared;
 pub mod userspace;
-pub(crate) mod uses;
 
 use std::path::Path;
 

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use kube_proxy::view::{
+use view::{
     Address, AddressKind, Chance, Condition, Conflict, Counters, Drain, Draining, Drifted,
     Endpoint, EndpointCounts, Explanation, Family, Fate, Feature, Journey, Limit, Port, Rate,
     Refused, Service, ServiceList, ServiceName, Source, State, Status, Step, Top, TopEndpoint,

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::held::Held;
 use super::virtual_servers::VirtualServers;
 use super::{Form, Output};
-use crate::view::*;
+use view::*;
 
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md"));
 

@@ -5,7 +5,7 @@ use clap::Args;
 use super::{Failure, Form, Printed, has_colours, socket};
 use crate::explain::text::{Style, render};
 use crate::explain::{Asked, Objects, Quotes, To, exit_status, live};
-use crate::view::Explanation;
+use view::Explanation;
 
 /// Below its help.
 pub(super) const HELP: &str = "Examples:

@@ -7,7 +7,7 @@ use clap::Args;
 use super::table::{Cell, Table, Tone, coloured, short, shown};
 use super::virtual_servers::VirtualServers;
 use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
-use crate::view::{
+use view::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, Port, Service,
     ServiceList,
 };

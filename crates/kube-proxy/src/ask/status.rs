@@ -7,7 +7,7 @@ use clap::Args;
 use super::held::Held;
 use super::table::{Cell, Table, Tone, age, coloured, shown};
 use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
-use crate::view::{Family, Feature, OFF, State, Status};
+use view::{Family, Feature, OFF, State, Status};
 
 /// Below its help.
 pub(super) const HELP: &str = "Examples:

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-pub(super) use crate::shown::shown;
+pub(super) use view::shown;
 
 /// Between two columns.
 const GAP: usize = 3;

@@ -21,9 +21,9 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::table::coloured;
 use super::{Failure, Form, Printed, WELL, has_colours, socket};
-use crate::view::Top;
 use screen::{Next, View};
 use terminal::Terminal;
+use view::Top;
 
 /// Below its help.
 pub(super) const HELP: &str = "Keys: q ends it, s sorts by the next of new connections, packets and bytes, p pauses, Tab and the arrows scroll.

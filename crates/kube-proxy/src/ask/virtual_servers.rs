@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::Failure;
 use super::table::{Cell, Table, short};
-use crate::modes::counters::{At, Count, OfAddress, OfEndpoint, Which};
 use crate::modes::ipvs;
+use service_counters::{At, Count, OfAddress, OfEndpoint, Which};
 
 /// What the kernel holds.
 #[derive(Debug, Serialize)]

@@ -10,7 +10,7 @@ use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::finding::{self, Finding, Status};
 use super::foresee::Foreseen;
 use super::migration::Migration;
-use crate::shown::shown;
+use view::shown;
 
 /// The answer. As an object: what is foreseen (`wouldChange`, `whole`, `warnings`, `writes`, by
 /// `node`,

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::asked::Output;
 use super::foresee::Foreseen;
 use crate::modes::preview::{Action, Change};
-use crate::shown::shown;
+use view::shown;
 
 /// Whether lines are coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::shown::shown;
+use view::shown;
 
 /// Something that was looked at.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::foresee::Foreseen;
 use crate::modes::preview::{Action, Kept, OTHER_MODES};
-use crate::shown::shown;
+use view::shown;
 
 /// The report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

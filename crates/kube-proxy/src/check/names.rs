@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy::{Model, Protocol};
 
-use crate::modes::counters::At;
-use crate::whose::{Place, addresses, places};
+use service_counters::At;
+use service_counters::places::{Place, addresses, places};
 
 /// The Services, by what entries name of them.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::asked::Output;
 use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::foresee::Foreseen;
-use crate::shown::shown;
+use view::shown;
 
 /// The plan.
 ///

@@ -15,7 +15,7 @@ use proxy::Protocol;
 use super::journeys::{Planned, Routing, Way};
 use super::origin::NOT_OURS;
 use super::walked::{Surroundings, in_view, source};
-use crate::view::{Step, Walk};
+use view::{Step, Walk};
 
 /// What is known of answers.
 pub(crate) trait Answers: Routing {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use proxy::Protocol;
 
-use crate::view::ServiceName;
+use view::ServiceName;
 
 /// A question: all journeys to somewhere, from these senders; from those that make sense if there is
 /// none.

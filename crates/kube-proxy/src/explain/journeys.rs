@@ -17,7 +17,7 @@ use senders::Cast;
 
 use super::asked::{Asked, From, To};
 use super::objects::{Objects, Place, is_asked};
-use crate::view::AddressKind;
+use view::AddressKind;
 
 /// What the routing of this node says of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use super::journeys::{self, Hop, Planned, Routing, Way};
 use super::listeners;
 use super::{Asked, Follow, Listening, Objects, Quotes, explain};
 use crate::footprints;
-use crate::view::Explanation;
+use view::Explanation;
 
 /// How often the kernel is read where its rules change meanwhile.
 const TRIES: u32 = 3;

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Protocol};
 
 use super::asked::{Asked, PortOf, To, protocol_of};
-use crate::view::{Address, AddressKind, Endpoint, Port, Service};
+use view::{Address, AddressKind, Endpoint, Port, Service};
 
 /// Services that a question names, or that have the address that it names, and this node.
 #[derive(Debug, Clone, Default, PartialEq)]

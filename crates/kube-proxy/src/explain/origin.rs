@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
     use crate::explain::objects::Objects;
-    use crate::view::{Address, AddressKind, Port, Service, ServiceName};
+    use view::{Address, AddressKind, Port, Service, ServiceName};
 
     fn objects() -> Objects {
         let service = Service {

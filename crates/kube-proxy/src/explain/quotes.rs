@@ -2,7 +2,7 @@
 //! packet's way is seen by whoever sends one, but not what it says. Texts quote rules between backticks.
 
 use super::origin::NOT_OURS;
-use crate::view::{Step, Walk};
+use view::{Step, Walk};
 
 /// The note where something is left out.
 pub(super) const LEFT_OUT: &str = "rules that are not kube-proxy's are named, and not quoted: root is told all, by kube-proxy explain on the node";

@@ -4,7 +4,7 @@ use packet_path::Packet;
 
 use super::*;
 use crate::explain::journeys::{Hop, Routing};
-use crate::view::{Address, Endpoint, Port, Service, ServiceName};
+use view::{Address, Endpoint, Port, Service, ServiceName};
 
 /// A kernel in which every packet has so many ways, each to another endpoint.
 struct Fake(u16);

@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
-use crate::shown::shown;
-use crate::view::{Explanation, Fate, Journey, Step, Walk};
+use view::shown;
+use view::{Explanation, Fate, Journey, Step, Walk};
 
 use super::{fails, is_unsure};
 

@@ -8,7 +8,7 @@ use super::journeys::{Planned, Way};
 use super::objects::Place;
 use super::origin::NOT_OURS;
 use super::walked::THIS_NODE;
-use crate::view::{ANOTHER_PROGRAM, Fate, Walk};
+use view::{ANOTHER_PROGRAM, Fate, Walk};
 
 /// Place of a step in which the kernel looks for a route.
 const ROUTING: &str = "routing";
@@ -316,7 +316,7 @@ fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
 }
 
 fn outside_ranges(planned: &Planned<'_>, of: &Place<'_>) -> Option<String> {
-    let is_balanced = of.address.kind == crate::view::AddressKind::LoadBalancerIp;
+    let is_balanced = of.address.kind == view::AddressKind::LoadBalancerIp;
     let ranges = &of.service.source_ranges;
     if !is_balanced || ranges.is_empty() {
         return None;

@@ -8,8 +8,8 @@ use proxy::{IpFamily, Protocol};
 use super::answer::{self, Answers};
 use super::journeys::Planned;
 use super::origin::{LISTENING, Met, origin};
-use crate::modes::counters::Relayed;
-use crate::view::{AddressKind, Chance, Fate, Step, Walk};
+use service_counters::Relayed;
+use view::{AddressKind, Chance, Fate, Step, Walk};
 
 /// How the source is told that an endpoint of userspace mode sees.
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";

@@ -10,9 +10,9 @@ use super::question::{Claimed, Copied, Ground, Question};
 use super::service::{Detail, Seen};
 use super::{Asker, Inspect, Unanswered, rendered};
 use crate::explain::{Asked, Objects, OwnNode, Quotes, To, live};
-use crate::modes::counters::{Counted, Counters};
 use crate::modes::detect_local::DetectLocal;
-use crate::whose::{Place, places};
+use service_counters::places::{Place, places};
+use service_counters::{Counted, Counters};
 
 /// How many Services are looked at in one turn of the loop.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
@@ -213,7 +213,7 @@ fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
 /// Who serves at a listening port of this process.
 fn listening(
     counters: &Counters,
-) -> impl Fn(IpFamily, Protocol, u16) -> Option<crate::modes::counters::Relayed> + '_ {
+) -> impl Fn(IpFamily, Protocol, u16) -> Option<service_counters::Relayed> + '_ {
     |family, protocol, port| {
         let relayed = counters.with(|reader| reader.relayed(family, protocol, port));
         relayed.flatten()

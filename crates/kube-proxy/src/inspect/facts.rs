@@ -6,9 +6,9 @@ use std::time::Instant;
 use proxy::{IpFamily, NodePorts, Standing};
 
 use crate::external_addresses::Contested;
-use crate::modes::uses::Uses;
 use crate::report::Seen;
-use crate::whose::is_of_node;
+use footprint::uses::Uses;
+use service_counters::places::is_of_node;
 
 /// How the daemon stands.
 #[derive(Debug)]

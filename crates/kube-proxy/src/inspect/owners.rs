@@ -6,8 +6,8 @@ use std::net::IpAddr;
 
 use proxy::{Model, NamespacedName, Protocol, Service, ServicePort, ServicePortName};
 
-use crate::modes::counters::At;
-use crate::whose::{Place, addresses, places};
+use service_counters::At;
+use service_counters::places::{Place, addresses, places};
 
 /// How many Services are looked at in one turn.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;

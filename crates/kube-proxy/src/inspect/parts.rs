@@ -13,8 +13,8 @@ use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 
 use crate::modes::ipvs::tables::Tables;
-use crate::modes::uses::{Part, Uses};
-use crate::view::{Feature, Limit, OFF};
+use footprint::uses::{Part, Uses};
+use view::{Feature, Limit, OFF};
 
 /// Where the kernel's files are.
 const ROOT: &str = "/";

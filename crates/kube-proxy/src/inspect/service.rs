@@ -13,8 +13,8 @@ use source::Places;
 use draining::Held;
 
 use super::question::{Copied, Ground};
-use crate::modes::counters::{At, Count, Counted};
-use crate::view::{
+use service_counters::{At, Count, Counted};
+use view::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, EndpointCounts, Port,
     ServiceName,
 };
@@ -90,7 +90,7 @@ impl<'a> Seen<'a> {
     }
 
     /// A Service.
-    pub(super) fn service(&self, copied: &Copied, detail: Detail) -> crate::view::Service {
+    pub(super) fn service(&self, copied: &Copied, detail: Detail) -> view::Service {
         let service = &copied.service;
         let policy = |is_local| if is_local { "Local" } else { "Cluster" }.to_owned();
         let families = self.ground.families.iter();
@@ -98,7 +98,7 @@ impl<'a> Seen<'a> {
             .map(|of| Endpoints::of(&copied.view(), &of.node))
             .collect();
         let ports = service.ports.iter();
-        crate::view::Service {
+        view::Service {
             name: ServiceName {
                 namespace: service.name.namespace().to_owned(),
                 name: service.name.name().to_owned(),

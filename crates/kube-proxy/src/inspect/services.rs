@@ -13,8 +13,8 @@ use super::query::Query;
 use super::question::{Copied, Ground, Question, SERVICES_A_TURN};
 use super::service::{Detail, Seen, anywhere};
 use super::{Inspect, Unanswered, rendered};
-use crate::modes::counters::{At, Counted, Counters, Which};
-use crate::view::{Service, ServiceList};
+use service_counters::{At, Counted, Counters, Which};
+use view::{Service, ServiceList};
 
 /// How often names are asked for anew because Services came or went meanwhile.
 const TRIES: usize = 3;

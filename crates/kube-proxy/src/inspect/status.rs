@@ -12,11 +12,9 @@ use super::facts::{Facts, OfFamily};
 use super::parts::{features, limits, switched_off};
 use super::{About, Inspect, Unanswered, rendered};
 use crate::health::Progress;
-use crate::modes::counters::{At, Counters, Which};
 use crate::version::{KUBERNETES, OWN_VERSION};
-use crate::view::{
-    Conflict, Draining, Drifted, Family, Refused, Source, State, Status, Unreadable,
-};
+use service_counters::{At, Counters, Which};
+use view::{Conflict, Draining, Drifted, Family, Refused, Source, State, Status, Unreadable};
 
 /// How many errors, conflicts and drains are listed, over all families.
 const LISTED: usize = 100;

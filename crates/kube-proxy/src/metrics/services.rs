@@ -29,8 +29,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use proxy::{Changes, IpFamily, Model, NodePorts, ServicePortName};
 use tracing::{info, warn};
 
-use crate::modes::counters::{At, Count, Counters, Listener, ReadCounters, Told, Which};
 use names::Names;
+use service_counters::{At, Count, Counters, Listener, ReadCounters, Told, Which};
 use settings::{Detail, Settings};
 use sums::{Source, Sum};
 

@@ -17,19 +17,19 @@ use futures::future::LocalBoxFuture;
 use proxy::{Changes, IpFamily, Mode, Model, NodeFacts, NodePortAddresses};
 use source::ServiceCidrs;
 
-use super::counters::ReadCounters;
 use super::families::{Access, LeftOut};
 use super::predecessor::Predecessor;
 use super::preview::Preview;
 use super::programs::Programs;
 use super::rulesets::Notices;
 use super::settings::Settings;
-use super::uses::Uses;
 use crate::flags::Flags;
 use crate::metrics::of_mode::OfMode;
 use crate::sysctl;
 use crate::sysctl::machine::Machine;
 use crate::sysctl::row::{Row, Wanted};
+use footprint::uses::Uses;
+use service_counters::ReadCounters;
 
 /// A mode of this build. What has a default is nothing in most modes.
 pub(crate) trait Definition: Sync {

@@ -16,7 +16,6 @@ use anyhow::Result;
 use proxy::IpFamily;
 use proxy_ipvs::ShimStyle;
 
-use super::counters::ReadCounters;
 use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
 use super::families::Access;
 use super::programs::Programs;
@@ -29,6 +28,7 @@ use crate::sysctl::row::{Wanted, wanted};
 use counters::IpvsCounters;
 use metrics::IpvsMetrics;
 use opened::Ipvs;
+use service_counters::ReadCounters;
 use settings::Timeouts;
 use shim::{ChosenShim, ShimChoice};
 

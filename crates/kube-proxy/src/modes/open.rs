@@ -9,7 +9,7 @@ use super::definition::Opened;
 use super::families::{Access, LeftOut};
 use super::programs::Programs;
 use super::settings::Settings;
-use super::uses::Uses;
+use footprint::uses::Uses;
 
 /// The family that must be served: that of `--bind-address`, if it names an address, or of the
 /// Node's first one.

@@ -40,9 +40,9 @@ use crate::health_check::Answering;
 use crate::modes::definition::Ending;
 use crate::modes::predecessor::{Predecessor, disarm};
 use crate::modes::rulesets::Notices;
-use crate::modes::uses::Uses;
 use crate::options::Options;
 use crate::{memory, one_family, vanished};
+use footprint::uses::Uses;
 
 /// How long after what takes much memory for a while: it is to be over.
 const TRIM_DELAY: Duration = Duration::from_secs(1);

@@ -15,10 +15,10 @@ use crate::http_server::{self, HttpThread, ListenError, Server};
 use crate::inspect::{About, Inspect, Question, socket};
 use crate::metrics::Metrics;
 use crate::metrics::services::ServiceMetrics;
-use crate::modes::counters::Apart;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
 use crate::serve::pages::{self, Api, Pages};
+use service_counters::Apart;
 
 /// What the servers tell.
 pub(super) struct Observed {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::view::{EndpointCounts, ServiceName};
+use view::{EndpointCounts, ServiceName};
 
 fn web() -> Service {
     let address = |kind, at: &str, connections| Address {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::view::{Conflict, Draining, Drifted, Feature, Limit, Refused, Source};
+use view::{Conflict, Draining, Drifted, Feature, Limit, Refused, Source};
 
 fn status() -> Status {
     Status {

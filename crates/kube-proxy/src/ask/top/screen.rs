@@ -4,7 +4,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::Sort;
 use crate::ask::table::{Tone, short, shown};
-use crate::view::{Counters, Rate, Top, TopEndpoint, TopPort};
+use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 
 /// A name gets at least so many columns, as long as there is a number that can be left out.
 const NAME_MIN: usize = 28;

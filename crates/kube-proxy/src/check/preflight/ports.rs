@@ -8,7 +8,7 @@ use proxy::{Model, Protocol};
 use super::listening::Listener;
 use crate::check::finding::{Finding, some};
 use crate::http_server::WhenTaken;
-use crate::whose::{Place, places};
+use service_counters::places::{Place, places};
 
 const NAME: &str = "ports";
 

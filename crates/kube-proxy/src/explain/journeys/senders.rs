@@ -8,7 +8,7 @@ use proxy::{IpFamily, LocalDetector};
 use super::{Hop, Routing, Sender, Way};
 use crate::explain::asked::From;
 use crate::explain::objects::{Objects, Place};
-use crate::view::AddressKind;
+use view::AddressKind;
 
 /// Addresses for documentation, which nobody has (RFC 5737).
 const NOBODYS: [Ipv4Addr; 3] = [

@@ -1,5 +1,5 @@
 use super::*;
-use crate::view::{Chance, Fate};
+use view::{Chance, Fate};
 
 fn step(place: &str, says: &str) -> Step {
     Step {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::explain::journeys::Sender;
 use crate::explain::objects::Objects;
-use crate::view::{Address, AddressKind, Chance, Endpoint, Port, Service, ServiceName, Step};
+use view::{Address, AddressKind, Chance, Endpoint, Port, Service, ServiceName, Step};
 
 fn delivered(endpoint: &str, chance: f64, source: &str) -> Walk {
     Walk {

@@ -6,7 +6,7 @@ use proxy::{NamespacedName, ServicePortName};
 use super::*;
 use crate::explain::journeys::{Hop, Routing, Sender, Way};
 use crate::explain::objects::Objects;
-use crate::view::{Address, Port, Service};
+use view::{Address, Port, Service};
 
 /// Pods of this node are 10.244.1.0/24.
 struct Node;

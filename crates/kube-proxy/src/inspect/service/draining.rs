@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use proxy::{Draining, ServicePortName};
 
 use crate::inspect::question::Ground;
-use crate::modes::counters::{At, Count, Counted};
-use crate::view::{Condition, Drain, Endpoint};
+use service_counters::{At, Count, Counted};
+use view::{Condition, Drain, Endpoint};
 
 /// What drains, and what is held, by where that is.
 pub(super) struct Held<'a> {

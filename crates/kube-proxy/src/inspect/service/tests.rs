@@ -9,8 +9,8 @@ use proxy::{
 
 use super::*;
 use crate::inspect::question::GroundOfFamily;
-use crate::modes::counters::{OfAddress, OfEndpoint};
-use crate::view::Drain;
+use service_counters::{OfAddress, OfEndpoint};
+use view::Drain;
 
 fn name(port: &str) -> ServicePortName {
     ServicePortName {

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::inspect::Unanswered;
 use crate::memory;
-use crate::modes::counters::{At, Count, Counters, Told, Which};
+use service_counters::{At, Count, Counters, Told, Which};
 
 /// Looks are that far apart at least.
 const APART: Duration = Duration::from_secs(1);

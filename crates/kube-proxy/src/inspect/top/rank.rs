@@ -8,8 +8,8 @@ use proxy::{Protocol, ServicePortName};
 use super::looks::{Endpoints, Span};
 use crate::inspect::owners::Owner;
 use crate::inspect::service::counters;
-use crate::modes::counters::{At, Count};
-use crate::view::{Rate, ServiceName, Top, TopEndpoint, TopPort};
+use service_counters::{At, Count};
+use view::{Rate, ServiceName, Top, TopEndpoint, TopPort};
 
 /// For each Service port that is listed, so many of the busiest addresses are looked at: a port may have
 /// several.

@@ -10,7 +10,7 @@ use super::looks::Looks;
 use super::rank::{Sort, assemble, busiest};
 use super::*;
 use crate::inspect::owners::{LOOKED_AT_A_TURN, owners};
-use crate::modes::counters::{At, Count, Counters, ReadCounters, Told, Which};
+use service_counters::{At, Count, Counters, ReadCounters, Told, Which};
 
 /// Counters that a test sets.
 #[derive(Clone, Default)]
@@ -84,7 +84,7 @@ fn model(services: &[(&str, &str, Option<u16>)]) -> Model {
 }
 
 /// The answer between two moments, two seconds apart.
-fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> crate::view::Top {
+fn told(fake: &Fake, model: &Model, between: impl FnOnce(), limit: usize) -> view::Top {
     let (counters, looks) = (fake.counters(), Looks::default());
     let began = Instant::now();
     looks.take(&counters, began).unwrap();

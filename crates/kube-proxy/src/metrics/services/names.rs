@@ -7,8 +7,8 @@ use proxy::{
     Changes, IpFamily, Model, NamespacedName, NodePorts, Owner, ServicePortName, ServiceView,
 };
 
-use crate::modes::counters::At;
-use crate::whose::{Place, is_of_node, places};
+use service_counters::At;
+use service_counters::places::{Place, is_of_node, places};
 
 /// Service ports by the places that they are served at.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use crate::modes::counters::{At, Count, Listener};
+use service_counters::{At, Count, Listener};
 
 /// Where something was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

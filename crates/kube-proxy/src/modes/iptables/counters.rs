@@ -8,7 +8,7 @@ use iptables::{Iptables, Table};
 use proxy::IpFamily;
 use proxy_iptables::{Counts, OfPort, Served};
 
-use crate::modes::counters::{At, Count, ReadCounters, Told, Which};
+use service_counters::{At, Count, ReadCounters, Told, Which};
 
 /// Reads them by a program.
 pub(super) struct RuleCounters {

@@ -17,13 +17,13 @@ use tracing::info;
 use super::chains::Chains;
 use super::counters::RuleCounters;
 use crate::footprints;
-use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::settings::Settings;
-use crate::modes::uses::{self, Part, Uses};
+use footprint::uses::{self, Part, Uses};
+use service_counters::ReadCounters;
 
 /// Whether connection tracking lets packets pass that it calls INVALID otherwise.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result};
 use ipvs_netlink::{AddressFamily, DestinationEntry, Ipvs, ServiceEntry, ServiceKey, Statistics};
 use proxy::{IpFamily, Protocol};
 
-use crate::modes::counters::{At, Count, ReadCounters, Told, Which};
+use service_counters::{At, Count, ReadCounters, Told, Which};
 
 /// Reads them over a socket of its own.
 #[derive(Debug, Default)]

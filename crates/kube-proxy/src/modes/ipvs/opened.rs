@@ -17,15 +17,15 @@ use super::counters::IpvsCounters;
 use super::settings::Timeouts;
 use super::shim::ChosenShim;
 use crate::footprints;
-use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Action, Change, OTHER_MODES, Obstacle, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
-use crate::modes::uses::{self, Part, Uses};
 use crate::sysctl::setting::Setting;
+use footprint::uses::{self, Part, Uses};
+use service_counters::ReadCounters;
 
 /// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody
 /// that somebody's `ipvsadm -C` has taken away every Service; the question is one system call

@@ -9,7 +9,7 @@ use conntrack_netlink::{Conntrack, Family, Flow};
 use proxy::{IpFamily, Protocol};
 use proxy_nftables::LocalhostPorts;
 
-use crate::modes::counters::{At, Count, ReadCounters, Relayed, Told, Which};
+use service_counters::{At, Count, ReadCounters, Relayed, Told, Which};
 
 /// How often the table is looked through, should the kernel begin anew meanwhile.
 const ATTEMPTS: usize = 3;

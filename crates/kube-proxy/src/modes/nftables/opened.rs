@@ -18,15 +18,15 @@ use tracing::warn;
 
 use super::counters::TrackedFlows;
 use crate::footprints;
-use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Ending, Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow, leave_out, subscribe};
 use crate::modes::settings::Settings;
-use crate::modes::uses::{Part, Uses};
 use crate::sysctl::machine::Machine;
+use footprint::uses::{Part, Uses};
+use service_counters::ReadCounters;
 
 /// How long an endpoint has to accept a connection to a NodePort on localhost, as upstream.
 const DIAL: Duration = Duration::from_secs(5);

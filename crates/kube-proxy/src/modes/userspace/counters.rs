@@ -6,7 +6,7 @@ use proxy::{IpFamily, Protocol};
 use proxy_userspace::Traffic;
 use relay::Carried;
 
-use crate::modes::counters::{Count, Listener, ReadCounters, Relayed, Told, Which};
+use service_counters::{Count, Listener, ReadCounters, Relayed, Told, Which};
 
 /// Reads them.
 pub(super) struct RelayCounters(pub(super) Traffic);

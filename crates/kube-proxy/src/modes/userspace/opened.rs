@@ -16,7 +16,6 @@ use tracing::info;
 
 use super::counters::RelayCounters;
 use crate::footprints;
-use crate::modes::counters::ReadCounters;
 use crate::modes::definition::{Ending, Opened, Start};
 use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
 use crate::modes::predecessor::Predecessor;
@@ -24,7 +23,8 @@ use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::programs::Programs;
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
-use crate::modes::uses::{self, Part, Uses};
+use footprint::uses::{self, Part, Uses};
+use service_counters::ReadCounters;
 
 /// How long connections go on when the process ends. Nobody is served anew meanwhile, and the next
 /// process may not begin before this one is gone.

@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use anyhow::Result;
 
 use super::*;
-use crate::modes::counters::{At, Count, ReadCounters, Told, Which};
+use service_counters::{At, Count, ReadCounters, Told, Which};
 
 /// What is counted at so many addresses; a look begins by saying so, and then waits to be let go on.
 struct Kernel {

@@ -3,7 +3,7 @@
 /// Without what would steer the terminal, forge lines, or show letters in another order than they
 /// have: names, reasons and what the kernel holds are others', and an API server may be somebody's
 /// who means ill.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     let steers = |letter: char| {
         letter.is_control()
             || matches!(letter, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')

@@ -1,4 +1,4 @@
-//! What the kernel (in userspace mode: the relay) has counted, for those who look: read by blocking,
+//! Counters of Services that the kernel (in userspace mode: the relay) keeps, for observers: read by blocking,
 //! over sockets of its own, so that no lane of a mode waits for it.
 //!
 //! | mode | by | connections | packets, bytes | active |
@@ -7,6 +7,8 @@
 //! | iptables | address, endpoint (under one address of its Service port) | yes | no | no |
 //! | nftables | address, endpoint, where they are named | those that are still tracked | no | yes |
 //! | userspace | Service port, endpoint | yes | bytes; of UDP packets, too | yes |
+
+pub mod places;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,10 +22,13 @@ use proxy::{Draining, IpFamily, Protocol, ServicePortName};
 /// it, as the kernel has it: in iptables mode, which has one rule for all of these, the unspecified
 /// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct At {
-    pub(crate) address: IpAddr,
-    pub(crate) port: u16,
-    pub(crate) protocol: Protocol,
+pub struct At {
+    /// The address.
+    pub address: IpAddr,
+    /// The port's number.
+    pub port: u16,
+    /// The transport protocol.
+    pub protocol: Protocol,
 }
 
 impl From<&Draining> for At {
@@ -38,7 +43,7 @@ impl From<&Draining> for At {
 
 /// What is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Which<'a> {
+pub enum Which<'a> {
     /// All addresses, without their endpoints: one dump.
     Addresses,
     /// All addresses with their endpoints.
@@ -50,55 +55,64 @@ pub(crate) enum Which<'a> {
 /// What was counted. It may be of more than this process has made: virtual servers of others are
 /// told as well.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub struct Counted {
     /// By address.
-    pub(crate) addresses: HashMap<At, OfAddress>,
+    pub addresses: HashMap<At, OfAddress>,
     /// By address and endpoint.
-    pub(crate) endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
+    pub endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
     /// By mark of the firewall: virtual servers of others, in IPVS mode.
-    pub(crate) marks: HashMap<(IpFamily, u32), OfAddress>,
+    pub marks: HashMap<(IpFamily, u32), OfAddress>,
     /// By Service port, in userspace mode, which has no counters by address. All of
     /// them are told, whichever are asked for.
-    pub(crate) ports: HashMap<ServicePortName, Count>,
+    pub ports: HashMap<ServicePortName, Count>,
     /// By Service port and endpoint, there.
-    pub(crate) port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
+    pub port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
     /// What is not counted in this mode, and why: a line for who asked.
-    pub(crate) note: Option<&'static str>,
+    pub note: Option<&'static str>,
 }
 
 /// Of an address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct OfAddress {
-    /// In IPVS mode.
-    pub(crate) scheduler: Option<String>,
-    pub(crate) count: Count,
+pub struct OfAddress {
+    /// The scheduler, in IPVS mode.
+    pub scheduler: Option<String>,
+    /// The count.
+    pub count: Count,
 }
 
 /// Of an endpoint at an address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct OfEndpoint {
-    /// In IPVS mode.
-    pub(crate) weight: Option<u32>,
-    pub(crate) count: Count,
+pub struct OfEndpoint {
+    /// The weight, in IPVS mode.
+    pub weight: Option<u32>,
+    /// The count.
+    pub count: Count,
 }
 
 /// Since the entry was made; what is not counted in a mode is absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Count {
-    pub(crate) connections: u64,
-    pub(crate) packets_in: Option<u64>,
-    pub(crate) packets_out: Option<u64>,
-    pub(crate) bytes_in: Option<u64>,
-    pub(crate) bytes_out: Option<u64>,
-    pub(crate) active: Option<u64>,
-    pub(crate) inactive: Option<u64>,
+pub struct Count {
+    /// Connections that were opened.
+    pub connections: u64,
+    /// Packets towards the endpoint.
+    pub packets_in: Option<u64>,
+    /// Packets from the endpoint.
+    pub packets_out: Option<u64>,
+    /// Bytes towards the endpoint.
+    pub bytes_in: Option<u64>,
+    /// Bytes from the endpoint.
+    pub bytes_out: Option<u64>,
+    /// Connections that are open.
+    pub active: Option<u64>,
+    /// Connections that the kernel remembers and that are not open, in IPVS mode.
+    pub inactive: Option<u64>,
     /// Clients that keep their endpoint (IPVS: persistence templates), of an endpoint.
-    pub(crate) persistent: Option<u64>,
+    pub persistent: Option<u64>,
 }
 
 impl Count {
     /// Adds what was counted elsewhere; what is absent in both stays so.
-    pub(crate) fn add(&mut self, other: &Self) {
+    pub fn add(&mut self, other: &Self) {
         let add = |one: &mut Option<u64>, other: Option<u64>| {
             if let Some(other) = other {
                 *one = Some(one.unwrap_or_default().saturating_add(other));
@@ -117,7 +131,7 @@ impl Count {
 
 /// One thing that was counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told<'a> {
+pub enum Told<'a> {
     /// An address, with its scheduler in IPVS mode.
     Address(At, Option<&'a str>, Count),
     /// An endpoint at an address, with its weight in IPVS mode.
@@ -133,21 +147,21 @@ pub(crate) enum Told<'a> {
 /// A listening port of this process, by its number among all that were ever opened: a Service port
 /// has one for each way in which it is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Listener(pub(crate) u64);
+pub struct Listener(pub u64);
 
 /// Who serves what comes to a listening port of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Relayed {
+pub struct Relayed {
     /// Whose it is.
-    pub(crate) name: ServicePortName,
+    pub name: ServicePortName,
     /// Whom it connects to, in turn.
-    pub(crate) endpoints: Vec<SocketAddr>,
+    pub endpoints: Vec<SocketAddr>,
     /// From where alone clients may come; `None`: from everywhere.
-    pub(crate) sources: Option<Vec<IpNet>>,
+    pub sources: Option<Vec<IpNet>>,
 }
 
 /// Reads what is counted.
-pub(crate) trait ReadCounters: Send {
+pub trait ReadCounters: Send {
     /// Reads, by blocking, and tells each thing as it comes: nothing of it is kept.
     ///
     /// # Errors
@@ -216,7 +230,7 @@ impl Counted {
 /// The counters of the mode that serves, for whoever looks, on whatever thread. Clones are the same,
 /// and read one after the other.
 #[derive(Clone, Default)]
-pub(crate) struct Counters(Arc<Held>);
+pub struct Counters(Arc<Held>);
 
 #[derive(Default)]
 struct Held {
@@ -228,7 +242,7 @@ struct Held {
 
 impl Counters {
     /// Another mode serves now. Whoever reads goes on with the one before: nobody waits for it here.
-    pub(crate) fn set(&self, reader: Box<dyn ReadCounters>) {
+    pub fn set(&self, reader: Box<dyn ReadCounters>) {
         *lock(&self.0.next) = Some(reader);
         if let Ok(mut held) = self.0.reader.try_lock() {
             self.0.take_over(&mut held);
@@ -236,14 +250,14 @@ impl Counters {
     }
 
     /// What is not counted in the mode, and why.
-    pub(crate) fn note(&self) -> Option<String> {
+    pub fn note(&self) -> Option<String> {
         self.with(|reader| reader.note().map(str::to_owned))
             .flatten()
     }
 
     /// Does something with what reads them, by blocking, one after the other; `None` before there is
     /// a mode.
-    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut dyn ReadCounters) -> R) -> Option<R> {
+    pub fn with<R>(&self, work: impl FnOnce(&mut dyn ReadCounters) -> R) -> Option<R> {
         let mut held = lock(&self.0.reader);
         self.0.take_over(&mut held);
         let done = held.as_mut().map(|reader| work(&mut **reader));
@@ -268,23 +282,23 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The same counters, with a reader for each of those who are not to wait for one another.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Apart {
+pub struct Apart {
     /// For those who ask for what takes a while.
-    pub(crate) asked: Counters,
+    pub asked: Counters,
     /// For those who ask how it stands.
-    pub(crate) status: Counters,
+    pub status: Counters,
     /// For `/metrics`.
-    pub(crate) scraped: Counters,
+    pub scraped: Counters,
     /// For the daemon's own work.
-    pub(crate) own: Counters,
+    pub own: Counters,
 }
 
 /// A reader for each.
-pub(crate) type Readers = [Box<dyn ReadCounters>; 4];
+pub type Readers = [Box<dyn ReadCounters>; 4];
 
 impl Apart {
     /// Another mode serves now.
-    pub(crate) fn set(&self, readers: Readers) {
+    pub fn set(&self, readers: Readers) {
         let all = [&self.asked, &self.status, &self.scraped, &self.own];
         for (counters, reader) in all.into_iter().zip(readers) {
             counters.set(reader);

@@ -6,6 +6,7 @@
 
 mod explanation;
 mod services;
+mod shown;
 mod status;
 mod top;
 
@@ -14,6 +15,7 @@ pub use services::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Drain, Endpoint, EndpointCounts,
     Port, Service, ServiceList, ServiceName,
 };
+pub use shown::shown;
 pub use status::{
     Conflict, Draining, Drifted, Family, Feature, Limit, OFF, Refused, Source, State, Status,
     Unreadable,

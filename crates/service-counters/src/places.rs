@@ -5,11 +5,11 @@ use std::net::IpAddr;
 
 use proxy::{NodePorts, Protocol, Service, ServicePort};
 
-use crate::modes::counters::At;
+use crate::At;
 
 /// A place that a Service port is served at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
+pub enum Place {
     /// An address of its Service's, and its port.
     At(At),
     /// A port at those addresses of the node that serve NodePorts: which these are, no Service
@@ -18,14 +18,14 @@ pub(crate) enum Place {
 }
 
 /// A Service's addresses in the cluster, its external ones, and those of its load balancer.
-pub(crate) fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> + Clone {
+pub fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> + Clone {
     let cluster = service.cluster_ips.iter();
     let all = cluster.chain(&service.external_ips);
     all.chain(&service.ingress_ips).copied()
 }
 
 /// Where a port of a Service is served.
-pub(crate) fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Place> {
+pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Place> {
     let (number, protocol) = (port.port, port.protocol);
     let cluster = service.cluster_ips.iter().copied();
     let balanced = service.ingress_ips.iter().copied();
@@ -43,7 +43,7 @@ pub(crate) fn places(service: &Service, port: &ServicePort) -> impl Iterator<Ite
 
 /// Whether NodePorts are served at an address; the unspecified one stands for all of these. Others
 /// may have something of their own at the same port of another address.
-pub(crate) fn is_of_node(node_ports: Option<&NodePorts>, address: IpAddr) -> bool {
+pub fn is_of_node(node_ports: Option<&NodePorts>, address: IpAddr) -> bool {
     address.is_unspecified() || node_ports.is_some_and(|node| node.contains(address))
 }
 
