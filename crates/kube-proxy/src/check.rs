@@ -37,6 +37,7 @@ use std::io::{IsTerminal as _, stdout};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use view::shown;
 
 use crate::footprints;
 use crate::options::Options;
@@ -46,7 +47,6 @@ use diff::Colour;
 use foresee::{Foreseen, foresee};
 use migration::Migration;
 use preflight::Traces;
-use view::shown;
 
 /// Answers what is asked of a start. Exit status 0: it would change nothing; 1: it would change
 /// something; 2: no object that could be read would have it change anything, but not all could be.

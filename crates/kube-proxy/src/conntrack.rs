@@ -35,10 +35,10 @@ use proxy::{
     Changes, Frontend, IpFamily, Model, NamespacedName, NodePorts, Protocol, Report, StaleOf,
     UdpService, UdpServices,
 };
+use service_counters::Counters;
 use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
-use service_counters::Counters;
 
 /// Flows that are deleted by one call: each is a message and an answer in memory.
 const FLOWS_PER_CALL: usize = 4_096;

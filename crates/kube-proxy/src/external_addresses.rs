@@ -25,7 +25,7 @@ use route_netlink::{Lookup, Rtnetlink};
 use tracing::{info, warn};
 
 use crate::events::{Event, Recorder};
-use crate::{explain, footprints};
+use crate::footprints;
 
 /// How many are told within a [`WINDOW`].
 const TOLD_MAX: usize = 20;

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 use proxy::{
     Changes, IpFamily, Mode, Model, NamespacedName, NodeFacts, NodePorts, Report, Standing, Trigger,
 };
+use service_counters::Counters;
 
 use crate::conntrack::StaleFlows;
 use crate::events::Recorder;
@@ -36,7 +37,6 @@ use crate::options::Options;
 use crate::report::Reporter;
 use crate::story::Story;
 use late::Late;
-use service_counters::Counters;
 
 /// How many changes that are not in the kernel yet are measured, should it not be writable for
 /// long.

@@ -56,11 +56,12 @@ pub(crate) use facts::{Facts, OfFamily};
 pub(crate) use local_only::refusal;
 pub(crate) use question::Question;
 pub(crate) use rooms::Asker;
+use service_counters::{Apart, Counters};
+
 use rooms::{Room, TURN_PATIENCE, Trims};
 
 use crate::healthz;
 use crate::http_server::{Answer, Respond, answer, not_found};
-use service_counters::{Apart, Counters};
 
 /// Under which all of it is.
 pub(crate) const PREFIX: &str = "/api/v1/";

@@ -10,7 +10,6 @@ pub mod config;
 mod conntrack;
 pub mod descriptors;
 pub mod events;
-pub mod explain;
 mod external_addresses;
 mod family;
 pub mod flags;

@@ -8,11 +8,11 @@ use std::fmt::Debug;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use view::*;
 
 use super::held::Held;
 use super::virtual_servers::VirtualServers;
 use super::{Form, Output};
-use view::*;
 
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md"));
 

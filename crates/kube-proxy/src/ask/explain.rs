@@ -1,11 +1,11 @@
 //! `kube-proxy explain`.
 
 use clap::Args;
+use explain::{Asked, Objects, Quotes, Style, To, exit_status, render};
+use view::Explanation;
 
 use super::{Failure, Form, Printed, has_colours, socket};
-use crate::explain::text::{Style, render};
-use crate::explain::{Asked, Objects, Quotes, To, exit_status, live};
-use view::Explanation;
+use crate::footprints;
 
 /// Below its help.
 pub(super) const HELP: &str = "Examples:
@@ -50,10 +50,7 @@ pub(super) fn explain(arguments: &Arguments) -> Printed {
     } = arguments;
     let asked = Asked::parse(to, from, namespace);
     let asked = asked.map_err(|error| Failure::Unreadable(error.to_string()))?;
-    let query = form_urlencoded::Serializer::new(String::new())
-        .append_pair("to", &asked.text)
-        .append_pair("from", from)
-        .finish();
+    let query = asked.query(from);
     let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}")) {
         Err(Failure::NoDaemon) => without_daemon(&asked)?,
         // It is no journey that fails.
@@ -78,7 +75,13 @@ fn without_daemon(asked: &Asked) -> Result<Explanation, Failure> {
     if let To::Service(..) = asked.to {
         return Err(Failure::NoDaemon);
     }
-    let explanation = live::answer(asked, &Objects::default(), &|_, _, _| None, Quotes::All);
+    let explanation = ::explain::answer(
+        asked,
+        &Objects::default(),
+        &|_, _, _| None,
+        Quotes::All,
+        footprints::ALL,
+    );
     let mut explanation = explanation.map_err(Failure::Unreadable)?;
     explanation.notes.insert(
         0,

@@ -3,14 +3,14 @@
 use std::fmt::Write as _;
 
 use clap::Args;
-
-use super::table::{Cell, Table, Tone, coloured, short, shown};
-use super::virtual_servers::VirtualServers;
-use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
 use view::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, Port, Service,
     ServiceList,
 };
+
+use super::table::{Cell, Table, Tone, coloured, short, shown};
+use super::virtual_servers::VirtualServers;
+use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
 
 /// Below its help.
 pub(super) const HELP: &str = "Examples:

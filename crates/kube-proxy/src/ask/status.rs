@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 
 use clap::Args;
+use view::{Family, Feature, OFF, State, Status};
 
 use super::held::Held;
 use super::table::{Cell, Table, Tone, age, coloured, shown};
 use super::{Failure, Form, NO_DAEMON, Printed, WELL, WRONG, has_colours, socket};
-use view::{Family, Feature, OFF, State, Status};
 
 /// Below its help.
 pub(super) const HELP: &str = "Examples:

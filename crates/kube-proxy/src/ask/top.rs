@@ -18,12 +18,12 @@ use futures::StreamExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval};
+use view::Top;
 
 use super::table::coloured;
 use super::{Failure, Form, Printed, WELL, has_colours, socket};
 use screen::{Next, View};
 use terminal::Terminal;
-use view::Top;
 
 /// Below its help.
 pub(super) const HELP: &str = "Keys: q ends it, s sorts by the next of new connections, packets and bytes, p pauses, Tab and the arrows scroll.

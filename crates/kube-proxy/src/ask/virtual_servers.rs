@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use serde::Serialize;
+use service_counters::{At, Count, OfAddress, OfEndpoint, Which};
 
 use super::Failure;
 use super::table::{Cell, Table, short};
 use crate::modes::ipvs;
-use service_counters::{At, Count, OfAddress, OfEndpoint, Which};
 
 /// What the kernel holds.
 #[derive(Debug, Serialize)]

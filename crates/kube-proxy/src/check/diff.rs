@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use serde::Serialize;
+use view::shown;
 
 use super::asked::Output;
 use super::foresee::Foreseen;
 use crate::modes::preview::{Action, Change};
-use view::shown;
 
 /// Whether lines are coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

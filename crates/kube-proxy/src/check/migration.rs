@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
+use view::shown;
 
 use super::foresee::Foreseen;
 use crate::modes::preview::{Action, Kept, OTHER_MODES};
-use view::shown;
 
 /// The report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use view::shown;
 
 use super::asked::Output;
 use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::foresee::Foreseen;
-use view::shown;
 
 /// The plan.
 ///

@@ -2,17 +2,18 @@
 
 use std::net::IpAddr;
 
+use explain::{Asked, Objects, OwnNode, Quotes, To};
 use http::Uri;
 use proxy::{AddressField, IpFamily, Model, NamespacedName, Protocol, Service};
+use service_counters::places::{Place, places};
+use service_counters::{Counted, Counters};
 use source::Places;
 
 use super::question::{Claimed, Copied, Ground, Question};
 use super::service::{Detail, Seen};
 use super::{Asker, Inspect, Unanswered, rendered};
-use crate::explain::{Asked, Objects, OwnNode, Quotes, To, live};
+use crate::footprints;
 use crate::modes::detect_local::DetectLocal;
-use service_counters::places::{Place, places};
-use service_counters::{Counted, Counters};
 
 /// How many Services are looked at in one turn of the loop.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
@@ -23,13 +24,12 @@ const PODS: usize = 64;
 const NAMED_BY: usize = 4;
 /// How often an address is looked for anew because Services came or went meanwhile.
 const TRIES: usize = 3;
-/// The namespace of a Service that is named without one.
-const NAMESPACE: &str = "default";
 
 impl Inspect {
     /// What becomes of packets to somewhere.
     pub(super) async fn explain(&self, uri: &Uri, asker: Asker) -> Result<Vec<u8>, Unanswered> {
-        let asked = read(uri)?;
+        let asked = Asked::read_query(uri.query().unwrap_or_default());
+        let asked = asked.map_err(|error| Unanswered::Wrong(error.to_string()))?;
         let turn = self.room(asker).explaining_turn().await?;
         let known = self.known(&asked).await?;
         let counters = self.counters.clone();
@@ -42,7 +42,8 @@ impl Inspect {
             let _turn = turn;
             let objects = known.objects(&asked)?;
             let listening = listening(&counters);
-            live::answer(&asked, &objects, &listening, quotes).map_err(Unanswered::Unreadable)
+            explain::answer(&asked, &objects, &listening, quotes, footprints::ALL)
+                .map_err(Unanswered::Unreadable)
         })
         .await
     }
@@ -220,24 +221,6 @@ fn listening(
     }
 }
 
-/// Reads the question.
-fn read(uri: &Uri) -> Result<Asked, Unanswered> {
-    let (mut to, mut from) = (String::new(), String::new());
-    let pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
-    for (name, value) in pairs {
-        match &*name {
-            "to" => to = value.into_owned(),
-            "from" if from.is_empty() => from = value.into_owned(),
-            "from" => from = format!("{from},{value}"),
-            _ => {
-                let why = format!("there is no parameter {name}; there are: to, from");
-                return Err(Unanswered::Wrong(why));
-            }
-        }
-    }
-    Asked::parse(&to, &from, NAMESPACE).map_err(|error| Unanswered::Wrong(error.to_string()))
-}
-
 /// Whether a Service has no port as is asked for.
 fn unknown_port(asked: &Asked, objects: &Objects) -> Result<(), Unanswered> {
     let To::Service(name, Some(_)) = &asked.to else {
@@ -258,27 +241,4 @@ fn unknown_port(asked: &Asked, objects: &Objects) -> Result<(), Unanswered> {
         asked.text,
         ports.join(", ")
     )))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn asked(query: &str) -> Result<Asked, String> {
-        let uri = format!("/api/v1/explain?{query}").parse().unwrap();
-        read(&uri).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn a_question_is_read_from_the_path() {
-        let one = asked("to=shop%2Fweb%3Ahttp&from=pod&from=10.0.0.1%2Cnode").unwrap();
-        let same = Asked::parse("shop/web:http", "pod,10.0.0.1,node", "").unwrap();
-        assert_eq!(one, same);
-        assert!(asked("").unwrap_err().contains("neither a Service"));
-        assert!(
-            asked("too=a/b")
-                .unwrap_err()
-                .contains("there is no parameter too")
-        );
-    }
 }

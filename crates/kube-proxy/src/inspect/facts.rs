@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 use std::time::Instant;
 
+use footprint::uses::Uses;
 use proxy::{IpFamily, NodePorts, Standing};
+use service_counters::places::is_of_node;
 
 use crate::external_addresses::Contested;
 use crate::report::Seen;
-use footprint::uses::Uses;
-use service_counters::places::is_of_node;
 
 /// How the daemon stands.
 #[derive(Debug)]

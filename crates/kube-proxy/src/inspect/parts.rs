@@ -5,16 +5,16 @@ use std::fs;
 use std::path::Path;
 
 use footprint::Footprint;
+use footprint::uses::{Part, Uses};
 use ipset_netlink::Ipset;
 use iptables::Backend;
 use ipvs_netlink::Ipvs;
 use nftables_netlink::Nftables;
 use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
+use view::{Feature, Limit, OFF};
 
 use crate::modes::ipvs::tables::Tables;
-use footprint::uses::{Part, Uses};
-use view::{Feature, Limit, OFF};
 
 /// Where the kernel's files are.
 const ROOT: &str = "/";

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use explain::OwnNode;
 use proxy::{
     Conflict, Drains, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts, Service,
     ServiceAddress, ServiceView,
@@ -16,7 +17,6 @@ use tokio::sync::oneshot::Sender;
 
 use super::facts::Facts;
 use super::owners::{Owners, Wanted};
-use crate::explain::OwnNode;
 use crate::external_addresses::Contested;
 
 /// How many names are told in one turn.

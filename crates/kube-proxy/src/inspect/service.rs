@@ -8,16 +8,16 @@ use proxy::{
     Endpoints, IpFamily, Judged, Reason, Service, ServiceAddress, ServicePort, ServicePortName,
     ServiceType,
 };
-use source::Places;
-
-use draining::Held;
-
-use super::question::{Copied, Ground};
 use service_counters::{At, Count, Counted};
+use source::Places;
 use view::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, EndpointCounts, Port,
     ServiceName,
 };
+
+use draining::Held;
+
+use super::question::{Copied, Ground};
 
 /// How much is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use http::Uri;
 use proxy::NamespacedName;
+use service_counters::{At, Counted, Counters, Which};
 use source::Places;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
+use view::{Service, ServiceList};
 
 use super::query::Query;
 use super::question::{Copied, Ground, Question, SERVICES_A_TURN};
 use super::service::{Detail, Seen, anywhere};
 use super::{Inspect, Unanswered, rendered};
-use service_counters::{At, Counted, Counters, Which};
-use view::{Service, ServiceList};
 
 /// How often names are asked for anew because Services came or went meanwhile.
 const TRIES: usize = 3;

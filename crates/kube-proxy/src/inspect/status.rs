@@ -6,15 +6,15 @@ use std::time::{Duration, Instant, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Standing};
+use service_counters::{At, Counters, Which};
 use source::Trouble;
+use view::{Conflict, Draining, Drifted, Family, Refused, Source, State, Status, Unreadable};
 
 use super::facts::{Facts, OfFamily};
 use super::parts::{features, limits, switched_off};
 use super::{About, Inspect, Unanswered, rendered};
 use crate::health::Progress;
 use crate::version::{KUBERNETES, OWN_VERSION};
-use service_counters::{At, Counters, Which};
-use view::{Conflict, Draining, Drifted, Family, Refused, Source, State, Status, Unreadable};
 
 /// How many errors, conflicts and drains are listed, over all families.
 const LISTED: usize = 100;

@@ -13,8 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use footprint::uses::Uses;
 use futures::future::LocalBoxFuture;
 use proxy::{Changes, IpFamily, Mode, Model, NodeFacts, NodePortAddresses};
+use service_counters::ReadCounters;
 use source::ServiceCidrs;
 
 use super::families::{Access, LeftOut};
@@ -28,8 +30,6 @@ use crate::metrics::of_mode::OfMode;
 use crate::sysctl;
 use crate::sysctl::machine::Machine;
 use crate::sysctl::row::{Row, Wanted};
-use footprint::uses::Uses;
-use service_counters::ReadCounters;
 
 /// A mode of this build. What has a default is nothing in most modes.
 pub(crate) trait Definition: Sync {

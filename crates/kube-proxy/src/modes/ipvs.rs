@@ -15,6 +15,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use proxy::IpFamily;
 use proxy_ipvs::ShimStyle;
+use service_counters::ReadCounters;
 
 use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
 use super::families::Access;
@@ -28,7 +29,6 @@ use crate::sysctl::row::{Wanted, wanted};
 use counters::IpvsCounters;
 use metrics::IpvsMetrics;
 use opened::Ipvs;
-use service_counters::ReadCounters;
 use settings::Timeouts;
 use shim::{ChosenShim, ShimChoice};
 

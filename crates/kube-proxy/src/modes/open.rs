@@ -1,6 +1,7 @@
 //! Opening the kernel for the mode that is chosen, and preparing a node for it.
 
 use anyhow::Result;
+use footprint::uses::Uses;
 use proxy::{IpFamily, Model};
 use tokio::task::spawn_blocking;
 use tracing::warn;
@@ -9,7 +10,6 @@ use super::definition::Opened;
 use super::families::{Access, LeftOut};
 use super::programs::Programs;
 use super::settings::Settings;
-use footprint::uses::Uses;
 
 /// The family that must be served: that of `--bind-address`, if it names an address, or of the
 /// Node's first one.

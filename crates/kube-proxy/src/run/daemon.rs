@@ -20,6 +20,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use footprint::uses::Uses;
 use futures::stream::{BoxStream, SelectAll, StreamExt as _};
 use ipnet::IpNet;
 use proxy::{Event, IpFamily, Mode, Model, Notice};
@@ -42,7 +43,6 @@ use crate::modes::predecessor::{Predecessor, disarm};
 use crate::modes::rulesets::Notices;
 use crate::options::Options;
 use crate::{memory, one_family, vanished};
-use footprint::uses::Uses;
 
 /// How long after what takes much memory for a while: it is to be over.
 const TRIM_DELAY: Duration = Duration::from_secs(1);

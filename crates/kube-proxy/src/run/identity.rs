@@ -3,13 +3,13 @@
 
 use std::fmt::Write as _;
 
+use footprint::uses::Uses;
 use proxy::IpFamily;
 use source::Settings;
 use tracing::info;
 
 use crate::options::Options;
 use crate::version;
-use footprint::uses::Uses;
 
 /// Tells it. `from` is the source, if it could be opened, and `uses` what the mode is made of here,
 /// if its kernel could be.

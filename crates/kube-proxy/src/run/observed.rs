@@ -5,6 +5,7 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use http::request::Parts;
+use service_counters::Apart;
 use tokio::sync::mpsc;
 
 use crate::config::configz::Configz;
@@ -18,7 +19,6 @@ use crate::metrics::services::ServiceMetrics;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
 use crate::serve::pages::{self, Api, Pages};
-use service_counters::Apart;
 
 /// What the servers tell.
 pub(super) struct Observed {

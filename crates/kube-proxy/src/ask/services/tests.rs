@@ -1,5 +1,6 @@
-use super::*;
 use view::{EndpointCounts, ServiceName};
+
+use super::*;
 
 fn web() -> Service {
     let address = |kind, at: &str, connections| Address {

@@ -1,5 +1,6 @@
-use super::*;
 use view::{Conflict, Draining, Drifted, Feature, Limit, Refused, Source};
+
+use super::*;
 
 fn status() -> Status {
     Status {

@@ -1,10 +1,10 @@
 //! What is on the screen: of an answer and a view, lines. No clock, no terminal.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 
 use super::Sort;
 use crate::ask::table::{Tone, short, shown};
-use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 
 /// A name gets at least so many columns, as long as there is a number that can be left out.
 const NAME_MIN: usize = 28;

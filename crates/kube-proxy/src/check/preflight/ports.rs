@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use proxy::{Model, Protocol};
+use service_counters::places::{Place, places};
 
 use super::listening::Listener;
 use crate::check::finding::{Finding, some};
 use crate::http_server::WhenTaken;
-use service_counters::places::{Place, places};
 
 const NAME: &str = "ports";
 

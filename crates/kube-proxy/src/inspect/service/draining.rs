@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use proxy::{Draining, ServicePortName};
-
-use crate::inspect::question::Ground;
 use service_counters::{At, Count, Counted};
 use view::{Condition, Drain, Endpoint};
+
+use crate::inspect::question::Ground;
 
 /// What drains, and what is held, by where that is.
 pub(super) struct Held<'a> {

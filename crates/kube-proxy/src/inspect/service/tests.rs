@@ -6,11 +6,11 @@ use proxy::{
     Conflict, EndpointPort, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts,
     Placement, Protocol,
 };
+use service_counters::{OfAddress, OfEndpoint};
+use view::Drain;
 
 use super::*;
 use crate::inspect::question::GroundOfFamily;
-use service_counters::{OfAddress, OfEndpoint};
-use view::Drain;
 
 fn name(port: &str) -> ServicePortName {
     ServicePortName {

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use proxy::ServicePortName;
+use service_counters::{At, Count, Counters, Told, Which};
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
 
 use crate::inspect::Unanswered;
 use crate::memory;
-use service_counters::{At, Count, Counters, Told, Which};
 
 /// Looks are that far apart at least.
 const APART: Duration = Duration::from_secs(1);

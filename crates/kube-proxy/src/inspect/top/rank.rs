@@ -4,12 +4,12 @@ use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use proxy::{Protocol, ServicePortName};
+use service_counters::{At, Count};
+use view::{Rate, ServiceName, Top, TopEndpoint, TopPort};
 
 use super::looks::{Endpoints, Span};
 use crate::inspect::owners::Owner;
 use crate::inspect::service::counters;
-use service_counters::{At, Count};
-use view::{Rate, ServiceName, Top, TopEndpoint, TopPort};
 
 /// For each Service port that is listed, so many of the busiest addresses are looked at: a port may have
 /// several.

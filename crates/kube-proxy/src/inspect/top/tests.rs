@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use proxy::{Event, Model, NamespacedName, Protocol, Service, ServicePort, ServicePortName};
+use service_counters::{At, Count, Counters, ReadCounters, Told, Which};
 
 use super::looks::Looks;
 use super::rank::{Sort, assemble, busiest};
 use super::*;
 use crate::inspect::owners::{LOOKED_AT_A_TURN, owners};
-use service_counters::{At, Count, Counters, ReadCounters, Told, Which};
 
 /// Counters that a test sets.
 #[derive(Clone, Default)]

@@ -5,6 +5,7 @@ use std::fs;
 
 use anyhow::Result;
 use cleanup::Serving;
+use footprint::uses::{self, Part, Uses};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::Iptables;
 use netlink_batch::Worker;
@@ -12,6 +13,7 @@ use proxy::{Changes, IpFamily, Mode};
 use proxy_iptables::{
     Config, IptablesKernel, Lanes, Plan, Proxier, Told, has_counting_rules, probe_counters,
 };
+use service_counters::ReadCounters;
 use tracing::info;
 
 use super::chains::Chains;
@@ -22,8 +24,6 @@ use crate::modes::families::{Access, Families, LeftOut, boxed, is_disabled, thre
 use crate::modes::predecessor::Predecessor;
 use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::settings::Settings;
-use footprint::uses::{self, Part, Uses};
-use service_counters::ReadCounters;
 
 /// Whether connection tracking lets packets pass that it calls INVALID otherwise.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use footprint::uses::{self, Part, Uses};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
@@ -11,6 +12,7 @@ use proxy::{Changes, EntryChange, IpFamily, Mode};
 use proxy_ipvs::{
     Carrier, Config, Lanes, NetlinkKernel, Op, Part as OfKernel, Plan, Proxier, ShimStyle, VipMode,
 };
+use service_counters::ReadCounters;
 use tokio::runtime::Handle;
 
 use super::counters::IpvsCounters;
@@ -24,8 +26,6 @@ use crate::modes::preview::{Action, Change, OTHER_MODES, Obstacle, Preview, Show
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
 use crate::sysctl::setting::Setting;
-use footprint::uses::{self, Part, Uses};
-use service_counters::ReadCounters;
 
 /// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody
 /// that somebody's `ipvsadm -C` has taken away every Service; the question is one system call

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use cleanup::Serving;
+use footprint::uses::{Part, Uses};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::{Nftables, OwnSockets, Subscription};
@@ -14,6 +15,7 @@ use proxy_nftables::{
     Config, Lanes, Layout, Localhost, LocalhostNodePorts, NetlinkKernel, Plan, Proxier, TABLE,
 };
 use relay::{Dial, Limits, Pin, Reach, Relay};
+use service_counters::ReadCounters;
 use tracing::warn;
 
 use super::counters::TrackedFlows;
@@ -25,8 +27,6 @@ use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::rulesets::{Notices, follow, leave_out, subscribe};
 use crate::modes::settings::Settings;
 use crate::sysctl::machine::Machine;
-use footprint::uses::{Part, Uses};
-use service_counters::ReadCounters;
 
 /// How long an endpoint has to accept a connection to a NodePort on localhost, as upstream.
 const DIAL: Duration = Duration::from_secs(5);

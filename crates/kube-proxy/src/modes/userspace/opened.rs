@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cleanup::Serving;
+use footprint::uses::{self, Part, Uses};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use iptables::{Iptables, IptablesError};
 use netlink_batch::Worker;
@@ -12,6 +13,7 @@ use nftables_netlink::OwnSockets;
 use proxy::{Changes, IpFamily, Mode};
 use proxy_userspace::{Config, Lanes, Plan, Proxier, Traffic, UserspaceKernel};
 use relay::{Limits, Relay};
+use service_counters::ReadCounters;
 use tracing::info;
 
 use super::counters::RelayCounters;
@@ -23,8 +25,6 @@ use crate::modes::preview::{Change, Preview, Shown};
 use crate::modes::programs::Programs;
 use crate::modes::rulesets::{Notices, follow_all};
 use crate::modes::settings::Settings;
-use footprint::uses::{self, Part, Uses};
-use service_counters::ReadCounters;
 
 /// How long connections go on when the process ends. Nobody is served anew meanwhile, and the next
 /// process may not begin before this one is gone.

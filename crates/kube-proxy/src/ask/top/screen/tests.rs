@@ -1,7 +1,7 @@
 use crossterm::event::KeyEvent;
+use view::ServiceName;
 
 use super::*;
-use view::ServiceName;
 
 fn rate(connections: f64, bytes: f64) -> Rate {
     Rate {

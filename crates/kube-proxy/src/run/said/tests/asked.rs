@@ -4,9 +4,9 @@ use std::sync::Mutex;
 use std::sync::mpsc;
 
 use anyhow::Result;
+use service_counters::{At, Count, ReadCounters, Told, Which};
 
 use super::*;
-use service_counters::{At, Count, ReadCounters, Told, Which};
 
 /// What is counted at so many addresses; a look begins by saying so, and then waits to be let go on.
 struct Kernel {

@@ -1,14 +1,15 @@
 //! Whose rules are quoted. The kernel lists rules for root alone; that a rule of others is what ends a
 //! packet's way is seen by whoever sends one, but not what it says. Texts quote rules between backticks.
 
-use super::origin::NOT_OURS;
 use view::{Step, Walk};
+
+use super::origin::NOT_OURS;
 
 /// The note where something is left out.
 pub(super) const LEFT_OUT: &str = "rules that are not kube-proxy's are named, and not quoted: root is told all, by kube-proxy explain on the node";
 /// Whose rules are quoted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Quotes {
+pub enum Quotes {
     /// All: root asks.
     All,
     /// kube-proxy's.

@@ -1,10 +1,10 @@
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector};
+use view::{Address, Endpoint, Port, Service, ServiceName};
 
 use super::senders::{from_end, neighbour_of};
 use super::*;
-use crate::explain::objects::OwnNode;
-use view::{Address, Endpoint, Port, Service, ServiceName};
+use crate::objects::OwnNode;
 
 /// 172.35.0.100/24 on eth0, with a default route by 172.35.0.9; pods in 10.244.1.0/24 on cbr0.
 struct Node;

@@ -1,10 +1,10 @@
 use std::net::IpAddr;
 
 use packet_path::Packet;
+use view::{Address, Endpoint, Port, Service, ServiceName};
 
 use super::*;
-use crate::explain::journeys::{Hop, Routing};
-use view::{Address, Endpoint, Port, Service, ServiceName};
+use crate::journeys::{Hop, Routing};
 
 /// A kernel in which every packet has so many ways, each to another endpoint.
 struct Fake(u16);

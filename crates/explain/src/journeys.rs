@@ -12,12 +12,13 @@ mod senders;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use view::AddressKind;
+
 use proxy::Protocol;
 use senders::Cast;
 
 use super::asked::{Asked, From, To};
 use super::objects::{Objects, Place, is_asked};
-use view::AddressKind;
 
 /// What the routing of this node says of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +92,7 @@ pub(crate) struct Journeys<'a> {
 }
 
 /// An address that nobody has.
-pub(crate) const fn nobodys(is_v4: bool) -> IpAddr {
+pub const fn nobodys(is_v4: bool) -> IpAddr {
     if is_v4 {
         IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7))
     } else {

@@ -205,10 +205,10 @@ fn target_of(entry: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use view::{Address, AddressKind, Port, Service, ServiceName};
 
     use super::*;
-    use crate::explain::objects::Objects;
-    use view::{Address, AddressKind, Port, Service, ServiceName};
+    use crate::objects::Objects;
 
     fn objects() -> Objects {
         let service = Service {

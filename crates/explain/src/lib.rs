@@ -12,22 +12,24 @@
 //! one answer may hold is bounded.
 
 mod answer;
-pub(crate) mod asked;
+mod asked;
 mod journeys;
 mod listeners;
-pub(crate) mod live;
+mod live;
 mod objects;
 mod origin;
 mod quotes;
-pub(crate) mod text;
+mod text;
 mod verdict;
 mod walked;
 
-pub(crate) use asked::{Asked, To};
-pub(crate) use journeys::nobodys;
-pub(crate) use objects::{Objects, OwnNode};
-pub(crate) use quotes::Quotes;
-pub(crate) use walked::Listening;
+pub use asked::{Asked, From, PortOf, To, Unclear};
+pub use journeys::nobodys;
+pub use live::answer;
+pub use objects::{Objects, OwnNode};
+pub use quotes::Quotes;
+pub use text::{Style, render};
+pub use walked::Listening;
 
 use answer::Answers;
 use journeys::Planned;
@@ -123,7 +125,7 @@ pub(crate) fn is_unsure(journey: &Journey) -> bool {
 
 /// The exit status of an answer: 0 if all journeys end well, 1 if one does not, 2 if of one it
 /// cannot be said.
-pub(crate) fn exit_status(explanation: &Explanation) -> u8 {
+pub fn exit_status(explanation: &Explanation) -> u8 {
     let journeys = &explanation.journeys;
     let is_unknown = |journey: &Journey| {
         let mut walks = journey.walks.iter();
@@ -141,12 +143,14 @@ pub(crate) fn exit_status(explanation: &Explanation) -> u8 {
 }
 
 /// Reads a question.
-pub(crate) fn read_question(to: &str, from: &str, namespace: &str) {
+#[doc(hidden)]
+pub fn read_question(to: &str, from: &str, namespace: &str) {
     drop(Asked::parse(to, from, namespace));
 }
 
 /// Reads a list of sockets.
-pub(crate) fn read_sockets(text: &str) {
+#[doc(hidden)]
+pub fn read_sockets(text: &str) {
     listeners::read(text);
 }
 

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr};
 
+use footprint::Footprints;
 use nftables_netlink::{Error, Generation, Nftables};
 use packet_path::nft::Nft;
 use packet_path::{
@@ -10,32 +11,32 @@ use packet_path::{
     read,
 };
 use proxy::{IpFamily, Protocol};
+use view::Explanation;
 
 use super::answer::Answers;
 use super::journeys::{self, Hop, Planned, Routing, Way};
 use super::listeners;
 use super::{Asked, Follow, Listening, Objects, Quotes, explain};
-use crate::footprints;
-use view::Explanation;
 
 /// How often the kernel is read where its rules change meanwhile.
 const TRIES: u32 = 3;
 
-/// Answers a question by what the kernel holds, by blocking. Sockets are of its own, and of the network
+/// Answers a question by what the kernel holds, by blocking, where any of these modes may serve. Sockets are of its own, and of the network
 /// namespace of the calling thread.
 ///
 /// # Errors
 ///
 /// The kernel cannot be asked at all.
-pub(crate) fn answer(
+pub fn answer(
     asked: &Asked,
     objects: &Objects,
     listening: Listening<'_>,
     quotes: Quotes,
+    modes: Footprints,
 ) -> Result<Explanation, String> {
     let mut tries = 1;
     loop {
-        let kernel = Live::open()?;
+        let kernel = Live::open(modes)?;
         let mut explanation = explain(asked, objects, &kernel, listening, quotes);
         let has_changed = kernel.has_changed();
         if has_changed && tries == TRIES {
@@ -52,6 +53,7 @@ pub(crate) fn answer(
 /// The kernel.
 struct Live {
     kernel: read::Live,
+    modes: Footprints,
     /// The number of nf\_tables' rules when they were first read; none where there are none.
     generation: Option<Generation>,
     v4: OnceCell<Rules>,
@@ -66,10 +68,11 @@ struct Rules {
 }
 
 impl Live {
-    fn open() -> Result<Self, String> {
+    fn open(modes: Footprints) -> Result<Self, String> {
         let kernel = read::Live::open().map_err(|unread| unread.to_string())?;
         Ok(Self {
             kernel,
+            modes,
             generation: generation(),
             v4: OnceCell::new(),
             v6: OnceCell::new(),
@@ -162,7 +165,7 @@ impl Routing for Live {
 impl Live {
     /// Reports whether the link of IPVS mode has an address.
     fn is_on_service_link(&self, address: IpAddr) -> bool {
-        footprint::links(footprints::ALL).into_iter().any(|link| {
+        footprint::links(self.modes).into_iter().any(|link| {
             let link = Interface {
                 index: None,
                 name: link.to_owned(),

@@ -1,7 +1,8 @@
-use super::*;
-use crate::explain::journeys::Sender;
-use crate::explain::objects::Objects;
 use view::{Address, AddressKind, Chance, Endpoint, Port, Service, ServiceName, Step};
+
+use super::*;
+use crate::journeys::Sender;
+use crate::objects::Objects;
 
 fn delivered(endpoint: &str, chance: f64, source: &str) -> Walk {
     Walk {

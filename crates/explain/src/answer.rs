@@ -11,11 +11,11 @@ use std::net::SocketAddr;
 
 use packet_path::{Fate, Source};
 use proxy::Protocol;
+use view::{Step, Walk};
 
 use super::journeys::{Planned, Routing, Way};
 use super::origin::NOT_OURS;
 use super::walked::{Surroundings, in_view, source};
-use view::{Step, Walk};
 
 /// What is known of answers.
 pub(crate) trait Answers: Routing {

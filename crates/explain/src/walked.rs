@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 
 use packet_path::{Doubt, Packet, Source};
 use proxy::{IpFamily, Protocol};
+use service_counters::Relayed;
+use view::{AddressKind, Chance, Fate, Step, Walk};
 
 use super::answer::{self, Answers};
 use super::journeys::Planned;
 use super::origin::{LISTENING, Met, origin};
-use service_counters::Relayed;
-use view::{AddressKind, Chance, Fate, Step, Walk};
 
 /// How the source is told that an endpoint of userspace mode sees.
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
@@ -19,7 +19,7 @@ const KEPT: &str = "kept";
 pub(crate) const THIS_NODE: &str = "this node itself";
 
 /// Who serves what comes to a listening port of the daemon.
-pub(crate) type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
+pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
 
 /// What ways are looked at with.
 #[derive(Clone, Copy)]

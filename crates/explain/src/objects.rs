@@ -4,35 +4,35 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Protocol};
+use view::{Address, AddressKind, Endpoint, Port, Service};
 
 use super::asked::{Asked, PortOf, To, protocol_of};
-use view::{Address, AddressKind, Endpoint, Port, Service};
 
 /// Services that a question names, or that have the address that it names, and this node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Objects {
+pub struct Objects {
     /// `ipvs`, ...; `None` where there is no daemon.
-    pub(crate) mode: Option<String>,
+    pub mode: Option<String>,
     /// The Services, with their endpoints.
-    pub(crate) services: Vec<Service>,
+    pub services: Vec<Service>,
     /// This node.
-    pub(crate) node: OwnNode,
+    pub node: OwnNode,
 }
 
 /// What is known of this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct OwnNode {
+pub struct OwnNode {
     /// The addresses of its Node object, the first of each family first.
-    pub(crate) addresses: Vec<IpAddr>,
+    pub addresses: Vec<IpAddr>,
     /// `spec.podCIDRs`.
-    pub(crate) pod_networks: Vec<IpNet>,
+    pub pod_networks: Vec<IpNet>,
     /// Some of its pods that EndpointSlices name.
-    pub(crate) pods: Vec<IpAddr>,
+    pub pods: Vec<IpAddr>,
     /// How its pods are told from other senders, by family.
-    pub(crate) detectors: Vec<(IpFamily, LocalDetector)>,
+    pub detectors: Vec<(IpFamily, LocalDetector)>,
     /// Services that name the address that is asked for as an external or load-balancer address, each
     /// with the field; some of them.
-    pub(crate) named_by: Vec<String>,
+    pub named_by: Vec<String>,
 }
 
 /// An address of a Service port.
@@ -66,7 +66,7 @@ impl Objects {
     }
 
     /// Whether one of these is what is asked for.
-    pub(crate) fn has_asked(&self, asked: &Asked) -> bool {
+    pub fn has_asked(&self, asked: &Asked) -> bool {
         match &asked.to {
             To::Service(_, port) => self.places().any(|place| is_asked(&place, port.as_ref())),
             To::Address(..) => true,

@@ -15,15 +15,15 @@ const PLACE: usize = 34;
 
 /// How it is shown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Style {
+pub struct Style {
     /// Also the rules and members themselves, how many rules did nothing, and every way.
-    pub(crate) is_wide: bool,
+    pub is_wide: bool,
     /// With colours: a terminal is there to show them.
-    pub(crate) has_colours: bool,
+    pub has_colours: bool,
 }
 
 /// The text, with its last newline.
-pub(crate) fn render(explanation: &Explanation, style: Style) -> String {
+pub fn render(explanation: &Explanation, style: Style) -> String {
     let mut page = Page {
         text: String::new(),
         style,

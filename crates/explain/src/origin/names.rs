@@ -263,15 +263,22 @@ fn is_set_of(space: Space<'_>, row: &Row, name: &str) -> bool {
 mod tests {
     use std::collections::BTreeSet;
 
+    use footprint::Footprints;
     use proxy::IpFamily;
 
     use super::*;
-    use crate::footprints;
+
+    const MODES: Footprints = &[
+        &proxy_ipvs::FOOTPRINT,
+        &proxy_iptables::FOOTPRINT,
+        &proxy_userspace::FOOTPRINT,
+        &proxy_nftables::FOOTPRINT,
+    ];
 
     /// All that modes say they leave.
     fn named() -> BTreeSet<(String, String)> {
         let mut all = BTreeSet::new();
-        for mode in footprints::ALL {
+        for mode in MODES {
             for (table, chain) in mode.chains.iter().chain(mode.prefixes) {
                 all.insert((table.to_string(), (*chain).to_owned()));
             }
@@ -330,7 +337,7 @@ mod tests {
                 }
             }
         }
-        let left = footprints::ALL.iter().flat_map(|mode| mode.nft_tables);
+        let left = MODES.iter().flat_map(|mode| mode.nft_tables);
         assert_eq!(tables, left.copied().collect());
     }
 
@@ -338,14 +345,12 @@ mod tests {
     fn upstreams_own_tables_have_origins_too() {
         // Written by upstream's kube-proxy 1.36.2.
         const DUMPS: [&str; 4] = [
+            include_str!("../../../../integration/golden/cases/nftables/affinity-clientip/nft-ip"),
             include_str!(
-                "../../../../../integration/golden/cases/nftables/affinity-clientip/nft-ip"
+                "../../../../integration/golden/cases/nftables/lb-sourceranges-with-node/nft-ip"
             ),
-            include_str!(
-                "../../../../../integration/golden/cases/nftables/lb-sourceranges-with-node/nft-ip"
-            ),
-            include_str!("../../../../../integration/golden/cases/nftables/dualstack/nft-ip6"),
-            include_str!("../../../../../integration/golden/cases/nftables/itp-local/nft-ip"),
+            include_str!("../../../../integration/golden/cases/nftables/dualstack/nft-ip6"),
+            include_str!("../../../../integration/golden/cases/nftables/itp-local/nft-ip"),
         ];
         for dump in DUMPS {
             let lines = dump.lines().map(str::trim);

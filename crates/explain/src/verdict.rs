@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
+use view::{ANOTHER_PROGRAM, Fate, Walk};
+
 use super::journeys::{Planned, Way};
 use super::objects::Place;
 use super::origin::NOT_OURS;
 use super::walked::THIS_NODE;
-use view::{ANOTHER_PROGRAM, Fate, Walk};
 
 /// Place of a step in which the kernel looks for a route.
 const ROUTING: &str = "routing";

@@ -2,11 +2,11 @@ use std::sync::Arc;
 
 use packet_path::{Fate as Found, SourceNat};
 use proxy::{NamespacedName, ServicePortName};
+use view::{Address, Port, Service};
 
 use super::*;
-use crate::explain::journeys::{Hop, Routing, Sender, Way};
-use crate::explain::objects::Objects;
-use view::{Address, Port, Service};
+use crate::journeys::{Hop, Routing, Sender, Way};
+use crate::objects::Objects;
 
 /// Pods of this node are 10.244.1.0/24.
 struct Node;

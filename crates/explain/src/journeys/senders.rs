@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector};
+use view::AddressKind;
 
 use super::{Hop, Routing, Sender, Way};
-use crate::explain::asked::From;
-use crate::explain::objects::{Objects, Place};
-use view::AddressKind;
+use crate::asked::From;
+use crate::objects::{Objects, Place};
 
 /// Addresses for documentation, which nobody has (RFC 5737).
 const NOBODYS: [Ipv4Addr; 3] = [

@@ -7,21 +7,24 @@ use proxy::Protocol;
 
 use view::ServiceName;
 
+/// The namespace of a Service that a request names without one.
+const NAMESPACE: &str = "default";
+
 /// A question: all journeys to somewhere, from these senders; from those that make sense if there is
 /// none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub struct Asked {
     /// As it was typed.
-    pub(crate) text: String,
+    pub text: String,
     /// To where.
-    pub(crate) to: To,
+    pub to: To,
     /// From whom.
-    pub(crate) from: Vec<From>,
+    pub from: Vec<From>,
 }
 
 /// To where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum To {
+pub enum To {
     /// All addresses of a Service, at all of its ports, or at one.
     Service(ServiceName, Option<PortOf>),
     /// An address and port; of every protocol that a Service has there, or of this one.
@@ -30,7 +33,7 @@ pub(crate) enum To {
 
 /// One of a Service's ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum PortOf {
+pub enum PortOf {
     /// `port`, or `nodePort`.
     Number(u16),
     /// `name`.
@@ -39,7 +42,7 @@ pub(crate) enum PortOf {
 
 /// From whom.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum From {
+pub enum From {
     /// A pod of this node.
     Pod,
     /// This node.
@@ -52,7 +55,7 @@ pub(crate) enum From {
 
 /// Why a question cannot be answered as it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unclear {
+pub enum Unclear {
     /// It is not to be read.
     #[error(
         "`{0}` is neither a Service nor an address: give NAMESPACE/NAME, NAMESPACE/NAME:PORT, 10.96.0.1:80, 10.96.0.1:53/UDP \
@@ -73,6 +76,9 @@ pub(crate) enum Unclear {
     /// The families differ.
     #[error("{0} cannot send to {1}: one is IPv4, the other IPv6")]
     Family(IpAddr, SocketAddr),
+    /// The query has another parameter.
+    #[error("there is no parameter {0}; there are: to, from")]
+    Parameter(String),
 }
 
 impl Asked {
@@ -82,7 +88,7 @@ impl Asked {
     /// # Errors
     ///
     /// It is not clear what is meant.
-    pub(crate) fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, Unclear> {
+    pub fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, Unclear> {
         let text = to.trim();
         let to = to_of(text, namespace)?;
         let from = from.split(',').map(str::trim);
@@ -104,6 +110,32 @@ impl Asked {
             _ => text.to_owned(),
         };
         Ok(Self { text, to, from })
+    }
+
+    /// Returns the query of a request for the answer, from the list of senders as it was typed.
+    pub fn query(&self, from: &str) -> String {
+        form_urlencoded::Serializer::new(String::new())
+            .append_pair("to", &self.text)
+            .append_pair("from", from)
+            .finish()
+    }
+
+    /// Reads a question from a request's query.
+    ///
+    /// # Errors
+    ///
+    /// There is no such parameter, or it is not clear what is meant.
+    pub fn read_query(query: &str) -> Result<Self, Unclear> {
+        let (mut to, mut from) = (String::new(), String::new());
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            match &*name {
+                "to" => to = value.into_owned(),
+                "from" if from.is_empty() => from = value.into_owned(),
+                "from" => from = format!("{from},{value}"),
+                _ => return Err(Unclear::Parameter(name.into_owned())),
+            }
+        }
+        Self::parse(&to, &from, NAMESPACE)
     }
 }
 
@@ -207,6 +239,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_question_is_read_from_the_query_that_it_makes() {
+        let read = Asked::read_query;
+        let same = Asked::parse("shop/web:http", "pod,10.0.0.1,node", "").unwrap();
+        assert_eq!(read(&same.query("pod,10.0.0.1,node")), Ok(same.clone()));
+        let several = "to=shop%2Fweb%3Ahttp&from=pod&from=10.0.0.1%2Cnode";
+        assert_eq!(read(several), Ok(same));
+        let why = |query| read(query).unwrap_err().to_string();
+        assert!(why("").contains("neither a Service"));
+        assert!(why("too=a/b").contains("there is no parameter too"));
+    }
 
     fn to(text: &str) -> Result<To, Unclear> {
         Asked::parse(text, "", "default").map(|asked| asked.to)

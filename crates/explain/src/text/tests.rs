@@ -1,5 +1,6 @@
-use super::*;
 use view::{Chance, Fate};
+
+use super::*;
 
 fn step(place: &str, says: &str) -> Step {
     Step {
