@@ -6,10 +6,6 @@ use std::path::Path;
 use inet::IpFamily;
 
 use crate::error::IptablesError;
-use crate::iptables::unlisted;
-use crate::obstacles::DormantTable;
-use crate::table::Table;
-use crate::{legacy, nft};
 
 /// Which of the kernel's two packet filters iptables writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,30 +19,6 @@ pub enum Backend {
 impl Backend {
     /// Preferred first, as upstream's iptables-wrappers do where nothing speaks for either.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
-
-    /// The chains that somebody has made in its tables, as the kernel says, in the network
-    /// namespace of the calling thread. Starts no process; `None` if it cannot be told.
-    pub fn chains(self, family: IpFamily) -> Option<Vec<(Table, String)>> {
-        match self {
-            Self::Nft => nft::chains(family),
-            Self::Legacy => legacy::chains(family),
-        }
-    }
-
-    /// Returns its tables that nft has switched off, in the network namespace of the calling thread.
-    /// Starts no process.
-    ///
-    /// # Errors
-    ///
-    /// The kernel does not say.
-    pub fn dormant_tables(self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
-        let names = match self {
-            Self::Nft => nft::dormant_tables(family).map_err(|error| unlisted(&error))?,
-            Self::Legacy => Vec::new(),
-        };
-        let names = names.into_iter();
-        Ok(names.map(|name| DormantTable { family, name }).collect())
-    }
 }
 
 impl fmt::Display for Backend {
@@ -68,4 +40,37 @@ pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
         return Err(IptablesError::NoIpv6);
     }
     Ok(())
+}
+
+/// Why a backend was chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// It was asked for.
+    Asked,
+    /// No other is installed.
+    Alone,
+    /// No other can be used here.
+    Usable,
+    /// The kubelet's chains are in it.
+    Hint,
+    /// It has chains of a kube-proxy.
+    Chains,
+    /// It has more rules than the other.
+    Rules,
+    /// Nothing speaks for another.
+    First,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Asked => "asked for",
+            Self::Alone => "no other is installed",
+            Self::Usable => "no other can be used here",
+            Self::Hint => "the kubelet's chains are in it",
+            Self::Chains => "chains of a kube-proxy are in it",
+            Self::Rules => "it has more rules than the other",
+            Self::First => "the other has no rules",
+        })
+    }
 }

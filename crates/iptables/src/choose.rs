@@ -5,12 +5,11 @@
 //! (`iptables-nft-restore`), never by what the distribution's `iptables` happens to be: in a
 //! container that says nothing about the host.
 
-use std::fmt;
 use std::sync::Arc;
 
 use inet::IpFamily;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, Why};
 use crate::error::{IptablesError, Kind, failure};
 use crate::iptables::{Iptables, SAVE_LIMIT};
 use crate::program::Program;
@@ -22,39 +21,6 @@ use crate::table::Table;
 const MODERN: [u32; 3] = [1, 6, 2];
 /// Chains by which the kubelet tells which backend it uses (KEP-3178), in table mangle.
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
-
-/// Why a backend was chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
-    /// It was asked for.
-    Asked,
-    /// No other is installed.
-    Alone,
-    /// No other can be used here.
-    Usable,
-    /// The kubelet's chains are in it.
-    Hint,
-    /// It has chains of a kube-proxy.
-    Chains,
-    /// It has more rules than the other.
-    Rules,
-    /// Nothing speaks for another.
-    First,
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Asked => "asked for",
-            Self::Alone => "no other is installed",
-            Self::Usable => "no other can be used here",
-            Self::Hint => "the kubelet's chains are in it",
-            Self::Chains => "chains of a kube-proxy are in it",
-            Self::Rules => "it has more rules than the other",
-            Self::First => "the other has no rules",
-        })
-    }
-}
 
 impl Iptables {
     /// Chooses the backend, for the network namespace of the calling thread: the one asked for;

@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use inet::IpFamily;
 
-use crate::backend::{Backend, exists};
-use crate::choose::Why;
+use crate::backend::{Backend, Why, exists};
 use crate::error::{IptablesError, Kind, failure};
 use crate::legacy::LegacyTables;
 use crate::native::{self, Printed};
-use crate::obstacles::{self, DormantTable, TakenChain};
+use crate::obstacles::{DormantTable, TakenChain};
 use crate::program::{Limit, Program};
 use crate::reading::{self, Reading, Readings, State, Verdict};
 use crate::restore::restore_text;
@@ -56,7 +55,7 @@ struct Asked {
 
 /// Returns the tables of iptables that the kernel has in nf_tables: all, or one of them.
 fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>, IptablesError> {
-    let mut tables = nft::tables(family).map_err(|error| unlisted(&error))?;
+    let mut tables = nft::held::tables(family).map_err(|error| unlisted(&error))?;
     tables.retain(|table| only.is_none_or(|only| only.name() == *table));
     Ok(tables)
 }
@@ -64,6 +63,32 @@ fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>
 pub(crate) fn unlisted(error: &netlink_batch::Error) -> IptablesError {
     IptablesError::Unlisted {
         why: error.to_string(),
+    }
+}
+
+impl Backend {
+    /// The chains that somebody has made in its tables, as the kernel says, in the network
+    /// namespace of the calling thread. Starts no process; `None` if it cannot be told.
+    pub fn chains(self, family: IpFamily) -> Option<Vec<(Table, String)>> {
+        match self {
+            Self::Nft => nft::chains(family),
+            Self::Legacy => legacy::chains(family),
+        }
+    }
+
+    /// Returns its tables that nft has switched off, in the network namespace of the calling thread.
+    /// Starts no process.
+    ///
+    /// # Errors
+    ///
+    /// The kernel does not say.
+    pub fn dormant_tables(self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
+        let names = match self {
+            Self::Nft => nft::dormant_tables(family).map_err(|error| unlisted(&error))?,
+            Self::Legacy => Vec::new(),
+        };
+        let names = names.into_iter();
+        Ok(names.map(|name| DormantTable { family, name }).collect())
     }
 }
 
@@ -149,7 +174,7 @@ impl Iptables {
     /// The kernel does not say.
     pub fn taken_chains(&self, family: IpFamily) -> Result<Vec<TakenChain>, IptablesError> {
         match self.backend {
-            Backend::Nft => obstacles::taken_chains(family).map_err(|error| unlisted(&error)),
+            Backend::Nft => native::taken_chains(family).map_err(|error| unlisted(&error)),
             Backend::Legacy => Ok(Vec::new()),
         }
     }
@@ -484,9 +509,18 @@ impl Iptables {
             }) if printed.cut_short().is_some() => {}
             Err(error) => return Err(error),
         }
+        let restore = || self.program(family, "restore");
         for gap in printed.gaps(&existing) {
             let limit = asked.limit;
-            native::read(self, family, &printed, gap, asked.is_counted, limit, line)?;
+            native::read(
+                &restore,
+                family,
+                &printed,
+                gap,
+                asked.is_counted,
+                limit,
+                line,
+            )?;
         }
         Ok(())
     }

@@ -39,8 +39,7 @@ mod saved;
 mod table;
 mod writing;
 
-pub use backend::{Backend, exists};
-pub use choose::Why;
+pub use backend::{Backend, Why, exists};
 pub use error::{IptablesError, Kind};
 pub use iptables::Iptables;
 pub use legacy::{LegacyTable, LegacyTables};

@@ -16,9 +16,9 @@ use inet::IpFamily;
 use netlink_batch::Error;
 
 use crate::error::{IptablesError, failure};
-use crate::iptables::Iptables;
 use crate::nft::held::{Chain, HeldRule, Hook, Reader};
-use crate::program::Limit;
+use crate::obstacles::{TakenChain, nft_name};
+use crate::program::{Limit, Program};
 use crate::saved::Line;
 
 /// The prefix of chains of kube-proxies and kubelets, which hold rules of iptables alone.
@@ -118,13 +118,16 @@ impl Printed {
     }
 }
 
+/// Finds `iptables-restore`, which lists single chains.
+type Restore<'a> = &'a (dyn Fn() -> Result<Program, IptablesError> + Sync);
+
 /// Tells the lines of what `iptables-save` has not printed of a table.
 ///
 /// # Errors
 ///
 /// The table cannot be read, or changes all the time.
 pub(crate) fn read(
-    iptables: &Iptables,
+    restore: Restore<'_>,
     family: IpFamily,
     printed: &Printed,
     (table, gap): (&'static str, Gap),
@@ -152,7 +155,7 @@ pub(crate) fn read(
             Gap::Rest => chains.retain(|chain| !printed.told.contains(&chain.name)),
         }
         let listing = Listing {
-            iptables,
+            restore,
             family,
             table,
             is_counted,
@@ -178,7 +181,7 @@ pub(crate) fn read(
 
 /// A table that is listed chain by chain.
 struct Listing<'a> {
-    iptables: &'a Iptables,
+    restore: Restore<'a>,
     family: IpFamily,
     table: &'static str,
     is_counted: bool,
@@ -256,8 +259,7 @@ impl Listing<'_> {
         if chains.is_empty() {
             return Ok(());
         }
-        let program = self.iptables.program(self.family, "restore");
-        let program = program.map_err(|error| (None, error))?;
+        let program = (self.restore)().map_err(|error| (None, error))?;
         let mut last = None;
         let verbose = if self.is_counted { " -v" } else { "" };
         let mut input = |sink: &mut dyn std::io::Write| {
@@ -308,13 +310,6 @@ impl Listing<'_> {
             family: nft_name(self.family),
             why,
         }
-    }
-}
-
-pub(crate) fn nft_name(family: IpFamily) -> &'static str {
-    match family {
-        IpFamily::V4 => "ip",
-        IpFamily::V6 => "ip6",
     }
 }
 
@@ -409,6 +404,48 @@ fn counted(line: &str) -> Option<String> {
     let after = words.next().map(|rest| format!(" {rest}"));
     let after = after.unwrap_or_default();
     Some(format!("[{packets}:{bytes}] {before}{after}"))
+}
+
+/// Returns the chains of tables that kube-proxies write to which iptables cannot use: nft has made
+/// built-in ones with another hook, type or priority, or one of a kube-proxy's as a base chain.
+pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
+    let Some(mut reader) = Reader::open(family)? else {
+        return Ok(Vec::new());
+    };
+    let (tables, _) = reader.tables()?;
+    let mut taken = Vec::new();
+    for table in tables {
+        if crate::Table::find(table).is_none() {
+            continue;
+        }
+        for chain in reader.chains(table)? {
+            let is_named = built_in(table).any(|(name, _)| name == chain.name);
+            let is_led_to = chain.name.starts_with(PREFIX) && chain.hook.is_some();
+            if is_led_to || (is_named && !is_built_in(table, &chain)) {
+                taken.push(TakenChain {
+                    table: format!("{} {table}", nft_name(family)),
+                    found: match &chain.hook {
+                        Some(hook) => format!(
+                            "type {}, hook {}, priority {}",
+                            hook.kind,
+                            hook_name(hook.number),
+                            hook.priority
+                        ),
+                        None => "no hook".to_owned(),
+                    },
+                    is_built_in: is_named,
+                    chain: chain.name,
+                });
+            }
+        }
+    }
+    Ok(taken)
+}
+
+fn hook_name(number: u32) -> &'static str {
+    let names = ["prerouting", "input", "forward", "output", "postrouting"];
+    let at = usize::try_from(number).unwrap_or(usize::MAX);
+    names.get(at).copied().unwrap_or("ingress")
 }
 
 #[cfg(test)]

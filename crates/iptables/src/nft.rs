@@ -81,14 +81,6 @@ pub(crate) fn state(family: IpFamily) -> Option<State> {
     }
 }
 
-/// Returns the tables of iptables that exist.
-pub(crate) fn tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
-    let Some(mut reader) = held::Reader::open(family)? else {
-        return Ok(Vec::new());
-    };
-    reader.tables().map(|(tables, _)| tables)
-}
-
 /// Returns those of the iptables tables that are dormant: their base chains get no packet.
 pub(crate) fn dormant_tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
     let mut connection = match Connection::open(Protocol::Netfilter) {

@@ -4,10 +4,6 @@
 use std::fmt;
 
 use inet::IpFamily;
-use netlink_batch::Error;
-
-use crate::native::{PREFIX, built_in, is_built_in, nft_name};
-use crate::nft::held::Reader;
 
 /// A chain of iptables whose name nft has given to a chain of another kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,44 +74,9 @@ impl fmt::Display for DormantTable {
     }
 }
 
-/// Returns the chains of tables that kube-proxies write to which iptables cannot use: nft has made
-/// built-in ones with another hook, type or priority, or one of a kube-proxy's as a base chain.
-pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
-    let Some(mut reader) = Reader::open(family)? else {
-        return Ok(Vec::new());
-    };
-    let (tables, _) = reader.tables()?;
-    let mut taken = Vec::new();
-    for table in tables {
-        if crate::Table::find(table).is_none() {
-            continue;
-        }
-        for chain in reader.chains(table)? {
-            let is_named = built_in(table).any(|(name, _)| name == chain.name);
-            let is_led_to = chain.name.starts_with(PREFIX) && chain.hook.is_some();
-            if is_led_to || (is_named && !is_built_in(table, &chain)) {
-                taken.push(TakenChain {
-                    table: format!("{} {table}", nft_name(family)),
-                    found: match &chain.hook {
-                        Some(hook) => format!(
-                            "type {}, hook {}, priority {}",
-                            hook.kind,
-                            hook_name(hook.number),
-                            hook.priority
-                        ),
-                        None => "no hook".to_owned(),
-                    },
-                    is_built_in: is_named,
-                    chain: chain.name,
-                });
-            }
-        }
+pub(crate) fn nft_name(family: IpFamily) -> &'static str {
+    match family {
+        IpFamily::V4 => "ip",
+        IpFamily::V6 => "ip6",
     }
-    Ok(taken)
-}
-
-fn hook_name(number: u32) -> &'static str {
-    let names = ["prerouting", "input", "forward", "output", "postrouting"];
-    let at = usize::try_from(number).unwrap_or(usize::MAX);
-    names.get(at).copied().unwrap_or("ingress")
 }

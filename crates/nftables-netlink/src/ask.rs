@@ -7,22 +7,9 @@ use crate::decode::{self, AnySet};
 use crate::encode::{header, list_one};
 use crate::error::Error;
 use crate::nftables::Nftables;
-use crate::object::{BaseChain, Element, FoundSet};
-use crate::value::{Bytes, Family, Name};
+use crate::object::{Element, FoundSet, Hooked};
+use crate::value::{Bytes, Family};
 use crate::wire::{command, element, message, set};
-
-/// Where packets come into a table: a base chain, and of which table it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hooked {
-    /// The family of its table.
-    pub family: Family,
-    /// Its table.
-    pub table: Name,
-    /// Its name.
-    pub chain: Name,
-    /// Where it hangs. `None` of a hook that only other families have (`ingress`, `egress`).
-    pub base: Option<BaseChain>,
-}
 
 impl Nftables {
     /// The base chains of all tables of all families that this crate knows. The chains between are
@@ -114,7 +101,7 @@ impl Nftables {
                 Element {
                     key: found.key,
                     ends_interval: true,
-                    ..without_key()
+                    ..Element::of_set(Bytes::new())
                 }
             }))
     }
@@ -186,9 +173,4 @@ fn unless_absent<T>(answer: Result<T, netlink_batch::Error>) -> Result<Option<T>
         })) => Ok(None),
         Err(error) => Err(error.into()),
     }
-}
-
-/// The element that stands for all other keys has none of its own.
-pub(crate) fn without_key() -> Element {
-    Element::of_set(Bytes::new())
 }

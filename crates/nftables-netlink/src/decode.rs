@@ -3,18 +3,18 @@
 
 mod expression;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use netlink_batch::{Attribute, Attributes, Malformed};
 use smallvec::SmallVec;
 
-use crate::ask::{Hooked, without_key};
 use crate::encode::concatenation;
-use crate::expression::Expression;
+use crate::expression::{Expression, FoundRule, Rule};
 use crate::object::{
-    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundRule, FoundSet,
-    Hook, NamedCounter, Policy, Rule, Set, SetKind, Table, Timeout, TypeOf,
+    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundSet, Hook,
+    Hooked, NamedCounter, Policy, Set, SetKind, Table, Timeout, TypeOf,
 };
 use crate::transaction::Generation;
 use crate::user_data::{find, find_comment};
@@ -387,7 +387,7 @@ pub(crate) fn one_element(payload: &[u8]) -> Result<Option<Element>, Malformed> 
 
 /// One that stands for all other keys.
 fn catch_all(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
-    let (mut is_one, mut found) = (false, without_key());
+    let (mut is_one, mut found) = (false, Element::of_set(Bytes::new()));
     for attribute in attribute.nested() {
         let attribute = attribute?;
         match attribute.kind {
@@ -529,6 +529,9 @@ pub(crate) fn rule_of(table: &str, payload: &[u8]) -> Result<Option<RuleMessage>
         comment,
     }))
 }
+
+/// Anonymous sets by their names.
+pub(crate) type Anonymous = HashMap<Name, AnonymousMessage>;
 
 #[cfg(test)]
 mod tests;

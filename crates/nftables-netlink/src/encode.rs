@@ -7,8 +7,8 @@ use netlink_batch::{
     Batch, NLM_F_APPEND, NLM_F_CREATE, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE, Writer,
 };
 
-use crate::expression::{Expression, SetRef};
-use crate::object::{Activity, AnonymousSet, Chain, Element, Rule};
+use crate::expression::{Expression, Rule, SetRef};
+use crate::object::{Activity, AnonymousSet, Chain, Element};
 use crate::transaction::{Change, Generation, Transaction};
 use crate::user_data;
 use crate::value::{Bytes, Family};

@@ -1,5 +1,8 @@
 //! The expressions of rules, one for each kernel module that this needs (linux/netfilter/nf_tables.h).
 
+use std::sync::Arc;
+
+use crate::object::AnonymousSet;
 use crate::value::{Bytes, Name, Register, Verdict};
 
 /// One step of a rule. Reads and writes registers; the rule ends where a comparison fails.
@@ -280,7 +283,7 @@ pub enum SetRef {
     /// By its name.
     Named(Name),
     /// One that belongs to the rule alone; it comes and goes with it.
-    Anonymous(std::sync::Arc<crate::object::AnonymousSet>),
+    Anonymous(Arc<AnonymousSet>),
 }
 
 /// `NFTA_PAYLOAD_BASE`.
@@ -518,4 +521,24 @@ pub enum DynsetOperation {
     Update = 1,
     /// Take it away.
     Delete = 2,
+}
+
+/// A rule.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Rule {
+    /// What it does, in order.
+    pub expressions: Vec<Expression>,
+    /// As `nft` keeps one (`NFTA_RULE_USERDATA`).
+    pub comment: Option<Arc<str>>,
+}
+
+/// A rule that is in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FoundRule {
+    /// By which the kernel knows it.
+    pub handle: u64,
+    /// Its chain.
+    pub chain: Name,
+    /// The rule, its anonymous sets read into it.
+    pub rule: Rule,
 }

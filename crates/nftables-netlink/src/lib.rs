@@ -37,17 +37,17 @@ mod value;
 mod watch;
 mod wire;
 
-pub use ask::Hooked;
 pub use encode::Prepared;
 pub use error::{CommitError, Error, RefusedChange};
 pub use expression::{
     Comparison, CtKey, Direction, DynsetOperation, Expression, FIB_DESTINATION, FIB_SOURCE,
-    FibResult, LookupFor, Membership, MetaKey, NatKind, NumGenKind, PayloadBase, SetRef, TupleKey,
+    FibResult, FoundRule, LookupFor, Membership, MetaKey, NatKind, NumGenKind, PayloadBase, Rule,
+    SetRef, TupleKey,
 };
 pub use nftables::Nftables;
 pub use object::{
-    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundRule, FoundSet,
-    Hook, NamedCounter, Policy, Rule, Set, SetKind, Table, Timeout, TypeOf,
+    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundSet, Hook,
+    Hooked, NamedCounter, Policy, Set, SetKind, Table, Timeout, TypeOf,
 };
 pub use own::OwnSockets;
 pub use probe::{Feature, Missing};

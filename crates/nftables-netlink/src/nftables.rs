@@ -1,17 +1,17 @@
 //! The calls: one transaction at a time, and reading what is there.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 use std::{io, thread};
 
 use netlink_batch::{Answers, Connection, Malformed, Protocol, Refusal, Writer};
 
-use crate::decode::{self, AnySet, RuleMessage};
+use crate::decode::{self, Anonymous, AnySet, RuleMessage};
 use crate::encode::{Prepared, header};
 use crate::error::{CommitError, Error, RefusedChange, is_absence, permission};
 use crate::object::{Chain, Element, FoundSet, NamedCounter, Table};
-use crate::own::OwnSocket;
-use crate::read::{Anonymous, Meanwhile};
+use crate::own::{OwnSocket, OwnSockets};
 use crate::transaction::{Generation, Transaction};
 use crate::value::Family;
 use crate::wire::{chain, command, elements, message, object, rule, set};
@@ -32,6 +32,20 @@ pub struct Nftables {
     /// number may be another program's.
     pub(crate) own: Option<OwnSocket>,
     pub(crate) connection: Connection,
+}
+
+impl OwnSockets {
+    /// Opens a socket that is one of them for as long as it is open. Where the kernel takes no
+    /// filter, or does not tell the socket's number, what it changes is told.
+    ///
+    /// # Errors
+    ///
+    /// As [`Nftables::open`].
+    pub fn open(self: &Arc<Self>) -> Result<Nftables, Error> {
+        let mut opened = Nftables::open()?;
+        opened.own = opened.port().ok().map(|port| self.note(port));
+        Ok(opened)
+    }
 }
 
 impl Nftables {
@@ -469,6 +483,15 @@ fn refused(prepared: &Prepared, all: Vec<(usize, Refusal)>, more: bool) -> Commi
         Some(refusal) if refused.is_empty() => CommitError::Whole(refusal),
         _ => CommitError::Refused { refused, more },
     }
+}
+
+/// What may change while a dump is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Meanwhile {
+    /// Nothing in the namespace: else it is read again.
+    Nothing,
+    /// Other tables: whoever reads listens for changes of this one.
+    OtherTables,
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::expression::Expression;
 use crate::value::{Bytes, DataType, Family, Name, Verdict};
 
 /// A table.
@@ -243,26 +242,6 @@ impl Element {
     }
 }
 
-/// A rule.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Rule {
-    /// What it does, in order.
-    pub expressions: Vec<Expression>,
-    /// As `nft` keeps one (`NFTA_RULE_USERDATA`).
-    pub comment: Option<Arc<str>>,
-}
-
-/// A rule that is in the kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundRule {
-    /// By which the kernel knows it.
-    pub handle: u64,
-    /// Its chain.
-    pub chain: Name,
-    /// The rule, its anonymous sets read into it.
-    pub rule: Rule,
-}
-
 /// A named set that is in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundSet {
@@ -284,4 +263,17 @@ pub struct NamedCounter {
     pub packets: u64,
     /// Bytes so far.
     pub bytes: u64,
+}
+
+/// Where packets come into a table: a base chain, and of which table it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hooked {
+    /// The family of its table.
+    pub family: Family,
+    /// Its table.
+    pub table: Name,
+    /// Its name.
+    pub chain: Name,
+    /// Where it hangs. `None` of a hook that only other families have (`ingress`, `egress`).
+    pub base: Option<BaseChain>,
 }

@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::error::Error;
-use crate::nftables::Nftables;
 use crate::subscription::Subscription;
 
 /// The sockets that one program writes with, and the subscriptions that leave out what they change:
@@ -20,24 +18,13 @@ struct Both {
 }
 
 impl OwnSockets {
-    /// Opens a socket that is one of them for as long as it is open. Where the kernel takes no
-    /// filter, or does not tell the socket's number, what it changes is told.
-    ///
-    /// # Errors
-    ///
-    /// As [`Nftables::open`].
-    pub fn open(self: &Arc<Self>) -> Result<Nftables, Error> {
-        let mut opened = Nftables::open()?;
-        if let Ok(port) = opened.port() {
-            let mut both = self.both();
-            both.ports.insert(port);
-            let _ = both.leave_out();
-            opened.own = Some(OwnSocket {
-                all: Arc::clone(self),
-                port,
-            });
-        }
-        Ok(opened)
+    /// Notes the number of an open socket that is one of them, until the note is dropped.
+    pub(crate) fn note(self: &Arc<Self>, port: u32) -> OwnSocket {
+        let mut both = self.both();
+        both.ports.insert(port);
+        let _ = both.leave_out();
+        let all = Arc::clone(self);
+        OwnSocket { all, port }
     }
 
     /// Has a subscription leave out what all of them change, those of later among them.

@@ -10,12 +10,11 @@ use smallvec::SmallVec;
 use crate::error::{CommitError, Error};
 use crate::expression::{
     CtKey, DynsetOperation, Expression, FIB_DESTINATION, FibResult, LookupFor, MetaKey, NatKind,
-    NumGenKind, PayloadBase, SetRef,
+    NumGenKind, PayloadBase, Rule, SetRef,
 };
 use crate::nftables::Nftables;
 use crate::object::{
-    AnonymousSet, BaseChain, Chain, ChainKind, Element, Hook, Policy, Rule, Set, SetKind, Table,
-    Timeout,
+    AnonymousSet, BaseChain, Chain, ChainKind, Element, Hook, Policy, Set, SetKind, Table, Timeout,
 };
 use crate::transaction::{Change, Transaction};
 use crate::value::{Bytes, DataType, Family, Name, Register, Verdict};

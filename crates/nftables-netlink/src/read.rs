@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use netlink_batch::Batch;
 
-use crate::decode::{self, AnonymousMessage, AnySet, RuleMessage};
+use crate::decode::{self, Anonymous, AnonymousMessage, AnySet, RuleMessage};
 use crate::encode::{header, list_keys};
 use crate::error::Error;
-use crate::expression::{Expression, SetRef};
-use crate::nftables::Nftables;
-use crate::object::{AnonymousSet, Chain, Element, FoundRule, FoundSet, NamedCounter, Table};
+use crate::expression::{Expression, FoundRule, SetRef};
+use crate::nftables::{Meanwhile, Nftables};
+use crate::object::{AnonymousSet, Chain, Element, FoundSet, NamedCounter, Table};
 use crate::transaction::Generation;
 use crate::value::{Bytes, DataType, Family, Name};
 use crate::watch::Watch;
@@ -51,18 +51,6 @@ pub struct Whole {
     /// Its rules; those of a chain in their order.
     pub rules: Vec<FoundRule>,
 }
-
-/// What may change while a dump is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Meanwhile {
-    /// Nothing in the namespace: else it is read again.
-    Nothing,
-    /// Other tables: whoever reads listens for changes of this one.
-    OtherTables,
-}
-
-/// Anonymous sets by their names.
-pub(crate) type Anonymous = HashMap<Name, AnonymousMessage>;
 
 /// The same, each with its elements.
 type Filled = HashMap<Name, Arc<AnonymousSet>>;

@@ -1,6 +1,7 @@
 //! What is to change, all of it or nothing.
 
-use crate::object::{Chain, Element, Rule, Set, Table};
+use crate::expression::Rule;
+use crate::object::{Chain, Element, Set, Table};
 use crate::value::{Family, Name};
 
 /// Changes of one table that the kernel makes all at once, in this order, or not at all.

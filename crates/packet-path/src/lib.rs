@@ -41,6 +41,7 @@ pub mod nft;
 mod outcome;
 mod packet;
 pub mod read;
+mod reply;
 mod ruleset;
 mod snapshot;
 mod walk;

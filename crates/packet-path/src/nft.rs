@@ -29,6 +29,7 @@ mod held;
 mod members;
 mod reader;
 mod registers;
+mod run;
 mod say;
 mod sets;
 mod text;
@@ -49,8 +50,8 @@ pub use reader::{At, Reader};
 use crate::branch::{Branch, End};
 use crate::kernel::Kernel;
 use crate::ruleset::{Base, Hook, Ruleset};
-use evaluate::Evaluation;
 use reader::Asked;
+use run::Evaluation;
 
 /// How often a question is asked anew where the ruleset changes meanwhile.
 const ATTEMPTS: u32 = 5;

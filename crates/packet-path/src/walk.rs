@@ -17,12 +17,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use inet::{IpFamily, Protocol};
 
-use crate::answer;
 use crate::branch::{Branch, Doubt, End, MOST_BRANCHES, Step};
 use crate::ipvs::{self, Passed};
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::outcome::{self, Walk};
 use crate::packet::{Interface, Packet, Tracking};
+use crate::reply;
 use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 
 /// `NF_IP_PRI_CONNTRACK`.
@@ -271,10 +271,10 @@ impl<'a> Walker<'a> {
                 match &stop {
                     Stop::Tracking => here.push(track(branch)),
                     Stop::Nat(_) if branch.packet.reply.is_some() => {
-                        here.push(answer::translate_back(hook, branch));
+                        here.push(reply::translate_back(hook, branch));
                     }
                     Stop::Ipvs if branch.packet.reply.is_some() => {
-                        here.push(answer::pass_ipvs(branch));
+                        here.push(reply::pass_ipvs(branch));
                     }
                     Stop::Chain(ruleset, base) => {
                         here.extend(ruleset.walk(base, branch, self.kernel));
@@ -377,7 +377,7 @@ impl<'a> Walker<'a> {
         let route = if packet.iif.as_ref().is_some_and(Interface::is_loopback) {
             // What comes back by it has its route with it.
             Ok(Route::Local { source: None })
-        } else if let Some(bridge) = answer::crosses(packet, self.kernel) {
+        } else if let Some(bridge) = reply::crosses(packet, self.kernel) {
             Ok(bridge)
         } else {
             self.kernel.route(&question)

@@ -38,11 +38,11 @@ pub use health::HealthCheck;
 pub use limits::Excess;
 pub use mode::{
     Conflict, Draining, Drains, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport,
-    NodePorts, Notice, Report, Standing, Unreadable,
+    Notice, Report, Standing, Unreadable,
 };
 pub use model::{Changes, ExternalIps, FamilySet, Model, ServiceView, Trigger, Vanished};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
-pub use node::{NodeFacts, NodePortAddresses, Selection};
+pub use node::{NodeFacts, NodePortAddresses, NodePorts, Selection};
 pub use object::{
     Endpoint, EndpointList, EndpointPort, EndpointSlice, EndpointView, Node, Placement, Service,
     ServiceAddress, ServiceCidr, ServicePort, ServiceType,

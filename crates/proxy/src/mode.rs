@@ -20,6 +20,7 @@ use hashbrown::HashSet;
 
 use crate::model::{Changes, Model};
 use crate::names::{IpFamily, NamespacedName, Protocol, ServicePortName};
+use crate::node::NodePorts;
 use crate::object::ServiceAddress;
 use crate::stale_flows::Frontend;
 use crate::topology::Target;
@@ -131,22 +132,6 @@ pub enum Notice {
     Ruleset,
     /// Messages were lost: anything may have changed.
     Anything,
-}
-
-/// Where NodePorts are served.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NodePorts {
-    /// The node's addresses that serve them, sorted; none of localhost.
-    pub addresses: Vec<IpAddr>,
-    /// Whether localhost's do, too.
-    pub on_localhost: bool,
-}
-
-impl NodePorts {
-    /// Whether an address serves them.
-    pub fn contains(&self, address: IpAddr) -> bool {
-        (self.on_localhost && address.is_loopback()) || self.addresses.contains(&address)
-    }
 }
 
 /// How far a mode has come. What could not be written for a reason of its own, and is reported by

@@ -210,6 +210,22 @@ fn of_family(nets: &[IpNet], family: IpFamily) -> impl Iterator<Item = &IpNet> {
         .filter(move |net| IpFamily::of(net.addr()) == family)
 }
 
+/// Where NodePorts are served.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodePorts {
+    /// The node's addresses that serve them, sorted; none of localhost.
+    pub addresses: Vec<IpAddr>,
+    /// Whether localhost's do, too.
+    pub on_localhost: bool,
+}
+
+impl NodePorts {
+    /// Whether an address serves them.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        (self.on_localhost && address.is_loopback()) || self.addresses.contains(&address)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

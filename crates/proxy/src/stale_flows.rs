@@ -30,9 +30,9 @@ use std::net::{IpAddr, SocketAddr};
 use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
-use crate::mode::NodePorts;
 use crate::model::ServiceView;
 use crate::names::{IpFamily, NamespacedName, Protocol};
+use crate::node::NodePorts;
 use crate::object::ServiceAddress;
 
 /// Destination of the packets of a Service's clients.

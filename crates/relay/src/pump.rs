@@ -7,7 +7,7 @@
 //! The end of one direction (FIN) is passed on, and the other direction goes on. A connection that
 //! is reset resets the other one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -18,13 +18,13 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::task::yield_now;
 
 use super::counted::{Carrying, add};
 use super::descriptors::{Free, Held};
 use super::limits::{Carriage, Limits};
 use super::shares::Place;
-use super::tcp::Cut;
 
 /// How much is read at once.
 const CHUNK: usize = 64 * 1024;
@@ -318,4 +318,26 @@ fn would_block(error: io::Error) -> io::Result<()> {
 pub(crate) fn reset(connection: &TcpStream) {
     // One that is gone needs none.
     let _ = connection.set_zero_linger();
+}
+
+/// What ends connections.
+#[derive(Debug, Default)]
+pub(crate) struct Cut {
+    is_over: Cell<bool>,
+    over: Notify,
+}
+
+impl Cut {
+    /// Ends those that there are.
+    pub(crate) fn end(&self) {
+        self.is_over.set(true);
+        self.over.notify_waiters();
+    }
+
+    pub(crate) async fn until_end(&self) {
+        let over = self.over.notified();
+        if !self.is_over.get() {
+            over.await;
+        }
+    }
 }

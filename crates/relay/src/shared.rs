@@ -15,11 +15,10 @@ use super::descriptors::{Descriptors, Free, Held};
 use super::flow::{Flow, FlowKey};
 use super::limits::{Limits, Reach};
 use super::ports::ephemeral;
-use super::pump::Pump;
+use super::pump::{Cut, Pump};
 use super::recent::Recent;
 use super::redirected::Redirected;
 use super::shares::{Client, Place, Shares};
-use super::tcp::Cut;
 
 /// A client that has so many connections, or less, loses none to others.
 const FEW: usize = 16;

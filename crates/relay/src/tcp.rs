@@ -1,6 +1,6 @@
 //! A listening port: connections are accepted, connected to an endpoint, and carried.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -13,7 +13,6 @@ use rustix::net::{SocketFlags, acceptfrom_with};
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 use tokio::io::Interest;
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::Notify;
 use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
@@ -21,7 +20,7 @@ use super::balance::{Balance, Choice};
 use super::counted::PortCounters;
 use super::descriptors::is_exhausted;
 use super::limits::{DIAL_TIMEOUTS, Dial, Pin, Reach};
-use super::pump::reset;
+use super::pump::{Cut, reset};
 use super::shared::{Shared, set_mark};
 
 /// Which descriptors a connection takes: its own, and that to the endpoint.
@@ -43,13 +42,6 @@ pub(crate) struct Port {
     service: Arc<str>,
 }
 
-/// What ends connections.
-#[derive(Debug, Default)]
-pub(crate) struct Cut {
-    is_over: Cell<bool>,
-    over: Notify,
-}
-
 impl Port {
     pub(crate) fn new(service: Arc<str>, balance: Balance, counters: Arc<PortCounters>) -> Self {
         Self {
@@ -57,21 +49,6 @@ impl Port {
             counters,
             cut: Cut::default(),
             service,
-        }
-    }
-}
-
-impl Cut {
-    /// Ends those that there are.
-    pub(crate) fn end(&self) {
-        self.is_over.set(true);
-        self.over.notify_waiters();
-    }
-
-    async fn until_end(&self) {
-        let over = self.over.notified();
-        if !self.is_over.get() {
-            over.await;
         }
     }
 }

@@ -366,3 +366,11 @@ fn be64(attribute: &Attribute<'_>) -> u64 {
     let bytes = attribute.payload.try_into();
     bytes.map_or(0, u64::from_be_bytes)
 }
+
+/// Returns the tables of iptables that exist.
+pub(crate) fn tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
+    let Some(mut reader) = Reader::open(family)? else {
+        return Ok(Vec::new());
+    };
+    reader.tables().map(|(tables, _)| tables)
+}

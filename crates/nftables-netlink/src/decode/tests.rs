@@ -13,11 +13,11 @@ use super::{AnySet, chain_of, elements, generation, rule_of, set_of, table};
 use crate::encode::{Prepared, concatenation};
 use crate::expression::{
     Comparison, CtKey, Direction, DynsetOperation, Expression, FibResult, LookupFor, Membership,
-    MetaKey, NatKind, NumGenKind, PayloadBase, SetRef, TupleKey,
+    MetaKey, NatKind, NumGenKind, PayloadBase, Rule, SetRef, TupleKey,
 };
 use crate::object::{
-    AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, Hook, Policy, Rule, Set,
-    SetKind, Table, Timeout, TypeOf,
+    AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, Hook, Policy, Set, SetKind,
+    Table, Timeout, TypeOf,
 };
 use crate::transaction::{Change, Transaction};
 use crate::value::{Bytes, DataType, Family, Name, Register, Verdict};

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use nftables_netlink::{Error, FoundRule, Name, Policy, Verdict};
 
-use super::expressions::{Run, Stop};
-use super::reader::{Asked, At, Reader};
+use super::reader::{At, Reader};
+use super::run::{Evaluation, Run, Stop};
 use super::say;
 use crate::branch::{Branch, Doubt, End, Step};
-use crate::kernel::Kernel;
 
 /// `NFT_JUMP_STACK_SIZE`: the kernel takes no ruleset that jumps deeper.
 const DEPTH: usize = 16;
@@ -28,14 +27,6 @@ enum Exit {
     Return,
     /// Out of the base chain: its branch says how.
     Out,
-}
-
-/// Carries out the rules of one table.
-pub(super) struct Evaluation<'a, R> {
-    pub(super) asked: &'a mut Asked<R>,
-    pub(super) kernel: &'a dyn Kernel,
-    /// How many rules and choices may still be followed.
-    pub(super) budget: usize,
 }
 
 impl<R: Reader> Evaluation<'_, R> {

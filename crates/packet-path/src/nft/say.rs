@@ -6,8 +6,8 @@ use std::sync::Arc;
 use inet::IpFamily;
 use nftables_netlink::{Expression, FoundRule, Rule, Verdict};
 
-use super::expressions::{Did, Run};
 use super::reader::At;
+use super::run::{Did, Run};
 use super::text;
 use crate::branch::{Counters, End, Step};
 use crate::packet::SourceNat;

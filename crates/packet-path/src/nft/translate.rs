@@ -4,9 +4,8 @@ use std::net::IpAddr;
 
 use nftables_netlink::{Expression, Family, NatKind, Register, Verdict};
 
-use super::evaluate::Evaluation;
-use super::expressions::{Did, Done, Run};
 use super::reader::Reader;
+use super::run::{Did, Done, Evaluation, Run};
 use crate::branch::End;
 use crate::packet::SourceNat;
 

@@ -1,7 +1,6 @@
 //! The words of a rule, one option after the other.
 
 use std::borrow::Cow;
-use std::iter::Peekable;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
@@ -9,7 +8,7 @@ use ipnet::IpNet;
 use iptables::Words;
 
 use super::rule::{Ask, Bridge, Ipvs, PortSide, Rule, Side, State, Target, Test};
-use super::targets;
+use super::targets::{self, Rest, masked};
 
 /// Matches that are read here. Of others all is taken as one thing that is not understood.
 const MODULES: [&str; 17] = [
@@ -31,8 +30,6 @@ const MODULES: [&str; 17] = [
     "nfacct",
     "icmp",
 ];
-
-pub(super) type Rest<'a> = Peekable<Words<'a>>;
 
 /// Reads all options of a rule.
 pub(super) fn read(words: Words<'_>) -> Rule {
@@ -367,21 +364,6 @@ fn range(text: &str) -> Option<RangeInclusive<u16>> {
     }
 }
 
-/// `0x4000/0x4000`; without a mask all bits count.
-pub(super) fn masked(text: &str) -> Option<(u32, u32)> {
-    match text.split_once('/') {
-        None => Some((number(text)?, u32::MAX)),
-        Some((value, mask)) => Some((number(value)?, number(mask)?)),
-    }
-}
-
-pub(super) fn number(text: &str) -> Option<u32> {
-    match text.strip_prefix("0x") {
-        Some(digits) => u32::from_str_radix(digits, 16).ok(),
-        None => text.parse().ok(),
-    }
-}
-
 fn states(text: &str) -> Option<Vec<State>> {
     let state = |name| {
         Some(match name {
@@ -429,4 +411,11 @@ fn tcp_flags(text: &str) -> Option<u8> {
     };
     text.split(',')
         .try_fold(0, |all, name| Some(all | flag(name)?))
+}
+
+impl Rule {
+    /// Reads the options behind `-A CHAIN`. What is not understood of them is kept as such.
+    pub(super) fn parse(words: Words<'_>) -> Self {
+        read(words)
+    }
 }

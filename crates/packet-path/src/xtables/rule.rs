@@ -4,9 +4,6 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
-use iptables::Words;
-
-use super::options;
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,13 +156,6 @@ pub(super) enum ConnectionMark {
 pub(super) struct Nat {
     pub(super) address: Option<IpAddr>,
     pub(super) port: Option<u16>,
-}
-
-impl Rule {
-    /// Reads the options behind `-A CHAIN`. What is not understood of them is kept as such.
-    pub(super) fn parse(words: Words<'_>) -> Self {
-        options::read(words)
-    }
 }
 
 impl Ask {

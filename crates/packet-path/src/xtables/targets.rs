@@ -1,9 +1,11 @@
 //! What rules do: their targets, read.
 
 use std::borrow::Cow;
+use std::iter::Peekable;
 use std::net::{IpAddr, SocketAddr};
 
-use super::options::{Rest, masked, number};
+use iptables::Words;
+
 use super::rule::{ConnectionMark, Nat, Target};
 
 /// Targets that do nothing to where a packet goes.
@@ -170,4 +172,21 @@ fn nat(text: &str) -> Option<Nat> {
         address: Some(address),
         port: None,
     })
+}
+
+pub(super) type Rest<'a> = Peekable<Words<'a>>;
+
+/// `0x4000/0x4000`; without a mask all bits count.
+pub(super) fn masked(text: &str) -> Option<(u32, u32)> {
+    match text.split_once('/') {
+        None => Some((number(text)?, u32::MAX)),
+        Some((value, mask)) => Some((number(value)?, number(mask)?)),
+    }
+}
+
+pub(super) fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
 }
