@@ -22,22 +22,26 @@ mod attributes;
 mod batch;
 mod connection;
 mod error;
+mod exchange;
 #[doc(hidden)]
 pub mod fuzzed;
 mod lane;
 mod message;
 mod protocol;
+mod reply;
 mod worker;
 
 pub use attributes::{Attribute, Attributes, Malformed};
 pub use batch::{Batch, Message, Writer, messages};
-pub use connection::{Answers, Buffers, CHUNK_MESSAGES, Connection, Dump, Reply};
+pub use connection::{Buffers, Connection};
 pub use error::{Error, Refusal};
+pub use exchange::CHUNK_MESSAGES;
 pub use lane::Lane;
 pub use netlink_packet_core::{
     NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE,
 };
 pub use protocol::Protocol;
+pub use reply::{Answers, Dump, Reply};
 pub use worker::{Gone, HandedOut, Job, Worker};
 
 #[cfg(doctest)]

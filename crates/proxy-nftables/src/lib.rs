@@ -23,6 +23,7 @@ mod claims;
 mod clients;
 mod config;
 mod content;
+mod due;
 mod edits;
 mod exchange;
 mod execute;

@@ -7,13 +7,13 @@ use std::time::Instant;
 use hashbrown::HashSet;
 use nftables_netlink::Name;
 use proxy::{IpFamily, Owner, Rank, Share, Shares};
-use reconcile::Table as Entries;
 
 use crate::base::{Base, Key, SERVICES_CHAIN, Value};
 use crate::budget::Budget;
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::content::Content;
+use crate::due::{Due, SHARE, has_later, in_turns, is_due};
 use crate::edits::MANY_RULES;
 use crate::layout::Layout;
 use crate::name::{NODE_PORT_IPS, affinity_of_chain};
@@ -37,9 +37,6 @@ const MANY_SLOTS: usize = 10_000;
 const MANY_CLIENTS: usize = MANY_RULES;
 /// With more entries than this, those of so many Service ports are looked for, and not all.
 const MANY_ENTRIES: usize = 4_000;
-/// With more Service ports than this in one transaction, a Service or a namespace comes after the
-/// others: they do not wait for it.
-const SHARE: usize = 256;
 /// With more than this, what everything on the node waits for is written by itself first.
 const FEW_PARTS: usize = 256;
 /// So many things that nobody wants go at once.
@@ -57,36 +54,6 @@ pub(crate) struct Planner<'a> {
     /// Whether what nobody wants may be taken away.
     pub(crate) may_delete: bool,
     pub(crate) now: Instant,
-}
-
-/// What is due, by whose it is.
-#[derive(Default)]
-struct Due<'a> {
-    owned: BTreeMap<(Rank, &'a Arc<Owner>), Part>,
-    /// What nobody wants of what Service ports share.
-    unowned: Vec<Part>,
-    stale: Vec<Stale>,
-}
-
-impl<'a> Due<'a> {
-    fn part(&mut self, owner: &'a Arc<Owner>) -> &mut Part {
-        self.owned.entry((owner.rank, owner)).or_default()
-    }
-
-    /// The same plan for the same state, whatever the order in which tables tell what is due.
-    fn sort(&mut self) {
-        for part in self.owned.values_mut() {
-            part.affinity
-                .sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-            part.slots.sort_unstable_by_key(|change| change.slot);
-            part.members.sort_unstable();
-        }
-        let key = |part: &Part| {
-            let slot = part.slots.first().map(|change| change.slot);
-            (slot, part.members.first().copied())
-        };
-        self.unowned.sort_by_key(key);
-    }
 }
 
 impl<'a> Planner<'a> {
@@ -595,111 +562,5 @@ impl<'a> Planner<'a> {
             due.stale = named.collect();
         }
         due
-    }
-}
-
-/// What is due in the order in which it is written. A Service or a namespace with very many ports
-/// comes after the others with all but its share, so that none of these waits for it.
-fn in_turns(due: BTreeMap<(Rank, &Arc<Owner>), Part>) -> Vec<(&Arc<Owner>, Part)> {
-    let is_little = due.len() <= SHARE;
-    let mut shares = Shares::new(SHARE);
-    let placed = due.into_iter().map(|((rank, owner), part)| {
-        let share = if is_little || rank < Rank::Other {
-            Share::Within
-        } else {
-            shares.of(&owner.name.service, 1)
-        };
-        (share, owner, part)
-    });
-    let mut placed: Vec<_> = placed.collect();
-    placed.sort_by_key(|(share, ..)| *share);
-    let placed = placed.into_iter();
-    placed.map(|(_, owner, part)| (owner, part)).collect()
-}
-
-/// Whether something that is wanted is not there, and not to be written yet.
-fn has_later<K, V, O>(entries: &Entries<K, V, O>, now: Instant) -> bool
-where
-    K: Clone + Eq + std::hash::Hash,
-    V: Clone + Eq,
-    O: Clone + Eq + std::hash::Hash + Ord,
-{
-    if entries.failing_len() == 0 {
-        return false;
-    }
-    let count = |key: &&K| entries.wanted(key).is_some();
-    entries.due(now).filter(count).count() < entries.pending().filter(count).count()
-}
-
-/// Whether an entry is to be written, and has not failed.
-fn is_due<K, V, O>(entries: &Entries<K, V, O>, key: &K) -> bool
-where
-    K: Clone + Eq + std::hash::Hash,
-    V: Clone + Eq,
-    O: Clone + Eq + std::hash::Hash + Ord,
-{
-    entries.is_pending(key) && !entries.is_failing(key)
-}
-
-#[cfg(test)]
-mod tests {
-    use proxy::{NamespacedName, Protocol, ServicePortName};
-
-    use super::*;
-
-    fn owner(created: i64, service: &str, port: usize) -> Arc<Owner> {
-        let service = NamespacedName::new("default", service);
-        Arc::new(Owner {
-            created,
-            rank: Rank::of(&service),
-            name: ServicePortName {
-                service,
-                port: format!("p{port:04}").into(),
-                protocol: Protocol::Tcp,
-            },
-        })
-    }
-
-    #[test]
-    fn a_service_with_very_many_ports_comes_after_the_others() {
-        let large = (0..4_000).map(|port| owner(1, "large", port));
-        let others = (0..3).map(|port| owner(2, "web", port));
-        let urgent = owner(3, "kubernetes", 0);
-        let owners: Vec<_> = large.chain(others).chain([urgent]).collect();
-        let due = owners
-            .iter()
-            .map(|owner| ((owner.rank, owner), Part::default()));
-        let turns = in_turns(due.collect());
-        assert_eq!(turns.len(), owners.len());
-        let names: Vec<&str> = turns.iter().map(|(of, _)| of.name.service.name()).collect();
-        assert_eq!(names.first(), Some(&"kubernetes"));
-        assert!(
-            names
-                .get(1..=SHARE)
-                .unwrap()
-                .iter()
-                .all(|of| *of == "large")
-        );
-        assert_eq!(names.get(SHARE + 1..SHARE + 4), Some(&["web"; 3][..]));
-        let is_sorted = |some: &[(&Arc<Owner>, Part)]| some.is_sorted_by_key(|(of, _)| *of);
-        assert!(is_sorted(turns.get(SHARE + 4..).unwrap()));
-    }
-
-    #[test]
-    fn a_namespace_with_very_many_services_comes_after_the_others() {
-        let many = (0..40).flat_map(|n| (0..100).map(move |port| (n, port)));
-        let many = many.map(|(n, port)| {
-            let mut owner = (*owner(1, &format!("s{n}"), port)).clone();
-            owner.name.service = NamespacedName::new("tenant", &format!("s{n}"));
-            Arc::new(owner)
-        });
-        let owners: Vec<_> = many.chain([owner(2, "web", 0)]).collect();
-        let due = owners
-            .iter()
-            .map(|owner| ((owner.rank, owner), Part::default()));
-        let turns = in_turns(due.collect());
-        assert_eq!(turns.len(), owners.len());
-        let of_web = |(of, _): &(&Arc<Owner>, Part)| of.name.service.name() == "web";
-        assert_eq!(turns.iter().position(of_web), Some(SHARE));
     }
 }

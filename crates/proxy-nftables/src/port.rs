@@ -13,11 +13,12 @@
 //! Chains, rules, their order and comments are upstream's (docs/nftables-mode.md); what the layout
 //! `flat` has instead of them is in [`flat`].
 
+mod endpoints;
 mod flat;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +37,7 @@ use crate::content::Content;
 use crate::layout::Layout;
 use crate::name::{Base, Purpose, REJECT, is_of_service};
 use crate::rule::{Line, Sense, Side};
+use endpoints::Endpoints;
 
 /// What is sent to one address and port, or to one port of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -136,67 +138,6 @@ impl fmt::Display for Member {
             }
         }
     }
-}
-
-/// Endpoints in their order. A large node has 500,000 of them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Endpoints {
-    V4(Box<[[u8; 6]]>),
-    V6(Box<[(Ipv6Addr, u16)]>),
-}
-
-impl Endpoints {
-    /// In upstream's order, which is that of their text: `10.0.0.10:80` comes before `10.0.0.9:80`.
-    fn new(family: IpFamily, targets: &[Target]) -> Self {
-        let ends = targets.iter().map(|of| SocketAddr::new(of.ip, of.port));
-        let mut ends: Vec<SocketAddr> = ends.collect();
-        ends.sort_by_cached_key(ToString::to_string);
-        match family {
-            IpFamily::V4 => Self::V4(ends.iter().filter_map(pack).collect()),
-            IpFamily::V6 => Self::V6(
-                ends.iter()
-                    .filter_map(|at| match at.ip() {
-                        IpAddr::V6(ip) => Some((ip, at.port())),
-                        IpAddr::V4(_) => None,
-                    })
-                    .collect(),
-            ),
-        }
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::V4(all) => all.len(),
-            Self::V6(all) => all.len(),
-        }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    fn at(&self, place: usize) -> Option<SocketAddr> {
-        match self {
-            Self::V4(all) => all.get(place).map(|[a, b, c, d, high, low]| {
-                let port = u16::from_be_bytes([*high, *low]);
-                (Ipv4Addr::new(*a, *b, *c, *d), port).into()
-            }),
-            Self::V6(all) => all.get(place).map(|at| (*at).into()),
-        }
-    }
-
-    fn iter(&self) -> impl ExactSizeIterator<Item = SocketAddr> {
-        let nowhere = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
-        (0..self.len()).map(move |place| self.at(place).unwrap_or(nowhere))
-    }
-}
-
-fn pack(at: &SocketAddr) -> Option<[u8; 6]> {
-    let IpAddr::V4(ip) = at.ip() else {
-        return None;
-    };
-    let ([a, b, c, d], [high, low]) = (ip.octets(), at.port().to_be_bytes());
-    Some([a, b, c, d, high, low])
 }
 
 /// A Service port in one family.

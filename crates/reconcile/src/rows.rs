@@ -3,7 +3,7 @@
 use std::hash::Hash;
 use std::time::Instant;
 
-use crate::{Removals, Table};
+use crate::table::{Removals, Table};
 
 /// What can be asked of a table, whatever it holds. The methods are those of [`Table`].
 pub trait Rows {

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 
-use netlink_batch::Attributes;
+use netlink_batch::{Attributes, Batch, Reply};
 use proptest::prelude::*;
 
 use super::*;

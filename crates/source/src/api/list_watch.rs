@@ -32,6 +32,8 @@
 //! empty list of Services from an empty list of something else, after which everything would be
 //! deleted.
 
+mod listing;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -50,13 +52,13 @@ use tracing::{debug, info, warn};
 use super::backoff::{Backoff, Cost, any_of, up_to};
 use super::cause::root_cause;
 use super::end::End;
-use super::list::List;
 use super::messages::{Messages, Next};
 use super::outage::{Failure, Outage};
-use super::request::{Age, Answer, Format, Need, Paging, Resource, get};
+use super::request::{Age, Answer, Format, Need, Resource, get};
 use crate::complaints::Complaints;
 use crate::decode::{Decoded, Status, Unnamed, Watched, json, kind_name, protobuf};
 use crate::settings::{ContentType, Lists};
+use listing::{Listing, is_older};
 
 /// How long the beginning of an answer may take. Also the longest that a server may ask to be left
 /// alone.
@@ -322,30 +324,6 @@ impl ListWatch {
         self.send(Event::ListComplete { kind, is_whole }).await
     }
 
-    /// Whether the next list is to be streamed.
-    fn streams(&self) -> bool {
-        let is_refused = |since: Instant| since.elapsed() < UNSTREAMED;
-        self.lists == Lists::Streamed && !self.unstreamed.is_some_and(is_refused)
-    }
-
-    /// A watch that begins with all objects, and goes on.
-    async fn list_streamed(&mut self) -> Result<(), End> {
-        let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
-        let answer = match self.ask(&target).await {
-            // A server that does not know the option says Invalid; what stands before it may say
-            // anything else. Only what another list would meet as well is no reason to try one.
-            Err(End::Failed(Failure::Refused { code, message }))
-                if !matches!(code, 401 | 403 | 429 | 500..) =>
-            {
-                return Err(End::Unstreamed(message));
-            }
-            answer => answer?,
-        };
-        self.send(Event::ListStarted(self.resource.kind)).await?;
-        self.follow(Messages::new(answer), Some(Listing::default()))
-            .await
-    }
-
     async fn watch(&mut self, version: &str) -> Result<(), End> {
         if self.is_in_doubt {
             self.asked = Asked::NotOlder;
@@ -537,76 +515,6 @@ impl ListWatch {
         Ok(())
     }
 
-    /// A list of its own.
-    async fn list(&mut self) -> Result<(), End> {
-        let kind = self.resource.kind;
-        let age = self.next_list.clone();
-        let mut listing = Listing::default();
-        let mut is_begun = false;
-        let mut position: Option<String> = None;
-        loop {
-            let paging = match &position {
-                Some(token) => Paging::After(token),
-                None if age == Age::Any || self.has_pages => Paging::First,
-                None => Paging::Whole,
-            };
-            let answer = self.ask(&self.resource.list(&age, paging)).await?;
-            let mut list = List::new(kind, answer);
-            loop {
-                let object = list.next().await?;
-                if !is_begun {
-                    is_begun = true;
-                    self.begin(&age, list.meta().version.as_deref()).await?;
-                }
-                let Some(object) = object else { break };
-                listing.is_whole &= self.tell(object).await?.is_named;
-            }
-            let meta = list.meta();
-            match meta.continue_token.clone() {
-                Some(token) if position.as_ref() == Some(&token) => {
-                    return Err(End::nonsense("a list that goes on for ever"));
-                }
-                Some(token) => {
-                    self.has_pages = true;
-                    position = Some(token);
-                }
-                None => {
-                    let version = meta.version.clone();
-                    let version =
-                        version.ok_or_else(|| End::nonsense("a list without a resourceVersion"))?;
-                    self.is_no_step_back(&age, Some(&version))?;
-                    self.complete(listing).await?;
-                    self.reached(version);
-                    self.progressed();
-                    return Ok(());
-                }
-            }
-        }
-    }
-
-    /// A list begins, which is of this version, if that is known yet.
-    async fn begin(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
-        self.is_no_step_back(age, version)?;
-        // A list after this one, if this one breaks off, must not be from before it.
-        if let (Age::Any, Some(version)) = (age, version) {
-            self.next_list = Age::NotOlderThan(version.to_owned());
-        }
-        self.send(Event::ListStarted(self.resource.kind)).await
-    }
-
-    /// Checks that a list is as new as was asked for. A server that does not heed that is asked for
-    /// the newest.
-    fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
-        if !is_older(age, version) {
-            return Ok(());
-        }
-        self.next_list = Age::Newest;
-        let version = version.unwrap_or_default();
-        Err(End::nonsense(format!(
-            "a list of resource version {version}, which is from before the last one that was told"
-        )))
-    }
-
     /// Tells of one object.
     async fn tell(&mut self, object: Result<Decoded, Unnamed>) -> Result<Told, End> {
         let mut decoded = match object {
@@ -626,16 +534,6 @@ impl ListWatch {
             version,
             is_named: true,
         })
-    }
-
-    async fn complete(&mut self, list: Listing) -> Result<(), End> {
-        self.listed = Some(Instant::now());
-        self.is_in_doubt = false;
-        self.send(Event::ListComplete {
-            kind: self.resource.kind,
-            is_whole: list.is_whole,
-        })
-        .await
     }
 
     /// Everything up to this version has been told.
@@ -660,35 +558,11 @@ impl ListWatch {
     }
 }
 
-/// What is noted of a list while it is told.
-#[derive(Debug)]
-struct Listing {
-    is_whole: bool,
-}
-
-impl Default for Listing {
-    fn default() -> Self {
-        Self { is_whole: true }
-    }
-}
-
 /// What was told of an object.
 #[derive(Debug, Default)]
 struct Told {
     version: Option<Box<str>>,
     is_named: bool,
-}
-
-/// Whether a list is from before what was asked for. Versions that are no numbers cannot be
-/// compared.
-fn is_older(age: &Age, version: Option<&str>) -> bool {
-    let number = |version: &str| version.parse::<u128>().ok();
-    match (age, version) {
-        (Age::NotOlderThan(seen), Some(version)) => number(seen)
-            .zip(number(version))
-            .is_some_and(|(seen, version)| version < seen),
-        _ => false,
-    }
 }
 
 /// The rest of an answer, as much of it as is worth reading.
@@ -706,32 +580,4 @@ fn shown(error: &str, event: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-
-    #[test]
-    fn watches_do_not_end_in_step() {
-        let lengths: BTreeSet<_> = (0..1000).map(|_| any_of(WATCH_SECONDS)).collect();
-        assert!(lengths.iter().all(|length| WATCH_SECONDS.contains(length)));
-        assert!(lengths.len() > 50, "{lengths:?}");
-        assert_eq!(any_of(7..=7), 7);
-    }
-
-    #[test]
-    fn a_list_from_before_what_was_seen_is_none() {
-        let age = |version: &str| Age::NotOlderThan(version.to_owned());
-        assert!(is_older(&age("10"), Some("9")));
-        for (age, version) in [
-            (age("10"), Some("10")),
-            (age("9"), Some("10")),
-            (age("10"), None),
-            (age("10"), Some("a")),
-            (Age::Newest, Some("1")),
-            (Age::Any, Some("1")),
-        ] {
-            assert!(!is_older(&age, version));
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,185 @@
+//! Entries of changes, many to a message: what is sent, and sent again behind a refusal.
+
+use netlink_batch::{Batch, Reply, Writer};
+
+use crate::set::CommandAttributes;
+use crate::wire::{NET_BYTEORDER, attr, command, message};
+use crate::{Entry, Reason};
+
+/// Bytes of entries in one message. The length of an attribute is a `u16`, so 64 KiB would be the
+/// end; a refusal echoes the whole message, so half of that spares the receive buffer and still
+/// holds 400 to 1300 entries.
+const MESSAGE_BYTES: usize = 32 * 1024;
+
+/// Most entries in one message: at first, and after each refusal.
+const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
+
+/// Entries to add to one set, or to delete from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Change<'a> {
+    /// Name of the set.
+    pub set: &'a str,
+    /// Add or delete.
+    pub action: Action,
+    /// The entries.
+    pub entries: &'a [Entry],
+}
+
+/// What to do with entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Afterwards they are in the set.
+    Add,
+    /// Afterwards they are not in the set.
+    Delete,
+}
+
+/// What became of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// It is as wanted.
+    Done,
+    /// The kernel refused it, or it cannot be in that set.
+    Refused(Reason),
+    /// The kernel's answer was lost: list the set to see.
+    Unknown,
+}
+
+/// Opens every message: `struct nfgenmsg`, the protocol version, the set that it is about.
+pub(super) fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
+    const AF_INET: u8 = 2;
+    w.bytes(&[AF_INET, 0, 0, 0]);
+    w.attr_u8(attr::PROTOCOL, protocol);
+    if let Some(name) = name {
+        w.attr_str(attr::SETNAME, name);
+    }
+}
+
+/// Sends what is `Unknown` in `parts`, and goes on until all of it is concluded, or its answer
+/// lost.
+pub(super) fn write<E>(
+    mut parts: Vec<Part<'_>>,
+    protocol: u8,
+    mut execute: impl FnMut(&Batch) -> Result<Vec<Reply>, E>,
+) -> Result<(), E> {
+    let mut batch = Batch::new();
+    for most in MESSAGE_ENTRIES {
+        batch.clear();
+        let mut sent = Vec::new();
+        for mut part in parts {
+            while part.outcomes.contains(&Outcome::Unknown) {
+                let count = part.push(&mut batch, protocol, most);
+                let (message, rest) = part.split_at(count);
+                sent.push(message);
+                part = rest;
+            }
+        }
+        if sent.is_empty() {
+            break;
+        }
+        let replies = execute(&batch)?;
+        parts = sent
+            .into_iter()
+            .zip(replies)
+            .filter_map(|(part, reply)| part.settle(&reply))
+            .collect();
+    }
+    Ok(())
+}
+
+/// Entries of a change that go into one message, or into several.
+pub(super) struct Part<'a> {
+    pub(super) change: Change<'a>,
+    /// As many as the change has entries. Those still `Unknown` are to be sent.
+    pub(super) outcomes: &'a mut [Outcome],
+}
+
+impl<'a> Part<'a> {
+    /// Appends a message with the first entries of this part, no more than `most`; gives how many
+    /// of the part it takes care of. Lines count from 1, so that 0 in a refusal is none of them.
+    pub(super) fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
+        let command = match self.change.action {
+            Action::Add => command::ADD,
+            Action::Delete => command::DELETE,
+        };
+        let (mut covered, mut written) = (0, 0);
+        batch.push(message(command), 0, |w| {
+            preamble(w, protocol, Some(self.change.set));
+            w.attr_be32(attr::LINENO | NET_BYTEORDER, 0);
+            w.nest(attr::ADT, |w| {
+                let full = w.len() + MESSAGE_BYTES;
+                for ((entry, outcome), line) in
+                    self.change.entries.iter().zip(&*self.outcomes).zip(1..)
+                {
+                    if written == most || w.len() >= full {
+                        break;
+                    }
+                    covered += 1;
+                    if *outcome == Outcome::Unknown {
+                        entry.encode(w, line);
+                        written += 1;
+                    }
+                }
+            });
+        });
+        covered
+    }
+
+    fn split_at(self, count: usize) -> (Part<'a>, Part<'a>) {
+        let (entries, rest) = self.change.entries.split_at(count);
+        let (outcomes, rest_outcomes) = self.outcomes.split_at_mut(count);
+        let part = Part {
+            change: Change {
+                entries,
+                ..self.change
+            },
+            outcomes,
+        };
+        let rest = Part {
+            change: Change {
+                entries: rest,
+                ..self.change
+            },
+            outcomes: rest_outcomes,
+        };
+        (part, rest)
+    }
+
+    /// Notes the reply to the message of this part; gives what stands behind a refused entry.
+    fn settle(self, reply: &Reply) -> Option<Part<'a>> {
+        let refusal = match reply {
+            Reply::Unknown => return None,
+            Reply::Done => {
+                self.conclude(Outcome::Done);
+                return None;
+            }
+            Reply::Refused(refusal) => refusal,
+        };
+        let line = CommandAttributes::decode(&refusal.request)
+            .ok()
+            .and_then(|attributes| attributes.line);
+        // Lines count from 1; any other is not of an entry.
+        let index = line.and_then(|line| (line as usize).checked_sub(1));
+        let refused = index.and_then(|index| self.change.entries.get(index));
+        let bitmap = matches!(refused, Some(Entry::Port(_)));
+        let outcome = Outcome::Refused(Reason::from_errno(refusal.errno, command::ADD, bitmap));
+        let (Some(index), Some(_)) = (index, refused) else {
+            self.conclude(outcome);
+            return None;
+        };
+        let (before, from) = self.split_at(index);
+        let (refused, behind) = from.split_at(1);
+        before.conclude(Outcome::Done);
+        refused.conclude(outcome);
+        Some(behind)
+    }
+
+    /// Gives all that are not known yet this outcome.
+    fn conclude(self, as_this: Outcome) {
+        for outcome in self.outcomes {
+            if *outcome == Outcome::Unknown {
+                *outcome = as_this;
+            }
+        }
+    }
+}

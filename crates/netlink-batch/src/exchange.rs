@@ -1,0 +1,470 @@
+//! The protocol: what is sent for each way to talk over a socket, and what the answers are.
+//!
+//! A connection's kernel side is synchronous: when `send` returns, every answer (for a dump, its
+//! next part) is already queued. So nothing here ever waits: what an empty queue has not
+//! delivered was lost, and is said to be. Answers carry the sequence number of their message;
+//! each send takes new numbers, so an answer that was left over cannot be taken for a later one.
+//!
+//! ```text
+//!  Connection ─▶ Exchange<L: Link> ── protocol logic, is tested on scripted bytes
+//!                    └─▶ Link = netlink_sys::Socket
+//! ```
+
+use std::io::{self, ErrorKind};
+use std::thread;
+use std::time::Duration;
+
+use libc::{EMSGSIZE, ENOBUFS, EPERM, MSG_DONTWAIT, MSG_TRUNC};
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP,
+};
+use netlink_sys::Socket;
+use rustix::net::sockopt;
+
+use crate::attributes::{Malformed, align};
+use crate::batch::{Batch, Writer};
+use crate::error::{Error, Refusal};
+use crate::message::{self, Messages};
+use crate::protocol::Protocol;
+use crate::reply::{Answers, Dump, Reply};
+
+/// Most messages of one send. Each refusal costs 832 bytes of receive buffer and each
+/// message holds its subsystem's lock, so more would not be faster, only harder on others.
+pub const CHUNK_MESSAGES: usize = 512;
+/// Most bytes of one send.
+const CHUNK_BYTES: usize = 128 * 1024;
+/// One datagram: a refusal that echoes a whole chunk (ipset does), or a part of a dump (32 KiB).
+const DATAGRAM: usize = 2 * CHUNK_BYTES;
+/// 0 is of messages that the kernel sends unasked.
+pub(crate) const FIRST_SEQUENCE: u32 = 1;
+/// What the kernel wants in a send buffer beyond the bytes of one send, amply.
+const SEND_OVERHEAD: usize = 4096;
+const DUMP_ATTEMPTS: u32 = 6;
+/// Before the second attempt; doubled before each further one.
+const DUMP_PAUSE: Duration = Duration::from_millis(2);
+
+/// What is done with a dump during which something changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WhenInterrupted {
+    Retry,
+    Take,
+}
+
+/// The kernel's end of a socket.
+pub(crate) trait Link {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Makes room for a send of so many bytes.
+    fn make_room(&mut self, bytes: usize) -> io::Result<()>;
+    /// Takes one datagram into the empty `buffer`, without waiting; gives its true length.
+    fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize>;
+}
+
+impl Link for Socket {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        Socket::send(self, bytes, 0).map(drop)
+    }
+
+    fn make_room(&mut self, bytes: usize) -> io::Result<()> {
+        // The kernel takes what is smaller than its buffer by 32 bytes, and doubles what is asked.
+        let room = sockopt::socket_send_buffer_size(&*self)?;
+        if room < bytes + SEND_OVERHEAD {
+            let wanted = (bytes + SEND_OVERHEAD).div_ceil(2);
+            sockopt::set_socket_send_buffer_size_force(&*self, wanted)
+                .or_else(|_| sockopt::set_socket_send_buffer_size(&*self, wanted))?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize> {
+        self.recv(buffer, MSG_DONTWAIT | MSG_TRUNC)
+    }
+}
+
+/// What is done with each message of a dump.
+type Take<'a, T> = dyn FnMut(&mut T, &message::Received<'_>) -> Result<(), Malformed> + 'a;
+
+/// It is held.
+#[allow(clippy::unnecessary_wraps, reason = "it has the form of what may fail")]
+fn hold(all: &mut Dump, message: &message::Received<'_>) -> Result<(), Malformed> {
+    all.push(message.raw);
+    Ok(())
+}
+
+/// One step of emptying the receive queue.
+enum Received {
+    /// A datagram is in `Exchange::datagram`.
+    Datagram,
+    /// Answers were lost (`ENOBUFS`, or a datagram larger than ever seen).
+    Loss,
+    /// Nothing is left.
+    Empty,
+}
+
+#[derive(Debug)]
+pub(crate) struct Exchange<L> {
+    pub(crate) link: L,
+    protocol: Protocol,
+    /// Of the next message.
+    pub(crate) sequence: u32,
+    /// Bytes that one send may have; falls when the socket takes less.
+    chunk_bytes: usize,
+    outgoing: Vec<u8>,
+    datagram: Vec<u8>,
+}
+
+impl<L: Link> Exchange<L> {
+    pub(crate) fn new(link: L, protocol: Protocol) -> Self {
+        Self {
+            link,
+            protocol,
+            sequence: FIRST_SEQUENCE,
+            chunk_bytes: CHUNK_BYTES,
+            outgoing: Vec::new(),
+            datagram: Vec::with_capacity(DATAGRAM),
+        }
+    }
+
+    pub(crate) fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
+        let mut replies = Vec::with_capacity(batch.len());
+        while replies.len() < batch.len() {
+            self.execute_chunk(batch, &mut replies)?;
+        }
+        Ok(replies)
+    }
+
+    /// Sends the messages from `replies.len()` on that fit one send, and adds their replies; adds
+    /// none if the socket takes less at once than was believed.
+    fn execute_chunk(&mut self, batch: &Batch, replies: &mut Vec<Reply>) -> Result<(), Error> {
+        let first = self.sequence;
+        self.outgoing.clear();
+        let mut known: Vec<Option<Reply>> = Vec::with_capacity(CHUNK_MESSAGES);
+        let mut last = None;
+        let mut sent = 0_usize;
+        while let Some(message) = batch.raw(replies.len() + known.len()) {
+            let full =
+                sent == CHUNK_MESSAGES || self.outgoing.len() + message.len() > self.chunk_bytes;
+            if full && sent > 0 {
+                break;
+            }
+            if message.is_empty() {
+                known.push(Some(Reply::Refused(overlong())));
+                continue;
+            }
+            let at = self.outgoing.len();
+            self.outgoing.extend_from_slice(message);
+            self.outgoing.resize(align(self.outgoing.len()), 0);
+            message::set_sequence(
+                &mut self.outgoing,
+                at,
+                self.sequence.wrapping_add(as_u32(known.len())),
+            );
+            last = Some((known.len(), at));
+            sent += 1;
+            known.push(None);
+        }
+        self.sequence = self.sequence.wrapping_add(as_u32(known.len()));
+
+        let Some((last, at)) = last else {
+            replies.extend(known.into_iter().flatten());
+            return Ok(());
+        };
+        let asked = batch
+            .get(replies.len() + last)
+            .map_or(NLM_F_REQUEST, |message| message.flags);
+        message::set_flags(&mut self.outgoing, at, asked | NLM_F_ACK);
+        match self.send() {
+            Err(error) if error.raw_os_error() == Some(EMSGSIZE) && sent > 1 => {
+                self.chunk_bytes = self.outgoing.len() / 2;
+                return Ok(());
+            }
+            Err(error) if error.raw_os_error() == Some(EMSGSIZE) => {
+                replies.extend(known.into_iter().map(|reply| {
+                    reply.unwrap_or_else(|| {
+                        Reply::Refused(too_long("the message exceeds the socket's send buffer"))
+                    })
+                }));
+                return Ok(());
+            }
+            sent => sent.map_err(|source| Error::Io {
+                doing: "send",
+                source,
+            })?,
+        }
+
+        let (mut acknowledged, mut loss) = (false, false);
+        while !acknowledged {
+            match self.receive()? {
+                Received::Empty => break,
+                Received::Loss => loss = true,
+                Received::Datagram => {
+                    for message in Messages::new(&self.datagram) {
+                        let message = message?;
+                        let index = message.sequence.wrapping_sub(first) as usize;
+                        // An earlier send's answer, or data that a batch does not ask for.
+                        let Some(reply) = known.get_mut(index) else {
+                            continue;
+                        };
+                        if message.kind != NLMSG_ERROR {
+                            continue;
+                        }
+                        acknowledged |= index == last;
+                        *reply = Some(message.refusal()?.map_or(Reply::Done, Reply::Refused));
+                    }
+                }
+            }
+        }
+        // nfnetlink refuses an unprivileged send as a whole, on its first message.
+        if !acknowledged
+            && known
+                .first()
+                .and_then(Option::as_ref)
+                .and_then(Reply::errno)
+                == Some(EPERM)
+        {
+            return Err(Error::Permission {
+                protocol: self.protocol,
+            });
+        }
+        let silence = if acknowledged && !loss {
+            Reply::Done
+        } else {
+            Reply::Unknown
+        };
+        replies.extend(
+            known
+                .into_iter()
+                .map(|reply| reply.unwrap_or_else(|| silence.clone())),
+        );
+        Ok(())
+    }
+
+    pub(crate) fn transact(&mut self, batch: &mut Batch) -> Result<Answers, Error> {
+        let mut answers = Answers::default();
+        let void = batch.void();
+        answers
+            .refused
+            .extend(void.map(|index| (index, overlong())));
+        if batch.is_empty() || !answers.refused.is_empty() {
+            return Ok(answers);
+        }
+        let first = self.sequence;
+        self.sequence = self.sequence.wrapping_add(as_u32(batch.len()));
+        // Where this cannot be, the send says so.
+        let _ = self.link.make_room(batch.byte_len());
+        let bytes = batch.numbered(first);
+        while let Err(source) = self.link.send(bytes) {
+            if source.kind() != ErrorKind::Interrupted {
+                return Err(io_send(source));
+            }
+        }
+        loop {
+            match self.receive()? {
+                Received::Empty => return Ok(answers),
+                Received::Loss => answers.lost = true,
+                Received::Datagram => {
+                    for message in Messages::new(&self.datagram) {
+                        let message = message?;
+                        let index = message.sequence.wrapping_sub(first) as usize;
+                        if index >= batch.len() {
+                            // An earlier send's.
+                            continue;
+                        }
+                        if message.kind != NLMSG_ERROR {
+                            answers.echoed.push(message.raw);
+                            continue;
+                        }
+                        match message.refusal()? {
+                            Some(refusal) => answers.refused.push((index, refusal)),
+                            None => answers.acknowledged.push(index),
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn request(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &dyn Fn(&mut Writer<'_>),
+    ) -> Result<Dump, Error> {
+        let sequence = self.send_one(kind, flags | NLM_F_ACK, payload)?;
+        let mut answer = Dump::default();
+        self.collect(sequence, &mut answer, &mut hold)?;
+        Ok(answer)
+    }
+
+    pub(crate) fn dump(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &dyn Fn(&mut Writer<'_>),
+    ) -> Result<Dump, Error> {
+        self.dump_into(kind, flags, payload, WhenInterrupted::Retry, &mut hold)
+    }
+
+    pub(crate) fn dump_into<T: Default>(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &dyn Fn(&mut Writer<'_>),
+        when_interrupted: WhenInterrupted,
+        take: &mut Take<'_, T>,
+    ) -> Result<T, Error> {
+        let mut pause = DUMP_PAUSE;
+        let mut attempt = 1;
+        loop {
+            let mut all = T::default();
+            // A dump is not acknowledged; asking makes a request end that is, against all
+            // expectation, not a dump.
+            let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
+            let failure = match self.collect(sequence, &mut all, take) {
+                Ok(is_interrupted)
+                    if !is_interrupted || when_interrupted == WhenInterrupted::Take =>
+                {
+                    return Ok(all);
+                }
+                Ok(_) => Error::Interrupted {
+                    attempts: DUMP_ATTEMPTS,
+                },
+                Err(Error::LostReply) => Error::LostReply,
+                Err(error) => {
+                    // While a dump is unfinished the socket can begin no other (EBUSY).
+                    while !matches!(self.receive()?, Received::Empty) {}
+                    return Err(error);
+                }
+            };
+            if attempt == DUMP_ATTEMPTS {
+                return Err(failure);
+            }
+            thread::sleep(pause);
+            pause *= 2;
+            attempt += 1;
+        }
+    }
+
+    fn send_one(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        payload: &dyn Fn(&mut Writer<'_>),
+    ) -> Result<u32, Error> {
+        let mut batch = Batch::new();
+        batch.push(kind, flags, payload);
+        let sequence = self.sequence;
+        self.sequence = self.sequence.wrapping_add(1);
+        self.outgoing.clear();
+        self.outgoing
+            .extend_from_slice(batch.raw(0).unwrap_or_default());
+        if self.outgoing.is_empty() {
+            return Err(io_send(io::Error::from_raw_os_error(EMSGSIZE)));
+        }
+        message::set_sequence(&mut self.outgoing, 0, sequence);
+        self.send().map_err(io_send)?;
+        Ok(sequence)
+    }
+
+    /// Takes the answers to `sequence` up to their end, and says whether the kernel flagged them as
+    /// an interrupted dump. What is left of them after an `Err` of [`Error::LostReply`] is nothing.
+    fn collect<T>(
+        &mut self,
+        sequence: u32,
+        all: &mut T,
+        take: &mut Take<'_, T>,
+    ) -> Result<bool, Error> {
+        let (mut interrupted, mut loss) = (false, false);
+        loop {
+            match self.receive()? {
+                Received::Empty => return Err(Error::LostReply),
+                Received::Loss => loss = true,
+                Received::Datagram => {
+                    for message in Messages::new(&self.datagram) {
+                        let message = message?;
+                        if message.sequence != sequence {
+                            continue;
+                        }
+                        interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
+                        let end = match message.kind {
+                            NLMSG_ERROR => message.refusal()?,
+                            NLMSG_DONE => message.dump_refusal(),
+                            NLMSG_NOOP => continue,
+                            _ => {
+                                take(all, &message)?;
+                                continue;
+                            }
+                        };
+                        return match end {
+                            Some(refusal) if refusal.errno == EPERM => Err(Error::Permission {
+                                protocol: self.protocol,
+                            }),
+                            Some(refusal) => Err(Error::Refused(refusal)),
+                            None if loss => Err(Error::LostReply),
+                            None => Ok(interrupted),
+                        };
+                    }
+                }
+            }
+        }
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        loop {
+            match self.link.send(&self.outgoing) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<Received, Error> {
+        loop {
+            self.datagram.clear();
+            return match self.link.receive(&mut self.datagram) {
+                Ok(length) if length > self.datagram.len() => {
+                    self.datagram.clear();
+                    self.datagram.reserve(length);
+                    Ok(Received::Loss)
+                }
+                Ok(_) => Ok(Received::Datagram),
+                Err(error) => match (error.kind(), error.raw_os_error()) {
+                    (ErrorKind::Interrupted, _) => continue,
+                    (ErrorKind::WouldBlock, _) => Ok(Received::Empty),
+                    (_, Some(ENOBUFS)) => Ok(Received::Loss),
+                    _ => Err(Error::Io {
+                        doing: "receive",
+                        source: error,
+                    }),
+                },
+            };
+        }
+    }
+}
+
+fn io_send(source: io::Error) -> Error {
+    Error::Io {
+        doing: "send",
+        source,
+    }
+}
+
+fn too_long(why: &str) -> Refusal {
+    Refusal {
+        errno: EMSGSIZE,
+        message: Some(why.to_owned()),
+        request: Vec::new(),
+    }
+}
+
+fn overlong() -> Refusal {
+    too_long("an attribute is longer than 65,535 bytes")
+}
+
+/// Of a count of messages in memory; sequence numbers wrap.
+#[allow(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
+fn as_u32(count: usize) -> u32 {
+    count as u32
+}
+
+#[cfg(test)]
+mod tests;
