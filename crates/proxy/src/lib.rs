@@ -22,6 +22,7 @@ mod model;
 mod names;
 mod node;
 pub mod object;
+pub mod options;
 mod owner;
 mod released;
 mod service_cidrs;
@@ -47,6 +48,7 @@ pub use object::{
     Endpoint, EndpointList, EndpointPort, EndpointSlice, EndpointView, Node, Placement, Service,
     ServiceAddress, ServiceCidr, ServicePort, ServiceType,
 };
+pub use options::{OptionRow, Scheduler, ServiceOptions, UnavailableOption, WrongOption};
 pub use owner::{Owner, Rank};
 pub use released::released;
 pub use shares::{Share, Shares};

@@ -22,6 +22,7 @@ use crate::model::{Changes, Model};
 use crate::names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 use crate::node::NodePorts;
 use crate::object::ServiceAddress;
+use crate::options::UnavailableOption;
 use crate::stale_flows::Frontend;
 use crate::topology::Target;
 use crate::writes::Writes;
@@ -81,6 +82,11 @@ pub trait Mode: Send {
     /// The addresses and ports of Services that another program holds, so that this mode leaves them
     /// alone; none in a mode where only one program can have them.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
+        Vec::new()
+    }
+
+    /// Values of Services' options that this node cannot give: the mode would heed them.
+    fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
 

@@ -15,6 +15,7 @@ use crate::event::{Event, Kind};
 use crate::limits::{self, Excess};
 use crate::names::{IpFamily, NamespacedName, Protocol};
 use crate::object::{EndpointSlice, Node, Placement, Service, ServiceAddress, ServiceCidr};
+use crate::options::ServiceOptions;
 use crate::owner::Rank;
 use crate::service_cidrs::{Changed, ServiceCidrs};
 
@@ -53,6 +54,10 @@ pub struct Model {
     service_cidr_list: List,
     external_ips: ExternalIps,
     admission: Admission,
+    /// The Services that have options.
+    with_options: HashSet<NamespacedName>,
+    /// Another number whenever one of them has changed.
+    options_version: u64,
     /// Whether a list of Services is under way: what cluster IPs come and go is judged at its end.
     is_listing_services: bool,
     changes: Changes,
@@ -565,6 +570,20 @@ impl Model {
         self.services.values().map(|service| &**service)
     }
 
+    /// The Services that have options, in no order. Costs O(those).
+    pub fn services_with_options(&self) -> impl Iterator<Item = (&Service, &ServiceOptions)> {
+        self.with_options.iter().filter_map(|name| {
+            let service = self.services.get(name)?;
+            Some((&**service, service.options.as_deref()?))
+        })
+    }
+
+    /// Another number whenever [`services_with_options`](Self::services_with_options) may say something
+    /// else.
+    pub fn options_version(&self) -> u64 {
+        self.options_version
+    }
+
     /// Whose cluster IP this is. Looks at all Services.
     pub fn service_at(&self, cluster_ip: IpAddr) -> Option<&NamespacedName> {
         let mut all = self.services();
@@ -688,6 +707,7 @@ impl Model {
             self.changes.note_service(known);
         }
         service.name = self.shared_name(service.name);
+        self.note_options(&service.name, service.options.is_some());
         self.admission.enter(&service);
         let slices = slices_of(&self.slices, &service.name);
         self.admission.admit(&mut service, slices);
@@ -701,6 +721,16 @@ impl Model {
             .insert(service.name.clone(), Box::new(service));
         self.names_version += u64::from(before.is_none());
         self.judge_again();
+    }
+
+    /// Notes that a Service has come, changed or gone, and whether it has options now.
+    fn note_options(&mut self, name: &NamespacedName, has_options: bool) {
+        let had_options = if has_options {
+            !self.with_options.insert(name.clone())
+        } else {
+            self.with_options.remove(name)
+        };
+        self.options_version += u64::from(had_options || has_options);
     }
 
     /// Judges again who may have the addresses of which something else is known now, once a list
@@ -754,6 +784,7 @@ impl Model {
         if let Some(service) = self.services.remove(name) {
             let given = self.admission.as_given(&service).clone();
             self.admission.leave(&given);
+            self.note_options(name, false);
             self.names_version += 1;
             self.changes.service_changes += 1;
             self.changes.note_service(&service);

@@ -16,6 +16,7 @@ use ipnet::IpNet;
 use smallvec::SmallVec;
 
 use crate::names::{IpFamily, NamespacedName, Protocol};
+use crate::options::ServiceOptions;
 
 /// `spec.type` of a Service that is proxied (`ExternalName` never is).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,6 +64,8 @@ pub struct Service {
     pub source_ranges: Vec<IpNet>,
     /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
     pub health_check_node_port: Option<u16>,
+    /// What it asks of this proxy beyond Kubernetes' fields; nearly no Service does.
+    pub options: Option<Box<ServiceOptions>>,
 }
 
 impl Service {
@@ -83,6 +86,7 @@ impl Service {
             external_local: false,
             source_ranges: Vec::new(),
             health_check_node_port: None,
+            options: None,
         }
     }
 

@@ -2,6 +2,7 @@
 //! `k8s.io/api/discovery/v1`, and `k8s.io/apimachinery/pkg/{apis/meta/v1,runtime}`. Fields that are
 //! not read are not named.
 
+use proxy::options;
 use serde::de::IgnoredAny;
 
 use super::message::{Malformed, Message, Value, read};
@@ -58,6 +59,10 @@ numbers! {
                     annotations.change_trigger = Some(Time::Text(Value::Bytes(value).text()?));
                 }
                 b"k8s.io/initial-events-end" => annotations.initial_events_end = Some(IgnoredAny),
+                key if key.starts_with(options::PREFIX.as_bytes()) => {
+                    let option = (Value::Bytes(key).text()?, Value::Bytes(value).text()?);
+                    annotations.options.push(option);
+                }
                 _ => {}
             }
         };

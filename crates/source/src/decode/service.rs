@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use hashbrown::HashSet;
 use ipnet::IpNet;
-use proxy::{IpFamily, Kind, Service, ServicePort, ServiceType};
+use proxy::{IpFamily, Kind, Service, ServiceOptions, ServicePort, ServiceType};
 use smallvec::SmallVec;
 
 use super::address;
@@ -145,6 +145,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
         "metadata.creationTimestamp",
         metadata.creation_timestamp.as_ref(),
     );
+    let options = metadata.annotations.unwrap_or_default().options;
     let service = Service {
         name: findings.key.name.clone(),
         uid: (*metadata.uid.unwrap_or_default()).into(),
@@ -160,6 +161,7 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
         external_local,
         source_ranges,
         health_check_node_port,
+        options: ServiceOptions::read(options.iter().map(|(key, value)| (&**key, &**value))),
     };
     Ok(findings.proxied(Object::Service(service)))
 }

@@ -152,6 +152,39 @@ fn the_api_servers_defaults_are_filled_in() {
 }
 
 #[test]
+fn options_are_read_and_other_annotations_are_skipped() {
+    let read = |annotations: Value| {
+        let metadata = json!({"metadata": {"name": "web", "annotations": annotations}});
+        served(web_with(json!({"clusterIP": "10.96.0.10"}), metadata)).options
+    };
+    for none in [
+        json!(null),
+        json!({}),
+        json!({"a": "b", "scheduler": "sh", "other.io/x": {"not": ["a", "text"]}}),
+        json!({"kube-proxy-ipvs/scheduler": ""}),
+        json!({"kube-proxy-ipvs/scheduler": null}),
+    ] {
+        assert_eq!(read(none), None);
+    }
+    let options = read(json!({
+        "a": "b", "kube-proxy-ipvs/scheduler": "sh", "kube-proxy-ipvs/weight": "3", "z": "y"
+    }));
+    let options = options.unwrap();
+    assert_eq!(options.scheduler.unwrap().name(), "sh");
+    let wrong: Vec<_> = options.wrong.iter().map(|one| &*one.annotation).collect();
+    assert_eq!(wrong, ["kube-proxy-ipvs/weight"]);
+    let options = read(json!({"kube-proxy-ipvs/scheduler": "best"})).unwrap();
+    assert_eq!(
+        (options.scheduler, &*options.wrong[0].value),
+        (None, "best")
+    );
+    // An escape, of which JSON has to make a text of its own.
+    let escaped = r#"{"metadata":{"name":"web","annotations":{"kube-proxy-ipvs\u002fscheduler":"s\u0068"}},"spec":{"clusterIP":"10.96.0.10"}}"#;
+    let options = of(from_json(Kind::Service, escaped).unwrap().content).options;
+    assert_eq!(options.unwrap().scheduler.unwrap().name(), "sh");
+}
+
+#[test]
 fn services_of_others_are_ignored() {
     let ignored = |content: (Content, Vec<String>)| match content {
         (Content::Ignored(why), problems) => (why.split(':').next().unwrap_or(why), problems.len()),

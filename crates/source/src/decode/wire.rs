@@ -10,11 +10,13 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::marker::PhantomData;
 use std::net::IpAddr;
 use std::ops::Deref;
 
+use proxy::options;
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::address;
 
@@ -56,14 +58,50 @@ pub(crate) struct Labels<'a> {
 }
 
 /// The annotations that are read.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
-    #[serde(borrow, rename = "endpoints.kubernetes.io/last-change-trigger-time")]
+    /// `endpoints.kubernetes.io/last-change-trigger-time`.
     pub(crate) change_trigger: Option<Time<'a>>,
-    /// Of a bookmark: the list has been told.
-    #[serde(rename = "k8s.io/initial-events-end")]
+    /// `k8s.io/initial-events-end` of a bookmark: the list has been told.
     pub(crate) initial_events_end: Option<IgnoredAny>,
+    /// Those with the prefix of [options], key and value.
+    pub(crate) options: Vec<(Text<'a>, Text<'a>)>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Annotations<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs<'a>(PhantomData<&'a ()>);
+
+        impl<'de: 'a, 'a> Visitor<'de> for Pairs<'a> {
+            type Value = Annotations<'a>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map of texts")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut read = Annotations::default();
+                while let Some(key) = map.next_key::<Text<'a>>()? {
+                    match &*key {
+                        "endpoints.kubernetes.io/last-change-trigger-time" => {
+                            read.change_trigger = map.next_value()?;
+                        }
+                        "k8s.io/initial-events-end" => {
+                            read.initial_events_end = map.next_value()?;
+                        }
+                        option if option.starts_with(options::PREFIX) => {
+                            let value: Option<Text<'a>> = map.next_value()?;
+                            read.options.push((key, value.unwrap_or_default()));
+                        }
+                        _ => drop(map.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(read)
+            }
+        }
+
+        deserializer.deserialize_map(Pairs(PhantomData))
+    }
 }
 
 /// A time as it is written.

@@ -302,6 +302,7 @@ fn any_words() -> impl Strategy<Value = Value> {
         "InternalIP",
         "ExternalIP",
         "ToBeDeletedByClusterAutoscaler",
+        "sh",
         "ü",
         "true",
     ])
@@ -318,6 +319,9 @@ fn any_map() -> impl Strategy<Value = Value> {
         "topology.kubernetes.io/zone",
         "endpoints.kubernetes.io/last-change-trigger-time",
         "k8s.io/initial-events-end",
+        "kube-proxy-ipvs/scheduler",
+        "kube-proxy-ipvs/scheduler",
+        "kube-proxy-ipvs/other",
     ]);
     let time = Just(Value::from("2023-11-14T22:13:20.5Z"));
     prop::collection::btree_map(key, prop_oneof![4 => any_words(), 1 => time], 0..4).prop_map(

@@ -1,0 +1,313 @@
+//! Options of a Service: what it asks of this proxy beyond the fields of Kubernetes, by annotations.
+//!
+//! An option is a row of the table below. The row makes the field of [`ServiceOptions`], and has all
+//! that is said of the option: the annotation, what it may be, what holds without it, and the modes that
+//! heed it. Sources hand every annotation with the [`PREFIX`] to [`ServiceOptions::read`]. What is wrong
+//! stays in the object, so the daemon reports it by log line, event and `kube-proxy services`.
+//!
+//! A second option takes a row, a type with [`OptionValue`], its row in `docs/service-options.md` (a test
+//! compares them), and the line in a mode that reads the field.
+
+use std::fmt;
+
+/// The prefix of all annotations that are options: the program's name. It is no domain, so that it names
+/// none of somebody else's; `kubernetes.io` is reserved, and nobody here owns a domain for it.
+pub const PREFIX: &str = "kube-proxy-ipvs/";
+
+/// The annotation that names a scheduler.
+pub const SCHEDULER: &str = "kube-proxy-ipvs/scheduler";
+
+/// The most wrong annotations of one Service that are kept.
+const WRONG_MAX: usize = 4;
+
+/// The most characters of a wrong annotation and of its value that are kept.
+const SHOWN_MAX: usize = 100;
+
+/// An option: what is said of it.
+#[derive(Debug)]
+pub struct OptionRow {
+    /// The annotation's key.
+    pub annotation: &'static str,
+    /// The values that it may have, in words.
+    pub allowed: fn() -> String,
+    /// The flag that holds for Services without it.
+    pub default: &'static str,
+    /// The names of the modes that heed it.
+    pub modes: &'static [&'static str],
+    /// A sentence about it.
+    pub doc: &'static str,
+}
+
+/// The value of an option.
+pub trait OptionValue: Sized {
+    /// Reads it; `None` if it is none of the values that are allowed.
+    fn parse(text: &str) -> Option<Self>;
+
+    /// Returns the values that are allowed, in words.
+    fn allowed() -> String;
+
+    /// Returns it as the annotation has it.
+    fn text(&self) -> String;
+}
+
+/// `FIELD: TYPE = { annotation, default, modes, doc };`
+macro_rules! options {
+    ($($field:ident: $type:ty = {
+        annotation: $annotation:ident, default: $default:literal, modes: $modes:expr, doc: $doc:literal,
+    };)+) => {
+        /// The options that there are.
+        pub const ROWS: &[OptionRow] = &[$(OptionRow {
+            annotation: $annotation,
+            allowed: <$type as OptionValue>::allowed,
+            default: $default,
+            modes: $modes,
+            doc: $doc,
+        }),+];
+
+        /// The options that a Service gives.
+        #[derive(Debug, Clone, Default, PartialEq, Eq)]
+        pub struct ServiceOptions {
+            $(#[doc = $doc] pub $field: Option<$type>,)+
+            /// Annotations that are no option, or have no value that is allowed; the first few.
+            pub wrong: Vec<WrongOption>,
+        }
+
+        impl ServiceOptions {
+            fn take(&mut self, annotation: &str, value: &str) {
+                match annotation {
+                    $($annotation => match <$type as OptionValue>::parse(value) {
+                        Some(value) => self.$field = Some(value),
+                        None => self.note(annotation, value),
+                    },)+
+                    _ => self.note(annotation, value),
+                }
+            }
+
+            /// Returns the options that have a value, each with that as the annotation has it.
+            pub fn given(&self) -> impl Iterator<Item = (&'static OptionRow, String)> {
+                let values = [$(self.$field.as_ref().map(OptionValue::text)),+];
+                ROWS.iter().zip(values).filter_map(|(row, value)| Some((row, value?)))
+            }
+        }
+    };
+}
+
+options! {
+    scheduler: Scheduler = {
+        annotation: SCHEDULER,
+        default: "--ipvs-scheduler",
+        modes: &["ipvs"],
+        doc: "The scheduler of the Service's virtual servers: which endpoint gets a new connection.",
+    };
+}
+
+/// An annotation with the [`PREFIX`] that asks for nothing that there is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WrongOption {
+    /// Its key, cut if it is long.
+    pub annotation: Box<str>,
+    /// Its value, likewise.
+    pub value: Box<str>,
+}
+
+impl WrongOption {
+    /// Says what is allowed instead.
+    pub fn advice(&self) -> String {
+        let unknown = || {
+            let names: Vec<&str> = ROWS.iter().map(|row| row.annotation).collect();
+            format!("there is no such option, only {}", names.join(", "))
+        };
+        let allowed = |row: &OptionRow| format!("give {}", (row.allowed)());
+        OptionRow::of(&self.annotation).map_or_else(unknown, allowed)
+    }
+}
+
+impl OptionRow {
+    /// Returns the option that an annotation is.
+    pub fn of(annotation: &str) -> Option<&'static Self> {
+        ROWS.iter().find(|row| row.annotation == annotation)
+    }
+
+    /// Reports whether a mode heeds it.
+    pub fn is_heeded_by(&self, mode: &str) -> bool {
+        self.modes.contains(&mode)
+    }
+}
+
+impl ServiceOptions {
+    /// Reads annotations with the [`PREFIX`]. An empty value is as if it was not given. `None`: there is
+    /// nothing to keep.
+    pub fn read<'a>(annotations: impl Iterator<Item = (&'a str, &'a str)>) -> Option<Box<Self>> {
+        let mut options: Option<Box<Self>> = None;
+        for (annotation, value) in annotations.filter(|(_, value)| !value.is_empty()) {
+            options.get_or_insert_default().take(annotation, value);
+        }
+        options
+    }
+
+    fn note(&mut self, annotation: &str, value: &str) {
+        let cut = |text: &str| text.chars().take(SHOWN_MAX).collect::<String>().into();
+        if self.wrong.len() < WRONG_MAX {
+            self.wrong.push(WrongOption {
+                annotation: cut(annotation),
+                value: cut(value),
+            });
+        }
+    }
+}
+
+/// A scheduler of IPVS. Only those of the kernel's own can be named: the kernel loads the module of
+/// whatever name it is asked for, and who may write a Service is not to load any other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Scheduler(&'static str);
+
+impl Scheduler {
+    /// Those of Linux (`net/netfilter/ipvs`).
+    pub const ALL: [Self; 14] = [
+        Self("rr"),
+        Self("wrr"),
+        Self("lc"),
+        Self("wlc"),
+        Self("sh"),
+        Self("mh"),
+        Self("dh"),
+        Self("sed"),
+        Self("nq"),
+        Self("fo"),
+        Self("ovf"),
+        Self("lblc"),
+        Self("lblcr"),
+        Self("twos"),
+    ];
+
+    /// Returns the kernel's name of it.
+    pub const fn name(self) -> &'static str {
+        self.0
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl OptionValue for Scheduler {
+    fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|known| known.0 == text)
+    }
+
+    fn allowed() -> String {
+        let names = Self::ALL.map(Self::name);
+        format!("one of {}", names.join(", "))
+    }
+
+    fn text(&self) -> String {
+        self.0.to_owned()
+    }
+}
+
+/// A value of an option that this node cannot give.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnavailableOption {
+    /// The option's annotation.
+    pub annotation: &'static str,
+    /// The value.
+    pub value: String,
+    /// Why, and what to do.
+    pub reason: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Event, Model, NamespacedName, Service};
+
+    fn read(annotations: &[(&str, &str)]) -> Option<Box<ServiceOptions>> {
+        ServiceOptions::read(annotations.iter().copied())
+    }
+
+    #[test]
+    fn a_service_without_options_keeps_one_pointer() {
+        assert_eq!(size_of::<Option<Box<ServiceOptions>>>(), size_of::<usize>());
+        assert_eq!(read(&[]), None);
+        assert_eq!(read(&[("kube-proxy-ipvs/scheduler", "")]), None);
+    }
+
+    #[test]
+    fn every_scheduler_is_read_and_all_else_is_wrong() {
+        for scheduler in Scheduler::ALL {
+            let options = read(&[("kube-proxy-ipvs/scheduler", scheduler.name())]).unwrap();
+            assert_eq!(
+                (options.scheduler, options.wrong.len()),
+                (Some(scheduler), 0)
+            );
+            let given: Vec<_> = options
+                .given()
+                .map(|(row, value)| (row.annotation, value))
+                .collect();
+            assert_eq!(
+                given,
+                [("kube-proxy-ipvs/scheduler", scheduler.to_string())]
+            );
+        }
+        // `ftp` would have the kernel load ip_vs_ftp, which is no scheduler.
+        for value in ["RR", " rr", "ftp", "sh,mh"] {
+            let options = read(&[("kube-proxy-ipvs/scheduler", value)]).unwrap();
+            assert_eq!(options.scheduler, None);
+            assert_eq!(&*options.wrong[0].value, value);
+            assert!(options.wrong[0].advice().contains("one of rr, wrr, lc, "));
+        }
+        let options = read(&[("kube-proxy-ipvs/schedular", "rr")]).unwrap();
+        assert_eq!(
+            options.wrong[0].advice(),
+            "there is no such option, only kube-proxy-ipvs/scheduler"
+        );
+    }
+
+    #[test]
+    fn little_is_kept_of_what_is_wrong() {
+        let long = "ü".repeat(10_000);
+        let many = vec![(&*long, &*long); 100];
+        let options = read(&many).unwrap();
+        assert_eq!(options.wrong.len(), WRONG_MAX);
+        let kept = options
+            .wrong
+            .iter()
+            .map(|one| one.annotation.len() + one.value.len());
+        assert_eq!(kept.sum::<usize>(), WRONG_MAX * 2 * SHOWN_MAX * "ü".len());
+    }
+
+    #[test]
+    fn the_model_knows_who_has_options() {
+        let mut model = Model::new();
+        let name = |name| NamespacedName::new("default", name);
+        let give = |model: &mut Model, service, value| {
+            model.apply(Event::ServiceApplied(Service {
+                options: read(&[("kube-proxy-ipvs/scheduler", value)]),
+                ..Service::at(name(service), [[10, 96, 0, 1].into()])
+            }));
+            let all = model.services_with_options();
+            let all = all.map(|(service, _)| service.name.name().to_owned());
+            (all.collect::<Vec<_>>(), model.options_version())
+        };
+        let none: Vec<String> = Vec::new();
+        assert_eq!(give(&mut model, "plain", ""), (none.clone(), 0));
+        assert_eq!(give(&mut model, "web", "sh"), (vec!["web".to_owned()], 1));
+        assert_eq!(give(&mut model, "web", "lc"), (vec!["web".to_owned()], 2));
+        assert_eq!(give(&mut model, "web", "lc"), (vec!["web".to_owned()], 2));
+        assert_eq!(give(&mut model, "web", ""), (none.clone(), 3));
+        assert_eq!(give(&mut model, "web", "none"), (vec!["web".to_owned()], 4));
+        model.apply(Event::ServiceDeleted(name("web")));
+        assert_eq!(give(&mut model, "plain", ""), (none, 5));
+    }
+
+    #[test]
+    fn rows_are_well_formed() {
+        for row in ROWS {
+            let name = row.annotation.strip_prefix(PREFIX).unwrap();
+            assert!(!name.is_empty() && name.len() <= 63 && !row.modes.is_empty());
+            assert!(row.doc.ends_with('.') && row.default.starts_with("--"));
+        }
+    }
+}
