@@ -77,7 +77,7 @@ use std::time::{Duration, Instant};
 
 use proxy::{
     Changes, Drains, IpFamily, Mode, Model, NodeFacts, NodePorts, Notice, Report, ServiceAddress,
-    Standing, Unreadable,
+    Standing, UnavailableOption, Unreadable,
 };
 use reconcile::Rows;
 
@@ -437,6 +437,10 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
 
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         self.scheme.held_by_others()
+    }
+
+    fn unavailable_options(&self) -> Vec<UnavailableOption> {
+        self.scheme.unavailable_options()
     }
 
     fn drains(&self, named: usize) -> Drains {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use hashbrown::HashSet;
-use proxy::{Drains, Model, NamespacedName, Notice, ServiceAddress, Unreadable};
+use proxy::{Drains, Model, NamespacedName, Notice, ServiceAddress, UnavailableOption, Unreadable};
 use reconcile::Rows;
 
 use crate::kinds::Kinds;
@@ -170,6 +170,11 @@ pub trait Scheme: Sized + Send + 'static {
     /// The entries by which Services are served that another program holds: the kernel refuses ours
     /// until it lets go of them, and the node is none the worse for that.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
+        Vec::new()
+    }
+
+    /// Values of Services' options that the kernel cannot give.
+    fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
 

@@ -38,6 +38,7 @@ impl<K: Kernel> KernelAccess<K> for Ipvs {
                 Answer::Connections(keys, found)
             }
             Query::Glance(one) => Answer::Glance(kernel.glance(&one)),
+            Query::Scheduler(one) => Answer::Scheduler(one, kernel.load_scheduler(one.name())),
             Query::All => Answer::Dump(Box::new(Dump {
                 servers: kernel.read_servers(),
                 sets: kernel.read_sets(),

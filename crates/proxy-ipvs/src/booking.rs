@@ -3,6 +3,7 @@
 //! Writes go on while something else comes to be wanted. So what is booked is what was written, by
 //! its value, and never what is wanted by then.
 
+use std::collections::BTreeMap;
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,6 +37,8 @@ pub(crate) struct Booked {
     pub(crate) doubted: SmallVec<[Part; 2]>,
     /// The Services that wrote something, or tried to.
     pub(crate) touched: HashSet<NamespacedName>,
+    /// Schedulers that the kernel lacks, and what it said.
+    pub(crate) lacking: BTreeMap<Arc<str>, String>,
 }
 
 impl Tables {
@@ -114,6 +117,12 @@ impl Tables {
                     };
                     booked.writes.add(op.subject(), Fate::Refused, 1);
                     is_refused = matches!(op, Op::AddServer(..));
+                    if of == Fault::Scheduler
+                        && let Op::AddServer(_, with) | Op::SetServer(_, with) = op
+                    {
+                        let name = Arc::clone(&with.scheduler);
+                        booked.lacking.insert(name, reason.clone());
+                    }
                     if fault.is_none() {
                         booked.fail(op, self.owner_of(op), reason);
                     }
@@ -134,7 +143,7 @@ impl Tables {
         match fault {
             None => {}
             Some(Fault::Entry) => self.servers.excuse(key, now),
-            Some(Fault::Node) => self.servers.fail(key, now),
+            Some(Fault::Node | Fault::Scheduler) => self.servers.fail(key, now),
             Some(Fault::Belief) => {
                 booked.doubt(Part::Servers);
                 self.servers.doubt(key, now);
@@ -279,7 +288,7 @@ fn put_off<K, V, O>(
     match (fault, wanted) {
         (Fault::Belief, _) => table.doubt(key, now),
         (Fault::Entry, WantedBy::Owners) | (_, WantedBy::Nobody) => table.excuse(key, now),
-        (Fault::Entry, WantedBy::All) | (Fault::Node, _) => table.fail(key, now),
+        (Fault::Entry, WantedBy::All) | (Fault::Node | Fault::Scheduler, _) => table.fail(key, now),
     }
 }
 
@@ -292,6 +301,7 @@ impl Booked {
             failed_restores: 0,
             doubted: SmallVec::new(),
             touched: HashSet::new(),
+            lacking: BTreeMap::new(),
         }
     }
 
@@ -315,7 +325,7 @@ impl Booked {
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,
-        Fault::Node => 1,
+        Fault::Node | Fault::Scheduler => 1,
         Fault::Belief => 2,
     };
     if rank(one) >= rank(other) { one } else { other }

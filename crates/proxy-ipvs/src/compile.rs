@@ -8,7 +8,6 @@ use proxy::{
     Backends, Endpoints, IpFamily, NodeFacts, Owner, Service, ServicePort, ServiceView, Target,
 };
 
-use crate::config::Config;
 use crate::server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
@@ -59,12 +58,12 @@ impl NodePortAddresses {
 }
 
 /// Compiles a Service into one fragment for each of its ports; none if it has no address of this
-/// family.
+/// family. `scheduler` is the one that serves it.
 pub fn compile(
     view: &ServiceView<'_>,
     node: &NodeFacts,
     node_ports: &NodePortAddresses,
-    config: &Config,
+    scheduler: &Arc<str>,
 ) -> Vec<Fragment> {
     let Some(cluster_ip) = view.service.cluster_ip(node.family) else {
         return Vec::new();
@@ -74,7 +73,7 @@ pub fn compile(
     ports
         .map(|port| {
             let backends = endpoints.serving(port);
-            Compiler::new(view.service, port, backends, node, config)
+            Compiler::new(view.service, port, backends, node, scheduler)
                 .compile(view, cluster_ip, node_ports)
         })
         .collect()
@@ -98,7 +97,7 @@ impl<'a> Compiler<'a> {
         port: &'a ServicePort,
         backends: Backends,
         node: &'a NodeFacts,
-        config: &Config,
+        scheduler: &Arc<str>,
     ) -> Self {
         let cluster = destinations(&backends.cluster);
         // As upstream since k/k#97081: a Local policy without a local endpoint falls back to the
@@ -112,7 +111,7 @@ impl<'a> Compiler<'a> {
             service,
             port,
             node,
-            properties: properties(service, config),
+            properties: properties(service, scheduler),
             backends,
             cluster,
             local,
@@ -327,16 +326,16 @@ fn destinations(targets: &[Target]) -> Destinations {
     targets.iter().copied().map(RealServer::new).collect()
 }
 
-fn properties(service: &Service, config: &Config) -> Properties {
+fn properties(service: &Service, scheduler: &Arc<str>) -> Properties {
     let mut flags = 0;
     if service.affinity_seconds.is_some() {
         flags |= Properties::PERSISTENT;
     }
-    if &*config.scheduler == "mh" {
+    if &**scheduler == "mh" {
         flags |= Properties::MH_PORT;
     }
     Properties {
-        scheduler: config.scheduler.clone(),
+        scheduler: Arc::clone(scheduler),
         flags,
         timeout: service.affinity_seconds.unwrap_or(0),
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use iptables::SourcePort;
-use proxy::LocalDetector;
+use proxy::{LocalDetector, Scheduler};
 
 /// `--ipvs-shim`: which rules masquerade and filter by the sets. Each gives the same verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub enum VipMode {
 pub struct Config {
     /// `--ipvs-scheduler`; any scheduler that the kernel has.
     pub scheduler: Arc<str>,
+    /// Schedulers for which the kernel is not asked, as it is known whether it has them, or why not.
+    pub foreseen_schedulers: Vec<(Scheduler, Result<(), String>)>,
     /// `--masquerade-all`.
     pub masquerade_all: bool,
     /// `1 << --iptables-masquerade-bit`.
@@ -77,6 +79,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             scheduler: "rr".into(),
+            foreseen_schedulers: Vec::new(),
             masquerade_all: false,
             masquerade_mark: 1 << 14,
             detector: LocalDetector::None,

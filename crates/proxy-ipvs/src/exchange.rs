@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use proxy::{Target, Unreadable};
+use proxy::{Scheduler, Target, Unreadable};
 
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance};
 use crate::plan::Outcome;
@@ -35,6 +35,8 @@ pub enum Query {
     Connections(Vec<VirtualServerKey>),
     /// Whether the virtual servers are all there, this one among them.
     Glance(VirtualServerKey),
+    /// Whether the kernel has this scheduler.
+    Scheduler(Scheduler),
     /// All but the rules, to be compared.
     All,
 }
@@ -48,6 +50,8 @@ pub enum Answer {
     ),
     /// How many there are, or whether the one is there.
     Glance(Result<Glance, Unreadable>),
+    /// Why the kernel lacks it, if it does.
+    Scheduler(Scheduler, Result<(), String>),
     /// All.
     Dump(Box<Dump>),
 }

@@ -43,6 +43,8 @@ pub struct Work {
     pub glances: usize,
     /// Times that the addresses were read.
     pub address_reads: usize,
+    /// Times that a scheduler was asked for.
+    pub scheduler_questions: usize,
 }
 
 /// What the fake kernel holds.
@@ -207,6 +209,15 @@ impl Kernel for FakeKernel {
             IpFamily::V4 => Glance::Count(u32::try_from(servers.len()).unwrap_or(u32::MAX)),
             IpFamily::V6 => Glance::IsThere(servers.contains_key(one)),
         })
+    }
+
+    fn load_scheduler(&mut self, name: &str) -> Result<(), String> {
+        let mut state = self.state();
+        state.work.scheduler_questions += 1;
+        let is_there = state.schedulers.contains(name);
+        is_there
+            .then_some(())
+            .ok_or_else(|| format!("the kernel has no scheduler `{name}`"))
     }
 
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
@@ -404,7 +415,7 @@ impl State {
                     return Err(("exists", Fault::Belief));
                 }
                 if !self.schedulers.contains(&*properties.scheduler) {
-                    return Err(("no such scheduler", Fault::Node));
+                    return Err(("no such scheduler", Fault::Scheduler));
                 }
                 let server = VirtualServer {
                     properties: properties.clone(),
@@ -416,7 +427,7 @@ impl State {
                 // The kernel looks for the virtual server first.
                 self.server(key)?;
                 if !self.schedulers.contains(&*properties.scheduler) {
-                    return Err(("no such scheduler", Fault::Node));
+                    return Err(("no such scheduler", Fault::Scheduler));
                 }
                 self.server(key)?.properties = properties.clone();
             }

@@ -60,6 +60,13 @@ pub trait Kernel: Send + 'static {
     /// It cannot be read: why, and what to do.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable>;
 
+    /// Has the kernel load a scheduler, if it has not yet. May take as long as to load a module.
+    ///
+    /// # Errors
+    ///
+    /// The kernel has none of this name: why, and what to do.
+    fn load_scheduler(&mut self, name: &str) -> Result<(), String>;
+
     /// Does each write of the plan, in order. One that fails does not stop those after it. One
     /// outcome for each write.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;

@@ -40,6 +40,7 @@ mod plan;
 mod planner;
 mod proxier;
 mod rules;
+mod schedulers;
 mod server;
 mod sets;
 mod shown;

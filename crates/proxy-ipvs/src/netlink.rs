@@ -605,6 +605,15 @@ impl Kernel for NetlinkKernel {
         glanced.map_err(|error| Unreadable::new(Part::Servers.name(), error))
     }
 
+    fn load_scheduler(&mut self, name: &str) -> Result<(), String> {
+        probe_scheduler(name).map_err(|error| match error {
+            OpenError::Scheduler { name, reason } => format!(
+                "the kernel has no scheduler `{name}`, nor could it load one: {reason}; run `modprobe ip_vs_{name}` on the host"
+            ),
+            other => other.to_string(),
+        })
+    }
+
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         plan.ops
             .chunk_by(|one, next| Kind::of(one) == Kind::of(next))

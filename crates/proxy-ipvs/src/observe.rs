@@ -26,6 +26,7 @@ impl Ipvs {
     ) {
         let was_known = state.knows(Part::Servers);
         let tables = &mut self.tables;
+        self.schedulers.found(found.values());
         self.drifts.count(found.len());
         let (ours, others): (BTreeMap<_, _>, BTreeMap<_, _>) =
             found.into_iter().partition(|(key, _)| tables.is_ours(key));
@@ -285,6 +286,17 @@ impl Ipvs {
         };
         let names: Vec<_> = model.service_names().filter(names).cloned().collect();
         self.update_before_told(state, model, &names);
+    }
+
+    /// Computes again the Services that name a scheduler, once more is known of what the kernel has.
+    pub(crate) fn follow_schedulers(&mut self, state: &mut State, model: &Model) {
+        let named = || model.services_with_options();
+        let is_named = |of| named().any(|(_, options)| options.scheduler == Some(of));
+        if self.schedulers.has_news() && self.schedulers.take_changed(is_named) {
+            let names = named().filter(|(_, options)| options.scheduler.is_some());
+            let names: Vec<_> = names.map(|(service, _)| service.name.clone()).collect();
+            self.update_before_told(state, model, &names);
+        }
     }
 
     fn adopt(&mut self, found: Vec<(VirtualServerKey, VirtualServer)>) {

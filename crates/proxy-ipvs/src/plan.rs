@@ -246,6 +246,8 @@ pub enum Fault {
     Entry,
     /// The kernel, or this node: any other entry would be refused as well.
     Node,
+    /// The kernel lacks the virtual server's scheduler.
+    Scheduler,
     /// The kernel does not hold what was believed (exists, or does not): read it again.
     Belief,
 }

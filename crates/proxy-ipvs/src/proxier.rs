@@ -16,7 +16,9 @@ use std::time::Instant;
 
 use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::HashSet;
-use proxy::{Fate, IpFamily, Model, NamespacedName, Notice, ServiceAddress, Target};
+use proxy::{
+    Fate, IpFamily, Model, NamespacedName, Notice, ServiceAddress, Target, UnavailableOption,
+};
 use reconcile::Rows;
 
 use crate::booking::Booked;
@@ -34,6 +36,7 @@ use crate::pace::Pace;
 use crate::part::{Lane, Part};
 use crate::plan::{Op, Outcome, Plan};
 use crate::planner::{self, Room, Situation, Turns};
+use crate::schedulers::Schedulers;
 use crate::server::{RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
@@ -64,6 +67,7 @@ pub struct Ipvs {
     pub(crate) drifts: Drifts,
     /// How often the table is compared because somebody may have changed it.
     pace: Pace,
+    pub(crate) schedulers: Schedulers,
 }
 
 impl Ipvs {
@@ -128,10 +132,12 @@ impl Ipvs {
     }
 
     fn update_service(&mut self, state: &mut State, model: &Model, name: &NamespacedName) {
-        let fragments = model
-            .view(name)
-            .map(|view| compile(&view, &state.node, &self.node_ports, &state.config))
-            .unwrap_or_default();
+        let schedulers = &mut self.schedulers;
+        let compiled = model.view(name).map(|view| {
+            let scheduler = schedulers.of(view.service, &state.config);
+            compile(&view, &state.node, &self.node_ports, &scheduler)
+        });
+        let fragments = compiled.unwrap_or_default();
         self.claims.put(name, fragments, &mut self.tables);
         state.news.changed(name);
     }
@@ -200,6 +206,17 @@ impl Ipvs {
             plan: Some(plan),
             query: drains.map(Query::Connections),
         }
+    }
+
+    /// Returns the question of the lane that only reads.
+    fn next_question(&mut self, state: &State) -> Option<Query> {
+        // Virtual servers that are there may answer it.
+        if state.knows(Part::Servers)
+            && let Some(scheduler) = self.schedulers.next()
+        {
+            return Some(Query::Scheduler(scheduler));
+        }
+        self.drifts.begin().then_some(Query::All)
     }
 
     /// The virtual servers at which something drains that is to be looked at now.
@@ -294,6 +311,7 @@ impl engine::Scheme for Ipvs {
             turns: Turns::default(),
             drifts: Drifts::new(config.glance_period, now),
             pace: Pace::default(),
+            schedulers: Schedulers::new(config, now),
         }
     }
 
@@ -333,6 +351,10 @@ impl engine::Scheme for Ipvs {
         }
     }
 
+    fn unavailable_options(&self) -> Vec<UnavailableOption> {
+        self.schedulers.unavailable()
+    }
+
     fn drains(&self, named: usize) -> proxy::Drains {
         if self.claims.may_delete {
             self.claims.drains.told(named)
@@ -366,10 +388,11 @@ impl engine::Scheme for Ipvs {
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);
+        self.follow_schedulers(state, model);
     }
 
     fn wants_update(&self) -> bool {
-        self.tables.foreign.has_changed()
+        self.tables.foreign.has_changed() || self.schedulers.has_news()
     }
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
@@ -395,6 +418,7 @@ impl engine::Scheme for Ipvs {
             state.ask(Part::Rules);
         }
         self.drifts.ask();
+        self.schedulers.check(state.now);
     }
 
     fn prepare(&mut self, state: &mut State) {
@@ -422,11 +446,10 @@ impl engine::Scheme for Ipvs {
             Lane::Services => self.next_of_services(state),
             Lane::Addresses => planner::addresses(&self.tables, &self.situation(state)).into(),
             Lane::Rules => planner::rules(&self.tables, &self.situation(state)).into(),
-            Lane::Reader if self.drifts.begin() => Step {
+            Lane::Reader => Step {
                 plan: None,
-                query: Some(Query::All),
+                query: self.next_question(state),
             },
-            Lane::Reader => Step::NONE,
         };
         if let Some(plan) = &step.plan
             && lane == Lane::Addresses
@@ -480,6 +503,7 @@ impl engine::Scheme for Ipvs {
             failed_restores,
             doubted,
             touched,
+            lacking,
             ..
         } = self
             .tables
@@ -514,6 +538,9 @@ impl engine::Scheme for Ipvs {
             // may hold service addresses: those that are bound serve NodePorts, too.
             state.ask(Part::Addresses);
         }
+        for (scheduler, reason) in lacking {
+            self.schedulers.lacks(&scheduler, reason, state.now);
+        }
         state.news.wrote(touched);
         let report = &mut state.report;
         for op in &plan.ops {
@@ -546,6 +573,9 @@ impl engine::Scheme for Ipvs {
             }
             Answer::Connections(_, Err(error)) => state.tell_unreadable(error),
             Answer::Glance(glance) => self.drifts.take_glance(&glance),
+            Answer::Scheduler(scheduler, answer) => {
+                self.schedulers.take(scheduler, answer, state.now);
+            }
             Answer::Dump(dump) => {
                 self.drifts.take_dump(*dump, &self.tables, state);
                 state.report.has_used_much |= self.tables.servers.len() >= MANY;

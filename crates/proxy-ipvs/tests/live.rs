@@ -90,6 +90,10 @@ impl Kernel for Metered {
         self.0.glance(one)
     }
 
+    fn load_scheduler(&mut self, name: &str) -> Result<(), String> {
+        self.0.load_scheduler(name)
+    }
+
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         let before = self.0.sent();
         let outcomes = self.0.apply(plan);
@@ -917,7 +921,7 @@ fn refusals_have_reasons_and_stop_nothing() {
             ],
         );
         for (index, says, wanted) in [
-            (0, "modprobe ip_vs_nonesuch", Fault::Node),
+            (0, "modprobe ip_vs_nonesuch", Fault::Scheduler),
             (1, "was refused", Fault::Node),
             (3, "--ipvs-scheduler", Fault::Node),
             (5, "EndpointSlice", Fault::Entry),
@@ -956,7 +960,7 @@ fn refusals_have_reasons_and_stop_nothing() {
         assert_eq!(*without_link, Outcome::Unknown);
         // And SetServer tells a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
-        assert_eq!(refusal(&outcomes[0]).1, Fault::Node);
+        assert_eq!(refusal(&outcomes[0]).1, Fault::Scheduler);
 
         // What is to go may be gone.
         assert_done(&apply(

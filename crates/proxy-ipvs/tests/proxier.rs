@@ -17,6 +17,8 @@ mod foreign;
 mod lanes;
 #[path = "proxier/nftables.rs"]
 mod nftables;
+#[path = "proxier/options.rs"]
+mod options;
 mod support;
 #[path = "proxier/takeover.rs"]
 mod takeover;

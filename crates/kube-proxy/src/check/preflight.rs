@@ -30,7 +30,9 @@ use super::finding::{Finding, Status};
 use super::foresee::Foreseen;
 use super::names::Names;
 use crate::modes::families::Access;
+use crate::modes::ipvs::foresee_scheduler;
 use crate::modes::programs::Programs;
+use crate::modes::settings::Settings;
 use crate::options::Options;
 use crate::{footprints, kernel_settings, one_family};
 
@@ -123,7 +125,7 @@ pub(super) fn look(
     found.ask(&wanted, modules::ask_kernel);
     let mut findings = modules::judge(&wanted, &found, seen.is_some());
     if mode.name() == "ipvs" {
-        findings.push(scheduler(&options.modes.ipvs.scheduler));
+        findings.push(scheduler(&options.modes));
     }
     let chosen = mode
         .uses_iptables(&options.modes)
@@ -190,10 +192,13 @@ pub(super) fn look(
     findings
 }
 
-fn scheduler(name: &str) -> Finding {
-    match proxy_ipvs::foresee_scheduler(name) {
+fn scheduler(settings: &Settings) -> Finding {
+    match foresee_scheduler(settings) {
         Some(refusal) => Finding::fail("scheduler", refusal),
-        None => Finding::ok("scheduler", format!("nothing speaks against {name}")),
+        None => {
+            let name = &settings.ipvs.scheduler;
+            Finding::ok("scheduler", format!("nothing speaks against {name}"))
+        }
     }
 }
 

@@ -29,6 +29,7 @@ use crate::sysctl::row::{Wanted, wanted};
 use counters::IpvsCounters;
 use metrics::IpvsMetrics;
 use opened::Ipvs;
+pub(crate) use opened::foresee_scheduler;
 use settings::Timeouts;
 use shim::{ChosenShim, ShimChoice};
 

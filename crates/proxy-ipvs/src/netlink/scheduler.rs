@@ -1,5 +1,5 @@
-//! Whether the kernel has a scheduler, asked once, at the start: without it, every virtual server
-//! would be refused.
+//! Asks whether the kernel has a scheduler: the node's at the start, as without it every virtual server
+//! would be refused; one that a Service names, when it is first named.
 //!
 //! The kernel has no list of its schedulers, and loads a module when a virtual server wants it. So
 //! it is asked by making one at 198.51.100.0:20000, an address for documentation (RFC 5737) that
@@ -8,6 +8,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use ipvs_netlink::{Error, Ipvs, Name, Service, ServiceEntry};
 use netlink_batch::{Batch, Reply};
@@ -24,11 +25,14 @@ use crate::footprint::PROBE;
 ///
 /// [`OpenError::Scheduler`]: the kernel has none of this name.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
+    /// Held while one asks: two families may, and there is one address to ask at.
+    static ASKING: Mutex<()> = Mutex::new(());
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),
         reason: reason.to_string(),
     };
     let scheduler: Name = name.parse().map_err(|bad| lacking(&bad))?;
+    let _asking = ASKING.lock().unwrap_or_else(PoisonError::into_inner);
     let found = Ipvs::open().and_then(|mut ipvs| ask(&mut ipvs, scheduler));
     match found.map_err(OpenError::Ipvs)? {
         Reply::Refused(refusal) if refusal.errno == libc::ENOENT => Err(lacking(&refusal)),
@@ -77,7 +81,7 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// What can be seen of a scheduler without a write: a sentence if the kernel will not have it. None
+/// What can be seen of a scheduler without a write: a clause if the kernel will not have it. None
 /// also where that cannot be seen, as from a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
@@ -95,8 +99,7 @@ pub fn foresee_scheduler(name: &str) -> Option<String> {
         return None;
     }
     Some(format!(
-        "the kernel has no scheduler `{name}`, and there is no module {module}: the start will end with an error; install it, or \
-         choose another --ipvs-scheduler"
+        "the kernel has no scheduler `{name}`, and there is no module {module}"
     ))
 }
 

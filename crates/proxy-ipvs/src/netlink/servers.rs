@@ -254,7 +254,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             if let (
                 Op::AddServer(key, _),
                 Outcome::Refused {
-                    fault: Fault::Entry | Fault::Node,
+                    fault: Fault::Entry | Fault::Node | Fault::Scheduler,
                     ..
                 },
             ) = (op, &outcome)
@@ -395,13 +395,16 @@ fn outcome(op: &Op, refusal: &Refusal, missing: &BTreeSet<VirtualServerKey>) -> 
             Op::AddServer(_, Properties { scheduler, .. })
             | Op::SetServer(_, Properties { scheduler, .. }),
             libc::ENOENT,
-        ) => refused(said(
-            refusal,
-            &format!(
-                "the kernel has no scheduler `{scheduler}`: run `modprobe ip_vs_{scheduler}` on the host, or choose another \
-                 --ipvs-scheduler"
+        ) => Outcome::Refused {
+            reason: said(
+                refusal,
+                &format!(
+                    "the kernel has no scheduler `{scheduler}`: run `modprobe ip_vs_{scheduler}` on the host, or choose another \
+                     --ipvs-scheduler"
+                ),
             ),
-        )),
+            fault: Fault::Scheduler,
+        },
         (_, libc::EAFNOSUPPORT) => refused(said(
             refusal,
             "this kernel's IPVS has no IPv6 (CONFIG_IP_VS_IPV6)",

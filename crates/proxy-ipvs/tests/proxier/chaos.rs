@@ -87,6 +87,10 @@ impl Kernel for Restless {
         self.0.glance(one)
     }
 
+    fn load_scheduler(&mut self, name: &str) -> Result<(), String> {
+        self.0.load_scheduler(name)
+    }
+
     /// In pieces, so that others come between.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         let mut outcomes = Vec::new();

@@ -328,6 +328,10 @@ impl Kernel for Slow {
         self.0.glance(one)
     }
 
+    fn load_scheduler(&mut self, name: &str) -> Result<(), String> {
+        self.0.load_scheduler(name)
+    }
+
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         match plan.ops.first() {
             Some(Op::WriteRules { .. } | Op::RemoveLeftovers(..)) => self.wait(Part::Rules),

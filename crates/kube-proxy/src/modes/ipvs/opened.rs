@@ -149,8 +149,7 @@ impl Ipvs {
             settings: self.pending_timeouts(settings.ipvs.timeouts).await?,
             ..Preview::default()
         };
-        let scheduler = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler);
-        preview.warnings.extend(scheduler);
+        preview.warnings.extend(foresee_scheduler(settings));
         for (family, kernel) in &self.families.opened {
             let found = kernel.call(NetlinkKernel::sets_in_the_way).await?;
             for set in found.with_context(|| family.to_string())? {
@@ -239,10 +238,19 @@ impl Opened for Ipvs {
     }
 }
 
+/// Says that the start will fail for want of the node's scheduler, if so.
+pub(crate) fn foresee_scheduler(settings: &Settings) -> Option<String> {
+    let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
+    Some(format!(
+        "{lack}: the start will end with an error; install it, or choose another --ipvs-scheduler"
+    ))
+}
+
 fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
     let (shared, own) = (&start.settings.shared, &start.settings.ipvs);
     Config {
         scheduler: own.scheduler.as_str().into(),
+        foreseen_schedulers: Vec::new(),
         masquerade_all: shared.masquerade_all,
         masquerade_mark: shared.masquerade_mark(),
         detector: shared.detect_local.detector(family, start.model.node()),

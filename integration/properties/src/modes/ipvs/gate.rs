@@ -62,6 +62,10 @@ impl<K: Kernel> Kernel for Turnstile<K> {
         self.read("a glance", |kernel| kernel.glance(one))
     }
 
+    fn load_scheduler(&mut self, name: &str) -> Result<(), String> {
+        self.kernel.load_scheduler(name)
+    }
+
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         for op in &plan.ops {

@@ -1,0 +1,178 @@
+//! Schedulers that Services ask for beside the node's own, and which of them the kernel has.
+//!
+//! The kernel loads a scheduler's module when a virtual server names it, and holds all writes of IPVS
+//! until it has tried. So nothing of a Service is what it first hears of a scheduler: the lane that only
+//! reads asks for each once, whoever has named it, and meanwhile the Service is served by the node's
+//! scheduler. One that virtual servers have already need not be asked for, so a restart changes nothing.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proxy::{Scheduler, Service, UnavailableOption, options};
+
+use crate::config::Config;
+use crate::server::VirtualServer;
+
+/// How long a scheduler that the kernel lacks is not asked for again: its module may be installed.
+const RETRY: Duration = Duration::from_mins(5);
+
+/// The schedulers that Services ask for.
+#[derive(Debug, Default)]
+pub(crate) struct Schedulers {
+    known: BTreeMap<Scheduler, Known>,
+    /// Something was answered since Services were computed.
+    has_answers: bool,
+    /// Something is known otherwise than when they were.
+    has_changed: bool,
+}
+
+/// What is known of one.
+#[derive(Debug)]
+struct Known {
+    name: Arc<str>,
+    state: State,
+    /// True if the kernel is to be asked.
+    is_due: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    /// The kernel has not answered yet.
+    Unknown,
+    There,
+    /// Why it is not, and since when that is known.
+    Missing(String, Instant),
+}
+
+impl Known {
+    fn new(scheduler: Scheduler) -> Self {
+        Self {
+            name: scheduler.name().into(),
+            state: State::Unknown,
+            is_due: true,
+        }
+    }
+}
+
+impl Schedulers {
+    /// Knows those of which the configuration says it.
+    pub(crate) fn new(config: &Config, now: Instant) -> Self {
+        let mut schedulers = Self::default();
+        for (scheduler, answer) in &config.foreseen_schedulers {
+            schedulers.ask(*scheduler);
+            schedulers.take(*scheduler, answer.clone(), now);
+        }
+        (schedulers.has_answers, schedulers.has_changed) = (false, false);
+        schedulers
+    }
+
+    fn ask(&mut self, scheduler: Scheduler) -> &mut Known {
+        let of = self.known.entry(scheduler);
+        of.or_insert_with(|| Known::new(scheduler))
+    }
+
+    /// Returns the scheduler that a Service is served by.
+    pub(crate) fn of(&mut self, service: &Service, config: &Config) -> Arc<str> {
+        let asked = service.options.as_ref().and_then(|of| of.scheduler);
+        match asked.filter(|asked| asked.name() != &*config.scheduler) {
+            None => Arc::clone(&config.scheduler),
+            Some(asked) => match self.ask(asked) {
+                Known {
+                    name,
+                    state: State::There,
+                    ..
+                } => Arc::clone(name),
+                _ => Arc::clone(&config.scheduler),
+            },
+        }
+    }
+
+    /// Takes over that these virtual servers are there: the kernel has what they name.
+    pub(crate) fn found<'a>(&mut self, servers: impl Iterator<Item = &'a VirtualServer>) {
+        let mut last: Option<&str> = None;
+        for server in servers {
+            let name = &*server.properties.scheduler;
+            if last.replace(name) != Some(name)
+                && let Some(scheduler) = Scheduler::ALL.into_iter().find(|of| of.name() == name)
+            {
+                self.put(scheduler, State::There);
+            }
+        }
+    }
+
+    /// Returns a scheduler that the kernel is to be asked for now.
+    pub(crate) fn next(&mut self) -> Option<Scheduler> {
+        let mut all = self.known.iter_mut();
+        let (scheduler, known) = all.find(|(_, known)| known.is_due)?;
+        known.is_due = false;
+        Some(*scheduler)
+    }
+
+    /// Takes over what the kernel has said: why it has none, if so.
+    pub(crate) fn take(&mut self, scheduler: Scheduler, answer: Result<(), String>, now: Instant) {
+        let state = match answer {
+            Ok(()) => State::There,
+            Err(reason) => State::Missing(reason, now),
+        };
+        self.put(scheduler, state);
+        self.has_answers = true;
+    }
+
+    fn put(&mut self, scheduler: Scheduler, state: State) {
+        let known = self.ask(scheduler);
+        known.is_due = false;
+        let before = std::mem::replace(&mut known.state, state);
+        // Until the answer, a Service is served as if it was missing.
+        let was_there = before == State::There;
+        self.has_changed |= was_there != (known.state == State::There);
+    }
+
+    /// Takes over that the kernel has refused a virtual server for its scheduler.
+    pub(crate) fn lacks(&mut self, name: &str, reason: String, now: Instant) {
+        let mut known = self.known.keys();
+        if let Some(scheduler) = known.find(|of| of.name() == name).copied() {
+            self.take(scheduler, Err(reason), now);
+        }
+    }
+
+    /// Has those asked for again that have been missing for a while. Called in each sync period.
+    pub(crate) fn check(&mut self, now: Instant) {
+        for known in self.known.values_mut() {
+            if let State::Missing(_, since) = known.state {
+                known.is_due |= now.saturating_duration_since(since) >= RETRY;
+            }
+        }
+    }
+
+    /// True if [`take_changed`](Self::take_changed) is to be asked.
+    pub(crate) fn has_news(&self) -> bool {
+        self.has_answers || self.has_changed
+    }
+
+    /// True if the Services that name a scheduler are to be computed again. Forgets those schedulers
+    /// that are missing and that no Service names any more.
+    pub(crate) fn take_changed(&mut self, is_named: impl Fn(Scheduler) -> bool) -> bool {
+        let is_missing = |known: &Known| matches!(known.state, State::Missing(..));
+        self.known
+            .retain(|of, known| !is_missing(known) || is_named(*of));
+        self.has_answers = false;
+        std::mem::take(&mut self.has_changed)
+    }
+
+    /// Those that the kernel lacks, as values of the option.
+    pub(crate) fn unavailable(&self) -> Vec<UnavailableOption> {
+        let missing = self
+            .known
+            .iter()
+            .filter_map(|(scheduler, known)| match &known.state {
+                State::Missing(reason, _) => Some(UnavailableOption {
+                    annotation: options::SCHEDULER,
+                    value: scheduler.to_string(),
+                    reason: reason.clone(),
+                }),
+                State::Unknown | State::There => None,
+            });
+        missing.collect()
+    }
+}

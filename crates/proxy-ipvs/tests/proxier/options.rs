@@ -1,0 +1,216 @@
+//! Services that name a scheduler of their own.
+
+use proxy::ServiceOptions;
+use proxy::options::SCHEDULER;
+
+use super::*;
+
+/// `default/web` with this scheduler; the empty one is the node's.
+fn with(scheduler: &str) -> Service {
+    Service {
+        options: ServiceOptions::read([(SCHEDULER, scheduler)].into_iter()),
+        ..service("default/web", "10.96.0.10", 80)
+    }
+}
+
+fn named(scheduler: &str) -> World {
+    on(
+        FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]),
+        scheduler,
+    )
+}
+
+fn on(kernel: FakeKernel, scheduler: &str) -> World {
+    let mut world = World::with(Config::default(), kernel);
+    world.service(with(scheduler));
+    world.slice(slice("default/web", &PAIR));
+    world.service(service("default/other", "10.96.0.11", 80));
+    world.listed()
+}
+
+/// The schedulers of `default/web` and `default/other`, with their flags.
+fn schedulers(world: &World) -> [(String, u32); 2] {
+    let state = world.kernel.state();
+    ["10.96.0.10:80", "10.96.0.11:80"].map(|at| {
+        let of = &state.snapshot.servers[&server(at)].properties;
+        (of.scheduler.to_string(), of.flags)
+    })
+}
+
+fn missing(world: &World) -> Vec<String> {
+    let missing = world.proxier.unavailable_options().into_iter();
+    missing
+        .map(|one| format!("{} {}: {}", one.annotation, one.value, one.reason))
+        .collect()
+}
+
+fn rr() -> (String, u32) {
+    ("rr".to_owned(), 0)
+}
+
+#[test]
+fn a_service_has_its_own_scheduler_and_others_the_nodes() {
+    let mut world = named("sh");
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures.len()), (0, 0));
+    assert_eq!(schedulers(&world), [("sh".to_owned(), 0), rr()]);
+    assert_eq!(missing(&world), [""; 0]);
+    assert_eq!(world.work().0.scheduler_questions, 1);
+    // mh has a flag, as where it is the node's.
+    world.service(with("mh"));
+    world.sync();
+    assert_eq!(
+        schedulers(&world)[0],
+        ("mh".to_owned(), Properties::MH_PORT)
+    );
+}
+
+#[test]
+fn a_change_is_one_write_to_the_virtual_server() {
+    let mut world = named("sh");
+    world.sync();
+    world.service(with("lc"));
+    world.sync();
+    world.written();
+    for (scheduler, wanted) in [("sh", "sh"), ("", "rr"), ("lc", "lc"), ("sh", "sh")] {
+        world.service(with(scheduler));
+        let report = world.sync();
+        assert_eq!(report.settled, ["default/web"]);
+        assert_eq!(world.written(), ["change virtual server 10.96.0.10:80/TCP"]);
+        assert_eq!(schedulers(&world), [(wanted.to_owned(), 0), rr()]);
+        let there = world.destinations("10.96.0.10:80").unwrap();
+        assert_eq!(there, ["10.244.1.5:8080=1", "10.244.2.5:8080=1"]);
+    }
+    // What is known is not asked for again.
+    assert_eq!(world.work().0.scheduler_questions, 0);
+}
+
+#[test]
+fn a_restart_finds_it_and_writes_and_asks_nothing() {
+    for is_told_early in [false, true] {
+        let mut world = named("sh");
+        world.sync();
+        world.work();
+        let mut world = on(world.kernel, "sh");
+        if is_told_early {
+            // Before the kernel was read.
+            let changes = world.model.take_changes();
+            world.proxier.update(&world.model, &changes, world.now);
+        }
+        world.sync();
+        let (work, ops) = world.work();
+        assert_eq!((ops, work.scheduler_questions), (vec![], 0));
+        assert_eq!(schedulers(&world), [("sh".to_owned(), 0), rr()]);
+    }
+}
+
+#[test]
+fn what_is_wrong_is_served_by_the_nodes_scheduler() {
+    let mut world = named("best");
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures.len()), (0, 0));
+    assert_eq!(schedulers(&world), [rr(), rr()]);
+    assert_eq!(world.work().0.scheduler_questions, 0);
+}
+
+/// However many Services name it, the kernel is asked once, and then as rarely as it may be installed.
+#[test]
+fn a_scheduler_that_the_kernel_lacks_costs_a_question() {
+    let mut world = named("lblc");
+    for host in 20..80 {
+        world.service(Service {
+            options: with("lblc").options,
+            ..service(
+                &format!("default/web{host}"),
+                &format!("10.96.0.{host}"),
+                80,
+            )
+        });
+    }
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures.len()), (0, 0));
+    assert_eq!(schedulers(&world), [rr(), rr()]);
+    let lacks = "kube-proxy-ipvs/scheduler lblc: the kernel has no scheduler `lblc`";
+    assert_eq!(missing(&world), [lacks]);
+    assert_eq!(world.work().0.scheduler_questions, 1);
+
+    for (minutes, questions) in [(1, 0), (3, 0), (2, 1), (4, 0)] {
+        world.wait(Duration::from_mins(minutes));
+        world.check();
+        world.settle();
+        let (work, ops) = world.work();
+        assert_eq!((work.scheduler_questions, ops), (questions, vec![]));
+    }
+    // Its module is installed.
+    world.kernel.state().schedulers.insert("lblc");
+    world.wait(Duration::from_mins(2));
+    world.check();
+    let report = world.settle();
+    assert_eq!((report.pending, missing(&world).len()), (0, 0));
+    assert_eq!(schedulers(&world), [("lblc".to_owned(), 0), rr()]);
+    assert_eq!(world.work().1.len(), 61, "each is changed in place");
+}
+
+/// Such as where another program has taken the place at which it is asked.
+#[test]
+fn one_that_goes_after_it_was_there_is_given_up() {
+    let mut world = named("sh");
+    world.sync();
+    world.service(with(""));
+    world.sync();
+    world.kernel.state().schedulers.remove("sh");
+    world.service(with("sh"));
+    world.written();
+    let report = world.sync();
+    assert_eq!(report.failures.len(), 1, "{:?}", report.failures);
+    assert_eq!(report.pending, 0);
+    assert_eq!(schedulers(&world), [rr(), rr()]);
+    assert_eq!(
+        missing(&world),
+        ["kube-proxy-ipvs/scheduler sh: no such scheduler"]
+    );
+    assert_eq!(world.written(), [""; 0], "it is as it was");
+
+    // Made anew, it is not even tried.
+    world.delete_service("default/web");
+    world.sync();
+    world.service(with("sh"));
+    let report = world.sync();
+    assert_eq!((report.pending, report.failures.len()), (0, 0));
+    assert_eq!(schedulers(&world), [rr(), rr()]);
+    // Nobody names it any more.
+    world.service(with(""));
+    world.sync();
+    world.wait(Duration::from_mins(6));
+    world.check();
+    world.settle();
+    world.check();
+    world.settle();
+    assert_eq!(missing(&world), [""; 0]);
+}
+
+#[test]
+fn what_is_foreseen_is_not_asked_for() {
+    let lacks = Err("there is no module ip_vs_lc".to_owned());
+    let config = Config {
+        foreseen_schedulers: vec![
+            (proxy::Scheduler::ALL[4], Ok(())),
+            (proxy::Scheduler::ALL[2], lacks),
+        ],
+        ..Config::default()
+    };
+    for (scheduler, served_by) in [("sh", "sh"), ("lc", "rr")] {
+        let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
+        let mut world = World::with(config.clone(), kernel);
+        world.service(with(scheduler));
+        world.service(service("default/other", "10.96.0.11", 80));
+        let mut world = world.listed();
+        world.sync();
+        assert_eq!(schedulers(&world)[0].0, served_by);
+        assert_eq!(world.work().0.scheduler_questions, 0);
+        assert_eq!(
+            missing(&world),
+            ["kube-proxy-ipvs/scheduler lc: there is no module ip_vs_lc"]
+        );
+    }
+}
