@@ -30,6 +30,7 @@ mod name;
 mod service;
 mod statistics;
 mod status;
+mod tables;
 mod uapi;
 
 pub use address::AddressFamily;
@@ -43,6 +44,7 @@ pub use name::{BadName, Name};
 pub use service::{Flags, Protocol, Service, ServiceEntry, ServiceKey};
 pub use statistics::Statistics;
 pub use status::{BadLine, Status, Table};
+pub use tables::Tables;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

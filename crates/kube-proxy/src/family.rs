@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
+use inspect::{DRAINS, GroundOfFamily, OfFamily};
 use proxy::{
     Changes, IpFamily, Mode, Model, NamespacedName, NodeFacts, NodePorts, Report, Standing, Trigger,
 };
@@ -28,8 +29,6 @@ use crate::conntrack::StaleFlows;
 use crate::events::Recorder;
 use crate::health::Health;
 use crate::health_check::{Answering, HealthChecks};
-use crate::inspect::OfFamily;
-use crate::inspect::question::{DRAINS, GroundOfFamily};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use crate::metrics::of_mode::Extent;

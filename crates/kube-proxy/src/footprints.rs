@@ -3,7 +3,7 @@
 use footprint::Footprints;
 
 /// Those of all modes.
-pub(crate) const ALL: Footprints = &[
+pub const ALL: Footprints = &[
     &proxy_ipvs::FOOTPRINT,
     &proxy_iptables::FOOTPRINT,
     &proxy_userspace::FOOTPRINT,

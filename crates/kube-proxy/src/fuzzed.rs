@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
 use crate::flags::nets::nets;
-use crate::{check, command_line, config, footprints, inspect, logging, metrics};
+use crate::{check, command_line, config, footprints, logging, metrics};
 
 /// A configuration file, and what it means.
 pub fn configuration(bytes: &[u8]) {

@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use http::request::Parts;
 use http::{HeaderName, StatusCode};
+use http_server::{Unspecified, listen_on};
 use proxy::{HealthCheck, IpFamily, Model, NamespacedName, NodePortAddresses, Selection};
 use serde::Serialize;
 use serde_json::Serializer;
@@ -29,8 +30,6 @@ use tracing::{debug, error, info};
 
 use crate::events::{Event, Recorder};
 use crate::health::Health;
-use crate::http_server;
-use crate::http_server::listen::{Unspecified, listen_on};
 
 /// The ready endpoints on this node, for balancers that weigh nodes by it.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");

@@ -16,12 +16,13 @@ use std::time::{Instant, SystemTime};
 
 use http::StatusCode;
 use http::request::Parts;
+use http_server::{Answer, Purpose, answer, not_found};
+use inspect::Health as _;
 use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Kind, Model};
 use serde::Serialize;
 
 use crate::health::{Health, Progress};
-use crate::http_server::{Answer, Purpose, answer, not_found};
 use crate::metrics::Metrics;
 use crate::options::object_source::OwnNode;
 
@@ -121,21 +122,6 @@ impl Status {
         self.lock().since = Instant::now();
     }
 
-    /// Whether the lists are complete.
-    pub(crate) fn is_expecting(&self) -> bool {
-        self.families.get().is_some()
-    }
-
-    /// Whether it keeps up.
-    pub(crate) fn is_healthy(&self, now: Instant) -> bool {
-        self.health.is_healthy(now)
-    }
-
-    /// Where each family stands that has begun.
-    pub(crate) fn progress(&self) -> BTreeMap<IpFamily, Progress> {
-        self.health.progress()
-    }
-
     /// Takes in what is known of the own Node.
     pub(crate) fn note_node(&self, model: &Model) {
         let is_eligible = match (model.has_node(), model.node()) {
@@ -207,9 +193,25 @@ impl Status {
         let ready = awaiting.is_empty();
         json(code(ready), &Readiness { ready, awaiting })
     }
+}
+
+impl inspect::Health for Status {
+    fn is_expecting(&self) -> bool {
+        self.families.get().is_some()
+    }
+
+    fn is_healthy(&self, now: Instant) -> bool {
+        self.health.is_healthy(now)
+    }
+
+    fn updated(&self) -> BTreeMap<IpFamily, Instant> {
+        let progress = self.health.progress().into_iter();
+        let updated = progress.map(|(family, progress)| Some((family, progress.updated?)));
+        updated.flatten().collect()
+    }
 
     /// What is awaited before all that was first known is in the kernel, a line each.
-    pub(crate) fn awaiting(&self) -> Vec<String> {
+    fn awaiting(&self) -> Vec<String> {
         if let Some(hung) = self.health.hung_for(Instant::now()) {
             return vec![format!(
                 "the daemon's loop, which has not come round for {} s: it hangs, and a restart is needed",
@@ -278,11 +280,11 @@ fn text(at: SystemTime) -> String {
 mod tests {
     use std::time::Duration;
 
+    use http_server::{self, Server, WhenTaken, testing::get};
     use proxy::{Event, Node, Standing};
     use serde_json::Value;
 
     use super::*;
-    use crate::http_server::{self, Server, WhenTaken, tests::get};
     use crate::pulse::HUNG_AFTER;
 
     const PERIOD: Duration = Duration::from_secs(30);

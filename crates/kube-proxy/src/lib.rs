@@ -1,7 +1,6 @@
 //! The node daemon: kube-proxy in IPVS and iptables mode.
 
 mod addresses;
-pub mod ask;
 pub mod capabilities;
 pub mod check;
 pub mod cleanup;
@@ -14,15 +13,13 @@ mod external_addresses;
 mod family;
 pub mod flags;
 pub mod follow;
-mod footprints;
+pub mod footprints;
 #[doc(hidden)]
 pub mod fuzzed;
 mod gather;
 pub mod health;
 mod health_check;
 mod healthz;
-mod http_server;
-mod inspect;
 pub mod iptables;
 mod kernel_settings;
 pub mod logging;

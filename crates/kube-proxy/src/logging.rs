@@ -33,7 +33,10 @@ use klog::Klog;
 use settings::{LogFormat, Settings};
 
 /// Our own crates, by the names that their events carry.
-const OWN_CRATES: [&str; 13] = [
+const OWN_CRATES: [&str; 16] = [
+    "http_server",
+    "inspect",
+    "local_socket",
     "iptables",
     "kube_proxy",
     "proxy",

@@ -8,8 +8,8 @@ use kube_proxy::command_line::{self, Command, Completed};
 use kube_proxy::follow::{keep_prepared, keeps_prepared};
 use kube_proxy::options::Options;
 use kube_proxy::{
-    ask, capabilities, check, cleanup, config, descriptors, follow, iptables, logging, memory,
-    panics, run,
+    capabilities, check, cleanup, config, descriptors, follow, footprints, iptables, logging,
+    memory, modes, panics, run,
 };
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, warn};
@@ -22,7 +22,12 @@ fn main() -> ExitCode {
     panics::end_the_process();
     memory::start();
     let given: Vec<OsString> = std::env::args_os().collect();
-    if let Some(code) = ask::run(&given) {
+    let program = ask::Program {
+        modes: footprints::ALL,
+        virtual_servers: modes::ipvs::virtual_servers,
+        with_next_step: descriptors::with_next_step,
+    };
+    if let Some(code) = ask::run(&given, &program) {
         return code;
     }
     let asks = command_line::asks(&given);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::time::{Duration, Instant, SystemTime};
 
+use inspect::{DriftTotal, Seen};
 use proxy::{Conflict, Drift, Failure, IpFamily, Model, Report, Standing, Unreadable};
 use tracing::{debug, error, info, warn};
 
@@ -40,26 +41,6 @@ struct Failing {
     since: Instant,
     /// and last.
     seen: Instant,
-}
-
-/// What has drifted since the start, of one kind.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DriftTotal {
-    pub(crate) count: u64,
-    /// When the last was found.
-    pub(crate) last: SystemTime,
-    /// The first names of that time.
-    pub(crate) names: Vec<String>,
-}
-
-/// What a family's reports have said, for those who ask.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
-    /// What fails, with how long it has.
-    pub(crate) failures: Vec<(Failure, Duration)>,
-    pub(crate) conflicts: Vec<Conflict>,
-    pub(crate) unreadable: Vec<Unreadable>,
-    pub(crate) drift: Vec<(&'static str, DriftTotal)>,
 }
 
 impl Reporter {

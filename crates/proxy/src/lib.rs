@@ -12,6 +12,7 @@
 //! into the kernel entries it wants.
 
 mod admission;
+pub mod contested;
 mod detect;
 mod entry;
 mod event;

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use http_server::WhenTaken;
 use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses, Selection};
 use proxy_ipvs::{ShimStyle, VipMode};
 use proxy_nftables::Layout;
@@ -8,7 +9,6 @@ use source::{Api, ContentType, Lists, Settings};
 use super::*;
 use crate::check::asked::Output;
 use crate::flags::gates::Gates;
-use crate::http_server::WhenTaken;
 use crate::logging::settings::LogFormat;
 use crate::metrics::services::settings::Detail;
 use crate::modes::detect_local::DetectLocal;

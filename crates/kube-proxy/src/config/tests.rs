@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs};
 
+use http_server::WhenTaken;
 use proxy::{ExternalIps, NodePortAddresses};
 use source::{Api, Settings};
 
@@ -10,7 +11,6 @@ use super::*;
 use crate::command_line::{self, Command};
 use crate::config::configz::Configz;
 use crate::follow::watch::changed;
-use crate::http_server::WhenTaken;
 use crate::logging::settings::LogFormat;
 use crate::modes::detect_local::DetectLocal;
 use crate::modes::settings::ProxyMode;

@@ -6,7 +6,6 @@ mod opened;
 pub mod settings;
 pub mod shim;
 mod sysctls;
-pub(crate) mod tables;
 
 use std::fs;
 use std::path::Path;
@@ -182,6 +181,6 @@ impl Definition for IpvsMode {
 
 /// How virtual servers are read where there is no daemon to ask, whoever has made them. Nothing is
 /// opened before it is asked.
-pub(crate) fn virtual_servers() -> Box<dyn ReadCounters> {
+pub fn virtual_servers() -> Box<dyn ReadCounters> {
     Box::new(IpvsCounters::default())
 }

@@ -5,6 +5,8 @@ use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use http::request::Parts;
+use http_server::{HttpThread, ListenError, Server};
+use inspect::{About, Inspect, Question, socket};
 use service_counters::Apart;
 use tokio::sync::mpsc;
 
@@ -12,13 +14,13 @@ use crate::config::configz::Configz;
 use crate::events::{Event, Recorder};
 use crate::health::Health;
 use crate::healthz::{self, Status};
-use crate::http_server::{self, HttpThread, ListenError, Server};
-use crate::inspect::{About, Inspect, Question, socket};
 use crate::metrics::Metrics;
 use crate::metrics::services::ServiceMetrics;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
 use crate::serve::pages::{self, Api, Pages};
+use crate::version::{KUBERNETES, OWN_VERSION};
+use crate::{footprints, memory};
 
 /// What the servers tell.
 pub(super) struct Observed {
@@ -54,9 +56,13 @@ impl Observed {
         let about = About {
             node: options.process.node_name.clone(),
             started: SystemTime::now(),
+            version: OWN_VERSION,
+            kubernetes: KUBERNETES.git_version(),
+            modes: footprints::ALL,
+            trim: memory::trim,
         };
         let counters = Apart::default();
-        let (inspect, questions) = Inspect::new(about, Arc::clone(&status), &counters);
+        let (inspect, questions) = Inspect::new(about, Arc::clone(&status) as _, &counters);
         let services = ServiceMetrics::new(options.serve.services, counters.scraped.clone());
         let of_mode = options.modes.chosen.definition().metrics();
         Ok(Self {
@@ -122,7 +128,6 @@ impl Observed {
             }
         }
         let _entered = self.http.enter();
-        let local = socket::start(socket::Places::default(), Arc::clone(&self.inspect));
-        Ok((running, local))
+        Ok((running, self.inspect.listen()))
     }
 }

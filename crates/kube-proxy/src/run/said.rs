@@ -2,16 +2,14 @@
 
 use std::time::Instant;
 
-use proxy::{Model, NamespacedName, NodeFacts};
+use inspect::{
+    Copied, ENDPOINTS_A_TURN, Facts, Ground, NAMES_A_TURN, Names, Question, SERVICES_A_TURN,
+    TROUBLES, claimants, own_node, owners,
+};
+use proxy::{IpFamily, Model, NamespacedName, NodeFacts};
 
 use super::daemon::Daemon;
 use crate::family::Family;
-use crate::inspect::explain::{claimants, own_node};
-use crate::inspect::owners::owners;
-use crate::inspect::question::{
-    Copied, ENDPOINTS_A_TURN, Ground, NAMES_A_TURN, Names, SERVICES_A_TURN, TROUBLES,
-};
-use crate::inspect::{Facts, Question};
 
 /// How many failures, conflicts and drains of a family are told.
 const TOLD_MAX: usize = 100;
@@ -35,8 +33,10 @@ impl Daemon {
             Question::OwnNode(address, answer) => {
                 let mode = self.options.modes.chosen.name();
                 let detection = &self.options.modes.shared.detect_local;
+                let detector = |family| (family, detection.detector(family, self.model.node()));
+                let detectors = IpFamily::ALL.map(detector).to_vec();
                 let node = &self.options.process.node_name;
-                let own = own_node(&self.model, node, detection, address);
+                let own = own_node(&self.model, node, detectors, address);
                 drop(answer.send((mode, own)));
             }
         }

@@ -19,14 +19,14 @@ use std::sync::Arc;
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
+use http_server::{Answer, Purpose, Respond, answer, not_found, text};
+use inspect::{Asker, Inspect};
 use tokio::task::spawn_blocking;
 
 use super::ui;
 use super::zpages::Zpages;
 use crate::config::configz::Configz;
 use crate::flags::gates::Gates;
-use crate::http_server::{Answer, Purpose, Respond, answer, not_found, text};
-use crate::inspect::{self, Asker, Inspect};
 use crate::metrics::Metrics;
 
 /// For the log.

@@ -2,9 +2,10 @@
 
 use std::net::SocketAddr;
 
+use http_server::WhenTaken;
+
 use crate::flags::unusable::UnusableFlag;
 use crate::flags::{Flags, go};
-use crate::http_server::WhenTaken;
 use crate::metrics;
 
 /// What the servers read.

@@ -6,7 +6,7 @@
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
-use crate::http_server::{Answer, answer, not_found, text};
+use http_server::{Answer, answer, not_found, text};
 
 /// What the page may do.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'";

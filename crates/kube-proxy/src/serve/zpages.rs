@@ -13,11 +13,11 @@ use std::time::SystemTime;
 use http::header::{ACCEPT, WARNING};
 use http::request::Parts;
 use http::{HeaderValue, StatusCode};
+use http_server::{Answer, answer, text};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::flags::gates::{FLAGZ, Gates, STATUSZ};
-use crate::http_server::{Answer, answer, text};
 use crate::version::{KUBERNETES, OWN_VERSION};
 
 const COMPONENT: &str = "kube-proxy";

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use http_server::WhenTaken;
 use proxy::{Model, Protocol};
 use service_counters::places::{Place, places};
 
 use super::listening::Listener;
 use crate::check::finding::{Finding, some};
-use crate::http_server::WhenTaken;
 
 const NAME: &str = "ports";
 

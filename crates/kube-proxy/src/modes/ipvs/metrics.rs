@@ -4,13 +4,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ipvs_netlink::Tables;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use proxy::{IpFamily, Report};
 
-use super::tables::Tables;
 use crate::metrics::of_mode::{Extent, OfMode};
 use crate::metrics::restores::FailedRestores;
 use crate::metrics::rows::Rows;

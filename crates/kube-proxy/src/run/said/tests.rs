@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use inspect::{Asker, Copied, Inspect};
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, Protocol, Service, ServicePort,
 };
@@ -7,8 +8,6 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::inspect::question::Copied;
-use crate::inspect::{Asker, Inspect};
 use crate::run::tests::daemon_of;
 use crate::tests::options;
 use crate::tests::scripted::Scripted;

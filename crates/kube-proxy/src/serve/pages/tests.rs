@@ -1,6 +1,14 @@
+use std::time::{Duration, SystemTime};
+
+use http_server::{Server, WhenTaken, testing::get};
+use inspect::About;
+use service_counters::Apart;
+
 use super::*;
 use crate::command_line::{self, Command};
-use crate::http_server::{self, Server, WhenTaken, tests::get};
+use crate::health::Health;
+use crate::healthz::Status;
+use crate::options::object_source::OwnNode;
 
 fn server() -> Server {
     server_with(&["--proxy-mode=ipvs"])
@@ -16,7 +24,17 @@ fn server_with(flags: &[&str]) -> Server {
     let metrics = Metrics::new();
     let (mode, gates) = (options.modes.chosen.name(), &options.process.gates);
     let flags = command_line::values(line);
-    let (inspect, _) = Inspect::unasked("node1");
+    let health = Arc::new(Health::new(Duration::from_secs(30)));
+    let status = Arc::new(Status::new(health, OwnNode::Needed));
+    let about = About {
+        node: "node1".to_owned(),
+        started: SystemTime::UNIX_EPOCH,
+        version: "",
+        kubernetes: String::new(),
+        modes: &[],
+        trim: || {},
+    };
+    let (inspect, _) = Inspect::new(about, status, &Apart::default());
     let at: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let api = Api::at(at, inspect);
     let pages = Pages::new(metrics, Configz::default(), mode, gates, flags, api);

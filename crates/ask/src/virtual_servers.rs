@@ -1,0 +1,153 @@
+//! IPVS virtual servers as the kernel has them, where no daemon says whose they are.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use serde::Serialize;
+use service_counters::{At, Count, OfAddress, OfEndpoint, ReadCounters, Which};
+
+use super::Failure;
+use super::table::{Cell, Table, short};
+
+/// What the kernel holds.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct VirtualServers {
+    /// Whether a daemon answers: it does not.
+    daemon: bool,
+    virtual_servers: Vec<VirtualServer>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct VirtualServer {
+    at: String,
+    protocol: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheduler: Option<String>,
+    connections: u64,
+    endpoints: Vec<RealServer>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RealServer {
+    at: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    weight: Option<u32>,
+    connections: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    active: Option<u64>,
+}
+
+impl VirtualServers {
+    /// Reads all.
+    ///
+    /// # Errors
+    ///
+    /// This kernel has no IPVS, or who asks may not.
+    pub(super) fn read(from: &mut dyn ReadCounters) -> Result<Self> {
+        let counted = from.read(Which::All)?;
+        let mut by_address: BTreeMap<At, (OfAddress, BTreeMap<SocketAddr, OfEndpoint>)> =
+            BTreeMap::new();
+        for (at, of) in counted.addresses {
+            by_address.entry(at).or_default().0 = of;
+        }
+        for ((at, endpoint), of) in counted.endpoints {
+            by_address.entry(at).or_default().1.insert(endpoint, of);
+        }
+        let virtual_servers = by_address
+            .into_iter()
+            .map(|(at, (of, endpoints))| VirtualServer {
+                at: SocketAddr::new(at.address, at.port).to_string(),
+                protocol: at.protocol.to_string(),
+                scheduler: of.scheduler,
+                connections: of.count.connections,
+                endpoints: endpoints.into_iter().map(real_server).collect(),
+            });
+        Ok(Self {
+            daemon: false,
+            virtual_servers: virtual_servers.collect(),
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn full() -> Self {
+        Self {
+            daemon: false,
+            virtual_servers: vec![VirtualServer {
+                at: "10.96.0.1:80".to_owned(),
+                protocol: "TCP".to_owned(),
+                scheduler: Some("rr".to_owned()),
+                connections: 1,
+                endpoints: vec![RealServer {
+                    at: "10.244.1.1:80".to_owned(),
+                    weight: Some(1),
+                    connections: 1,
+                    active: Some(1),
+                }],
+            }],
+        }
+    }
+
+    /// For people.
+    pub(super) fn render(&self, has_colours: bool) -> String {
+        let mut text = format!(
+            "{}: these are IPVS virtual servers as the kernel has them, without names\n\n",
+            Failure::NoDaemon
+        );
+        if self.virtual_servers.is_empty() {
+            text.push_str("The kernel has no virtual server.\n");
+            return text;
+        }
+        let mut table = Table::new([
+            "VIRTUAL SERVER",
+            "SCHEDULER",
+            "ENDPOINT",
+            "WEIGHT",
+            "CONNS",
+            "ACTIVE",
+        ]);
+        for server in &self.virtual_servers {
+            let dash = || Cell::from("-");
+            table.row([
+                format!("{}/{}", server.at, server.protocol).into(),
+                server.scheduler.as_deref().unwrap_or("-").into(),
+                dash(),
+                dash(),
+                short(server.connections).into(),
+                dash(),
+            ]);
+            for endpoint in &server.endpoints {
+                let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), short);
+                table.row([
+                    "".into(),
+                    "".into(),
+                    (&*endpoint.at).into(),
+                    number(endpoint.weight.map(u64::from)).into(),
+                    short(endpoint.connections).into(),
+                    number(endpoint.active).into(),
+                ]);
+            }
+        }
+        text.push_str(&table.render("", has_colours));
+        let _ = writeln!(text, "\n{} virtual servers", self.virtual_servers.len());
+        text
+    }
+}
+
+fn real_server((at, of): (SocketAddr, OfEndpoint)) -> RealServer {
+    let Count {
+        connections,
+        active,
+        ..
+    } = of.count;
+    RealServer {
+        at: at.to_string(),
+        weight: of.weight,
+        connections,
+        active,
+    }
+}

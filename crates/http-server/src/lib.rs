@@ -1,0 +1,273 @@
+//! A small HTTP/1.1 server: one address, and who says what a request's head is answered.
+//!
+//! ```text
+//!   Listen: TCP, a local socket ─▶ Accepted ─▶ Place ─▶ Patient ─▶ Respond ─▶ Answer
+//! ```
+//!
+//! Most pages are a function; what has to wait for others to answer is a [`Respond`] of its own.
+//!
+//! Some of these ports are open to all, so connections are limited in number (`places`) and in time
+//! (`patience`), and what one takes in memory is, too. Bodies of requests are not read.
+
+mod accept;
+mod listen;
+mod patience;
+mod places;
+#[doc(hidden)]
+pub mod testing;
+mod thread;
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::sleep;
+use tracing::{debug, error, info};
+
+pub use accept::{Accepted, Listen};
+use listen::listen;
+pub use listen::{Unspecified, listen_on};
+use patience::Patient;
+pub use places::Client;
+use places::{Place, Places};
+pub use thread::HttpThread;
+
+/// The longest head of a request. More than any probe sends, as each connection may have as much.
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// How long accepting rests after it failed, as it does without free file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// How often an address that something else has is tried again, as upstream.
+const LISTEN_RETRY_PERIOD: Duration = if cfg!(test) {
+    Duration::from_millis(50)
+} else {
+    Duration::from_secs(5)
+};
+
+/// Says what requests are answered. A function that has the answer at hand is one.
+pub trait Respond: Send + Sync + 'static {
+    /// What a request with this head is answered.
+    fn respond(&self, head: &Parts) -> impl Future<Output = Answer> + Send;
+}
+
+impl<F: Fn(&Parts) -> Answer + Send + Sync + 'static> Respond for F {
+    fn respond(&self, head: &Parts) -> impl Future<Output = Answer> + Send {
+        ready(self(head))
+    }
+}
+
+/// An answer.
+pub type Answer = Response<Full<Bytes>>;
+
+/// An answer of this content type, which browsers are not to second-guess.
+pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().extend([
+        (header::CONTENT_TYPE, HeaderValue::from_static(content_type)),
+        (
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        ),
+    ]);
+    answer
+}
+
+/// Plain text.
+pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    answer(status, "text/plain; charset=utf-8", body)
+}
+
+/// What one who may not ask is answered, before the connection ends.
+fn refused(why: &str) -> Answer {
+    let mut answer = text(StatusCode::FORBIDDEN, why.to_owned() + "\n");
+    let close = HeaderValue::from_static("close");
+    answer.headers_mut().insert(header::CONNECTION, close);
+    answer
+}
+
+/// What a path that does not exist answers.
+pub fn not_found() -> Answer {
+    text(StatusCode::NOT_FOUND, "404 page not found\n")
+}
+
+/// What a server is, for the log.
+#[derive(Debug, Clone, Copy)]
+pub struct Purpose {
+    /// `health`.
+    pub name: &'static str,
+    /// The flag that gives its address, without dashes.
+    pub flag: &'static str,
+    /// The reason of the Kubernetes event that it cannot listen.
+    pub event: &'static str,
+}
+
+/// An address that could not be bound, where that is fatal.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address} for {}: {source}. See what has the port (ss -ltnp), or give another --{}", .purpose.name, .purpose.flag)]
+pub struct ListenError {
+    purpose: Purpose,
+    address: SocketAddr,
+    source: io::Error,
+}
+
+/// A server that ends when this is dropped.
+#[derive(Debug)]
+pub struct Server {
+    /// Where it listens; or why it could not yet.
+    pub address: Result<SocketAddr, ListenError>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What a server does about an address that it cannot listen on, which something else has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenTaken {
+    /// It tries again for ever.
+    Retry,
+    /// It is an error (`--bind-address-hard-fail`).
+    Fail,
+}
+
+/// Starts a server.
+///
+/// # Errors
+///
+/// The address cannot be bound, where `when_taken` says that this is one.
+pub fn start(
+    purpose: Purpose,
+    at: SocketAddr,
+    when_taken: WhenTaken,
+    respond: impl Respond,
+) -> Result<Server, ListenError> {
+    let respond = Arc::new(respond);
+    let failed = |source| ListenError {
+        purpose,
+        address: at,
+        source,
+    };
+    let first = listen(at).and_then(|listener| Ok((listener.local_addr()?, listener)));
+    let (first, address) = match first.map_err(failed) {
+        Ok((address, listener)) => (Some(listener), Ok(address)),
+        Err(error) if when_taken == WhenTaken::Fail => return Err(error),
+        Err(error) => {
+            error!("{error}. It is tried again every {LISTEN_RETRY_PERIOD:?}");
+            (None, Err(error))
+        }
+    };
+    if let Ok(address) = &address {
+        info!(%address, "{} is served", purpose.name);
+    }
+    let task = tokio::spawn(async move {
+        let listener = match first {
+            Some(listener) => listener,
+            None => until_bound(purpose, at).await,
+        };
+        serve(listener, purpose.name, respond).await;
+    });
+    Ok(Server { address, task })
+}
+
+async fn until_bound(purpose: Purpose, at: SocketAddr) -> TcpListener {
+    loop {
+        sleep(LISTEN_RETRY_PERIOD).await;
+        match listen(at) {
+            Ok(listener) => {
+                info!(address = %at, "{} is served now", purpose.name);
+                return listener;
+            }
+            Err(error) => debug!(%error, address = %at, "still cannot listen for {}", purpose.name),
+        }
+    }
+}
+
+/// Answers until it is aborted, and its connections with it. `what` is for the log.
+pub async fn serve(
+    listener: impl Listen,
+    what: impl std::fmt::Display,
+    respond: Arc<impl Respond>,
+) {
+    serve_within(Places::all(), listener, what, respond).await;
+}
+
+async fn serve_within(
+    places: Arc<Places>,
+    listener: impl Listen,
+    what: impl std::fmt::Display,
+    respond: Arc<impl Respond>,
+) {
+    let server = places.server();
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => {
+                    let place = places.admit(server, accepted.client, &what);
+                    connections.spawn(answer_all(accepted, place, Arc::clone(&respond)));
+                }
+                // The peer has gone already.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    debug!(%error, "cannot accept a connection for {what}");
+                    places.make_room();
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// Answers what a peer asks, until it goes, takes too long, or has to go.
+async fn answer_all<S: AsyncRead + AsyncWrite + Unpin + Send>(
+    accepted: Accepted<S>,
+    place: Place,
+    respond: Arc<impl Respond>,
+) {
+    let Accepted {
+        stream, refusal, ..
+    } = accepted;
+    let activity = Arc::clone(&place.activity);
+    let respond = service_fn(|request: http::Request<Incoming>| {
+        let (activity, respond, refusal) = (&activity, &respond, &refusal);
+        async move {
+            activity.busy();
+            let (head, _) = request.into_parts();
+            Ok::<_, Infallible>(match refusal {
+                None => respond.respond(&head).await,
+                Some(why) => refused(why),
+            })
+        }
+    });
+    let stream = Patient::new(stream, Arc::clone(&place.activity));
+    let connection = http1::Builder::new()
+        .max_buf_size(HEAD_BYTES_MAX)
+        .title_case_headers(true)
+        .serve_connection(TokioIo::new(stream), respond);
+    tokio::select! {
+        result = connection => if let Err(error) = result {
+            debug!(%error, "a connection broke off");
+        },
+        () = place.over() => {}
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,422 @@
+//! Who is connected to this process's HTTP servers, and who has to make room.
+//!
+//! These ports are open to all, and anybody may connect and say nothing. So a new connection is
+//! never refused and never waits for others: it takes the place of an old one. Of which one, two
+//! limits say. A client has [`CLIENT_SHARE`] connections to a server; one more costs the client its
+//! own oldest idle one. All servers together have [`CONNECTIONS_MAX`]; one more costs the client
+//! that has most of all, again, its oldest idle one. Who holds few connections, as probes and
+//! scrapers do, loses none, whatever others do, unless there are more clients than places.
+//!
+//! A client is an IPv4 address or an IPv6 network of 64 bits: who has one of these has all of its
+//! addresses. Whoever is on this node has all of 127.0.0.0/8 and `::1`, which are one client. Of those
+//! who come by a local socket each user is one; all who may not ask there are one together, as one of
+//! them may have many users, and take no place from those who may.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+/// Connections of all servers together, unless that were more than a quarter of the files that may
+/// be open. One takes its buffers, which are limited too, and an answer while it is sent.
+const CONNECTIONS_MAX: usize = 512;
+/// Connections of a client to one server.
+const CLIENT_SHARE: usize = 32;
+/// How often the log says that somebody has too many.
+const NOTICE_PERIOD: Duration = Duration::from_mins(10);
+
+/// The places of this process.
+static ALL: LazyLock<Arc<Places>> = LazyLock::new(|| {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let quarter = usize::try_from(files / 4).unwrap_or(usize::MAX);
+    Arc::new(Places::new(
+        CONNECTIONS_MAX.min(quarter).max(1),
+        CLIENT_SHARE,
+    ))
+});
+
+/// Where connections are counted.
+#[derive(Debug)]
+pub(super) struct Places {
+    most: usize,
+    share: usize,
+    held: Mutex<Held>,
+    /// Times are told from here.
+    epoch: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    /// By a number that grows.
+    connections: HashMap<u64, Connection>,
+    next: u64,
+    told: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    server: u64,
+    client: Client,
+    activity: Arc<Activity>,
+}
+
+/// Who is counted as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Client {
+    /// Of the network.
+    Network(IpAddr),
+    /// On this node, by its loopback addresses.
+    Loopback,
+    /// This user, by a local socket.
+    Local(u32),
+    /// By a local socket, those who may not ask there.
+    Refused,
+}
+
+/// What a connection does.
+#[derive(Debug)]
+pub(super) struct Activity {
+    epoch: Instant,
+    /// In milliseconds since the epoch; while a request is answered, [`BUSY`].
+    idle_since: AtomicU64,
+    /// It has to go.
+    over: Notify,
+}
+
+/// Later than any time.
+const BUSY: u64 = u64::MAX;
+
+/// A connection's place, which is free when this is dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    places: Arc<Places>,
+    number: u64,
+    pub(super) activity: Arc<Activity>,
+}
+
+impl Places {
+    fn new(most: usize, share: usize) -> Self {
+        Self {
+            most,
+            share,
+            held: Mutex::default(),
+            epoch: Instant::now(),
+        }
+    }
+
+    /// Those of this process.
+    pub(super) fn all() -> Arc<Self> {
+        Arc::clone(&ALL)
+    }
+
+    /// A number for a server.
+    pub(super) fn server(&self) -> u64 {
+        self.lock().number()
+    }
+
+    /// Takes in a connection of `client`; who has too many loses the oldest idle one. `what` the
+    /// server is, for the log.
+    pub(super) fn admit(
+        self: &Arc<Self>,
+        server: u64,
+        client: Client,
+        what: &impl fmt::Display,
+    ) -> Place {
+        let mut held = self.lock();
+        let of_client = |one: &Connection| one.server == server && one.client == client;
+        if held.count(of_client) >= self.share {
+            held.end(of_client);
+            held.notice(client, self.share, what);
+        }
+        if held.connections.len() >= self.most {
+            held.shrink();
+        }
+        let activity = Arc::new(Activity::new(self.epoch));
+        let connection = Connection {
+            server,
+            client,
+            activity: Arc::clone(&activity),
+        };
+        let number = held.number();
+        held.connections.insert(number, connection);
+        Place {
+            places: Arc::clone(self),
+            number,
+            activity,
+        }
+    }
+
+    /// Ends one connection, as there are no file descriptors left.
+    pub(super) fn make_room(&self) {
+        self.lock().shrink();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Held {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn count(&self, is_meant: impl Fn(&Connection) -> bool) -> usize {
+        self.connections
+            .values()
+            .filter(|one| is_meant(one))
+            .count()
+    }
+
+    /// Ends the oldest idle one of these; the oldest, if none is idle.
+    fn end(&mut self, is_meant: impl Fn(&Connection) -> bool) {
+        let meant = self.connections.iter().filter(|(_, one)| is_meant(one));
+        let oldest = meant.min_by_key(|(number, one)| (one.activity.idle_since(), **number));
+        let Some(number) = oldest.map(|(number, _)| *number) else {
+            return;
+        };
+        if let Some(connection) = self.connections.remove(&number) {
+            connection.activity.over.notify_one();
+        }
+    }
+
+    /// Who has most loses one; of two, the one whose oldest is older.
+    fn shrink(&mut self) {
+        let mut clients = HashMap::<Client, (usize, Reverse<(u64, u64)>)>::new();
+        for (number, one) in &self.connections {
+            let age = Reverse((one.activity.idle_since(), *number));
+            let (count, oldest) = clients.entry(one.client).or_insert((0, age));
+            *count += 1;
+            *oldest = age.max(*oldest);
+        }
+        let Some((client, (count, _))) = clients.into_iter().max_by_key(|(_, rank)| *rank) else {
+            return;
+        };
+        self.end(|one| one.client == client);
+        if count > 1 {
+            self.notice(client, count, &"all servers of this process");
+        }
+    }
+
+    fn notice(&mut self, client: Client, count: usize, what: &impl fmt::Display) {
+        if self.told.is_some_and(|told| told.elapsed() < NOTICE_PERIOD) {
+            debug!("{client} has {count} connections to {what}: the oldest idle one is closed");
+            return;
+        }
+        self.told = Some(Instant::now());
+        warn!(
+            "{client} has {count} connections to {what}: its oldest idle one is closed for each new one, and others are served. \
+             Find out what opens them there; this is said at most once in ten minutes"
+        );
+    }
+}
+
+impl Client {
+    /// Who is at this address.
+    pub(super) fn of(peer: IpAddr) -> Self {
+        const NETWORK: u128 = !0 << 64;
+        if peer.to_canonical().is_loopback() {
+            return Self::Loopback;
+        }
+        Self::Network(match peer.to_canonical() {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & NETWORK).into(),
+            ip @ IpAddr::V4(_) => ip,
+        })
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network(IpAddr::V4(ip)) => ip.fmt(formatter),
+            Self::Network(IpAddr::V6(ip)) => write!(formatter, "{ip}/64"),
+            Self::Loopback => formatter.write_str("this node (127.0.0.0/8, ::1)"),
+            Self::Local(user) => write!(formatter, "user {user} of this node"),
+            Self::Refused => formatter.write_str("whoever may not ask by the local socket"),
+        }
+    }
+}
+
+impl Activity {
+    fn new(epoch: Instant) -> Self {
+        let activity = Self {
+            epoch,
+            idle_since: AtomicU64::new(0),
+            over: Notify::new(),
+        };
+        activity.idle();
+        activity
+    }
+
+    /// A request is answered.
+    pub(super) fn busy(&self) {
+        self.idle_since.store(BUSY, Ordering::Relaxed);
+    }
+
+    /// It waits for a request, from now on.
+    pub(super) fn idle(&self) {
+        let since = u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(BUSY);
+        self.idle_since.store(since, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.idle_since() == BUSY
+    }
+
+    fn idle_since(&self) -> u64 {
+        self.idle_since.load(Ordering::Relaxed)
+    }
+}
+
+impl Place {
+    /// Until the place is wanted for another.
+    pub(super) async fn over(&self) {
+        self.activity.over.notified().await;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.lock().connections.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    pub(in super::super) fn as_in_the_daemon() -> Arc<Places> {
+        places(CONNECTIONS_MAX, CLIENT_SHARE)
+    }
+
+    /// So many places, and so many for each client.
+    pub(in super::super) fn places(most: usize, share: usize) -> Arc<Places> {
+        Arc::new(Places::new(most, share))
+    }
+
+    fn peer(text: &str) -> Client {
+        Client::of(text.parse().unwrap())
+    }
+
+    fn is_over(place: &Place) -> bool {
+        place.over().now_or_never().is_some()
+    }
+
+    #[test]
+    fn a_client_has_its_share_of_each_server_and_loses_its_own() {
+        let places = places(100, 2);
+        let [one, two] = [places.server(), places.server()];
+        let admit = |server, from: &str| places.admit(server, peer(from), &"tests");
+        let first = admit(one, "10.0.0.1");
+        let other = admit(one, "10.0.0.2");
+        let elsewhere = admit(two, "10.0.0.1");
+        let second = admit(one, "::ffff:10.0.0.1");
+        assert!(
+            ![&first, &other, &elsewhere, &second]
+                .into_iter()
+                .any(is_over)
+        );
+        let third = admit(one, "10.0.0.1");
+        assert!(is_over(&first));
+        assert!(
+            ![&other, &elsewhere, &second, &third]
+                .into_iter()
+                .any(is_over)
+        );
+        drop(second);
+        drop(first);
+        let fourth = admit(one, "10.0.0.1");
+        assert!(!is_over(&third) && !is_over(&fourth), "a place was free");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_busy_stays_and_who_was_busy_last_goes_last() {
+        let places = places(100, 3);
+        let server = places.server();
+        let admit = || places.admit(server, peer("10.0.0.1"), &"tests");
+        let all = [admit(), admit(), admit()];
+        tokio::time::advance(Duration::from_millis(5)).await;
+        all[0].activity.busy();
+        all[1].activity.busy();
+        all[1].activity.idle();
+        let more = [admit(), admit()];
+        let over: Vec<_> = all.iter().chain(&more).map(is_over).collect();
+        assert_eq!(over, [false, true, true, false, false]);
+        // When none is idle, the oldest goes.
+        for place in &more {
+            place.activity.busy();
+        }
+        admit();
+        assert!(is_over(&all[0]));
+    }
+
+    #[test]
+    fn when_all_places_are_taken_who_has_most_loses_one() {
+        let places = places(6, 5);
+        let server = places.server();
+        let admit = |from: &str| places.admit(server, peer(from), &"tests");
+        let few = [admit("10.0.0.1"), admit("10.0.0.2")];
+        // Addresses of one network are one client's.
+        let many: Vec<_> = (1..=4)
+            .map(|last| admit(&format!("fd00::{last}")))
+            .collect();
+        let new = admit("10.0.0.3");
+        assert!(is_over(&many[0]));
+        assert!(!few.iter().chain(&many[1..]).chain([&new]).any(is_over));
+        places.make_room();
+        assert!(is_over(&many[1]));
+        // All have one: the oldest goes.
+        drop(many);
+        let rest: Vec<_> = (4..=6)
+            .map(|last| admit(&format!("10.0.0.{last}")))
+            .collect();
+        assert!(!is_over(&few[0]));
+        let last = admit("10.0.0.7");
+        assert!(is_over(&few[0]));
+        assert!(
+            !few[1..]
+                .iter()
+                .chain(&rest)
+                .chain([&new, &last])
+                .any(is_over)
+        );
+    }
+
+    #[test]
+    fn who_is_on_this_node_is_one_client() {
+        let same = ["127.0.0.1", "127.200.3.4", "::1", "::ffff:127.0.0.9"];
+        assert!(same.iter().all(|text| peer(text) == Client::Loopback));
+    }
+
+    #[test]
+    fn who_may_not_ask_takes_no_place_of_who_may() {
+        let places = places(8, 3);
+        let server = places.server();
+        let admit = |client| places.admit(server, client, &"tests");
+        let root = [admit(Client::Local(0)), admit(Client::Local(0))];
+        let others: Vec<_> = (0..100).map(|_| admit(Client::Refused)).collect();
+        assert!(!root.iter().any(is_over));
+        let left = others.iter().filter(|place| !is_over(place)).count();
+        assert_eq!(left, 3);
+    }
+
+    #[test]
+    fn ipv6_clients_are_networks() {
+        let of = |text: &str| peer(text).to_string();
+        assert_eq!(of("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::/64");
+        assert_eq!(of("::2"), "::/64");
+        assert_eq!(of("::ffff:192.0.2.1"), "192.0.2.1");
+        assert_eq!(of("192.0.2.1"), "192.0.2.1");
+    }
+}

@@ -1,0 +1,241 @@
+//! `/api/v1/explain`.
+
+use std::net::IpAddr;
+
+use ::explain::{Asked, Objects, OwnNode, Quotes, To};
+use http::Uri;
+use proxy::{AddressField, IpFamily, LocalDetector, Model, NamespacedName, Protocol, Service};
+use service_counters::places::{Place, places};
+use service_counters::{Counted, Counters};
+use source::Places;
+
+use super::question::{Claimed, Copied, Ground, Question};
+use super::service::{Detail, Seen};
+use super::{Asker, Inspect, Unanswered, rendered};
+
+/// How many Services are looked at in one turn of the loop.
+pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
+/// So many endpoints are looked at, for so many pods of this node.
+const ENDPOINTS_LOOKED_AT: usize = 10_000;
+const PODS: usize = 64;
+/// How many Services that name an address are told.
+const NAMED_BY: usize = 4;
+/// How often an address is looked for anew because Services came or went meanwhile.
+const TRIES: usize = 3;
+
+impl Inspect {
+    /// What becomes of packets to somewhere.
+    pub(super) async fn explain(&self, uri: &Uri, asker: Asker) -> Result<Vec<u8>, Unanswered> {
+        let asked = Asked::read_query(uri.query().unwrap_or_default());
+        let asked = asked.map_err(|error| Unanswered::Wrong(error.to_string()))?;
+        let turn = self.room(asker).explaining_turn().await?;
+        let known = self.known(&asked).await?;
+        let (counters, modes) = (self.counters.clone(), self.about.modes);
+        let quotes = match asker {
+            Asker::Root => Quotes::All,
+            Asker::Anyone => Quotes::Own,
+        };
+        rendered(move || {
+            // Also where nobody waits for the answer any more.
+            let _turn = turn;
+            let objects = known.objects(&asked)?;
+            let listening = listening(&counters);
+            ::explain::answer(&asked, &objects, &listening, quotes, modes)
+                .map_err(Unanswered::Unreadable)
+        })
+        .await
+    }
+
+    /// What the loop knows of what a question is about.
+    async fn known(&self, asked: &Asked) -> Result<Known, Unanswered> {
+        let names = match &asked.to {
+            To::Service(name, _) => vec![NamespacedName::new(&name.namespace, &name.name)],
+            To::Address(at, _) => self.claimants(at.ip(), at.port()).await?,
+        };
+        let is_named = matches!(asked.to, To::Service(..));
+        let mut copied = Vec::new();
+        let mut rest = &*names;
+        while !rest.is_empty() {
+            let ask = rest.to_vec();
+            let told = self.ask(|answer| Question::Services(ask, answer)).await?;
+            // It is at least one.
+            rest = rest.get(told.len().max(1)..).unwrap_or_default();
+            copied.extend(told.into_iter().flatten());
+        }
+        if let (true, Some(name), true) = (is_named, names.first(), copied.is_empty()) {
+            return Err(Unanswered::NotFound(format!(
+                "there is no Service {name} that is proxied: kube-proxy services lists those that are"
+            )));
+        }
+        let ground = self.ask(Question::Ground).await?;
+        let address = match &asked.to {
+            To::Address(at, _) => Some(at.ip()),
+            To::Service(..) => None,
+        };
+        let own_node = |answer| Question::OwnNode(address, answer);
+        let (mode, node) = self.ask(own_node).await?;
+        Ok(Known {
+            copied,
+            ground,
+            mode,
+            node,
+        })
+    }
+
+    /// The Services that have an address and port. Where some come or go meanwhile, the order of
+    /// pieces may be another: they are asked anew, a few times.
+    pub async fn claimants(
+        &self,
+        address: IpAddr,
+        port: u16,
+    ) -> Result<Vec<NamespacedName>, Unanswered> {
+        let (mut all, mut from, mut version, mut tries) = (Vec::new(), 0, None, 1);
+        loop {
+            let told: Claimed = self
+                .ask(|answer| Question::Claimants(from, address, port, answer))
+                .await?;
+            let is_moved = version.is_some_and(|version| version != told.version);
+            version = Some(told.version);
+            if is_moved && tries < TRIES {
+                (all, from, version, tries) = (Vec::new(), 0, None, tries + 1);
+                continue;
+            }
+            all.extend(told.names);
+            match told.next {
+                Some(next) => from = next,
+                None => break,
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+}
+
+/// What the loop knows of what a question is about.
+struct Known {
+    copied: Vec<Copied>,
+    ground: Ground,
+    mode: &'static str,
+    node: OwnNode,
+}
+
+impl Known {
+    /// The same as it is shown: worked out of many endpoints, it takes a while.
+    fn objects(self, asked: &Asked) -> Result<Objects, Unanswered> {
+        let (counted, nowhere) = (Counted::default(), Places::default());
+        let seen = Seen::new(&self.ground, &counted, &nowhere);
+        let detail = Detail {
+            has_endpoints: true,
+        };
+        let copied = self.copied.iter();
+        let objects = Objects {
+            mode: Some(self.mode.to_owned()),
+            services: copied.map(|one| seen.service(one, detail)).collect(),
+            node: self.node,
+        };
+        unknown_port(asked, &objects)?;
+        Ok(objects)
+    }
+}
+
+/// Those of a piece of the Services that have an address and port: those behind the first so many.
+pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Claimed {
+    let mut looked_at = 0;
+    let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
+    let names = names.inspect(|_| looked_at += 1);
+    let claims = |name: &&NamespacedName| {
+        let view = model.view(name);
+        view.is_some_and(|view| has(view.service, address, port))
+    };
+    let names = names.filter(claims).cloned().collect();
+    Claimed {
+        names,
+        version: model.names_version(),
+        next: (looked_at == LOOKED_AT_A_TURN).then_some(from + looked_at),
+    }
+}
+
+/// Whether a Service has an address and port; the address of a node port may be any of this node's.
+fn has(service: &Service, address: IpAddr, port: u16) -> bool {
+    let is_it = |place| match place {
+        Place::At(at) => at.address == address && at.port == port,
+        Place::NodePort(number, _) => number == port,
+    };
+    let mut ports = service.ports.iter();
+    ports.any(|own| places(service, own).any(is_it))
+}
+
+/// What the model knows of this node.
+pub fn own_node(
+    model: &Model,
+    name: &str,
+    detectors: Vec<(IpFamily, LocalDetector)>,
+    address: Option<IpAddr>,
+) -> OwnNode {
+    let node = model.node();
+    let naming = address.into_iter().flat_map(|address| {
+        let services = model.naming_externally(address).take(NAMED_BY);
+        services.map(move |service| {
+            let is_external = service.external_ips.contains(&address);
+            let field = if is_external {
+                AddressField::ExternalIps
+            } else {
+                AddressField::Ingress
+            };
+            format!("Service {} ({})", service.name, field.name())
+        })
+    });
+    OwnNode {
+        detectors,
+        named_by: naming.collect(),
+        pods: own_pods(model, name),
+        addresses: node.map(|node| node.addresses.clone()).unwrap_or_default(),
+        pod_networks: node.map(|node| node.pod_cidrs.clone()).unwrap_or_default(),
+    }
+}
+
+/// A few of this node's pods, if the first Services have any.
+fn own_pods(model: &Model, name: &str) -> Vec<IpAddr> {
+    let names = model.service_names().take(LOOKED_AT_A_TURN);
+    let views = names.filter_map(|name| model.view(name));
+    let slices = views.flat_map(|view| view.slices().collect::<Vec<_>>());
+    let endpoints = slices.flat_map(|slice| slice.endpoints.iter());
+    let endpoints = endpoints.take(ENDPOINTS_LOOKED_AT);
+    let own = endpoints.filter(|one| one.placement.node.as_deref() == Some(name));
+    let mut pods: Vec<IpAddr> = own.map(|one| one.address).take(PODS).collect();
+    pods.dedup();
+    pods
+}
+
+/// Who serves at a listening port of this process.
+fn listening(
+    counters: &Counters,
+) -> impl Fn(IpFamily, Protocol, u16) -> Option<service_counters::Relayed> + '_ {
+    |family, protocol, port| {
+        let relayed = counters.with(|reader| reader.relayed(family, protocol, port));
+        relayed.flatten()
+    }
+}
+
+/// Whether a Service has no port as is asked for.
+fn unknown_port(asked: &Asked, objects: &Objects) -> Result<(), Unanswered> {
+    let To::Service(name, Some(_)) = &asked.to else {
+        return Ok(());
+    };
+    if objects.has_asked(asked) {
+        return Ok(());
+    }
+    let ports = objects.services.iter().flat_map(|service| &service.ports);
+    let ports: Vec<String> = ports
+        .map(|port| match &*port.name {
+            "" => format!("{}/{}", port.port, port.protocol),
+            name => format!("{name} ({}/{})", port.port, port.protocol),
+        })
+        .collect();
+    Err(Unanswered::NotFound(format!(
+        "Service {name} has no port as in {}; it has {}",
+        asked.text,
+        ports.join(", ")
+    )))
+}

@@ -1,0 +1,282 @@
+//! The parts of the kernel that a mode uses: what is found of them, and how full they are. Read by
+//! blocking, only when asked, and without loading a module that the mode has not loaded.
+
+use std::fs;
+use std::path::Path;
+
+use footprint::uses::{Part, Uses};
+use footprint::{Footprint, Footprints};
+use ipset_netlink::Ipset;
+use iptables::Backend;
+use ipvs_netlink::{Ipvs, Tables};
+use nftables_netlink::Nftables;
+use proxy::IpFamily;
+use rustix::process::{Resource, getrlimit};
+use view::{Feature, Limit, OFF};
+
+/// Where the kernel's files are.
+const ROOT: &str = "/";
+
+/// Where the kernel tells of its connection tracking.
+const CONNTRACK: &str = "/proc/sys/net/netfilter";
+
+/// What is limited, and how much of it is used.
+pub(super) fn limits(parts: &[Part], modes: Footprints) -> Vec<Limit> {
+    let mut limits = Vec::new();
+    if parts.contains(&Part::Ipset) {
+        limits.extend(modes.iter().flat_map(|mode| sets(mode)));
+    }
+    if parts.iter().any(|part| matches!(part, Part::Ipvs { .. })) {
+        limits.extend(connections(Path::new(ROOT)));
+    }
+    limits.extend(conntrack(Path::new(CONNTRACK)));
+    limits.extend(open_files());
+    limits
+}
+
+/// A limit is near from nine tenths on.
+fn limit(of: String, used: u64, limit: u64) -> Limit {
+    Limit {
+        of,
+        used,
+        limit,
+        near: used.saturating_mul(10) >= limit.saturating_mul(9),
+    }
+}
+
+/// The sets of a mode that can be full.
+fn sets(footprint: &Footprint) -> Vec<Limit> {
+    let headers = Ipset::open().and_then(|mut ipset| ipset.headers());
+    let headers = headers.unwrap_or_default();
+    let of_family = |family: IpFamily| {
+        let own = (footprint.sets)(family).into_iter();
+        let found = own.filter_map(|set| {
+            let header = headers.iter().find(|header| header.name == set.name)?;
+            let most = header.definition?.maxelem()?;
+            let of = format!("set {} ({family})", set.name);
+            Some(limit(of, header.entries?.into(), most.into()))
+        });
+        found.collect::<Vec<_>>()
+    };
+    IpFamily::ALL.into_iter().flat_map(of_family).collect()
+}
+
+/// Connections of IPVS in this network namespace, where the kernel limits them.
+fn connections(root: &Path) -> Option<Limit> {
+    let tables = Tables::read(root).ok()??;
+    let used = tables.status.connections?;
+    let most = tables.connections_max?;
+    Some(limit(
+        "IPVS connections (net.ipv4.vs.conn_max)".to_owned(),
+        used,
+        most,
+    ))
+}
+
+/// Flows of this network namespace against those that all together may be tracked.
+fn conntrack(folder: &Path) -> Option<Limit> {
+    let used = number(&folder.join("nf_conntrack_count"))?;
+    let most = number(&folder.join("nf_conntrack_max"))?;
+    // 0: without limit.
+    (most > 0).then(|| limit("connection tracking entries".to_owned(), used, most))
+}
+
+fn open_files() -> Option<Limit> {
+    let used = fs::read_dir("/proc/self/fd").ok()?.count();
+    let most = getrlimit(Resource::Nofile).current?;
+    Some(limit(
+        "open files".to_owned(),
+        u64::try_from(used).ok()?,
+        most,
+    ))
+}
+
+fn number(file: &Path) -> Option<u64> {
+    fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+/// What the mode uses, found or missing.
+pub(super) fn features(uses: &Uses) -> Vec<Feature> {
+    let mut features: Vec<Feature> = uses.parts.iter().flat_map(of_part).collect();
+    features.push(tracking(Path::new(CONNTRACK)));
+    features.extend(flow_counters(Path::new(CONNTRACK)));
+    for family in IpFamily::ALL {
+        let mut left_out = uses.left_out.iter().filter(|(of, _)| *of == family);
+        let reason = left_out.next().map(|(_, reason)| reason.clone());
+        features.push(feature(
+            &family.to_string(),
+            reason.map_or(Ok(String::new()), Err),
+        ));
+    }
+    features
+}
+
+fn feature(name: &str, found: Result<String, String>) -> Feature {
+    Feature {
+        name: name.to_owned(),
+        found: found.is_ok(),
+        note: found.unwrap_or_else(|missing| missing),
+    }
+}
+
+fn of_part(part: &Part) -> Vec<Feature> {
+    match part {
+        Part::Ipvs { scheduler } => vec![
+            feature("IPVS", ipvs()),
+            feature(
+                &format!("scheduler {scheduler}"),
+                proxy_ipvs::foresee_scheduler(scheduler).map_or(Ok(String::new()), Err),
+            ),
+        ],
+        Part::Ipset => {
+            let found = Ipset::open().map(|ipset| format!("protocol {}", ipset.protocol()));
+            vec![feature("ipset", found.map_err(|error| error.to_string()))]
+        }
+        Part::NfTables => {
+            let found = Nftables::open().and_then(|mut tables| tables.generation());
+            let found = found.map(|_| String::new());
+            vec![feature(
+                "nf_tables",
+                found.map_err(|error| error.to_string()),
+            )]
+        }
+        // Its programs were found, and tried, when the mode was opened.
+        Part::Iptables(backend) => vec![feature("iptables", Ok(format!("backend {backend}")))],
+    }
+}
+
+/// Tables of iptables that the mode writes to and that packets do not come to, or why that is not
+/// known, with their families.
+pub(super) fn switched_off(parts: &[Part]) -> Vec<(IpFamily, String)> {
+    let backends = parts.iter().filter_map(|part| match part {
+        Part::Iptables(backend) => Some(backend),
+        _ => None,
+    });
+    let is_used = |backend: &Backend| backends.clone().any(|used| *used == backend.to_string());
+    let used = Backend::ALL.into_iter().filter(is_used);
+    let all = used.flat_map(|backend| IpFamily::ALL.map(|family| (backend, family)));
+    let found = all.flat_map(|(backend, family)| match backend.dormant_tables(family) {
+        Ok(tables) => {
+            let tables = tables.into_iter().filter(|table| table.serves());
+            tables.map(|table| (family, table.to_string())).collect()
+        }
+        Err(error) => vec![(family, error.to_string())],
+    });
+    found.collect()
+}
+
+fn ipvs() -> Result<String, String> {
+    let found = Ipvs::open().and_then(|mut ipvs| ipvs.info());
+    let found = found.map_err(|error| error.to_string())?;
+    let [_, major, minor, patch] = found.version.to_be_bytes();
+    let table = connection_table(found.table_size);
+    let grows = match Tables::read(Path::new(ROOT)) {
+        Ok(None) => String::new(),
+        Ok(Some(tables)) => growing(&tables),
+        Err(error) => format!("; {error}"),
+    };
+    Ok(format!("version {major}.{minor}.{patch}, {table}{grows}"))
+}
+
+/// A table that grows, as the kernel describes it.
+fn growing(tables: &Tables) -> String {
+    let connections = tables.status.connections.unwrap_or_default();
+    let chain = tables.status.connection_table.longest().unwrap_or_default();
+    format!(" that grows, with {connections} connections, {chain} in the longest chain")
+}
+
+/// Linux 7.2 makes the table with a namespace's first virtual server, and has it grow.
+fn connection_table(slots: u32) -> String {
+    match slots {
+        0 => "no connection table before the first virtual server".to_owned(),
+        _ => format!("connection table of {slots} slots"),
+    }
+}
+
+fn tracking(folder: &Path) -> Feature {
+    let found = if folder.join("nf_conntrack_max").exists() {
+        Ok(String::new())
+    } else {
+        Err("the module nf_conntrack is not loaded, or this container does not see it".to_owned())
+    };
+    feature("connection tracking", found)
+}
+
+/// Whether tracked flows count their packets, where flows are tracked.
+fn flow_counters(folder: &Path) -> Option<Feature> {
+    let file = folder.join("nf_conntrack_acct");
+    let found = if number(&file)? == 1 {
+        Ok(String::new())
+    } else {
+        Err(format!(
+            "{OFF}tracked flows do not count packets and bytes (sysctl net.netfilter.nf_conntrack_acct)"
+        ))
+    };
+    Some(feature("flow counters", found))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_that_is_not_made_yet_is_not_told_as_one_of_no_slots() {
+        assert_eq!(connection_table(4096), "connection table of 4096 slots");
+        assert!(connection_table(0).starts_with("no connection table before"));
+    }
+
+    #[test]
+    fn a_limit_is_near_from_nine_tenths_on() {
+        let is_near = |used, most| limit(String::new(), used, most).near;
+        assert!(!is_near(89, 100));
+        assert!(is_near(90, 100));
+        assert!(is_near(u64::MAX, u64::MAX));
+        assert!(!is_near(0, 65_536));
+    }
+
+    #[test]
+    fn connection_tracking_is_told_where_it_is() {
+        let folder = std::env::temp_dir().join(format!("parts-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        assert_eq!(conntrack(&folder), None);
+        assert_eq!(flow_counters(&folder), None);
+        assert!(!tracking(&folder).found);
+        for (name, value) in [("count", "95"), ("max", "100"), ("acct", "0")] {
+            fs::write(
+                folder.join(format!("nf_conntrack_{name}")),
+                format!("{value}\n"),
+            )
+            .unwrap();
+        }
+        let told = conntrack(&folder).unwrap();
+        assert_eq!((told.used, told.limit, told.near), (95, 100, true));
+        assert!(!flow_counters(&folder).unwrap().found);
+        assert!(tracking(&folder).found);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn connections_of_ipvs_are_limited_where_the_kernel_limits_them() {
+        let root = std::env::temp_dir().join(format!("parts-ipvs-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        assert_eq!(connections(&root), None);
+        write("proc/thread-self/net/ip_vs_status", "Conns:\t280\n");
+        assert_eq!(connections(&root), None);
+        write("proc/sys/net/ipv4/vs/conn_max", "310\n");
+        let found = connections(&root).unwrap();
+        assert_eq!((found.used, found.limit, found.near), (280, 310, true));
+        write("proc/sys/net/ipv4/vs/conn_max", "1073741824\n");
+        assert!(!connections(&root).unwrap().near);
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn open_files_are_counted() {
+        let told = open_files().unwrap();
+        assert!(told.used >= 3 && told.used <= told.limit, "{told:?}");
+    }
+}

@@ -1,0 +1,244 @@
+//! Endpoints that drain, and those that the kernel, or the relay, holds although no EndpointSlice has
+//! them: what the kernel has there is listed, and the mode says since when it drains.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use proxy::{Draining, ServicePortName};
+use service_counters::{At, Count, Counted};
+use view::{Condition, Drain, Endpoint};
+
+use crate::question::Ground;
+
+/// What drains, and what is held, by where that is.
+pub(super) struct Held<'a> {
+    counted: &'a Counted,
+    drains: HashMap<At, Vec<Known<'a>>>,
+    /// Those that have a weight: destinations of virtual servers.
+    destinations: HashMap<At, Vec<SocketAddr>>,
+    /// Those that the relay has connections to.
+    carried: HashMap<&'a ServicePortName, Vec<SocketAddr>>,
+}
+
+/// What the mode says of a drain.
+struct Known<'a> {
+    endpoint: SocketAddr,
+    drain: &'a Draining,
+    limit: Option<Duration>,
+    now: Instant,
+}
+
+/// Who keeps the connections of what drains.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    Kernel,
+    Relay,
+}
+
+impl<'a> Held<'a> {
+    pub(super) fn new(ground: &'a Ground, counted: &'a Counted) -> Self {
+        let mut held = Self {
+            counted,
+            drains: HashMap::new(),
+            destinations: HashMap::new(),
+            carried: HashMap::new(),
+        };
+        for of in &ground.families {
+            for drain in &of.drains.first {
+                held.drains.entry(drain.into()).or_default().push(Known {
+                    endpoint: SocketAddr::new(drain.target.ip, drain.target.port),
+                    drain,
+                    limit: of.drains.limit,
+                    now: of.now,
+                });
+            }
+        }
+        for ((at, endpoint), of) in &counted.endpoints {
+            if of.weight.is_some() {
+                held.destinations.entry(*at).or_default().push(*endpoint);
+            }
+        }
+        for ((name, endpoint), count) in &counted.port_endpoints {
+            if is_carried(count) {
+                held.carried.entry(name).or_default().push(*endpoint);
+            }
+        }
+        held
+    }
+
+    /// All that drains or is held at the addresses of a port.
+    pub(super) fn all(&self, name: &ServicePortName, at: &[At]) -> BTreeSet<SocketAddr> {
+        let drains = at.iter().filter_map(|at| self.drains.get(at)).flatten();
+        let destinations = at.iter().filter_map(|at| self.destinations.get(at));
+        let carried = self.carried.get(name).into_iter();
+        drains
+            .map(|known| known.endpoint)
+            .chain(destinations.chain(carried).flatten().copied())
+            .collect()
+    }
+
+    /// How many drain at the addresses of a port, as the mode says.
+    pub(super) fn count(&self, at: &[At]) -> usize {
+        if self.drains.is_empty() {
+            return 0;
+        }
+        let drains = at.iter().filter_map(|at| self.drains.get(at)).flatten();
+        let endpoints: BTreeSet<_> = drains.map(|known| known.endpoint).collect();
+        endpoints.len()
+    }
+
+    /// Adds that an endpoint of an EndpointSlice drains, if it does.
+    pub(super) fn add_drain(
+        &self,
+        endpoint: &mut Endpoint,
+        socket: SocketAddr,
+        name: &ServicePortName,
+        at: &[At],
+    ) {
+        let is_in = endpoint.cluster || endpoint.local_policy;
+        let found = self.known(socket, at).map(|drain| (drain, By::Kernel));
+        let found = found.or_else(|| {
+            let carried = self.relayed(socket, name).filter(|_| !is_in)?;
+            Some((carried, By::Relay))
+        });
+        if let Some((drain, by)) = found {
+            let _ = write!(endpoint.why, "; {}", says(&drain, by));
+            endpoint.draining = Some(drain);
+        }
+    }
+
+    /// Says of an endpoint that no EndpointSlice has why it is held.
+    pub(super) fn left(
+        &self,
+        endpoint: &mut Endpoint,
+        socket: SocketAddr,
+        name: &ServicePortName,
+        at: &[At],
+    ) {
+        let kernel = || {
+            self.known(socket, at)
+                .or_else(|| (endpoint.weight == Some(0)).then(|| self.unknown(socket, at)))
+        };
+        let drain = match kernel() {
+            Some(drain) => Some((drain, By::Kernel)),
+            None => self.relayed(socket, name).map(|drain| (drain, By::Relay)),
+        };
+        let Some((drain, by)) = drain else {
+            endpoint.condition = Condition::Left;
+            "no EndpointSlice has it, and the kernel still sends to it: it is about to go, or it stays until every object can be \
+             read (kube-proxy status)"
+                .clone_into(&mut endpoint.why);
+            return;
+        };
+        endpoint.condition = Condition::Draining;
+        endpoint.why = format!("no EndpointSlice has it any more; {}", says(&drain, by));
+        endpoint.draining = Some(drain);
+    }
+
+    /// What the mode says of a drain, over all addresses at which it drains.
+    fn known(&self, socket: SocketAddr, at: &[At]) -> Option<Drain> {
+        let known = |at: &At| {
+            let mut of = self.drains.get(at)?.iter();
+            of.find(|known| known.endpoint == socket)
+        };
+        let drains: Vec<(At, &Known<'_>)> =
+            at.iter().filter_map(|at| Some((*at, known(at)?))).collect();
+        if drains.is_empty() {
+            return None;
+        }
+        let ago = |known: &Known<'_>| {
+            let since = known.drain.since?;
+            Some(known.now.saturating_duration_since(since))
+        };
+        let left = |known: &Known<'_>| Some(known.limit?.saturating_sub(ago(known)?));
+        // Where one of them has no limit, the whole has none.
+        let ends = drains.iter().map(|(_, known)| left(known));
+        let ends = ends.collect::<Option<Vec<_>>>();
+        let ends = ends.and_then(|ends| ends.into_iter().max());
+        let at: Vec<At> = drains.iter().map(|(at, _)| *at).collect();
+        Some(Drain {
+            seconds: drains
+                .iter()
+                .filter_map(|(_, known)| ago(known))
+                .max()
+                .map(seconds),
+            ends_within_seconds: ends.map(seconds),
+            ..self.unknown(socket, &at)
+        })
+    }
+
+    /// The connections of what is held with weight 0, of which it is not known since when.
+    fn unknown(&self, socket: SocketAddr, at: &[At]) -> Drain {
+        let held = at.iter().map(|at| (*at, socket));
+        let counts = held.filter_map(|key| self.counted.endpoints.get(&key));
+        let sum = counts.map(|of| of.count).reduce(|mut sum, count| {
+            sum.add(&count);
+            sum
+        });
+        Drain {
+            open: sum.and_then(|sum| sum.active),
+            ended: sum.and_then(|sum| sum.inactive),
+            ..Drain::default()
+        }
+    }
+
+    fn relayed(&self, socket: SocketAddr, name: &ServicePortName) -> Option<Drain> {
+        let is_carried = self.carried.get(name)?.contains(&socket);
+        let key = (name.clone(), socket);
+        let count = self.counted.port_endpoints.get(&key);
+        is_carried.then(|| Drain {
+            open: count.and_then(|count| count.active),
+            ..Drain::default()
+        })
+    }
+}
+
+fn is_carried(count: &Count) -> bool {
+    count.active.is_some_and(|active| active > 0)
+}
+
+/// To the millisecond.
+fn seconds(time: Duration) -> f64 {
+    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
+}
+
+/// How it drains, and until when.
+fn says(drain: &Drain, by: By) -> String {
+    let mut text = "drains".to_owned();
+    // Writing to a String cannot fail.
+    if let Some(seconds) = drain.seconds {
+        let _ = write!(text, " for {seconds:.0} s");
+    }
+    let open = match (drain.open, drain.ended) {
+        (None, _) => return text,
+        (Some(0), None | Some(0)) => {
+            text.push_str(": no connection is left, it goes at the next look");
+            return text;
+        }
+        (Some(open), ended) => {
+            let noun = if open == 1 {
+                "connection"
+            } else {
+                "connections"
+            };
+            let ended = ended.filter(|ended| *ended > 0);
+            let ended =
+                ended.map(|ended| format!(", {ended} closed and still remembered by the kernel"));
+            format!(": {open} {noun} open{}", ended.unwrap_or_default())
+        }
+    };
+    text.push_str(&open);
+    let until = match (by, drain.ends_within_seconds) {
+        (By::Relay, _) => "; kube-proxy carries them until they end".to_owned(),
+        (By::Kernel, Some(left)) => {
+            format!("; it goes when they have ended, or after {left:.0} s more (--ipvs-drain-timeout)")
+        }
+        (By::Kernel, None) => {
+            "; it goes when they have ended, however long that takes (--ipvs-drain-timeout sets a limit)".to_owned()
+        }
+    };
+    text.push_str(&until);
+    text
+}

@@ -1,0 +1,417 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use proxy::{
+    Conflict, EndpointPort, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts,
+    Placement, Protocol,
+};
+use service_counters::{OfAddress, OfEndpoint};
+use view::Drain;
+
+use super::*;
+use crate::question::GroundOfFamily;
+
+fn name(port: &str) -> ServicePortName {
+    ServicePortName {
+        service: NamespacedName::new("default", "web"),
+        port: port.into(),
+        protocol: Protocol::Tcp,
+    }
+}
+
+fn at(text: &str) -> At {
+    let socket: SocketAddr = text.parse().unwrap();
+    At {
+        address: socket.ip(),
+        port: socket.port(),
+        protocol: Protocol::Tcp,
+    }
+}
+
+fn web() -> Copied {
+    let own = NamespacedName::new("default", "web");
+    let endpoint = |last: u8, node: &str, ready| proxy::Endpoint {
+        address: [10, 244, 1, last].into(),
+        ready,
+        serving: ready,
+        terminating: false,
+        placement: Arc::new(Placement {
+            node: Some(node.into()),
+            ..Placement::default()
+        }),
+    };
+    let port = ServicePort {
+        name: "http".into(),
+        protocol: Protocol::Tcp,
+        port: 80,
+        node_port: Some(30_080),
+    };
+    Copied {
+        service: Service {
+            kind: ServiceType::NodePort,
+            external_local: true,
+            ports: [port].into_iter().collect(),
+            external_ips: vec![
+                "192.0.2.20".parse().unwrap(),
+                "2001:db8::1".parse().unwrap(),
+            ],
+            ..Service::at(own.clone(), [[10, 96, 0, 1].into()])
+        },
+        slices: vec![EndpointSlice {
+            name: own.clone(),
+            service: own,
+            family: IpFamily::V4,
+            ports: [EndpointPort {
+                name: "http".into(),
+                protocol: Protocol::Tcp,
+                port: 8080,
+            }]
+            .into_iter()
+            .collect(),
+            endpoints: vec![
+                endpoint(1, "n1", true),
+                endpoint(2, "n2", true),
+                endpoint(3, "n2", false),
+            ]
+            .into(),
+            change_trigger: None,
+        }],
+    }
+}
+
+fn ground() -> Ground {
+    Ground {
+        refused: Vec::new(),
+        families: vec![GroundOfFamily {
+            node: NodeFacts::new(IpFamily::V4, "n1"),
+            node_ports: Some(NodePorts {
+                addresses: vec![[172, 35, 0, 100].into()],
+                on_localhost: true,
+            }),
+            failures: vec![Failure {
+                object: "add virtual server 10.96.0.1:80/TCP".to_owned(),
+                owner: Some(name("http")),
+                reason: "no memory".to_owned(),
+            }],
+            conflicts: vec![Conflict {
+                object: "192.0.2.20:80/TCP".to_owned(),
+                winner: name("other"),
+                loser: name("http"),
+            }],
+            held_by_others: HashSet::new(),
+            drains: proxy::Drains::default(),
+            now: Instant::now(),
+        }],
+    }
+}
+
+#[test]
+fn a_service_is_told_with_its_addresses_reasons_errors_and_counters() {
+    let count = |connections| Count {
+        connections,
+        ..Count::default()
+    };
+    let mut counted = Counted::default();
+    for (text, connections) in [
+        ("10.96.0.1:80", 5),
+        ("172.35.0.100:30080", 2),
+        ("10.96.0.9:80", 99),
+    ] {
+        let of = OfAddress {
+            scheduler: Some("rr".to_owned()),
+            count: count(connections),
+        };
+        counted.addresses.insert(at(text), of);
+        let of = OfEndpoint {
+            weight: Some(1),
+            count: count(connections),
+        };
+        let endpoint = "10.244.1.1:8080".parse().unwrap();
+        counted.endpoints.insert((at(text), endpoint), of);
+    }
+    // Another pod of the node's network has the same address, and another port.
+    let list = r#"{"items": [
+        {"metadata": {"name": "web"}, "ports": [{"name": "http", "port": 8080}],
+         "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-0"}}]},
+        {"metadata": {"name": "web-z"}, "ports": [{"name": "http", "port": 8081}],
+         "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-1"}, "nodeName": "n2"}]}]}"#;
+    let places = Places::from_list(list).unwrap();
+    let ground = ground();
+    let seen = Seen::new(&ground, &counted, &places);
+    let told = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: true,
+        },
+    );
+    let port = &told.ports[0];
+    let addresses: Vec<_> = port
+        .addresses
+        .iter()
+        .map(|one| (one.kind, &*one.at))
+        .collect();
+    assert_eq!(
+        addresses,
+        [
+            (AddressKind::ClusterIp, "10.96.0.1:80"),
+            // The one of IPv6 is not served here.
+            (AddressKind::ExternalIp, "192.0.2.20:80"),
+            (AddressKind::NodePort, "172.35.0.100:30080"),
+            (AddressKind::NodePort, "127.0.0.1:30080"),
+        ]
+    );
+    assert_eq!(
+        port.addresses[1].lost_to.as_deref(),
+        Some("default/web:other")
+    );
+    assert_eq!(port.addresses[0].counters.unwrap().connections, 5);
+    assert_eq!(
+        port.counters.unwrap().connections,
+        7,
+        "of its own addresses"
+    );
+    assert_eq!(told.errors.len(), 2, "{:?}", told.errors);
+    assert!(told.errors[0].contains("no memory") && told.errors[1].contains("192.0.2.20:80/TCP"));
+    let [one, two, three] = &*port.endpoints else {
+        panic!("{:?}", port.endpoints);
+    };
+    assert_eq!(
+        (one.pod.as_deref(), one.node.as_deref()),
+        (Some("web-0"), Some("n1"))
+    );
+    assert_eq!((&*one.why, one.weight), ("ready", Some(1)));
+    assert_eq!(one.counters.unwrap().connections, 7);
+    assert_eq!((two.cluster, two.local_policy), (true, false));
+    assert_eq!(
+        two.why,
+        "policy Cluster: ready; policy Local: on another node"
+    );
+    assert_eq!(three.condition, Condition::NotReady);
+    assert_eq!(
+        three.why,
+        "policy Cluster: not ready; policy Local: on another node"
+    );
+    let counts = EndpointCounts {
+        total: 3,
+        ready: 2,
+        local: 1,
+        used: 2,
+        draining: 0,
+    };
+    assert_eq!(port.endpoint_counts, counts);
+    let short = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: false,
+        },
+    );
+    assert!(short.ports[0].endpoints.is_empty());
+    assert_eq!(short.ports[0].endpoint_counts, counts);
+}
+
+#[test]
+fn a_mode_that_counts_by_name_or_for_any_address_is_told_at_the_port() {
+    let count = Count {
+        connections: 3,
+        ..Count::default()
+    };
+    let mut counted = Counted::default();
+    counted.ports.insert(name("http"), count);
+    let of = OfAddress {
+        count,
+        ..OfAddress::default()
+    };
+    counted.addresses.insert(at("0.0.0.0:30080"), of);
+    let (ground, nowhere) = (ground(), Places::default());
+    let seen = Seen::new(&ground, &counted, &nowhere);
+    let told = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: false,
+        },
+    );
+    assert_eq!(told.ports[0].counters.unwrap().connections, 6);
+    assert!(
+        told.ports[0]
+            .addresses
+            .iter()
+            .all(|one| one.counters.is_none())
+    );
+}
+
+#[test]
+fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
+    let since = Instant::now();
+    let now = since + Duration::from_secs(12);
+    let target = |last: u8| proxy::Target {
+        ip: [10, 244, 1, last].into(),
+        port: 8080,
+    };
+    let drain = |last: u8| proxy::Draining {
+        at: "10.96.0.1:80".parse().unwrap(),
+        protocol: Protocol::Tcp,
+        target: target(last),
+        since: Some(since),
+    };
+    let mut ground = ground();
+    let family = &mut ground.families[0];
+    family.now = now;
+    family.drains = proxy::Drains {
+        count: 2,
+        first: vec![drain(3), drain(7)],
+        limit: Some(Duration::from_mins(5)),
+        ..proxy::Drains::default()
+    };
+    let mut counted = Counted::default();
+    for (last, weight, active, inactive) in [
+        (1, 1, 5, 0),
+        (3, 0, 1, 0),
+        (7, 0, 2, 3),
+        (8, 0, 0, 0),
+        (9, 1, 0, 0),
+    ] {
+        let of = OfEndpoint {
+            weight: Some(weight),
+            count: Count {
+                connections: 9,
+                active: Some(active),
+                inactive: Some(inactive),
+                ..Count::default()
+            },
+        };
+        let endpoint = SocketAddr::from(([10, 244, 1, last], 8080));
+        counted.endpoints.insert((at("10.96.0.1:80"), endpoint), of);
+    }
+    let nowhere = Places::default();
+    let seen = Seen::new(&ground, &counted, &nowhere);
+    let told = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: true,
+        },
+    );
+    let port = &told.ports[0];
+    assert_eq!(port.endpoint_counts.draining, 2);
+    assert_eq!(port.endpoint_counts.total, 3, "of its slices");
+    let told: Vec<_> = port
+        .endpoints
+        .iter()
+        .map(|one| (&*one.at, one.condition, &*one.why))
+        .collect();
+    assert_eq!(
+        told[2..],
+        [
+            (
+                "10.244.1.3:8080",
+                Condition::NotReady,
+                "policy Cluster: not ready; policy Local: on another node; drains for 12 s: 1 connection open; it goes when \
+                 they have ended, or after 288 s more (--ipvs-drain-timeout)"
+            ),
+            (
+                "10.244.1.7:8080",
+                Condition::Draining,
+                "no EndpointSlice has it any more; drains for 12 s: 2 connections open, 3 closed and still remembered by the \
+                 kernel; it goes when they have ended, or after 288 s more (--ipvs-drain-timeout)"
+            ),
+            (
+                "10.244.1.8:8080",
+                Condition::Draining,
+                "no EndpointSlice has it any more; drains: no connection is left, it goes at the next look"
+            ),
+            (
+                "10.244.1.9:8080",
+                Condition::Left,
+                "no EndpointSlice has it, and the kernel still sends to it: it is about to go, or it stays until every \
+                 object can be read (kube-proxy status)"
+            ),
+        ]
+    );
+    let drain = Drain {
+        seconds: Some(12.0),
+        open: Some(2),
+        ended: Some(3),
+        ends_within_seconds: Some(288.0),
+    };
+    assert_eq!(port.endpoints[3].draining, Some(drain));
+    assert_eq!(port.endpoints[0].draining, None, "it serves");
+}
+
+/// A server that keepalived, say, has at an address of a Service.
+#[test]
+fn what_another_program_has_at_an_address_is_none_of_the_services() {
+    let mut counted = Counted::default();
+    let of = OfAddress {
+        scheduler: Some("wrr".to_owned()),
+        count: Count {
+            connections: 7,
+            ..Count::default()
+        },
+    };
+    counted.addresses.insert(at("10.96.0.1:80"), of);
+    let of = OfEndpoint {
+        weight: Some(1),
+        count: Count::default(),
+    };
+    let theirs = "172.16.0.1:80".parse().unwrap();
+    counted.endpoints.insert((at("10.96.0.1:80"), theirs), of);
+    let mut ground = ground();
+    let taken = ServiceAddress::new([10, 96, 0, 1].into(), 80, Protocol::Tcp);
+    ground.families[0].held_by_others.insert(taken);
+    let told = Seen::new(&ground, &counted, &Places::default()).service(
+        &web(),
+        Detail {
+            has_endpoints: true,
+        },
+    );
+    let port = &told.ports[0];
+    let listed: Vec<_> = port.endpoints.iter().map(|one| &*one.at).collect();
+    assert_eq!(listed.len(), 3, "{listed:?}");
+    assert_eq!(port.counters, None);
+    let address = &port.addresses[0];
+    assert_eq!(address.at, "10.96.0.1:80");
+    assert_eq!(address.lost_to.as_deref(), Some("another program"));
+    assert_eq!((&address.scheduler, &address.counters), (&None, &None));
+}
+
+#[test]
+fn what_the_relay_still_carries_is_listed() {
+    let mut counted = Counted::default();
+    for (last, active) in [(1, 4), (3, 1), (7, 2), (8, 0)] {
+        let count = Count {
+            connections: 9,
+            active: Some(active),
+            ..Count::default()
+        };
+        let endpoint = SocketAddr::from(([10, 244, 1, last], 8080));
+        counted
+            .port_endpoints
+            .insert((name("http"), endpoint), count);
+    }
+    let (ground, nowhere) = (ground(), Places::default());
+    let seen = Seen::new(&ground, &counted, &nowhere);
+    let told = seen.service(
+        &web(),
+        Detail {
+            has_endpoints: true,
+        },
+    );
+    let draining = told.ports[0].endpoints.iter();
+    let draining = draining.filter_map(|one| Some((&*one.at, one.draining?.open?, &*one.why)));
+    assert_eq!(
+        draining.collect::<Vec<_>>(),
+        [
+            (
+                "10.244.1.3:8080",
+                1,
+                "policy Cluster: not ready; policy Local: on another node; drains: 1 connection open; kube-proxy carries \
+                 them until they end"
+            ),
+            (
+                "10.244.1.7:8080",
+                2,
+                "no EndpointSlice has it any more; drains: 2 connections open; kube-proxy carries them until they end"
+            ),
+        ]
+    );
+}

@@ -1,0 +1,256 @@
+//! `/api/v1/status`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant, SystemTime};
+
+use footprint::Footprints;
+use k8s_openapi::jiff::Timestamp;
+use proxy::{IpFamily, Standing};
+use service_counters::{At, Counters, Which};
+use source::Trouble;
+use view::{Conflict, Draining, Drifted, Family, Refused, Source, State, Status, Unreadable};
+
+use super::facts::{Facts, OfFamily};
+use super::parts::{features, limits, switched_off};
+use super::{About, Inspect, Unanswered, rendered};
+
+/// How many errors, conflicts and drains are listed, over all families.
+const LISTED: usize = 100;
+
+impl Inspect {
+    /// How the node stands. While the daemon starts, what is awaited.
+    pub(super) async fn status(&self) -> Result<Vec<u8>, Unanswered> {
+        let facts = match self.ask(super::Question::Facts).await {
+            Ok(facts) => Some(facts),
+            Err(Unanswered::Starting(_)) => None,
+            Err(error) => return Err(error),
+        };
+        let now = Instant::now();
+        let source = self.source.get();
+        let is_serving = facts.is_some();
+        let troubles = source.map(|of| of.troubles.now()).unwrap_or_default();
+        let outer = Outer {
+            about: self.about.clone(),
+            source: source.map(|of| of.from.clone()).unwrap_or_default(),
+            troubles: troubles
+                .iter()
+                .map(|one| told(one, is_serving, now))
+                .collect(),
+            awaiting: self.health.awaiting(),
+            is_healthy: self.health.is_healthy(now),
+            updated: self.health.updated(),
+            counters: self.status_counters.clone(),
+        };
+        rendered(move || Ok(outer.status(facts))).await
+    }
+}
+
+/// What is known beside the loop.
+struct Outer {
+    about: About,
+    source: String,
+    /// What fails there.
+    troubles: Vec<String>,
+    /// What is awaited before the daemon is ready.
+    awaiting: Vec<String>,
+    is_healthy: bool,
+    updated: BTreeMap<IpFamily, Instant>,
+    counters: Counters,
+}
+
+impl Outer {
+    fn status(self, facts: Option<Facts>) -> Status {
+        let is_ready = self.awaiting.is_empty();
+        let awaited = self.awaiting.into_iter();
+        let awaited = awaited.map(|what| format!("awaited: {what}"));
+        let mut status = Status {
+            node: self.about.node,
+            version: self.about.version.to_owned(),
+            kubernetes: self.about.kubernetes,
+            started: text(self.about.started),
+            ready: is_ready,
+            healthy: self.is_healthy,
+            source: Source {
+                from: self.source,
+                ..Source::default()
+            },
+            notes: awaited.chain(self.troubles).collect(),
+            ..Status::default()
+        };
+        if let Some(facts) = facts {
+            let drains = facts.families.iter().flat_map(|of| &of.drains.first);
+            let drains: Vec<proxy::Draining> = drains.copied().collect();
+            add(&mut status, facts, &self.updated, self.about.modes);
+            add_connections(&mut status, &drains, &self.counters);
+        }
+        status
+    }
+}
+
+fn add(
+    status: &mut Status,
+    facts: Facts,
+    updated: &BTreeMap<IpFamily, Instant>,
+    modes: Footprints,
+) {
+    facts.mode.clone_into(&mut status.mode);
+    status.limits = limits(&facts.uses.parts, modes);
+    status.features = features(&facts.uses);
+    let switched_off = switched_off(&facts.uses.parts).into_iter();
+    status
+        .errors
+        .extend(switched_off.map(|(family, reason)| Refused {
+            family: family.to_string(),
+            object: "lead packets by iptables".to_owned(),
+            reason,
+            ..Refused::default()
+        }));
+    status.forms = facts.uses.forms;
+    status.source.services = facts.services;
+    status.source.endpoint_slices = facts.slices;
+    status.source.complete = facts.is_complete;
+    status.source.whole = facts.is_whole;
+    status.source.node_exists = facts.has_node;
+    if facts.is_complete && !facts.is_whole {
+        status.notes.push(
+            "an object exists that could not be read: until it can be, nothing is removed; the log names it".to_owned(),
+        );
+    }
+    for of in facts.families {
+        let updated = updated.get(&of.family).copied();
+        status.families.push(family(&of, updated, facts.now));
+        add_seen(status, of, facts.now);
+    }
+    let refused = facts.refused.iter().map(|(one, since)| Refused {
+        family: one.family().to_string(),
+        object: one.object(),
+        service: Some(one.service.to_string()),
+        reason: one.reason(None),
+        seconds: ago(*since, facts.now),
+    });
+    status.errors.extend(refused);
+    status.errors.truncate(LISTED);
+    status.conflicts.truncate(LISTED);
+    status.draining.truncate(LISTED);
+}
+
+/// How many connections what drains still has; unknown where that cannot be read. Both lists are of
+/// the same endpoints, of which the first may be cut short.
+fn add_connections(status: &mut Status, drains: &[proxy::Draining], counters: &Counters) {
+    if drains.is_empty() {
+        return;
+    }
+    let mut at: Vec<At> = drains.iter().map(At::from).collect();
+    at.dedup();
+    let Some(Ok(counted)) = counters.with(|reader| reader.read(Which::Of(&at))) else {
+        return;
+    };
+    for (told, one) in status.draining.iter_mut().zip(drains) {
+        let endpoint = SocketAddr::new(one.target.ip, one.target.port);
+        let of = counted.endpoints.get(&(At::from(one), endpoint));
+        told.connections = of.and_then(|of| Some(of.count.active? + of.count.inactive?));
+    }
+}
+
+fn add_seen(status: &mut Status, of: OfFamily, now: Instant) {
+    let family = of.family.to_string();
+    let seen = of.seen;
+    status
+        .errors
+        .extend(seen.failures.into_iter().map(|(failure, since)| Refused {
+            family: family.clone(),
+            object: failure.object,
+            service: failure.owner.map(|owner| owner.to_string()),
+            reason: failure.reason,
+            seconds: since.as_secs_f64(),
+        }));
+    status
+        .unreadable
+        .extend(seen.unreadable.into_iter().map(|of| Unreadable {
+            family: family.clone(),
+            part: of.part.to_owned(),
+            reason: of.reason,
+        }));
+    status
+        .conflicts
+        .extend(seen.conflicts.into_iter().map(|conflict| Conflict {
+            family: family.clone(),
+            address: conflict.object,
+            winner: conflict.winner.to_string(),
+            loser: conflict.loser.to_string(),
+        }));
+    status
+        .drift
+        .extend(seen.drift.into_iter().map(|(kind, of)| Drifted {
+            family: family.clone(),
+            kind: kind.to_owned(),
+            count: of.count,
+            last: text(of.last),
+            names: of.names,
+        }));
+    status.draining_count += of.drains.count;
+    status
+        .draining
+        .extend(of.drains.first.into_iter().map(|one| Draining {
+            server: format!("{}/{}", one.at, one.protocol),
+            endpoint: SocketAddr::new(one.target.ip, one.target.port).to_string(),
+            seconds: one.since.map_or(0.0, |since| ago(since, now)),
+            connections: None,
+        }));
+}
+
+fn family(of: &OfFamily, updated: Option<Instant>, now: Instant) -> Family {
+    let standing = &of.standing;
+    Family {
+        family: of.family.to_string(),
+        state: state(standing, of.is_served, !of.seen.failures.is_empty()),
+        pending: standing.pending,
+        failing: standing.failing,
+        lag_seconds: standing.pending_since.map_or(0.0, |since| ago(since, now)),
+        stuck_seconds: standing.stuck_since.map(|since| ago(since, now)),
+        updated_seconds_ago: updated.map(|updated| ago(updated, now)),
+    }
+}
+
+fn state(standing: &Standing, is_served: bool, has_failures: bool) -> State {
+    if standing.stuck_since.is_some() {
+        State::Stuck
+    } else if !is_served {
+        State::Starting
+    } else if standing.failing > 0 || has_failures {
+        State::Failing
+    } else if standing.pending > 0 {
+        State::Syncing
+    } else {
+        State::Synced
+    }
+}
+
+/// What fails at the source, and for how long.
+fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
+    let seconds = now.saturating_duration_since(trouble.since).as_secs();
+    let served = if is_serving {
+        "what was known last is served"
+    } else {
+        "nothing is programmed before"
+    };
+    format!(
+        "{}; for {seconds} s now, and it is tried again; {served}",
+        trouble.text
+    )
+}
+
+fn ago(since: Instant, now: Instant) -> f64 {
+    let ago = now.saturating_duration_since(since);
+    // To the millisecond.
+    Duration::from_millis(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
+}
+
+/// RFC 3339, to the second.
+fn text(at: SystemTime) -> String {
+    let at = Timestamp::try_from(at).unwrap_or_default();
+    Timestamp::from_second(at.as_second())
+        .unwrap_or_default()
+        .to_string()
+}

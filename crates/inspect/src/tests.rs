@@ -1,0 +1,83 @@
+use serde_json::Value;
+
+use super::*;
+
+/// The health of a daemon that is starting.
+struct Starting;
+
+impl Health for Starting {
+    fn is_expecting(&self) -> bool {
+        false
+    }
+
+    fn awaiting(&self) -> Vec<String> {
+        vec!["the first lists of Services".to_owned()]
+    }
+
+    fn is_healthy(&self, _now: Instant) -> bool {
+        true
+    }
+
+    fn updated(&self) -> BTreeMap<IpFamily, Instant> {
+        BTreeMap::new()
+    }
+}
+
+fn starting() -> (Arc<Inspect>, mpsc::Receiver<Question>) {
+    let about = About {
+        node: "node1".to_owned(),
+        started: SystemTime::UNIX_EPOCH,
+        version: "0.1.0",
+        kubernetes: "v1.37.0".to_owned(),
+        modes: &[],
+        trim: || {},
+    };
+    Inspect::new(about, Arc::new(Starting), &Apart::default())
+}
+
+/// Status and object of an answer.
+async fn asked(inspect: &Arc<Inspect>, method: &str, path: &str) -> (u16, Value) {
+    use http_body_util::BodyExt as _;
+    let request = http::Request::builder().method(method).uri(path);
+    let (head, ()) = request.body(()).unwrap().into_parts();
+    let answer = ByRoot(Arc::clone(inspect)).respond(&head).await;
+    let code = answer.status().as_u16();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    (code, serde_json::from_slice(&body).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn while_it_starts_the_status_says_what_is_awaited() {
+    let (inspect, _questions) = starting();
+    inspect.comes_from(Origin {
+        from: "manifests in /m".to_owned(),
+        registry: Registry::Manifests("/m".into()),
+        troubles: Troubles::default(),
+    });
+    let (code, status) = asked(&inspect, "GET", "/api/v1/status").await;
+    assert_eq!(code, 200);
+    assert_eq!(status["node"], "node1");
+    assert_eq!(status["ready"], false);
+    assert_eq!(status["source"]["from"], "manifests in /m");
+    let note = status["notes"][0].as_str().unwrap();
+    assert_eq!(note, "awaited: the first lists of Services");
+    let (code, refused) = asked(&inspect, "GET", "/api/v1/services").await;
+    let why = refused["error"].as_str().unwrap();
+    assert_eq!(code, 503);
+    assert!(why.contains("awaits the first lists of Services"), "{why}");
+}
+
+#[tokio::test]
+async fn only_what_is_there_is_answered_and_nothing_is_taken() {
+    let (inspect, _questions) = starting();
+    for (method, path, wanted) in [
+        ("GET", "/api/v1/nothing", 404),
+        ("GET", "/metrics", 404),
+        ("POST", "/api/v1/status", 405),
+        ("DELETE", "/api/v1/status", 405),
+        ("HEAD", "/api/v1/status", 200),
+    ] {
+        let (code, object) = asked(&inspect, method, path).await;
+        assert_eq!(code, wanted, "{method} {path}: {object}");
+    }
+}

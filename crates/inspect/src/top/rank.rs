@@ -1,0 +1,349 @@
+//! Which are busiest: of two looks and the owners of addresses, the lists. Pure.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use proxy::{Protocol, ServicePortName};
+use service_counters::{At, Count};
+use view::{Rate, ServiceName, Top, TopEndpoint, TopPort};
+
+use super::looks::{Endpoints, Span};
+use crate::owners::Owner;
+use crate::service::counters;
+
+/// For each Service port that is listed, so many of the busiest addresses are looked at: a port may have
+/// several.
+const ADDRESSES_EACH: usize = 4;
+
+/// What the busiest have most of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sort {
+    Connections,
+    Packets,
+    Bytes,
+}
+
+impl Sort {
+    pub(super) fn named(name: &str) -> Option<Self> {
+        match name {
+            "connections" => Some(Self::Connections),
+            "packets" => Some(Self::Packets),
+            "bytes" => Some(Self::Bytes),
+            _ => None,
+        }
+    }
+
+    fn of(self, rate: &Rate) -> f64 {
+        match self {
+            Self::Connections => rate.connections,
+            Self::Packets => rate.packets_in + rate.packets_out,
+            Self::Bytes => rate.bytes_in + rate.bytes_out,
+        }
+    }
+}
+
+/// The busiest, as the kernel has them.
+#[derive(Debug, Default)]
+pub(super) struct Busiest {
+    pub(super) at: Vec<At>,
+    pub(super) names: Vec<ServicePortName>,
+}
+
+/// The answer, before its endpoints are looked at.
+#[derive(Debug, Default)]
+pub(super) struct Ranked {
+    pub(super) view: Top,
+    /// The addresses of the ports that are listed.
+    pub(super) at: Vec<At>,
+    /// Which port of the list they are of.
+    port_of: HashMap<At, usize>,
+    /// Ports whose open connections are counted by address.
+    has_active: HashSet<usize>,
+}
+
+/// The busiest addresses, and in userspace mode Service ports. At the first look, those that were
+/// busiest so far.
+pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> Busiest {
+    let at = span.now.addresses.iter().map(|(at, count)| {
+        let before = span.before.as_ref().and_then(|look| look.addresses.get(at));
+        (*at, rate(count, before, span.seconds()), count)
+    });
+    let names = span.now.ports.iter().map(|(name, count)| {
+        let before = span.before.as_ref().and_then(|look| look.ports.get(name));
+        (name.clone(), rate(count, before, span.seconds()), count)
+    });
+    Busiest {
+        at: first(at.collect(), sort, limit * ADDRESSES_EACH),
+        names: first(names.collect(), sort, limit),
+    }
+}
+
+fn first<T: Ord>(mut all: Vec<(T, Rate, &Count)>, sort: Sort, most: usize) -> Vec<T> {
+    let by = |one: &(T, Rate, &Count), other: &(T, Rate, &Count)| {
+        order(sort, (&other.1, other.2), (&one.1, one.2)).then_with(|| one.0.cmp(&other.0))
+    };
+    if all.len() > most {
+        all.select_nth_unstable_by(most, by);
+        all.truncate(most);
+    }
+    all.into_iter().map(|(of, _, _)| of).collect()
+}
+
+/// By rate; those that are even by the connections that are open, and then by all that were.
+fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::Ordering {
+    let rates = sort.of(one.0).total_cmp(&sort.of(other.0));
+    let active = one.1.active.cmp(&other.1.active);
+    rates
+        .then(active)
+        .then(one.1.connections.cmp(&other.1.connections))
+}
+
+/// The Service ports, the busiest first. NodePorts are served where `is_node` says.
+pub(super) fn assemble(
+    span: &Span,
+    owners: Vec<Owner>,
+    is_node: &dyn Fn(IpAddr) -> bool,
+    sort: Sort,
+    limit: usize,
+) -> Ranked {
+    let seconds = span.seconds();
+    let exact: HashSet<At> = owners.iter().flat_map(service_addresses).collect();
+    let node_ports = by_node_port(span, &owners, &exact, is_node);
+    let mut ports: Vec<_> = owners
+        .into_iter()
+        .map(|owner| {
+            let on_node = owner.node_port.map(|port| (port, owner.name.protocol));
+            let on_node = on_node.and_then(|key| node_ports.get(&key));
+            let at = service_addresses(&owner).chain(on_node.into_iter().flatten().copied());
+            let at: Vec<At> = at
+                .filter(|at| span.now.addresses.contains_key(at))
+                .collect();
+            let (rate, count) = of_port(span, &owner.name, &at, seconds);
+            (owner, at, rate, count)
+        })
+        // Where nothing ever came is nothing busy.
+        .filter(|(_, _, _, count)| count.connections > 0 || count.packets_in > Some(0))
+        .collect();
+    ports.sort_by(
+        |(one_owner, _, one_rate, one), (other_owner, _, other_rate, other)| {
+            order(sort, (other_rate, other), (one_rate, one))
+                .then_with(|| one_owner.name.cmp(&other_owner.name))
+        },
+    );
+    ports.truncate(limit);
+    let mut ranked = Ranked::default();
+    ranked.view.seconds = seconds;
+    ranked.view.total = total(span, seconds);
+    for (number, (owner, at, rate, count)) in ports.into_iter().enumerate() {
+        ranked.port_of.extend(at.iter().map(|at| (*at, number)));
+        ranked.at.extend(at);
+        if count.active.is_some() {
+            ranked.has_active.insert(number);
+        }
+        ranked.add_counted_by_port(span, &owner.name);
+        ranked.view.ports.push(TopPort {
+            service: service(&owner.name),
+            port_name: owner.name.port.to_string(),
+            protocol: owner.name.protocol.to_string(),
+            port: owner.port,
+            rate,
+            counters: counters(&count),
+        });
+    }
+    ranked
+}
+
+impl Ranked {
+    /// Endpoints in userspace mode, which are counted by Service port.
+    fn add_counted_by_port(&mut self, span: &Span, name: &ServicePortName) {
+        for ((of, endpoint), count) in &span.now.port_endpoints {
+            if of == name {
+                let key = (of.clone(), *endpoint);
+                let before = span
+                    .before
+                    .as_ref()
+                    .and_then(|look| look.port_endpoints.get(&key));
+                let rate = rate(count, before, span.seconds());
+                self.view
+                    .endpoints
+                    .push(endpoint_of(name, *endpoint, rate, count));
+            }
+        }
+    }
+
+    /// Adds the endpoints of the ports that are listed, and sorts them all.
+    pub(super) fn add_endpoints(&mut self, found: &Endpoints, sort: Sort, limit: usize) {
+        // A port has an endpoint at each of its addresses.
+        let mut all: HashMap<(usize, SocketAddr), (Rate, Count)> = HashMap::new();
+        for ((at, endpoint), counted) in found {
+            let Some(port) = self.port_of.get(at) else {
+                continue;
+            };
+            let (sum, count) = all.entry((*port, *endpoint)).or_default();
+            count.add(&counted.now);
+            // Open connections are counted by endpoint alone, in IPVS mode.
+            if let (Some(active), Some(of)) = (counted.now.active, self.view.ports.get_mut(*port))
+                && !self.has_active.contains(port)
+            {
+                let sum = of.counters.active.unwrap_or_default();
+                of.counters.active = Some(sum.saturating_add(active));
+            }
+            if let Some((before, seconds)) = &counted.before {
+                *sum = plus(sum, &rate(&counted.now, Some(before), *seconds));
+            }
+        }
+        let ports = &self.view.ports;
+        let more = all
+            .into_iter()
+            .filter_map(|((port, endpoint), (rate, count))| {
+                let of = ports.get(port)?;
+                Some(TopEndpoint {
+                    service: of.service.clone(),
+                    port_name: of.port_name.clone(),
+                    at: endpoint.to_string(),
+                    rate,
+                    counters: counters(&count),
+                })
+            });
+        let more: Vec<_> = more.collect();
+        let endpoints = &mut self.view.endpoints;
+        endpoints.extend(more);
+        endpoints.sort_by(|one, other| {
+            let rates = sort.of(&other.rate).total_cmp(&sort.of(&one.rate));
+            rates
+                .then(other.counters.active.cmp(&one.counters.active))
+                .then(other.counters.connections.cmp(&one.counters.connections))
+                .then_with(|| (&one.service, &one.at).cmp(&(&other.service, &other.at)))
+        });
+        endpoints.truncate(limit);
+    }
+}
+
+/// Where the kernel has node ports: addresses with the port of one, that are no Service's own.
+fn by_node_port(
+    span: &Span,
+    owners: &[Owner],
+    exact: &HashSet<At>,
+    is_node: &dyn Fn(IpAddr) -> bool,
+) -> HashMap<(u16, Protocol), Vec<At>> {
+    let mut found: HashMap<(u16, Protocol), Vec<At>> = owners
+        .iter()
+        .filter_map(|owner| Some(((owner.node_port?, owner.name.protocol), Vec::new())))
+        .collect();
+    for at in span.now.addresses.keys() {
+        if let Some(all) = found.get_mut(&(at.port, at.protocol))
+            && !exact.contains(at)
+            && is_node(at.address)
+        {
+            all.push(*at);
+        }
+    }
+    found
+}
+
+fn service_addresses(owner: &Owner) -> impl Iterator<Item = At> + '_ {
+    owner.addresses.iter().map(|address| At {
+        address: *address,
+        port: owner.port,
+        protocol: owner.name.protocol,
+    })
+}
+
+/// Over its addresses; in userspace mode by its name.
+fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rate, Count) {
+    let mut sum = (Rate::default(), Count::default());
+    let mut add = |count: &Count, before: Option<&Count>| {
+        sum.0 = plus(&sum.0, &rate(count, before, seconds));
+        sum.1.add(count);
+    };
+    for at in at {
+        if let Some(count) = span.now.addresses.get(at) {
+            add(
+                count,
+                span.before.as_ref().and_then(|look| look.addresses.get(at)),
+            );
+        }
+    }
+    if let Some(count) = span.now.ports.get(name) {
+        add(
+            count,
+            span.before.as_ref().and_then(|look| look.ports.get(name)),
+        );
+    }
+    sum
+}
+
+/// Over all that is counted.
+fn total(span: &Span, seconds: f64) -> Rate {
+    let before = span.before.as_ref();
+    let addresses = span.now.addresses.iter().map(|(at, count)| {
+        rate(
+            count,
+            before.and_then(|look| look.addresses.get(at)),
+            seconds,
+        )
+    });
+    let ports =
+        span.now.ports.iter().map(|(name, count)| {
+            rate(count, before.and_then(|look| look.ports.get(name)), seconds)
+        });
+    addresses
+        .chain(ports)
+        .fold(Rate::default(), |sum, each| plus(&sum, &each))
+}
+
+/// What came in a second; nothing at the first look, when no time has passed. What was not there before
+/// began between the looks, as did what is less now.
+fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
+    if seconds <= 0.0 {
+        return Rate::default();
+    }
+    let before = before.copied().unwrap_or_default();
+    let of = |now: Option<u64>, before: Option<u64>| {
+        let now = now.unwrap_or_default();
+        per_second(
+            now.checked_sub(before.unwrap_or_default()).unwrap_or(now),
+            seconds,
+        )
+    };
+    Rate {
+        connections: of(Some(now.connections), Some(before.connections)),
+        packets_in: of(now.packets_in, before.packets_in),
+        packets_out: of(now.packets_out, before.packets_out),
+        bytes_in: of(now.bytes_in, before.bytes_in),
+        bytes_out: of(now.bytes_out, before.bytes_out),
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a rate for people")]
+fn per_second(count: u64, seconds: f64) -> f64 {
+    // To the thousandth.
+    (count as f64 / seconds * 1_000.0).round() / 1_000.0
+}
+
+fn plus(one: &Rate, other: &Rate) -> Rate {
+    Rate {
+        connections: one.connections + other.connections,
+        packets_in: one.packets_in + other.packets_in,
+        packets_out: one.packets_out + other.packets_out,
+        bytes_in: one.bytes_in + other.bytes_in,
+        bytes_out: one.bytes_out + other.bytes_out,
+    }
+}
+
+fn endpoint_of(name: &ServicePortName, at: SocketAddr, rate: Rate, count: &Count) -> TopEndpoint {
+    TopEndpoint {
+        service: service(name),
+        port_name: name.port.to_string(),
+        at: at.to_string(),
+        rate,
+        counters: counters(count),
+    }
+}
+
+fn service(name: &ServicePortName) -> ServiceName {
+    ServiceName {
+        namespace: name.service.namespace().to_owned(),
+        name: name.service.name().to_owned(),
+    }
+}
