@@ -1,9 +1,12 @@
-//! The iptables rules that every mode of kube-proxy writes alike: where packets are marked, how
-//! what is marked is masqueraded and forwarded, and what tells this node's pods apart.
+//! The rules that modes of kube-proxy write alike. Here those of iptables: where packets are marked,
+//! how what is marked is masqueraded and forwarded, and what tells this node's pods apart. Those of
+//! nf_tables are in [`nft`].
 //!
 //! Other components know some of these chains by name, and jump into them.
 //!
 //! Source: upstream's `pkg/proxy/iptables/proxier.go`, `pkg/proxy/ipvs/proxier.go`.
+
+pub mod nft;
 
 use std::net::Ipv4Addr;
 

@@ -1,8 +1,9 @@
-//! The rules of this mode in the kernel's expressions, as `nft` 1.0.6 encodes them, for one IP
-//! family.
+//! Rules of nf_tables in the kernel's expressions, as `nft` 1.0.6 encodes them, for one IP family.
 //!
-//! Other versions encode some of them otherwise. That is another rule to whoever compares, and is
-//! written anew, once.
+//! Other versions encode some of them otherwise. A mode that compares takes that for another rule,
+//! and writes its own, once.
+
+mod interval;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -10,12 +11,12 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use nftables_netlink::{
     AnonymousSet, Bytes, Comparison, Concatenation, CtKey, DataType, DynsetOperation, Element,
-    Expression, FIB_DESTINATION, FIB_SOURCE, Family, FibResult, LookupFor, Membership, MetaKey,
-    Name, NatKind, NumGenKind, PayloadBase, Register, Rule, SetKind, SetRef, Verdict,
+    Expression, FIB_DESTINATION, FIB_SOURCE, FibResult, LookupFor, Membership, MetaKey, Name,
+    NatKind, NumGenKind, PayloadBase, Register, Rule, SetKind, SetRef, Verdict,
 };
 use proxy::{IpFamily, LocalDetector, Protocol};
 
-use crate::interval::intervals;
+use interval::intervals;
 
 /// `NF_CT_STATE_BIT(IP_CT_NEW)` as the kernel has it in a register (linux/nf_conntrack_common.h).
 const NEW: u32 = 8;
@@ -30,7 +31,7 @@ const TCP_RESET: u32 = 1;
 /// `NFT_REJECT_ICMP_UNREACH`
 const UNREACHABLE: u32 = 0;
 /// `NFT_OBJECT_COUNTER`
-pub(crate) const COUNTER: u32 = 1;
+pub const COUNTER: u32 = 1;
 /// `IFNAMSIZ` (linux/if.h)
 const INTERFACE_NAME: usize = 16;
 
@@ -44,15 +45,41 @@ const fn after(bytes: usize) -> Register {
 
 /// Which of a packet's addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
+pub enum Side {
+    /// The source.
     Source,
+    /// The destination.
     Destination,
 }
 
+/// A field of a packet that is part of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Field {
+    /// `ip saddr`, `ip daddr`
+    Address(Side),
+    /// `meta l4proto`
+    Protocol,
+    /// `th dport`
+    Port,
+}
+
+/// `ip saddr`
+pub const SOURCE: Field = Field::Address(Side::Source);
+/// `ip daddr`
+pub const DESTINATION: Field = Field::Address(Side::Destination);
+/// `meta l4proto . th dport`
+pub const PORT: &[Field] = &[Field::Protocol, Field::Port];
+/// `ip daddr . meta l4proto . th dport`
+pub const ADDRESS_AND_PORT: &[Field] = &[DESTINATION, Field::Protocol, Field::Port];
+/// `ip saddr . ip daddr . meta l4proto . th dport`
+pub const CONNECTION: &[Field] = &[SOURCE, DESTINATION, Field::Protocol, Field::Port];
+
 /// Whether a comparison is to hold, or not to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sense {
+pub enum Sense {
+    /// It has to hold.
     Is,
+    /// It must not hold.
     IsNot,
 }
 
@@ -64,32 +91,34 @@ impl Sense {
         }
     }
 
-    fn membership(self) -> Membership {
-        match self {
+    fn membership(self) -> LookupFor {
+        LookupFor::Membership(match self {
             Self::Is => Membership::In,
             Self::IsNot => Membership::NotIn,
-        }
+        })
     }
 }
 
 /// The type of addresses.
-pub(crate) fn address_type(of: IpFamily) -> DataType {
+pub fn address_type(of: IpFamily) -> DataType {
     match of {
         IpFamily::V4 => DataType::Ipv4Addr,
         IpFamily::V6 => DataType::Ipv6Addr,
     }
 }
 
-/// A rule that is being written, from left to right.
-#[derive(Debug)]
-pub(crate) struct Line {
+/// A rule that is being written, from left to right. Each clause begins in the first register: what
+/// one leaves there, none after it reads.
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Line {
     family: IpFamily,
     expressions: Vec<Expression>,
 }
 
 impl Line {
     /// One without anything, for a family.
-    pub(crate) fn new(family: IpFamily) -> Self {
+    pub fn new(family: IpFamily) -> Self {
         Self {
             family,
             expressions: Vec::new(),
@@ -107,7 +136,7 @@ impl Line {
 
     // ---- loads ----
 
-    #[allow(clippy::cast_possible_truncation, reason = "at most 16")]
+    /// The first bytes of an address.
     fn address(&self, side: Side, bytes: usize, to: Register) -> Expression {
         let offset = match (self.family, side) {
             (IpFamily::V4, Side::Source) => 12,
@@ -115,258 +144,139 @@ impl Line {
             (IpFamily::V6, Side::Source) => 8,
             (IpFamily::V6, Side::Destination) => 24,
         };
-        Expression::Payload {
-            base: PayloadBase::Network,
-            offset,
-            len: bytes as u32,
-            to,
-        }
+        payload(PayloadBase::Network, offset, bytes, to)
     }
 
-    fn protocol_and_port(behind: usize) -> [Expression; 2] {
-        [
-            Expression::Meta {
-                key: MetaKey::L4Proto,
-                to: after(behind),
-            },
-            Expression::Payload {
-                base: PayloadBase::Transport,
-                offset: 2,
-                len: 2,
-                to: after(behind + 4),
-            },
-        ]
+    /// Fields, one after the other from a place on.
+    fn load(mut self, fields: &[Field], mut at: usize) -> Self {
+        let len = self.address_len();
+        for field in fields {
+            let to = after(at);
+            let expression = match field {
+                Field::Address(side) => self.address(*side, len, to),
+                Field::Protocol => meta(MetaKey::L4Proto, to),
+                Field::Port => payload(PayloadBase::Transport, 2, 2, to),
+            };
+            self.expressions.push(expression);
+            at += match field {
+                Field::Address(_) => len,
+                Field::Protocol | Field::Port => 4,
+            };
+        }
+        self
+    }
+
+    fn look_up(self, set: SetRef, what: LookupFor) -> Self {
+        let key = Register::FIRST;
+        self.push([Expression::Lookup { key, set, what }])
     }
 
     /// A number of the kernel's own: some of these bits are set in it.
     fn has_bits(self, load: Expression, bits: u32) -> Self {
-        self.push([
-            load,
-            Expression::Bitwise {
-                from: Register::FIRST,
-                to: Register::FIRST,
-                mask: number(bits),
-                xor: number(0),
-            },
-            Expression::Compare {
-                register: Register::FIRST,
-                how: Comparison::NotEqual,
-                with: number(0),
-            },
-        ])
+        let masked = bitwise(number(bits), number(0));
+        self.push([load, masked, compare(Comparison::NotEqual, number(0))])
     }
 
     // ---- matches ----
 
     /// `ct state new`
-    pub(crate) fn new_connection(self) -> Self {
-        let load = Expression::Ct {
-            key: CtKey::State,
-            to: Register::FIRST,
-        };
-        self.has_bits(load, NEW)
+    pub fn new_connection(self) -> Self {
+        self.has_bits(ct(CtKey::State), NEW)
     }
 
     /// `ct status dnat`
-    pub(crate) fn translated(self) -> Self {
-        let load = Expression::Ct {
-            key: CtKey::Status,
-            to: Register::FIRST,
-        };
-        self.has_bits(load, DESTINATION_NAT)
+    pub fn translated(self) -> Self {
+        self.has_bits(ct(CtKey::Status), DESTINATION_NAT)
     }
 
     /// `mark and MARK != 0`
-    pub(crate) fn marked(self, mark: u32) -> Self {
-        let load = Expression::Meta {
-            key: MetaKey::Mark,
-            to: Register::FIRST,
-        };
-        self.has_bits(load, mark)
+    pub fn marked(self, mark: u32) -> Self {
+        self.has_bits(meta(MetaKey::Mark, Register::FIRST), mark)
     }
 
-    /// `ip saddr @set`
-    pub(crate) fn in_set(self, side: Side, set: impl Into<Name>) -> Self {
-        let load = self.address(side, self.address_len(), Register::FIRST);
-        self.push([
-            load,
-            Expression::Lookup {
-                key: Register::FIRST,
-                set: SetRef::Named(set.into()),
-                what: LookupFor::Membership(Membership::In),
-            },
-        ])
-    }
-
-    /// `ip saddr . ip daddr . meta l4proto . th dport @set`
-    pub(crate) fn connection_in_set(self, set: impl Into<Name>) -> Self {
-        let len = self.address_len();
-        let loads = [
-            self.address(Side::Source, len, Register::FIRST),
-            self.address(Side::Destination, len, after(len)),
-        ];
-        self.push(loads)
-            .push(Self::protocol_and_port(2 * len))
-            .push([Expression::Lookup {
-                key: Register::FIRST,
-                set: SetRef::Named(set.into()),
-                what: LookupFor::Membership(Membership::In),
-            }])
+    /// `ip daddr . meta l4proto . th dport != @set`
+    pub fn in_set(self, key: &[Field], sense: Sense, set: impl Into<Name>) -> Self {
+        let set = SetRef::Named(set.into());
+        self.load(key, 0).look_up(set, sense.membership())
     }
 
     /// `ip saddr != NET`. A length of whole bytes is a shorter load.
-    pub(crate) fn in_net(self, side: Side, sense: Sense, net: IpNet) -> Self {
+    pub fn in_net(self, side: Side, sense: Sense, net: IpNet) -> Self {
         let (bits, len) = (usize::from(net.prefix_len()), self.address_len());
         let network = octets(net.network());
-        let compare = |with: &[u8]| Expression::Compare {
-            register: Register::FIRST,
-            how: sense.comparison(),
-            with: Bytes::from_slice(with),
-        };
         if bits > 0 && bits.is_multiple_of(8) {
             let load = self.address(side, bits / 8, Register::FIRST);
-            let with = network.get(..bits / 8).unwrap_or_default();
-            return self.push([load, compare(with)]);
+            let with = Bytes::from_slice(network.get(..bits / 8).unwrap_or_default());
+            return self.push([load, compare(sense.comparison(), with)]);
         }
         let load = self.address(side, len, Register::FIRST);
-        self.push([
-            load,
-            Expression::Bitwise {
-                from: Register::FIRST,
-                to: Register::FIRST,
-                mask: octets(net.netmask()),
-                xor: Bytes::from_elem(0, len),
-            },
-            compare(&network),
-        ])
+        let masked = bitwise(octets(net.netmask()), Bytes::from_elem(0, len));
+        self.push([load, masked, compare(sense.comparison(), network)])
     }
 
     /// `ip saddr != { NET, ... }`. A single one is a comparison.
-    pub(crate) fn in_nets(self, side: Side, sense: Sense, nets: &[IpNet]) -> Self {
+    pub fn in_nets(self, side: Side, sense: Sense, nets: &[IpNet]) -> Self {
         if let [net] = nets {
             return self.in_net(side, sense, *net);
         }
-        let load = self.address(side, self.address_len(), Register::FIRST);
         let set = AnonymousSet {
             key: vec![address_type(self.family)],
             kind: SetKind::Set,
             intervals: true,
             elements: intervals(nets, self.address_len()),
         };
-        self.push([
-            load,
-            Expression::Lookup {
-                key: Register::FIRST,
-                set: SetRef::Anonymous(Arc::new(set)),
-                what: LookupFor::Membership(sense.membership()),
-            },
-        ])
+        let set = SetRef::Anonymous(Arc::new(set));
+        self.load(&[Field::Address(side)], 0)
+            .look_up(set, sense.membership())
     }
 
     /// `fib saddr type local`
-    pub(crate) fn of_this_node(self, side: Side) -> Self {
-        let flags = match side {
-            Side::Source => FIB_SOURCE,
-            Side::Destination => FIB_DESTINATION,
+    pub fn of_this_node(self, side: Side) -> Self {
+        let load = Expression::Fib {
+            result: FibResult::AddressType,
+            flags: match side {
+                Side::Source => FIB_SOURCE,
+                Side::Destination => FIB_DESTINATION,
+            },
+            to: Register::FIRST,
         };
-        self.push([
-            Expression::Fib {
-                result: FibResult::AddressType,
-                flags,
-                to: Register::FIRST,
-            },
-            Expression::Compare {
-                register: Register::FIRST,
-                how: Comparison::Equal,
-                with: number(LOCAL),
-            },
-        ])
+        self.push([load, compare(Comparison::Equal, number(LOCAL))])
     }
 
     /// From this node's pods, or not. `None` where these are not told apart.
-    pub(crate) fn pod_traffic(self, sense: Sense, detector: &LocalDetector) -> Option<Self> {
-        let by_interface = |line: Self, name: &str, is_prefix: bool| {
+    pub fn pod_traffic(self, sense: Sense, detector: &LocalDetector) -> Option<Self> {
+        let by_interface = |line: Self, name: &str, len: usize| {
             let mut bytes = Bytes::from_slice(name.as_bytes());
-            // The start of a name is compared alone.
-            bytes.resize(
-                if is_prefix {
-                    name.len()
-                } else {
-                    INTERFACE_NAME
-                },
-                0,
-            );
-            line.push([
-                Expression::Meta {
-                    key: MetaKey::IifName,
-                    to: Register::FIRST,
-                },
-                Expression::Compare {
-                    register: Register::FIRST,
-                    how: sense.comparison(),
-                    with: bytes,
-                },
-            ])
+            bytes.resize(len, 0);
+            let load = meta(MetaKey::IifName, Register::FIRST);
+            line.push([load, compare(sense.comparison(), bytes)])
         };
         Some(match detector {
             LocalDetector::None => return None,
             LocalDetector::SourceNet(net) => self.in_net(Side::Source, sense, *net),
-            LocalDetector::Bridge(name) => by_interface(self, name, false),
-            LocalDetector::InterfacePrefix(prefix) => by_interface(self, prefix, true),
+            LocalDetector::Bridge(name) => by_interface(self, name, INTERFACE_NAME),
+            // The start of a name is compared alone.
+            LocalDetector::InterfacePrefix(prefix) => by_interface(self, prefix, prefix.len()),
         })
     }
 
     /// `meta l4proto PROTOCOL`
-    pub(crate) fn protocol(self, protocol: Protocol) -> Self {
-        self.push([
-            Expression::Meta {
-                key: MetaKey::L4Proto,
-                to: Register::FIRST,
-            },
-            Expression::Compare {
-                register: Register::FIRST,
-                how: Comparison::Equal,
-                with: Bytes::from_slice(&[protocol.number()]),
-            },
-        ])
+    pub fn protocol(self, protocol: Protocol) -> Self {
+        let with = Bytes::from_slice(&[protocol.number()]);
+        self.load(&[Field::Protocol], 0)
+            .push([compare(Comparison::Equal, with)])
     }
 
     // ---- statements ----
 
-    fn verdict_map(self, set: &'static str) -> Self {
-        self.push([Expression::Lookup {
-            key: Register::FIRST,
-            set: SetRef::Named(set.into()),
-            what: LookupFor::Verdict,
-        }])
-    }
-
     /// `ip daddr . meta l4proto . th dport vmap @map`
-    pub(crate) fn by_address_and_port(self, map: &'static str) -> Self {
-        let len = self.address_len();
-        let load = self.address(Side::Destination, len, Register::FIRST);
-        self.push([load])
-            .push(Self::protocol_and_port(len))
-            .verdict_map(map)
-    }
-
-    /// `meta l4proto . th dport vmap @map`
-    pub(crate) fn by_port(self, map: &'static str) -> Self {
-        self.push(Self::protocol_and_port(0)).verdict_map(map)
-    }
-
-    /// `meta l4proto . th dport @set`
-    pub(crate) fn port_in_set(self, set: &'static str) -> Self {
-        self.push(Self::protocol_and_port(0))
-            .push([Expression::Lookup {
-                key: Register::FIRST,
-                set: SetRef::Named(set.into()),
-                what: LookupFor::Membership(Membership::In),
-            }])
+    pub fn verdict_by(self, key: &[Field], map: impl Into<Name>) -> Self {
+        let map = SetRef::Named(map.into());
+        self.load(key, 0).look_up(map, LookupFor::Verdict)
     }
 
     /// `counter name "counter"`
-    pub(crate) fn count_in(self, counter: &'static str) -> Self {
+    pub fn count_in(self, counter: &'static str) -> Self {
         self.push([Expression::Object {
             kind: COUNTER,
             name: counter.into(),
@@ -375,16 +285,8 @@ impl Line {
 
     fn change_mark(self, mask: u32, xor: u32) -> Self {
         self.push([
-            Expression::Meta {
-                key: MetaKey::Mark,
-                to: Register::FIRST,
-            },
-            Expression::Bitwise {
-                from: Register::FIRST,
-                to: Register::FIRST,
-                mask: number(mask),
-                xor: number(xor),
-            },
+            meta(MetaKey::Mark, Register::FIRST),
+            bitwise(number(mask), number(xor)),
             Expression::SetMeta {
                 key: MetaKey::Mark,
                 from: Register::FIRST,
@@ -393,24 +295,24 @@ impl Line {
     }
 
     /// `mark set mark or MARK`
-    pub(crate) fn set_mark(self, mark: u32) -> Self {
+    pub fn set_mark(self, mark: u32) -> Self {
         self.change_mark(!mark, mark)
     }
 
     /// `mark set mark xor MARK`
-    pub(crate) fn flip_mark(self, mark: u32) -> Self {
+    pub fn flip_mark(self, mark: u32) -> Self {
         self.change_mark(u32::MAX, mark)
     }
 
     /// `masquerade fully-random`
-    pub(crate) fn masquerade(self) -> Self {
+    pub fn masquerade(self) -> Self {
         self.push([Expression::Masquerade {
             flags: FULLY_RANDOM,
         }])
     }
 
     /// `reject`
-    pub(crate) fn reject(self) -> Self {
+    pub fn reject(self) -> Self {
         // The port is unreachable: ICMP_PORT_UNREACH, ICMPV6_PORT_UNREACH.
         let code = match self.family {
             IpFamily::V4 => 3,
@@ -421,38 +323,39 @@ impl Line {
     }
 
     /// `reject with tcp reset`
-    pub(crate) fn reset(self) -> Self {
+    pub fn reset(self) -> Self {
         let kind = TCP_RESET;
         self.push([Expression::Reject { kind, code: 0 }])
     }
 
+    /// `drop`, `jump CHAIN`, ...
+    pub fn verdict(self, verdict: Verdict) -> Self {
+        self.push([Expression::Verdict(verdict)])
+    }
+
     /// `drop`
-    pub(crate) fn drop(self) -> Self {
-        self.push([Expression::Verdict(Verdict::Drop)])
+    pub fn drop(self) -> Self {
+        self.verdict(Verdict::Drop)
     }
 
     /// `jump CHAIN`
-    pub(crate) fn jump(self, chain: impl Into<Name>) -> Self {
-        self.push([Expression::Verdict(Verdict::Jump(chain.into()))])
+    pub fn jump(self, chain: impl Into<Name>) -> Self {
+        self.verdict(Verdict::Jump(chain.into()))
     }
 
     /// `goto CHAIN`
-    pub(crate) fn goto(self, chain: impl Into<Name>) -> Self {
-        self.push([Expression::Verdict(Verdict::Goto(chain.into()))])
+    pub fn goto(self, chain: impl Into<Name>) -> Self {
+        self.verdict(Verdict::Goto(chain.into()))
     }
 
     /// `update @set { ip saddr }`
-    pub(crate) fn remember(self, set: Name) -> Self {
-        let load = self.address(Side::Source, self.address_len(), Register::FIRST);
-        self.push([
-            load,
-            Expression::Dynset {
-                set: SetRef::Named(set),
-                operation: DynsetOperation::Update,
-                key: Register::FIRST,
-                timeout: None,
-            },
-        ])
+    pub fn remember(self, set: Name) -> Self {
+        self.load(&[SOURCE], 0).push([Expression::Dynset {
+            set: SetRef::Named(set),
+            operation: DynsetOperation::Update,
+            key: Register::FIRST,
+            timeout: None,
+        }])
     }
 
     /// `numgen random mod N`
@@ -465,11 +368,29 @@ impl Line {
         }])
     }
 
+    /// The address in the first register, and the port in another.
+    fn translate_to_registers(self, port: Register) -> Self {
+        let family = self.family.into();
+        self.push([Expression::Nat {
+            kind: NatKind::Destination,
+            family,
+            address: Some(Register::FIRST),
+            port: Some(port),
+            flags: 0,
+        }])
+    }
+
+    /// The address and port that are found in a map.
+    fn translate_to_found(self, map: SetRef) -> Self {
+        let port = after(self.address_len());
+        self.look_up(map, LookupFor::Value(Register::FIRST))
+            .translate_to_registers(port)
+    }
+
     /// `dnat to ADDRESS:PORT`
-    pub(crate) fn translate(self, to: SocketAddr) -> Self {
+    pub fn translate(self, to: SocketAddr) -> Self {
         // The port stands in the second of the registers that hold an IPv6 address.
         let port = after(16);
-        let family = Family::from(self.family);
         self.push([
             Expression::Immediate {
                 to: Register::FIRST,
@@ -479,104 +400,53 @@ impl Line {
                 to: port,
                 data: Bytes::from_slice(&to.port().to_be_bytes()),
             },
-            Expression::Nat {
-                kind: NatKind::Destination,
-                family,
-                address: Some(Register::FIRST),
-                port: Some(port),
-                flags: 0,
-            },
         ])
+        .translate_to_registers(port)
+    }
+
+    /// `dnat ip to ip daddr . meta l4proto . th dport map @map`
+    pub fn translate_by(self, key: &[Field], map: impl Into<Name>) -> Self {
+        self.load(key, 0)
+            .translate_to_found(SetRef::Named(map.into()))
     }
 
     /// `dnat ip addr . port to numgen random mod N map { 0 : ADDRESS . PORT, ... }`
-    pub(crate) fn translate_to_one_of(
-        self,
-        endpoints: impl ExactSizeIterator<Item = SocketAddr>,
-    ) -> Self {
-        let len = self.address_len();
-        let ip_family = self.family;
+    pub fn translate_to_one_of(self, endpoints: impl ExactSizeIterator<Item = SocketAddr>) -> Self {
+        let value = vec![address_type(self.family), DataType::InetService];
         let count = endpoints.len();
         let element = |(number, at): (u32, SocketAddr)| {
             let value = Concatenation::new().address(at.ip()).port(at.port());
             Element::of_map(self::number(number), value.into_key())
         };
-        let map = AnonymousSet {
-            key: vec![DataType::Integer],
-            kind: SetKind::Map(vec![address_type(ip_family), DataType::InetService]),
-            intervals: false,
-            elements: (0..).zip(endpoints).map(element).collect(),
-        };
-        self.random(count).push([
-            Expression::Lookup {
-                key: Register::FIRST,
-                set: SetRef::Anonymous(Arc::new(map)),
-                what: LookupFor::Value(Register::FIRST),
-            },
-            Expression::Nat {
-                kind: NatKind::Destination,
-                family: ip_family.into(),
-                address: Some(Register::FIRST),
-                port: Some(after(len)),
-                flags: 0,
-            },
-        ])
+        let elements = (0..).zip(endpoints).map(element);
+        let map = numbered(SetKind::Map(value), elements.collect());
+        self.random(count).translate_to_found(map)
     }
 
     /// `dnat ip to numgen random mod N . ip daddr . tcp dport map @map`. The rule has looked at the
     /// protocol before.
-    pub(crate) fn translate_to_one_in(self, map: &'static str, count: u32) -> Self {
-        let len = self.address_len();
-        let destination = self.address(Side::Destination, len, after(4));
-        let port = Expression::Payload {
-            base: PayloadBase::Transport,
-            offset: 2,
-            len: 2,
-            to: after(4 + len),
-        };
-        let family = Family::from(self.family);
+    pub fn translate_to_one_in(self, map: &'static str, count: u32) -> Self {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        self.random(count).push([
-            destination,
-            port,
-            Expression::Lookup {
-                key: Register::FIRST,
-                set: SetRef::Named(map.into()),
-                what: LookupFor::Value(Register::FIRST),
-            },
-            Expression::Nat {
-                kind: NatKind::Destination,
-                family,
-                address: Some(Register::FIRST),
-                port: Some(after(len)),
-                flags: 0,
-            },
-        ])
+        self.random(count)
+            .load(&[DESTINATION, Field::Port], 4)
+            .translate_to_found(SetRef::Named(map.into()))
     }
 
     /// `numgen random mod N vmap { 0 : goto CHAIN, ... }`
-    pub(crate) fn goto_one_of(self, chains: impl ExactSizeIterator<Item = Name>) -> Self {
+    pub fn goto_one_of(self, chains: impl ExactSizeIterator<Item = Name>) -> Self {
         let count = chains.len();
         let element = |(number, chain): (u32, Name)| {
             Element::of_verdicts(self::number(number), Verdict::Goto(chain))
         };
-        let map = AnonymousSet {
-            key: vec![DataType::Integer],
-            kind: SetKind::Verdicts,
-            intervals: false,
-            elements: (0..).zip(chains).map(element).collect(),
-        };
-        self.random(count).push([Expression::Lookup {
-            key: Register::FIRST,
-            set: SetRef::Anonymous(Arc::new(map)),
-            what: LookupFor::Verdict,
-        }])
+        let elements = (0..).zip(chains).map(element);
+        let map = numbered(SetKind::Verdicts, elements.collect());
+        self.random(count).look_up(map, LookupFor::Verdict)
     }
 
     // ---- ends ----
 
     /// The rule.
-    pub(crate) fn rule(self) -> Rule {
+    pub fn rule(self) -> Rule {
         Rule {
             expressions: self.expressions,
             comment: None,
@@ -584,11 +454,58 @@ impl Line {
     }
 
     /// The rule, with a comment.
-    pub(crate) fn comment(self, comment: &str) -> Rule {
+    pub fn comment(self, comment: &str) -> Rule {
         Rule {
             expressions: self.expressions,
             comment: Some(comment.into()),
         }
+    }
+}
+
+/// A map of the rule's own, from numbers.
+fn numbered(kind: SetKind, elements: Vec<Element>) -> SetRef {
+    SetRef::Anonymous(Arc::new(AnonymousSet {
+        key: vec![DataType::Integer],
+        kind,
+        intervals: false,
+        elements,
+    }))
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "at most 16")]
+fn payload(base: PayloadBase, offset: u32, bytes: usize, to: Register) -> Expression {
+    Expression::Payload {
+        base,
+        offset,
+        len: bytes as u32,
+        to,
+    }
+}
+
+fn meta(key: MetaKey, to: Register) -> Expression {
+    Expression::Meta { key, to }
+}
+
+fn ct(key: CtKey) -> Expression {
+    let to = Register::FIRST;
+    Expression::Ct { key, to }
+}
+
+/// `(register & mask) ^ xor`
+fn bitwise(mask: Bytes, xor: Bytes) -> Expression {
+    Expression::Bitwise {
+        from: Register::FIRST,
+        to: Register::FIRST,
+        mask,
+        xor,
+    }
+}
+
+fn compare(how: Comparison, with: Bytes) -> Expression {
+    Expression::Compare {
+        register: Register::FIRST,
+        how,
+        with,
     }
 }
 
@@ -598,7 +515,7 @@ fn number(number: u32) -> Bytes {
 }
 
 /// An address in network order.
-pub(crate) fn octets(address: IpAddr) -> Bytes {
+pub fn octets(address: IpAddr) -> Bytes {
     match address {
         IpAddr::V4(address) => Bytes::from_slice(&address.octets()),
         IpAddr::V6(address) => Bytes::from_slice(&address.octets()),

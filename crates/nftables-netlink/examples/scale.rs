@@ -227,12 +227,7 @@ fn transaction(services: u32) -> Transaction {
         })
     };
     let mut changes = vec![
-        Change::AddTable(Table {
-            family: Family::Ip,
-            name: "scale".into(),
-            activity: nftables_netlink::Activity::Active,
-            comment: None,
-        }),
+        Change::AddTable(Table::new(Family::Ip, "scale".into())),
         plain(
             "nat-prerouting".into(),
             Some(BaseChain {
@@ -244,21 +239,15 @@ fn transaction(services: u32) -> Transaction {
         ),
     ];
     changes.extend((0..services).map(|service| plain(chain(service), None)));
-    changes.push(Change::AddSet(Set {
-        name: "service-ips".into(),
-        key: vec![
+    changes.push(Change::AddSet(Set::new(
+        "service-ips".into(),
+        vec![
             DataType::Ipv4Addr,
             DataType::InetProto,
             DataType::InetService,
         ],
-        kind: SetKind::Verdicts,
-        intervals: false,
-        dynamic: false,
-        timeout: None,
-        size: None,
-        type_of: None,
-        comment: None,
-    }));
+        SetKind::Verdicts,
+    )));
     let elements = (0..services).map(|service| {
         let key = Concatenation::new()
             .address(address(service))

@@ -75,10 +75,9 @@ pub(crate) fn table(payload: &[u8]) -> Result<Option<Table>, Malformed> {
         }
     }
     Ok(Some(Table {
-        family,
-        name: missing(found, table::NAME, "NFTA_TABLE_NAME")?,
         activity,
         comment,
+        ..Table::new(family, missing(found, table::NAME, "NFTA_TABLE_NAME")?)
     }))
 }
 
@@ -290,10 +289,8 @@ pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malf
             },
         )
     } else {
+        let bare = Set::new(name, found.key(), found.kind());
         let set = Set {
-            name,
-            key: found.key(),
-            kind: found.kind(),
             intervals: found.is(set::INTERVAL),
             dynamic: found.is(set::EVAL),
             timeout: found.is(set::HAS_TIMEOUT).then_some(match found.timeout {
@@ -303,6 +300,7 @@ pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malf
             size: found.size,
             type_of: found.type_of(),
             comment: found.comment,
+            ..bare
         };
         AnySet::Named(FoundSet {
             handle: found.handle,

@@ -18,6 +18,18 @@ pub struct Table {
     pub comment: Option<Arc<str>>,
 }
 
+impl Table {
+    /// An active table without a comment.
+    pub fn new(family: Family, name: Name) -> Self {
+        Self {
+            family,
+            name,
+            activity: Activity::Active,
+            comment: None,
+        }
+    }
+}
+
 /// Whether packets come to the base chains of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activity {
@@ -122,6 +134,23 @@ pub struct Set {
     pub type_of: Option<TypeOf>,
     /// As `nft` keeps one (`NFTA_SET_USERDATA`).
     pub comment: Option<Arc<str>>,
+}
+
+impl Set {
+    /// A set of single keys, which only transactions change, of any size.
+    pub fn new(name: Name, key: Vec<DataType>, kind: SetKind) -> Self {
+        Self {
+            name,
+            key,
+            kind,
+            intervals: false,
+            dynamic: false,
+            timeout: None,
+            size: None,
+            type_of: None,
+            comment: None,
+        }
+    }
 }
 
 /// Of which fields of a packet the parts of a key and of a value are: an address is that of its

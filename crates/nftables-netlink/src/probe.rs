@@ -213,15 +213,9 @@ fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
     };
     let first = Register::FIRST;
     let set = |name: &str, key: &[DataType], kind, timeout: Option<Timeout>| Set {
-        name: name.into(),
-        key: key.to_vec(),
-        kind,
-        intervals: false,
         dynamic: timeout.is_some(),
         timeout,
-        size: None,
-        type_of: None,
-        comment: None,
+        ..Set::new(name.into(), key.to_vec(), kind)
     };
     let rule = |chain: &str, expressions: Vec<Expression>| {
         let rule = Rule {
@@ -361,12 +355,7 @@ fn immediate(to: Register, len: usize) -> Expression {
 }
 
 fn table(family: Family) -> Table {
-    Table {
-        family,
-        name: NAME.into(),
-        activity: crate::object::Activity::Active,
-        comment: None,
-    }
+    Table::new(family, NAME.into())
 }
 
 fn chain(name: &str, kind: Option<ChainKind>) -> Chain {

@@ -50,10 +50,8 @@ fn endpoints(count: u16) -> Arc<AnonymousSet> {
 fn service() -> Vec<Change> {
     vec![
         Change::AddTable(Table {
-            family: Family::Ip,
-            name: name("t"),
-            activity: Activity::Active,
             comment: Some("of a test".into()),
+            ..Table::new(Family::Ip, name("t"))
         }),
         Change::AddChain(Chain {
             name: name("svc"),
@@ -61,19 +59,16 @@ fn service() -> Vec<Change> {
             comment: None,
         }),
         Change::AddSet(Set {
-            name: name("ips"),
-            key: vec![
-                DataType::Ipv4Addr,
-                DataType::InetProto,
-                DataType::InetService,
-            ],
-            kind: SetKind::Verdicts,
-            intervals: false,
-            dynamic: false,
-            timeout: None,
-            size: None,
-            type_of: None,
             comment: Some("services".into()),
+            ..Set::new(
+                name("ips"),
+                vec![
+                    DataType::Ipv4Addr,
+                    DataType::InetProto,
+                    DataType::InetService,
+                ],
+                SetKind::Verdicts,
+            )
         }),
         Change::AddElements(
             name("ips"),

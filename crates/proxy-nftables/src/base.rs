@@ -26,7 +26,7 @@ use crate::name::{
     NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES, NODE_PORT_IPS, REJECT, SERVICE_IPS,
     SERVICE_NODE_PORTS, TABLE, is_of_service, localhost_counter,
 };
-use crate::rule::{Line, Sense, Side, address_type};
+use kube_rules::nft::{CONNECTION, DESTINATION, Field, Line, PORT, Sense, Side, address_type};
 
 const SERVICES: &str = "services";
 const MASQUERADING: &str = "masquerading";
@@ -196,15 +196,8 @@ impl Base {
 
     fn add_set(&mut self, name: &'static str, key: &[DataType], kind: SetKind, comment: &str) {
         let set = Set {
-            name: Name::from(name),
-            key: key.to_vec(),
-            kind,
-            intervals: false,
-            dynamic: false,
-            timeout: None,
-            size: None,
-            type_of: None,
             comment: Some(comment.into()),
+            ..Set::new(Name::from(name), key.to_vec(), kind)
         };
         self.sets.insert(name, set);
     }
@@ -298,7 +291,10 @@ impl Base {
         self.add_nat_chains();
         let mark = config.masquerade_mark;
         let marked = self.line().marked(mark).flip_mark(mark).masquerade().rule();
-        let hairpin = self.line().translated().connection_in_set(HAIRPIN);
+        let hairpin = self
+            .line()
+            .translated()
+            .in_set(CONNECTION, Sense::Is, HAIRPIN);
         let masquerading = vec![marked, hairpin.masquerade().rule()];
         self.add_chain(MASQUERADING, masquerading);
     }
@@ -315,7 +311,9 @@ impl Base {
             let counter = localhost_counter(protocol);
             self.counters.insert(counter);
             let line = self.line().protocol(protocol);
-            let line = line.port_in_set(LOCALHOST_NODE_PORTS).count_in(counter);
+            let line = line
+                .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
+                .count_in(counter);
             // An ICMP message does not come through to who is still sending it: a connection would
             // wait for its second try, a second later.
             let line = match protocol {
@@ -344,7 +342,7 @@ impl Base {
         let to = Side::Destination;
         match node_ports {
             NodePortIps::All => line.in_net(to, Sense::IsNot, localhost(self.family)),
-            NodePortIps::InSet => line.in_set(to, NODE_PORT_IPS),
+            NodePortIps::InSet => line.in_set(&[Field::Address(to)], Sense::Is, NODE_PORT_IPS),
         }
     }
 
@@ -355,13 +353,13 @@ impl Base {
             NodePortIps::InSet => self.line(),
         };
         self.at_node(line, node_ports)
-            .by_port(SERVICE_NODE_PORTS)
+            .verdict_by(PORT, SERVICE_NODE_PORTS)
             .rule()
     }
 
     /// Ports of ClusterIPs that no Service has, and addresses that none has.
     fn add_cluster_ips_check(&mut self, unallocated: Option<Rule>) {
-        let to_cluster_ip = self.line().in_set(Side::Destination, CLUSTER_IPS);
+        let to_cluster_ip = self.line().in_set(&[DESTINATION], Sense::Is, CLUSTER_IPS);
         let comment = "Reject traffic to invalid ports of ClusterIPs";
         let invalid_port = to_cluster_ip.reject().comment(comment);
         let check = [invalid_port].into_iter().chain(unallocated).collect();
@@ -397,10 +395,8 @@ impl Base {
     /// The table.
     pub(crate) fn table(&self) -> Table {
         Table {
-            family: self.family.into(),
-            name: TABLE.into(),
-            activity: Activity::Active,
             comment: Some("rules for kube-proxy".into()),
+            ..Table::new(self.family.into(), TABLE.into())
         }
     }
 

@@ -21,8 +21,8 @@ use crate::name::{
 };
 use crate::plan::{BaseChange, Known, Part, Plan, SlotChange, Stale, Subject, There};
 use crate::port::{Member, Route, Slot, Unserved};
-use crate::rule::{address_type, octets};
 use crate::words::tell;
+use kube_rules::nft::{address_type, octets};
 
 /// How elements are put into changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -293,16 +293,15 @@ impl Plan {
     fn affinity_set(&self, name: &Name, seconds: u32) -> Set {
         let time = Duration::from_secs(seconds.into());
         Set {
-            name: Arc::clone(name),
-            key: vec![address_type(self.family)],
-            kind: SetKind::Set,
-            intervals: false,
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
             // As upstream. For one that is given the kernel makes room at once: 2 MiB for 65,535.
             size: None,
-            type_of: None,
-            comment: None,
+            ..Set::new(
+                Arc::clone(name),
+                vec![address_type(self.family)],
+                SetKind::Set,
+            )
         }
     }
 

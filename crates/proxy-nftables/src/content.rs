@@ -66,7 +66,7 @@ mod tests {
     use proxy::{IpFamily, Protocol};
 
     use super::*;
-    use crate::rule::Line;
+    use kube_rules::nft::Line;
 
     #[test]
     fn other_rules_are_another_content() {

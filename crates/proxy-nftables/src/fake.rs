@@ -501,10 +501,8 @@ impl Kernel for FakeKernel {
             return Ok(());
         };
         told(Object::Table(Table {
-            family: self.family.into(),
             activity: table.activity,
-            name: crate::name::TABLE.into(),
-            comment: None,
+            ..Table::new(self.family.into(), crate::name::TABLE.into())
         }));
         for (name, (set, elements)) in &table.sets {
             let handle = Handles::of(&state.handles.sets, name);

@@ -20,8 +20,8 @@ use crate::name::{
     affinity_of_chain, find_counter, is_affinity, is_of_service,
 };
 use crate::port::{Member, Route, Slot, Unserved};
-use crate::rule::address_type;
 use crate::unknown::Unknown;
+use kube_rules::nft::address_type;
 
 /// What the kernel holds of this mode, in one family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -31,7 +31,6 @@ pub mod fake;
 mod found;
 #[doc(hidden)]
 pub mod fuzzed;
-mod interval;
 mod kernel;
 mod kinds;
 mod layout;
@@ -45,7 +44,6 @@ mod port;
 mod probe;
 mod proxier;
 mod refused;
-mod rule;
 mod tables;
 mod unknown;
 mod words;

@@ -36,8 +36,8 @@ use crate::config::{Config, LocalhostNodePorts};
 use crate::content::Content;
 use crate::layout::Layout;
 use crate::name::{Base, Purpose, REJECT, is_of_service};
-use crate::rule::{Line, Sense, Side};
 use endpoints::Endpoints;
+use kube_rules::nft::{Line, SOURCE, Sense, Side};
 
 /// What is sent to one address and port, or to one port of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -500,7 +500,7 @@ impl ServedPort {
         });
         let bases: Vec<(Name, Name)> = bases.collect();
         let seen = bases.iter().map(|(set, chain)| {
-            let line = self.line().in_set(Side::Source, Arc::clone(set));
+            let line = self.line().in_set(&[SOURCE], Sense::Is, Arc::clone(set));
             line.goto(Arc::clone(chain)).rule()
         });
         let mut rules: Vec<Rule> = seen.collect();

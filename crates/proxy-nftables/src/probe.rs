@@ -6,7 +6,7 @@ use proxy::{IpFamily, LocalDetector};
 use crate::base::{Base, Key, NodePortIps};
 use crate::config::{Config, LocalhostNodePorts};
 use crate::layout::Layout;
-use crate::rule::{Line, Sense, Side};
+use kube_rules::nft::{Line, Sense, Side};
 
 /// A table that is tried, and never there.
 const PROBE: &str = "kube-proxy-probe";

@@ -6,7 +6,7 @@ use hashbrown::{HashMap, HashSet};
 use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Verdict};
 
 use crate::name::find_counter;
-use crate::rule::COUNTER;
+use kube_rules::nft::COUNTER;
 
 /// Chains and sets whose names this mode does not know.
 #[derive(Debug, Default)]

@@ -336,23 +336,16 @@ fn endpoints_and_clients_go_at_once_or_soon() {
 
 /// Whether this kernel gives a set that is there another timeout.
 fn changes_timeouts() -> bool {
-    let table = nftables_netlink::Table {
-        family: Family::Ip,
-        name: "timeouts".into(),
-        activity: nftables_netlink::Activity::Active,
-        comment: None,
-    };
+    let table = nftables_netlink::Table::new(Family::Ip, "timeouts".into());
     let set = |seconds| {
         Change::AddSet(nftables_netlink::Set {
-            name: "clients".into(),
-            key: vec![nftables_netlink::DataType::Ipv4Addr],
-            type_of: None,
-            kind: nftables_netlink::SetKind::Set,
-            intervals: false,
             dynamic: true,
             timeout: Some(Timeout::Default(Duration::from_secs(seconds))),
-            size: None,
-            comment: None,
+            ..nftables_netlink::Set::new(
+                "clients".into(),
+                vec![nftables_netlink::DataType::Ipv4Addr],
+                nftables_netlink::SetKind::Set,
+            )
         })
     };
     let mut nftables = Nftables::open().unwrap();
@@ -571,12 +564,7 @@ fn what_is_refused_harms_nothing_else() {
         let own: Vec<_> = own.collect();
         assert_eq!(own.len(), 1);
         change(vec![Change::DeleteTable]);
-        let table = nftables_netlink::Table {
-            family: Family::Ip,
-            name: TABLE.into(),
-            activity: nftables_netlink::Activity::Active,
-            comment: None,
-        };
+        let table = nftables_netlink::Table::new(Family::Ip, TABLE.into());
         let mut chain = own[0].clone();
         chain.base = Some(nftables_netlink::BaseChain {
             kind: nftables_netlink::ChainKind::Filter,

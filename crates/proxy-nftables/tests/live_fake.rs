@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use chance::Chance;
 use namespace::in_namespace;
 use nftables_netlink::{
-    Activity, Bytes, Chain, Change, DataType, Element, ElementData, Expression, Name, Rule, Set,
-    SetKind, Table, Transaction, Verdict,
+    Bytes, Chain, Change, DataType, Element, ElementData, Expression, Name, Rule, Set, SetKind,
+    Table, Transaction, Verdict,
 };
 use proxy::IpFamily;
 use proxy_nftables::fake::FakeKernel;
@@ -28,30 +28,19 @@ fn name(kind: &str, number: usize) -> Name {
 }
 
 fn table(family: IpFamily) -> Change {
-    Change::AddTable(Table {
-        family: family.into(),
-        activity: Activity::Active,
-        name: TABLE.into(),
-        comment: None,
-    })
+    Change::AddTable(Table::new(family.into(), TABLE.into()))
 }
 
 fn set(number: usize) -> Set {
-    Set {
-        name: name("set", number),
-        key: vec![DataType::InetService],
-        kind: if number == 0 {
+    Set::new(
+        name("set", number),
+        vec![DataType::InetService],
+        if number == 0 {
             SetKind::Set
         } else {
             SetKind::Verdicts
         },
-        intervals: false,
-        dynamic: false,
-        timeout: None,
-        size: None,
-        type_of: None,
-        comment: None,
-    }
+    )
 }
 
 fn element(set: usize, chance: &mut Chance, is_added: bool) -> Element {

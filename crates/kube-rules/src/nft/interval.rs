@@ -14,7 +14,7 @@ fn bits(address: IpAddr) -> u128 {
 
 /// The elements of a set of these networks: from where each range is in it, and from where no
 /// longer. Ranges that meet are one. As `nft` has it, what is before the first is said, too.
-pub(crate) fn intervals(nets: &[IpNet], len: usize) -> Vec<Element> {
+pub(super) fn intervals(nets: &[IpNet], len: usize) -> Vec<Element> {
     let ends = |net: &IpNet| (bits(net.network()), bits(net.broadcast()));
     let mut ranges: Vec<(u128, u128)> = nets.iter().map(ends).collect();
     ranges.sort_unstable();

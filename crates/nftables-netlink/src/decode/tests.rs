@@ -414,15 +414,12 @@ fn set() -> impl Strategy<Value = Set> {
     )
         .prop_map(
             |((name, key, kind), (intervals, dynamic), (timeout, size, comment))| Set {
-                name,
-                key,
-                kind,
                 intervals,
                 dynamic,
                 timeout,
                 size,
-                type_of: None,
                 comment,
+                ..Set::new(name, key, kind)
             },
         )
 }
@@ -431,10 +428,8 @@ fn set() -> impl Strategy<Value = Set> {
 fn change() -> impl Strategy<Value = Change> {
     let table = |comment| {
         Change::AddTable(Table {
-            family: Family::Ip6,
-            name: TABLE.into(),
-            activity: crate::object::Activity::Active,
             comment,
+            ..Table::new(Family::Ip6, TABLE.into())
         })
     };
     prop_oneof![
@@ -551,15 +546,13 @@ fn fields_are_noted_as_nft_notes_them_and_read() {
     for address in [DataType::Ipv4Addr, DataType::Ipv6Addr] {
         for type_of in TypeOf::ALL {
             let set = Set {
-                name: "endpoints".into(),
-                key: key(address),
-                kind: SetKind::Map(vec![address, DataType::InetService]),
-                intervals: false,
-                dynamic: false,
-                timeout: None,
-                size: None,
                 type_of: Some(type_of),
                 comment: Some("Endpoints".into()),
+                ..Set::new(
+                    "endpoints".into(),
+                    key(address),
+                    SetKind::Map(vec![address, DataType::InetService]),
+                )
             };
             let changes = vec![Change::AddSet(set)];
             let prepared = Prepared::new(&transaction(changes.clone()), None);

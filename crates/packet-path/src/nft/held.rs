@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use nftables_netlink::{
-    Activity, AnonymousSet, Chain, Element, Error, Family, FoundRule, FoundSet, Generation, Hooked,
-    Name, Rule, Set, Table, Whole,
+    AnonymousSet, Chain, Element, Error, Family, FoundRule, FoundSet, Generation, Hooked, Name,
+    Rule, Set, Table, Whole,
 };
 
 use super::reader::{At, Reader};
@@ -35,12 +35,7 @@ enum Contents {
 impl Held {
     /// Adds a table.
     pub fn add_table(&mut self, family: Family, name: &str) {
-        self.tables.push(Table {
-            family,
-            name: name.into(),
-            activity: Activity::Active,
-            comment: None,
-        });
+        self.tables.push(Table::new(family, name.into()));
     }
 
     /// Adds a chain with its rules.

@@ -133,21 +133,15 @@ fn destination() -> [Expression; 3] {
 }
 
 fn services(kind: SetKind) -> Set {
-    Set {
-        name: "services".into(),
-        key: vec![
+    Set::new(
+        "services".into(),
+        vec![
             DataType::Ipv4Addr,
             DataType::InetProto,
             DataType::InetService,
         ],
         kind,
-        intervals: false,
-        dynamic: false,
-        timeout: None,
-        size: None,
-        type_of: None,
-        comment: None,
-    }
+    )
 }
 
 #[test]

@@ -8,7 +8,7 @@ use proxy::Protocol;
 use super::{Base, Key, SERVICES, Wanted};
 use crate::choice::{Chooser, FEW, Map};
 use crate::name::{CLUSTER_IPS, SERVICE_IPS};
-use crate::rule::{Sense, Side, address_type};
+use kube_rules::nft::{ADDRESS_AND_PORT, DESTINATION, Sense, address_type};
 
 /// In the order in which packets meet their rules.
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
@@ -19,7 +19,7 @@ pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
     }
     let config = wanted.config;
     let masquerade = if config.masquerade_all {
-        let to_cluster_ip = base.line().in_set(Side::Destination, CLUSTER_IPS);
+        let to_cluster_ip = base.line().in_set(&[DESTINATION], Sense::Is, CLUSTER_IPS);
         let line = to_cluster_ip.set_mark(config.masquerade_mark);
         Some(line.comment("masquerade all clusterIP traffic"))
     } else {
@@ -27,14 +27,14 @@ pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
         let outside = base.line().pod_traffic(Sense::IsNot, &config.detector);
         let comment = "masquerade clusterIP traffic from outside cluster";
         outside.map(|line| {
-            let to_cluster_ip = line.in_set(Side::Destination, CLUSTER_IPS);
+            let to_cluster_ip = line.in_set(&[DESTINATION], Sense::Is, CLUSTER_IPS);
             to_cluster_ip
                 .set_mark(config.masquerade_mark)
                 .comment(comment)
         })
     };
     let mut rules: Vec<_> = masquerade.into_iter().collect();
-    rules.push(base.line().by_address_and_port(SERVICE_IPS).rule());
+    rules.push(base.line().verdict_by(ADDRESS_AND_PORT, SERVICE_IPS).rule());
     // What is not found goes on to the next rule.
     for protocol in PROTOCOLS {
         for count in 1..=FEW {
@@ -69,19 +69,17 @@ fn add_map(base: &mut Base, map: Map, name: &'static str) {
         count => format!("endpoints of services with {count}"),
     };
     let set = Set {
-        name: name.into(),
-        key: [DataType::Integer].into_iter().chain(at).collect(),
-        kind: SetKind::Map(at.to_vec()),
-        intervals: false,
-        dynamic: false,
-        timeout: None,
-        size: None,
         type_of: Some(match map.protocol {
             Protocol::Tcp => TypeOf::Tcp,
             Protocol::Udp => TypeOf::Udp,
             Protocol::Sctp => TypeOf::Sctp,
         }),
         comment: Some(comment.into()),
+        ..Set::new(
+            name.into(),
+            [DataType::Integer].into_iter().chain(at).collect(),
+            SetKind::Map(at.to_vec()),
+        )
     };
     base.sets.insert(name, set);
 }

@@ -9,14 +9,14 @@ use super::{
 use crate::name::{
     CLUSTER_IPS, FIREWALL_IPS, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES, SERVICE_IPS,
 };
-use crate::rule::{Sense, Side};
+use kube_rules::nft::{ADDRESS_AND_PORT, DESTINATION, PORT, Sense};
 
 pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
     add_maps(base);
     add_filter_chains(base);
     let (config, node_ports) = (wanted.config, wanted.node_ports);
 
-    let to_cluster_ip = base.line().in_set(Side::Destination, CLUSTER_IPS);
+    let to_cluster_ip = base.line().in_set(&[DESTINATION], Sense::Is, CLUSTER_IPS);
     let masquerade = if config.masquerade_all {
         let line = to_cluster_ip.set_mark(config.masquerade_mark);
         Some(line.comment("masquerade all clusterIP traffic"))
@@ -25,17 +25,23 @@ pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
         let comment = "masquerade clusterIP traffic from outside cluster";
         outside.map(|line| line.set_mark(config.masquerade_mark).comment(comment))
     };
-    let by_address = base.line().by_address_and_port(SERVICE_IPS).rule();
+    let by_address = base.line().verdict_by(ADDRESS_AND_PORT, SERVICE_IPS).rule();
     let by_port = base.by_node_port(node_ports);
     let services = masquerade.into_iter().chain([by_address, by_port]);
     base.add_chain(SERVICES, services.collect());
 
     let at_node = base.at_node(base.line(), node_ports);
-    let unserved = at_node.by_port(NO_ENDPOINT_NODE_PORTS).rule();
+    let unserved = at_node.verdict_by(PORT, NO_ENDPOINT_NODE_PORTS).rule();
     base.add_chain(NODE_PORTS_CHECK, vec![unserved]);
-    let unserved = base.line().by_address_and_port(NO_ENDPOINT_SERVICES).rule();
+    let unserved = base
+        .line()
+        .verdict_by(ADDRESS_AND_PORT, NO_ENDPOINT_SERVICES)
+        .rule();
     base.add_chain(SERVICES_CHECK, vec![unserved]);
-    let walled = base.line().by_address_and_port(FIREWALL_IPS).rule();
+    let walled = base
+        .line()
+        .verdict_by(ADDRESS_AND_PORT, FIREWALL_IPS)
+        .rule();
     base.add_chain(FIREWALL_CHECK, vec![walled]);
     base.add_cluster_ips_check(wanted.unallocated);
     base.add_reject_chain("helper for @no-endpoint-services / @no-endpoint-nodeports");

@@ -194,17 +194,11 @@ fn what_upstream_has_left_of_it_is_cleared_away() {
             let jumps = rule(vec![Expression::Verdict(Verdict::Jump(
                 "some-check".into(),
             ))]);
-            let map = Set {
-                name: "some-map".into(),
-                key: vec![DataType::InetProto, DataType::InetService],
-                kind: SetKind::Verdicts,
-                intervals: false,
-                dynamic: false,
-                timeout: None,
-                size: None,
-                type_of: None,
-                comment: None,
-            };
+            let map = Set::new(
+                "some-map".into(),
+                vec![DataType::InetProto, DataType::InetService],
+                SetKind::Verdicts,
+            );
             let mut chains = table.chains.clone();
             chains.insert("some-reject".into(), (chain("some-reject"), vec![counts]));
             chains.insert("some-check".into(), (chain("some-check"), vec![asks]));

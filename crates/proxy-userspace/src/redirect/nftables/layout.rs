@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use kube_rules::nft::address_type;
 use nftables_netlink::{Bytes, Concatenation, DataType, Element, Set, SetKind, Table};
 use proxy::IpFamily;
 
@@ -45,19 +46,10 @@ impl Origin {
     }
 }
 
-pub(super) const fn address_type(family: IpFamily) -> DataType {
-    match family {
-        IpFamily::V4 => DataType::Ipv4Addr,
-        IpFamily::V6 => DataType::Ipv6Addr,
-    }
-}
-
 pub(crate) fn table(family: IpFamily) -> Table {
     Table {
-        family: family.into(),
-        name: TABLE.into(),
-        activity: nftables_netlink::Activity::Active,
         comment: Some("redirects to the listening ports of kube-proxy".into()),
+        ..Table::new(family.into(), TABLE.into())
     }
 }
 
@@ -68,16 +60,12 @@ pub(crate) fn maps(family: IpFamily) -> impl Iterator<Item = Set> {
         let port = vec![DataType::InetProto, DataType::InetService];
         let of_address = [vec![address], port.clone()].concat();
         let [portals, node_ports] = from.maps();
-        [(portals, of_address), (node_ports, port)].map(|(name, key)| Set {
-            name: name.into(),
-            key,
-            kind: SetKind::Map(vec![address, DataType::InetService]),
-            intervals: false,
-            dynamic: false,
-            timeout: None,
-            size: None,
-            type_of: None,
-            comment: None,
+        [(portals, of_address), (node_ports, port)].map(|(name, key)| {
+            Set::new(
+                name.into(),
+                key,
+                SetKind::Map(vec![address, DataType::InetService]),
+            )
         })
     })
 }
