@@ -1,11 +1,13 @@
 //! What says whose a virtual server is.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use footprint::{Footprint, Says};
 use inet::Protocol;
 use ipset_netlink::{Entry, IpProtocol};
+use ipvs_netlink::ServiceKey;
 
 /// What was found of one family.
 #[derive(Debug, Default)]
@@ -21,11 +23,38 @@ pub(crate) struct Evidence {
 }
 
 /// A virtual server, as far as it tells whose it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Server {
-    pub(crate) at: SocketAddr,
-    pub(crate) protocol: Protocol,
+    pub(crate) key: ServiceKey,
     pub(crate) flags: u32,
+}
+
+impl Server {
+    /// Returns where it is; `None` if it is for marked packets, or of another protocol than Services
+    /// have.
+    pub(crate) fn at(&self) -> Option<(SocketAddr, Protocol)> {
+        match self.key {
+            ServiceKey::Address {
+                protocol,
+                address,
+                port,
+            } => Some((
+                SocketAddr::new(address, port),
+                Protocol::from_number(protocol.0)?,
+            )),
+            ServiceKey::Fwmark { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Server {
+    /// Writes it as messages call it: `192.0.2.1:80/TCP`, `FWM 1`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.at() {
+            Some((at, protocol)) => write!(f, "{at}/{protocol}"),
+            None => self.key.fmt(f),
+        }
+    }
 }
 
 impl Evidence {
@@ -50,15 +79,13 @@ impl Evidence {
 
     /// Whether a virtual server is one that a mode has made: one of the sets names it, its address is
     /// on that mode's link and no set names another one there, or its port is a NodePort and its address the node's, or was when
-    /// it was made, as its note says.
+    /// it was made, as its note says. No set names a mark: there the note says it alone.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
-        let Server {
-            at,
-            protocol,
-            flags,
-        } = *server;
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
-        let is_noted = kinds.any(|kind| flags & kind.node_port_flag != 0);
+        let is_noted = kinds.any(|kind| server.flags & kind.node_port_flag != 0);
+        let Some((at, protocol)) = server.at() else {
+            return is_noted && matches!(server.key, ServiceKey::Fwmark { .. });
+        };
         self.servers.contains(&(at, protocol))
             || (self.bound.contains(&at.ip()) && !self.names_any_at(at.ip()))
             || ((self.elsewhere.contains(&at.ip()) || is_noted)
@@ -125,13 +152,16 @@ mod tests {
         // What a set of this kind cannot hold says nothing.
         found.add(Says::NodePorts(Protocol::Tcp), &named);
         let ours = there.map(|(at, flags)| {
-            let server = Server {
-                at: at.parse().unwrap(),
-                protocol: Protocol::Tcp,
-                flags,
-            };
-            found.says_ours(MODES, &server)
+            let at: SocketAddr = at.parse().unwrap();
+            let key = ServiceKey::new(ipvs_netlink::Protocol::TCP, at.ip(), at.port());
+            found.says_ours(MODES, &Server { key, flags })
         });
         assert_eq!(ours, [true, false, true, false, false, true, false, true]);
+        let key = ServiceKey::Fwmark {
+            family: inet::IpFamily::V4,
+            mark: 30000,
+        };
+        let of_mark = [0, NOTE].map(|flags| found.says_ours(MODES, &Server { key, flags }));
+        assert_eq!(of_mark, [false, true]);
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use footprint::Footprint;
 use inet::{IpFamily, Protocol};
 use ipnet::IpNet;
-use ipvs_netlink::{AddressFamily, Error, Ipvs, ServiceKey};
+use ipvs_netlink::{Error, Ipvs, Service};
 use netlink_batch::{Batch, Reply};
 
 use crate::evidence::{Evidence, Server};
@@ -73,10 +73,7 @@ pub(crate) fn remove(
     };
     let mut done = 0;
     for (server, reply) in doomed.iter().zip(&replies) {
-        let what = format!(
-            "cannot remove virtual server {}/{}",
-            server.at, server.protocol
-        );
+        let what = format!("cannot remove virtual server {server}");
         match reply {
             Reply::Done => done += 1,
             // Gone already.
@@ -103,44 +100,24 @@ pub(crate) fn foreign(
     if !Path::new(LIST).exists() {
         return Ok(Vec::new());
     }
-    let mut foreign = Vec::new();
-    for entry in Ipvs::open()?.services()? {
-        let key = entry.service.key;
-        if key.family() != address_family(family) {
-            continue;
-        }
-        let at = match key {
-            ServiceKey::Address {
-                protocol,
-                address,
-                port,
-            } => Protocol::from_number(protocol.0)
-                .map(|protocol| (SocketAddr::new(address, port), protocol)),
-            ServiceKey::Fwmark { .. } => None,
-        };
-        let is_ours = at.is_some_and(|(at, protocol)| {
-            let flags = entry.service.flags.bits();
-            evidence.says_ours(
-                modes,
-                &Server {
-                    at,
-                    protocol,
-                    flags,
-                },
-            )
-        });
-        if !is_ours {
-            let name = match (at, key) {
-                (Some((at, protocol)), _) => format!("{at}/{protocol}"),
-                (None, ServiceKey::Fwmark { mark, .. }) => format!("FWM {mark}"),
-                (None, ServiceKey::Address { address, port, .. }) => {
-                    SocketAddr::new(address, port).to_string()
-                }
-            };
-            foreign.push(ForeignServer { at, name });
-        }
-    }
-    Ok(foreign)
+    let mut all = read(&mut Ipvs::open()?, family)?;
+    all.retain(|server| !evidence.says_ours(modes, server));
+    let foreign = all.iter().map(|server| ForeignServer {
+        at: server.at(),
+        name: server.to_string(),
+    });
+    Ok(foreign.collect())
+}
+
+/// All of a family.
+fn read(ipvs: &mut Ipvs, family: IpFamily) -> Result<Vec<Server>, Error> {
+    let all = ipvs.services()?.into_iter().map(|entry| entry.service);
+    let all = all.filter(|service| service.key.family() == family);
+    let server = |service: Service| Server {
+        key: service.key,
+        flags: service.flags.bits(),
+    };
+    Ok(all.map(server).collect())
 }
 
 /// Those that are to go.
@@ -152,39 +129,23 @@ fn doomed(
     excluded: &[IpNet],
 ) -> Result<Vec<Server>, Error> {
     let mut doomed = Vec::new();
-    for entry in ipvs.services()? {
-        // Those for marked packets and for other protocols are not for Services.
-        let ServiceKey::Address {
-            protocol,
-            address,
-            port,
-        } = entry.service.key
-        else {
-            continue;
-        };
-        let Some(protocol) = Protocol::from_number(protocol.0) else {
-            continue;
-        };
-        let server = Server {
-            at: SocketAddr::new(address, port),
-            protocol,
-            flags: entry.service.flags.bits(),
-        };
-        let is_of_family = entry.service.key.family() == address_family(family);
-        if !is_of_family || excluded.iter().any(|net| net.contains(&address)) {
+    for server in read(ipvs, family)? {
+        let at = server.at();
+        let is_in = |(at, _): (SocketAddr, _)| excluded.iter().any(|net| net.contains(&at.ip()));
+        if at.is_some_and(is_in) {
             continue;
         }
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
-        let is_probe = kinds.any(|kind| kind.probe == Some((server.at, protocol)));
+        let is_probe = kinds.any(|kind| kind.probe.is_some() && kind.probe == at);
         if evidence.says_ours(modes, &server)
-            || (is_probe && ipvs.destinations(&entry.service.key)?.is_empty())
+            || (is_probe && ipvs.destinations(&server.key)?.is_empty())
         {
             doomed.push(server);
         }
     }
     // The opposite order to that in which they are made: what returns is found the sooner in the
     // kernel's list of what was removed (ipvs-netlink/examples/trash_cost.rs).
-    doomed.sort_unstable_by_key(|server| std::cmp::Reverse((server.at, server.protocol)));
+    doomed.sort_unstable_by_key(|server| std::cmp::Reverse((server.at(), server.key)));
     doomed.dedup();
     Ok(doomed)
 }
@@ -192,16 +153,8 @@ fn doomed(
 fn delete(ipvs: &mut Ipvs, doomed: &[Server]) -> Result<Vec<Reply>, Error> {
     let family = ipvs.family();
     let mut batch = Batch::new();
-    for Server { at, protocol, .. } in doomed {
-        let protocol = ipvs_netlink::Protocol(protocol.number());
-        family.del_service(&mut batch, &ServiceKey::new(protocol, at.ip(), at.port()));
+    for server in doomed {
+        family.del_service(&mut batch, &server.key);
     }
     ipvs.execute(&batch)
-}
-
-fn address_family(family: IpFamily) -> AddressFamily {
-    match family {
-        IpFamily::V4 => AddressFamily::Inet,
-        IpFamily::V6 => AddressFamily::Inet6,
-    }
 }

@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 
 use cleanup::Cleanup;
 use ipnet::IpNet;
+use ipvs_netlink::{Flags, IpFamily, Ipvs, Service, ServiceKey};
 use namespace::in_namespace;
 
 /// Takes down what any mode has left.
@@ -233,6 +234,18 @@ fn of_both_modes_at_once_nothing_stays() {
         let upstream = sh("iptables-$backend-save; ip6tables-$backend-save");
         assert!(upstream.matches(":KUBE-SEP-").count() > 3, "{upstream}");
         leave_ipvs_mode();
+        // One for marked packets goes by its note; that of others (mark 7) has none.
+        let mark = ServiceKey::Fwmark {
+            family: IpFamily::V4,
+            mark: 9,
+        };
+        let mut noted = Service::new(mark, "rr".parse().unwrap());
+        noted.flags = Flags::from_bits_retain(proxy_ipvs::Properties::NODE_PORT);
+        let mut ipvs = Ipvs::open().unwrap();
+        let mut batch = netlink_batch::Batch::new();
+        ipvs.family().new_service(&mut batch, &noted);
+        ipvs.execute(&batch).unwrap();
+        assert!(sh("ipvsadm -Sn").contains("-A -f 9 "));
         let cleanup = clean_up(&[]);
         assert_eq!(state(), before);
         expect_all_gone(&cleanup);

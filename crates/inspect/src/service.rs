@@ -5,8 +5,7 @@ mod draining;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::{
-    Endpoints, IpFamily, Judged, Reason, Service, ServiceAddress, ServicePort, ServicePortName,
-    ServiceType,
+    Endpoints, IpFamily, Judged, Reason, Service, ServicePort, ServicePortName, ServiceType,
 };
 use service_counters::{At, Count, Counted};
 use source::Places;
@@ -204,9 +203,8 @@ impl<'a> Seen<'a> {
     }
 
     fn is_held_by_others(&self, at: &At) -> bool {
-        let at = ServiceAddress::new(at.address, at.port, at.protocol);
         let mut families = self.ground.families.iter();
-        families.any(|of| of.held_by_others.contains(&at))
+        families.any(|of| of.held_by_others.contains(at))
     }
 
     fn address(&self, kind: AddressKind, at: &At, of: &ServicePortName) -> Address {

@@ -141,14 +141,14 @@ fn add_connections(status: &mut Status, drains: &[proxy::Draining], counters: &C
     if drains.is_empty() {
         return;
     }
-    let mut at: Vec<At> = drains.iter().map(At::from).collect();
+    let mut at: Vec<At> = drains.iter().map(|one| one.at).collect();
     at.dedup();
     let Some(Ok(counted)) = counters.with(|reader| reader.read(Which::Of(&at))) else {
         return;
     };
     for (told, one) in status.draining.iter_mut().zip(drains) {
         let endpoint = SocketAddr::new(one.target.ip, one.target.port);
-        let of = counted.endpoints.get(&(At::from(one), endpoint));
+        let of = counted.endpoints.get(&(one.at, endpoint));
         told.connections = of.and_then(|of| Some(of.count.active? + of.count.inactive?));
     }
 }
@@ -193,7 +193,7 @@ fn add_seen(status: &mut Status, of: OfFamily, now: Instant) {
     status
         .draining
         .extend(of.drains.first.into_iter().map(|one| Draining {
-            server: format!("{}/{}", one.at, one.protocol),
+            server: one.at.to_string(),
             endpoint: SocketAddr::new(one.target.ip, one.target.port).to_string(),
             seconds: one.since.map_or(0.0, |since| ago(since, now)),
             connections: None,

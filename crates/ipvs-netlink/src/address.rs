@@ -2,45 +2,27 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use inet::IpFamily;
 use netlink_batch::{Attribute, Malformed, Writer};
 
-/// `AF_INET` or `AF_INET6`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AddressFamily {
-    /// IPv4.
-    Inet,
-    /// IPv6.
-    Inet6,
-}
-
-impl AddressFamily {
-    pub(crate) fn number(self) -> u16 {
-        match self {
-            Self::Inet => 2,
-            Self::Inet6 => 10,
-        }
-    }
-
-    pub(crate) fn decode(attribute: &Attribute<'_>, name: &'static str) -> Result<Self, Malformed> {
-        match attribute.u16()? {
-            2 => Ok(Self::Inet),
-            10 => Ok(Self::Inet6),
-            value => Err(Malformed::Value {
-                kind: attribute.kind,
-                name,
-                value: value.into(),
-            }),
-        }
+/// Returns `AF_INET` or `AF_INET6`.
+pub(crate) fn number(family: IpFamily) -> u16 {
+    match family {
+        IpFamily::V4 => 2,
+        IpFamily::V6 => 10,
     }
 }
 
-impl From<IpAddr> for AddressFamily {
-    fn from(address: IpAddr) -> Self {
-        if address.is_ipv4() {
-            Self::Inet
-        } else {
-            Self::Inet6
-        }
+/// Reads one of these.
+pub(crate) fn family(attribute: &Attribute<'_>, name: &'static str) -> Result<IpFamily, Malformed> {
+    match attribute.u16()? {
+        2 => Ok(IpFamily::V4),
+        10 => Ok(IpFamily::V6),
+        value => Err(Malformed::Value {
+            kind: attribute.kind,
+            name,
+            value: value.into(),
+        }),
     }
 }
 
@@ -58,17 +40,17 @@ pub(crate) fn write(writer: &mut Writer<'_>, kind: u16, address: IpAddr) {
 }
 
 /// Reads one of this family.
-pub(crate) fn read(attribute: &Attribute<'_>, family: AddressFamily) -> Result<IpAddr, Malformed> {
+pub(crate) fn read(attribute: &Attribute<'_>, family: IpFamily) -> Result<IpAddr, Malformed> {
     let first = |expected| Malformed::Size {
         kind: attribute.kind,
         expected,
         actual: attribute.payload.len(),
     };
     Ok(match family {
-        AddressFamily::Inet => IpAddr::V4(Ipv4Addr::from(
+        IpFamily::V4 => IpAddr::V4(Ipv4Addr::from(
             *attribute.payload.first_chunk().ok_or_else(|| first(4))?,
         )),
-        AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::from(
+        IpFamily::V6 => IpAddr::V6(Ipv6Addr::from(
             *attribute.payload.first_chunk().ok_or_else(|| first(16))?,
         )),
     })

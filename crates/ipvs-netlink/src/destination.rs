@@ -3,9 +3,10 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use inet::IpFamily;
 use netlink_batch::{Malformed, Writer};
 
-use crate::address::{self, AddressFamily};
+use crate::address;
 use crate::statistics::Statistics;
 use crate::uapi::{self, dest, top};
 
@@ -38,7 +39,7 @@ impl DestinationKey {
     pub(crate) fn encode(self, writer: &mut Writer<'_>) {
         writer.attr_u16(
             dest::ADDR_FAMILY,
-            AddressFamily::from(self.address).number(),
+            address::number(IpFamily::of(self.address)),
         );
         address::write(writer, dest::ADDR, self.address);
         writer.attr_be16(dest::PORT, self.port);
@@ -167,7 +168,7 @@ impl DestinationEntry {
     /// # Errors
     ///
     /// An attribute is missing, or of another size than the kernel's.
-    pub fn decode(payload: &[u8], mut family: AddressFamily) -> Result<Self, Malformed> {
+    pub fn decode(payload: &[u8], mut family: IpFamily) -> Result<Self, Malformed> {
         let (mut address, mut port, mut forward, mut weight) = (None, None, None, None);
         let (mut upper_threshold, mut lower_threshold, mut tunnel) = (0, 0, Tunnel::default());
         let (mut active, mut inactive, mut persistent) = (0, 0, 0);
@@ -176,7 +177,7 @@ impl DestinationEntry {
             let attribute = attribute?;
             match attribute.kind {
                 dest::ADDR_FAMILY => {
-                    family = AddressFamily::decode(&attribute, "IPVS_DEST_ATTR_ADDR_FAMILY")?;
+                    family = address::family(&attribute, "IPVS_DEST_ATTR_ADDR_FAMILY")?;
                 }
                 dest::ADDR => address = Some(attribute),
                 dest::PORT => port = Some(attribute.be16()?),

@@ -1,14 +1,14 @@
 //! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
 //! Nothing else may use it.
 
-use crate::{AddressFamily, DestinationEntry, Info, ServiceEntry, Status, Timeouts};
+use crate::{DestinationEntry, Info, IpFamily, ServiceEntry, Status, Timeouts};
 
 /// An answer of each command.
 pub fn answer(bytes: &[u8]) {
     let _ = Info::decode(bytes);
     let _ = Timeouts::decode(bytes);
     let _ = ServiceEntry::decode(bytes);
-    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+    for family in IpFamily::ALL {
         let _ = DestinationEntry::decode(bytes, family);
     }
 }

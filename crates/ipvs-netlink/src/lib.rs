@@ -33,12 +33,12 @@ mod status;
 mod tables;
 mod uapi;
 
-pub use address::AddressFamily;
 pub use configuration::{Info, Timeouts};
 pub use count::ServiceCounter;
 pub use destination::{Destination, DestinationEntry, DestinationKey, Forward, Tunnel};
 pub use error::Error;
 pub use family::Family;
+pub use inet::IpFamily;
 pub use ipvs::Ipvs;
 pub use name::{BadName, Name};
 pub use service::{Flags, Protocol, Service, ServiceEntry, ServiceKey};

@@ -4,9 +4,10 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use bitflags::bitflags;
+use inet::IpFamily;
 use netlink_batch::{Attribute, Malformed, Writer};
 
-use crate::address::{self, AddressFamily};
+use crate::address;
 use crate::name::Name;
 use crate::statistics::Statistics;
 use crate::uapi::{self, service, top};
@@ -56,7 +57,7 @@ pub enum ServiceKey {
     /// Packets that a firewall rule has marked.
     Fwmark {
         /// IPv4 or IPv6 packets.
-        family: AddressFamily,
+        family: IpFamily,
         /// The mark, not 0.
         mark: u32,
     },
@@ -73,16 +74,16 @@ impl ServiceKey {
     }
 
     /// Its address family.
-    pub fn family(&self) -> AddressFamily {
+    pub fn family(&self) -> IpFamily {
         match *self {
-            Self::Address { address, .. } => address.into(),
+            Self::Address { address, .. } => IpFamily::of(address),
             Self::Fwmark { family, .. } => family,
         }
     }
 
     /// Writes the attributes that identify a service.
     pub(crate) fn encode(&self, writer: &mut Writer<'_>) {
-        writer.attr_u16(service::AF, self.family().number());
+        writer.attr_u16(service::AF, address::number(self.family()));
         match *self {
             Self::Address {
                 protocol,
@@ -109,11 +110,11 @@ impl fmt::Display for ServiceKey {
                 write!(f, "{protocol} {}", SocketAddr::new(address, port))
             }
             Self::Fwmark {
-                family: AddressFamily::Inet,
+                family: IpFamily::V4,
                 mark,
             } => write!(f, "FWM {mark}"),
             Self::Fwmark {
-                family: AddressFamily::Inet6,
+                family: IpFamily::V6,
                 mark,
             } => write!(f, "FWM {mark} IPv6"),
         }
@@ -175,10 +176,10 @@ impl Service {
     }
 
     /// The netmask that makes every address a client of its own.
-    pub fn single_client(family: AddressFamily) -> u32 {
+    pub fn single_client(family: IpFamily) -> u32 {
         match family {
-            AddressFamily::Inet => u32::MAX,
-            AddressFamily::Inet6 => 128,
+            IpFamily::V4 => u32::MAX,
+            IpFamily::V6 => 128,
         }
     }
 
@@ -193,8 +194,8 @@ impl Service {
         writer.attr(service::FLAGS, &[f0, f1, f2, f3, 0xff, 0xff, 0xff, 0xff]);
         writer.attr_u32(service::TIMEOUT, self.timeout);
         match self.key.family() {
-            AddressFamily::Inet => writer.attr_be32(service::NETMASK, self.netmask),
-            AddressFamily::Inet6 => writer.attr_u32(service::NETMASK, self.netmask),
+            IpFamily::V4 => writer.attr_be32(service::NETMASK, self.netmask),
+            IpFamily::V6 => writer.attr_u32(service::NETMASK, self.netmask),
         }
     }
 }
@@ -223,7 +224,7 @@ impl ServiceEntry {
             let attribute = attribute?;
             match attribute.kind {
                 service::AF => {
-                    family = Some(AddressFamily::decode(&attribute, "IPVS_SVC_ATTR_AF")?);
+                    family = Some(address::family(&attribute, "IPVS_SVC_ATTR_AF")?);
                 }
                 service::PROTOCOL => protocol = Some(attribute.u16()?),
                 service::ADDR => address = Some(attribute),
@@ -268,8 +269,8 @@ impl ServiceEntry {
                 timeout,
                 netmask: match (netmask, family) {
                     (None, _) => Service::single_client(family),
-                    (Some(mask), AddressFamily::Inet) => mask.be32()?,
-                    (Some(length), AddressFamily::Inet6) => length.u32()?,
+                    (Some(mask), IpFamily::V4) => mask.be32()?,
+                    (Some(length), IpFamily::V6) => length.u32()?,
                 },
                 persistence_engine: engine,
             },

@@ -11,7 +11,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use ipvs_netlink::{
-    AddressFamily, Destination, DestinationEntry, DestinationKey, Family, Flags, Forward, Name,
+    Destination, DestinationEntry, DestinationKey, Family, Flags, Forward, IpFamily, Name,
     Protocol, Service, ServiceEntry, ServiceKey, Statistics, Timeouts, Tunnel,
 };
 use netlink_batch::{Attributes, Batch, Writer};
@@ -83,11 +83,11 @@ fn acts() -> Vec<(&'static str, Act)> {
     let web = tcp("10.0.0.1:80");
     let web6 = tcp("[fd00::1]:80");
     let mark = ServiceKey::Fwmark {
-        family: AddressFamily::Inet,
+        family: IpFamily::V4,
         mark: 7,
     };
     let mark6 = ServiceKey::Fwmark {
-        family: AddressFamily::Inet6,
+        family: IpFamily::V6,
         mark: 8,
     };
     let one_packet = Service {
@@ -361,7 +361,7 @@ fn counters_and_connections() {
     let command = "three connections";
     let service = ServiceEntry::decode(&reply("service", command)).unwrap();
     let destination =
-        DestinationEntry::decode(&reply("destination", command), AddressFamily::Inet).unwrap();
+        DestinationEntry::decode(&reply("destination", command), IpFamily::V4).unwrap();
     assert_eq!(
         (
             destination.active,
@@ -417,7 +417,7 @@ fn old_kernels_have_32_bit_counters_and_name_no_family() {
         let statistics = match what {
             "service" => ServiceEntry::decode(&old).unwrap().statistics,
             _ => {
-                DestinationEntry::decode(&old, AddressFamily::Inet)
+                DestinationEntry::decode(&old, IpFamily::V4)
                     .unwrap()
                     .statistics
             }
@@ -454,7 +454,7 @@ fn short_attributes_are_errors() {
             });
             let error = match what {
                 "service" => ServiceEntry::decode(&short).map(drop),
-                _ => DestinationEntry::decode(&short, AddressFamily::Inet).map(drop),
+                _ => DestinationEntry::decode(&short, IpFamily::V4).map(drop),
             };
             let error = error
                 .expect_err("an empty attribute was accepted")
@@ -481,7 +481,7 @@ fn what_identifies_must_be_there() {
             });
             let error = match what {
                 "service" => ServiceEntry::decode(&without).map(drop),
-                _ => DestinationEntry::decode(&without, AddressFamily::Inet).map(drop),
+                _ => DestinationEntry::decode(&without, IpFamily::V4).map(drop),
             };
             assert!(error.unwrap_err().to_string().ends_with("is missing"));
         }
@@ -497,11 +497,7 @@ fn any_service() -> impl Strategy<Value = Service> {
             ServiceKey::new(Protocol(protocol), address, port)
         }),
         (any::<bool>(), any::<u32>()).prop_map(|(inet, mark)| ServiceKey::Fwmark {
-            family: if inet {
-                AddressFamily::Inet
-            } else {
-                AddressFamily::Inet6
-            },
+            family: if inet { IpFamily::V4 } else { IpFamily::V6 },
             mark
         }),
     ];
@@ -569,7 +565,7 @@ proptest! {
     #[test]
     fn arbitrary_bytes_never_panic(payload: Vec<u8>) {
         let _ = ServiceEntry::decode(&payload);
-        let _ = DestinationEntry::decode(&payload, AddressFamily::Inet6);
+        let _ = DestinationEntry::decode(&payload, IpFamily::V6);
     }
 
     /// Damaged answers get deeper into the decoder than noise does.
@@ -587,6 +583,6 @@ proptest! {
         }
         payload.truncate(cut.index(payload.len() + 1));
         let _ = ServiceEntry::decode(&payload);
-        let _ = DestinationEntry::decode(&payload, AddressFamily::Inet);
+        let _ = DestinationEntry::decode(&payload, IpFamily::V4);
     }
 }

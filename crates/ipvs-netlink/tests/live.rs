@@ -13,7 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use ipvs_netlink::{
-    AddressFamily, Destination, DestinationKey, Family, Flags, Forward, Ipvs, Protocol, Service,
+    Destination, DestinationKey, Family, Flags, Forward, IpFamily, Ipvs, Protocol, Service,
     ServiceKey, Status, Timeouts, Tunnel,
 };
 use namespace::in_namespace;
@@ -117,14 +117,14 @@ fn services_of_every_kind() {
             service(key(Protocol::TCP, "[fd00::1]:80"), "wlc"),
             service(
                 ServiceKey::Fwmark {
-                    family: AddressFamily::Inet,
+                    family: IpFamily::V4,
                     mark: 7,
                 },
                 "rr",
             ),
             service(
                 ServiceKey::Fwmark {
-                    family: AddressFamily::Inet6,
+                    family: IpFamily::V6,
                     mark: 7,
                 },
                 "rr",

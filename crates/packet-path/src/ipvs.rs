@@ -8,9 +8,8 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-use ipvs_netlink::{
-    AddressFamily, Destination, DestinationEntry, Flags, Forward, Protocol, Service, ServiceKey,
-};
+use inet::IpFamily;
+use ipvs_netlink::{Destination, DestinationEntry, Flags, Forward, Protocol, Service, ServiceKey};
 
 use crate::branch::{Branch, Counters, End, Step};
 use crate::kernel::{Kernel, Route, RouteQuestion, Server, Unread};
@@ -95,7 +94,7 @@ const UNREACHABLE: &str = "ICMP port unreachable";
 
 /// As `ip_vs_service_find`: by the mark, by address and port, by address alone.
 fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, Unread> {
-    let family = AddressFamily::from(packet.destination);
+    let family = IpFamily::of(packet.destination);
     let protocol = Protocol(packet.protocol);
     let marked = (packet.mark != 0).then_some(ServiceKey::Fwmark {
         family,
@@ -337,11 +336,7 @@ fn selector(key: &ServiceKey) -> String {
             format!("{option} {}", SocketAddr::new(address, port))
         }
         ServiceKey::Fwmark { family, mark } => {
-            let six = if family == AddressFamily::Inet6 {
-                " -6"
-            } else {
-                ""
-            };
+            let six = if family == IpFamily::V6 { " -6" } else { "" };
             format!("-f {mark}{six}")
         }
     }

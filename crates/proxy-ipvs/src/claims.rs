@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
-use proxy::{NamespacedName, Owner, Protocol, Target, released};
+use proxy::{NamespacedName, Owner, Protocol, ServiceAddress, Target, released};
 use reconcile::Table;
 use smallvec::SmallVec;
 
@@ -34,7 +34,7 @@ pub(crate) struct Claims {
     /// members now.
     disputed: Vec<NamespacedName>,
     /// See [`Fragment::forbidden_to_node`].
-    forbidden_to_node: Table<VirtualServerKey, (), Arc<Owner>>,
+    forbidden_to_node: Table<ServiceAddress, (), Arc<Owner>>,
     /// Another number whenever these may have changed.
     forbidden_version: u64,
     /// The lengths of the prefixes of source ranges.
@@ -94,9 +94,9 @@ impl Claims {
 
     /// Load-balancer addresses that this node may not open connections to, and the number of their
     /// last change.
-    pub(crate) fn forbidden_to_node(&self) -> (BTreeSet<VirtualServerKey>, u64) {
-        let keys = self.forbidden_to_node.iter_wanted().map(|(key, ())| *key);
-        (keys.collect(), self.forbidden_version)
+    pub(crate) fn forbidden_to_node(&self) -> (BTreeSet<ServiceAddress>, u64) {
+        let all = self.forbidden_to_node.iter_wanted().map(|(at, ())| *at);
+        (all.collect(), self.forbidden_version)
     }
 
     pub(crate) fn forbidden_version(&self) -> u64 {
@@ -111,8 +111,8 @@ impl Claims {
             .collect()
     }
 
-    pub(crate) fn is_forbidden_to_node(&self, key: &VirtualServerKey) -> bool {
-        self.forbidden_to_node.wanted(key).is_some()
+    pub(crate) fn is_forbidden_to_node(&self, at: &ServiceAddress) -> bool {
+        self.forbidden_to_node.wanted(at).is_some()
     }
 
     /// Makes these all that a Service claims.
@@ -158,6 +158,7 @@ impl Claims {
         let mut keys = HashSet::new();
         let servers: Vec<_> = servers
             .into_iter()
+            .map(|(at, server)| (VirtualServerKey::from(at), server))
             .filter(|(key, _)| keys.insert(*key))
             .map(|(key, server)| (key, self.claim_of(&owner, key, server, tables)))
             .collect();
@@ -197,9 +198,9 @@ impl Claims {
             let own = members
                 .iter()
                 .filter(|(of, member)| {
-                    let about = set.virtual_server(member);
+                    let about = set.service_address(member);
                     *of == set
-                        && about.is_none_or(|key| !lost.contains(&key))
+                        && about.is_none_or(|at| !lost.contains(&VirtualServerKey::from(at)))
                         && !refused.has_member(set, member)
                 })
                 .map(|(_, member)| (*member, ()));
@@ -211,7 +212,7 @@ impl Claims {
         tables.addresses.claim(&owner, addresses);
         let mut forbidden: Vec<_> = forbidden_to_node
             .into_iter()
-            .filter(|key| !lost.contains(key))
+            .filter(|at| !lost.contains(&VirtualServerKey::from(*at)))
             .collect();
         forbidden.sort_unstable();
         forbidden.dedup();
@@ -220,7 +221,7 @@ impl Claims {
         // Rules name all of them: they are rendered again where these are others alone.
         if forbidden != before {
             self.forbidden_version += 1;
-            let forbidden = forbidden.into_iter().map(|key| (key, ()));
+            let forbidden = forbidden.into_iter().map(|at| (at, ()));
             self.forbidden_to_node.claim(&owner, forbidden);
         }
     }
@@ -284,7 +285,7 @@ impl Claims {
         compiled: VirtualServer,
         tables: &Tables,
     ) -> VirtualServer {
-        let is_drained = key.protocol == Protocol::Tcp;
+        let is_drained = key.address().is_some_and(|at| at.protocol == Protocol::Tcp);
         let leftovers: Vec<RealServer> = tables
             .servers
             .actual(&key)
@@ -398,7 +399,8 @@ impl Refused {
                 }
             }
         }
-        refused.addresses = refused.keys.iter().map(|key| key.address).collect();
+        let at = refused.keys.iter().filter_map(VirtualServerKey::address);
+        refused.addresses = at.map(|at| at.address).collect();
         refused
     }
 

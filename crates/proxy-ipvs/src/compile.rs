@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use proxy::{
-    Backends, Endpoints, IpFamily, NodeFacts, Owner, Service, ServicePort, ServiceView, Target,
+    Backends, Endpoints, IpFamily, NodeFacts, Owner, Service, ServiceAddress, ServicePort,
+    ServiceView, Target,
 };
 
-use crate::server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
+use crate::server::{Destinations, Properties, RealServer, VirtualServer};
 use crate::sets::{Member, Set};
 
 /// The kernel entries that one Service port wants.
@@ -17,14 +18,14 @@ pub struct Fragment {
     /// Whose they are; each of them names it, so it is held once.
     pub owner: Arc<Owner>,
     /// Virtual servers.
-    pub servers: Vec<(VirtualServerKey, VirtualServer)>,
+    pub servers: Vec<(ServiceAddress, VirtualServer)>,
     /// Set members.
     pub members: Vec<(Set, Member)>,
     /// Addresses to bind to `kube-ipvs0`.
     pub addresses: Vec<IpAddr>,
     /// Load-balancer addresses whose source ranges leave this node out: it may not open connections
     /// to them.
-    pub forbidden_to_node: Vec<VirtualServerKey>,
+    pub forbidden_to_node: Vec<ServiceAddress>,
 }
 
 impl Fragment {
@@ -228,11 +229,8 @@ impl<'a> Compiler<'a> {
                 .members
                 .push((Set::LoadBalancerSourceIp, member));
         } else {
-            self.fragment.forbidden_to_node.push(VirtualServerKey {
-                address: ip,
-                port,
-                protocol,
-            });
+            let at = ServiceAddress::new(ip, port, protocol);
+            self.fragment.forbidden_to_node.push(at);
         }
     }
 
@@ -272,10 +270,8 @@ impl<'a> Compiler<'a> {
     }
 
     fn member(&mut self, set: Set, ip: IpAddr) {
-        self.fragment.members.push((
-            set,
-            Member::AddressPort(ip, self.port.protocol, self.port.port),
-        ));
+        let at = ServiceAddress::new(ip, self.port.port, self.port.protocol);
+        self.fragment.members.push((set, at.into()));
     }
 
     fn serve(&mut self, address: IpAddr, port: u16, is_local: bool) {
@@ -288,16 +284,12 @@ impl<'a> Compiler<'a> {
         } else {
             self.cluster.clone()
         };
-        let key = VirtualServerKey {
-            address,
-            port,
-            protocol: self.port.protocol,
-        };
+        let at = ServiceAddress::new(address, port, self.port.protocol);
         let server = VirtualServer {
             properties,
             destinations,
         };
-        self.fragment.servers.push((key, server));
+        self.fragment.servers.push((at, server));
     }
 
     /// Bound here, the API server's address would be this node's own at every port, and the API

@@ -181,13 +181,13 @@ impl Drains {
     /// What drains, of which at most so many are named.
     pub(crate) fn told(&self, named: usize) -> proxy::Drains {
         let all = self.servers.iter().flat_map(|(key, drain)| {
-            let (at, protocol) = key.socket();
             let targets = drain.targets.iter();
-            targets.map(move |(target, since)| Draining {
-                at,
-                protocol,
-                target: *target,
-                since: *since,
+            targets.filter_map(|(target, since)| {
+                Some(Draining {
+                    at: key.address()?,
+                    target: *target,
+                    since: *since,
+                })
             })
         });
         proxy::Drains {
@@ -209,6 +209,10 @@ impl Drains {
 mod tests {
     use super::*;
 
+    fn key(port: u16) -> VirtualServerKey {
+        proxy::ServiceAddress::new([10, 96, 0, 1].into(), port, proxy::Protocol::Tcp).into()
+    }
+
     /// What all come to, counted one by one.
     fn counted(drains: &Drains) -> Total {
         let mut total = Total::default();
@@ -225,12 +229,7 @@ mod tests {
             port: 80,
         };
         for port in 1..=600 {
-            let key = VirtualServerKey {
-                address: [10, 96, 0, 1].into(),
-                port,
-                protocol: proxy::Protocol::Tcp,
-            };
-            drains.set(key, BTreeSet::from([target]));
+            drains.set(key(port), BTreeSet::from([target]));
         }
         let goes: Vec<usize> = (0..4).map(|_| drains.take_due(now).len()).collect();
         assert_eq!(goes, [256, 256, 88, 0]);
@@ -238,11 +237,6 @@ mod tests {
 
     #[test]
     fn how_many_drain_and_since_when_is_known_without_a_look_at_each() {
-        let key = |port| VirtualServerKey {
-            address: [10, 96, 0, 1].into(),
-            port,
-            protocol: proxy::Protocol::Tcp,
-        };
         let targets = |ports: std::ops::Range<u16>| -> BTreeSet<Target> {
             let target = |port| Target {
                 ip: [10, 244, 0, 1].into(),

@@ -535,7 +535,7 @@ fn adopted(
     let is_adopted = |(key, server): &(&VirtualServerKey, &VirtualServer)| {
         tables.servers.wanted(key).is_none()
             && tables.servers.actual(key).is_none()
-            && !excluded.iter().any(|net| net.contains(&key.address))
+            && !key.is_within(excluded)
             && evidence.says_ours(key, Some(server))
     };
     servers

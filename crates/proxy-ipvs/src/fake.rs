@@ -408,7 +408,7 @@ impl State {
                 self.snapshot.rules = Some((**wanted).clone());
             }
             Op::AddServer(key, properties) => {
-                if !own(&key.address) {
+                if key.address().is_some_and(|at| !own(&at.address)) {
                     return Err(("address of another family", Fault::Entry));
                 }
                 if self.snapshot.servers.contains_key(key) {

@@ -3,11 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use footprint::{Footprint, Link, OwnSet, Says, VirtualServers};
-use proxy::{IpFamily, Protocol};
+use proxy::{IpFamily, Protocol, ServiceAddress};
 
 use crate::native::TABLE;
 use crate::rules::{CHAINS, JUMPS};
-use crate::server::{Properties, VirtualServerKey};
+use crate::server::Properties;
 use crate::sets::Set;
 
 /// The link that holds service addresses.
@@ -23,11 +23,11 @@ pub(crate) const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
 /// The virtual server that asks the kernel for a scheduler. It has no destinations: nobody else's
 /// is without and at this address.
-pub(crate) const PROBE: VirtualServerKey = VirtualServerKey {
-    address: IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
-    port: 20_000,
-    protocol: Protocol::Tcp,
-};
+pub(crate) const PROBE: ServiceAddress = ServiceAddress::new(
+    IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
+    20_000,
+    Protocol::Tcp,
+);
 
 /// What this mode leaves in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
@@ -43,7 +43,7 @@ pub const FOOTPRINT: Footprint = Footprint {
     }),
     virtual_servers: Some(VirtualServers {
         node_port_flag: Properties::NODE_PORT,
-        probe: Some(PROBE.socket()),
+        probe: Some((PROBE.socket(), PROBE.protocol)),
     }),
     ..Footprint::none("ipvs")
 };

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use proxy::{Protocol, Target, Unreadable};
+use proxy::{Protocol, ServiceAddress, Target, Unreadable};
 
 use crate::leftovers::{Leftovers, Place};
 use crate::plan::{Outcome, Plan};
@@ -188,18 +188,21 @@ impl Evidence<'_> {
     /// a NodePort and its address the node's, or it bears the note that a kube-proxy made it for a NodePort: that is proof by itself, as
     /// nobody else sets that flag.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
+        let is_noted = |server: &VirtualServer| server.properties.is_node_port();
+        let is_named = |at| self.names(at);
+        server.is_some_and(is_noted) || key.address().is_some_and(is_named)
+    }
+
+    fn names(self, at: ServiceAddress) -> bool {
         let holds =
             |set: Set, member: Member| self.sets.get(&set).is_some_and(|set| set.contains(&member));
-        let by_address = Member::AddressPort(key.address, key.protocol, key.port);
-        let is_noted = |server: &VirtualServer| server.properties.is_node_port();
-        let has_address = self.bound.contains(&key.address)
-            || self.bound_otherwise.contains(&key.address)
-            || holds(Set::IpvsIps, Member::Address(key.address));
-        NAMING.into_iter().any(|set| holds(set, by_address))
-            || (has_address && !self.names_any_at(key.address))
-            || server.is_some_and(is_noted)
-            || (self.interface_addresses.contains(&key.address)
-                && holds(Set::node_port(key.protocol), Member::Port(key.port)))
+        let has_address = self.bound.contains(&at.address)
+            || self.bound_otherwise.contains(&at.address)
+            || holds(Set::IpvsIps, Member::Address(at.address));
+        NAMING.into_iter().any(|set| holds(set, at.into()))
+            || (has_address && !self.names_any_at(at.address))
+            || (self.interface_addresses.contains(&at.address)
+                && holds(Set::node_port(at.protocol), Member::Port(at.port)))
     }
 
     /// True if a set names virtual servers at this address: then it names all of a kube-proxy's

@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use hashbrown::{HashMap, HashSet};
-use proxy::{Protocol, Target};
+use proxy::{Protocol, ServiceAddress, Target};
 
 use crate::plan::Op;
 use crate::planner::{may_lower, sorted};
@@ -25,7 +25,7 @@ pub(crate) const EXEMPT: [Set; 4] = [
 
 /// The virtual servers that are about to be made or changed, and whether they have destinations.
 pub(crate) struct Changing {
-    keys: HashMap<VirtualServerKey, bool>,
+    keys: HashMap<ServiceAddress, bool>,
     ports: HashMap<(Protocol, u16), bool>,
 }
 
@@ -39,8 +39,10 @@ impl Changing {
         for key in servers {
             let there = tables.servers.actual(key);
             let serves = there.is_some_and(|there| !there.destinations.is_empty());
-            keys.insert(*key, serves);
-            *ports.entry((key.protocol, key.port)).or_default() |= serves;
+            if let Some(at) = key.address() {
+                keys.insert(at, serves);
+                *ports.entry((at.protocol, at.port)).or_default() |= serves;
+            }
         }
         Self { keys, ports }
     }
@@ -55,12 +57,8 @@ impl Changing {
                 self.ports.get(&(protocol, port)).copied()
             }
             Member::AddressPort(address, protocol, port) => {
-                let key = VirtualServerKey {
-                    address,
-                    port,
-                    protocol,
-                };
-                self.keys.get(&key).copied()
+                let at = ServiceAddress::new(address, port, protocol);
+                self.keys.get(&at).copied()
             }
             _ => None,
         }
@@ -94,12 +92,13 @@ pub(crate) fn end_exemptions(
 pub(crate) fn still_served(tables: &Tables) -> HashSet<(Protocol, Target)> {
     let unsettled = tables.servers.pending().chain(&tables.uncertain);
     let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());
-    let endpoints = wanted.flat_map(|key| {
+    let wanted = wanted.filter_map(|key| Some((key, key.address()?)));
+    let endpoints = wanted.flat_map(|(key, at)| {
         let actual = tables.servers.actual(key).into_iter();
         let all = actual.flat_map(|actual| actual.destinations.iter());
         let may_be_served = |real: &RealServer| real.weight > 0 || !may_lower(tables, key);
         let served = all.filter(may_be_served);
-        served.map(|real| (key.protocol, real.target))
+        served.map(move |real| (at.protocol, real.target))
     });
     endpoints.collect()
 }

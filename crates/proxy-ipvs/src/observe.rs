@@ -207,11 +207,11 @@ impl Ipvs {
                 known.extend(done.iter().cloned());
             }
             let mut free = Free::default();
-            for key in &left {
-                let at = free.at.entry((key.protocol, key.port)).or_default();
-                at.push(key.address);
-                if self.tables.addresses.wanted(&key.address).is_none() {
-                    free.addresses.insert(key.address);
+            for at in left.iter().filter_map(VirtualServerKey::address) {
+                let addresses = free.at.entry((at.protocol, at.port)).or_default();
+                addresses.push(at.address);
+                if self.tables.addresses.wanted(&at.address).is_none() {
+                    free.addresses.insert(at.address);
                 }
             }
             let takes = |name: &&NamespacedName| {
@@ -275,10 +275,10 @@ impl Ipvs {
             return;
         }
         let mut free = Free::default();
-        for key in &changed {
-            let at = free.at.entry((key.protocol, key.port)).or_default();
-            at.push(key.address);
-            free.addresses.insert(key.address);
+        for at in changed.iter().filter_map(VirtualServerKey::address) {
+            let addresses = free.at.entry((at.protocol, at.port)).or_default();
+            addresses.push(at.address);
+            free.addresses.insert(at.address);
         }
         let names = |name: &&NamespacedName| {
             let view = model.view(name);

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
-use proxy::{Owner, Protocol, Rank, Share, Shares, Target};
+use proxy::{Owner, Protocol, Rank, ServiceAddress, Share, Shares, Target};
 use reconcile::Table;
 
 use crate::claims::Claims;
@@ -451,7 +451,10 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {
         return false;
     }
-    let by_address = Member::AddressPort(key.address, key.protocol, key.port);
+    let Some(at) = key.address() else {
+        return false;
+    };
+    let by_address = Member::from(at);
     let wants = |set: Set, member: Member| tables.members(set).wanted(&member).is_some();
     if wants(Set::ClusterIp, by_address) && of.cover.gives_head_start(of.now) {
         return true;
@@ -475,15 +478,15 @@ fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) 
     if wants(Set::LoadBalancerFirewall, by_address) && GUARDS.iter().any(is_uncovered) {
         return true;
     }
-    if of.claims.is_forbidden_to_node(key) {
+    if of.claims.is_forbidden_to_node(&at) {
         return true;
     }
     let mut node_port_sets = [
-        Set::node_port(key.protocol),
-        Set::node_port_local(key.protocol),
+        Set::node_port(at.protocol),
+        Set::node_port_local(at.protocol),
     ]
     .into_iter()
-    .filter(|set| set.kind() == SetKind::Port && wants(*set, Member::Port(key.port)));
+    .filter(|set| set.kind() == SetKind::Port && wants(*set, Member::Port(at.port)));
     !wants(Set::ClusterIp, by_address) && node_port_sets.any(|set| is_uncovered(&set))
 }
 
@@ -506,12 +509,13 @@ fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
         let Some(actual) = tables.servers.actual(&key) else {
             continue;
         };
+        let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
             // Its address first: as long as that is local, another process of the node would get
             // its clients.
-            None if is_to_be_taken_off(tables, &key.address) => {}
+            None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
             // It may be wanted there again as soon as that is read.
-            None if of.state.is_arriving(&key.address) => {}
+            None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
             // What comes is made first.
             Some(_) if makes(tables, &key) => {}
@@ -551,24 +555,19 @@ fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
         return Plan::default();
     }
     // Virtual servers that could not be removed yet, by their ports.
-    let ports: HashSet<(Protocol, u16)> =
-        left(tables).map(|key| (key.protocol, key.port)).collect();
+    let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
     // Of those that nothing else names (a member was refused): the set of addresses also rejects,
     // which an address that has become the node's own is not to meet for longer than needed.
-    let unnamed = left(tables).filter(|key| !is_named(tables, key));
-    let unnamed: HashSet<IpAddr> = unnamed.map(|key| key.address).collect();
+    let unnamed = left(tables).filter(|at| !is_named(tables, *at));
+    let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
     // Whether a member still says that one of these is ours.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
         (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
         (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
         (Set::IpvsIps, Member::Address(address)) => unnamed.contains(&address),
         (set, Member::AddressPort(address, protocol, port)) if set.marks_ownership() => {
-            let key = VirtualServerKey {
-                address,
-                port,
-                protocol,
-            };
-            is_left(tables, &key)
+            let at = ServiceAddress::new(address, port, protocol);
+            is_left(tables, &at.into())
         }
         _ => false,
     };
@@ -604,13 +603,13 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     if set == Set::LoadBalancerFirewall {
         return false;
     }
-    let Some(key) = set.virtual_server(member) else {
+    let Some(at) = set.service_address(member) else {
         return false;
     };
-    if tables.servers.wanted(&key).is_none() {
+    if tables.servers.wanted(&at.into()).is_none() {
         return false;
     }
-    let by_address = Member::AddressPort(key.address, key.protocol, key.port);
+    let by_address = Member::from(at);
     let wants = |set: Set| tables.members(set).wanted(&by_address).is_some();
     let comes = |other: Set| {
         let is_there = tables.members(other).actual(&by_address).is_some();
@@ -641,8 +640,8 @@ fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
 const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
 /// Whether a set says by address and port that a virtual server is ours.
-fn is_named(tables: &Tables, key: &VirtualServerKey) -> bool {
-    let member = Member::AddressPort(key.address, key.protocol, key.port);
+fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
+    let member = Member::from(at);
     let mut sets = Set::all().filter(|set| set.marks_ownership());
     sets.any(|set| tables.members(set).actual(&member).is_some())
 }
@@ -652,10 +651,11 @@ fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.is_ours(key) && tables.servers.wanted(key).is_none()
 }
 
-/// All of these.
-fn left(tables: &Tables) -> impl Iterator<Item = &VirtualServerKey> {
+/// Their addresses.
+fn left(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     let all = tables.servers.pending().chain(&tables.uncertain);
-    all.filter(|key| is_left(tables, key))
+    let left = all.filter(|key| is_left(tables, key));
+    left.filter_map(VirtualServerKey::address)
 }
 
 /// The link, and the addresses on it.
@@ -728,7 +728,8 @@ fn unserved(tables: &Tables) -> HashSet<IpAddr> {
     let missing = servers.pending().filter(|key| {
         servers.wanted(key).is_some() && servers.actual(key).is_none() && !servers.is_failing(key)
     });
-    missing.map(|key| key.address).collect()
+    let at = missing.filter_map(VirtualServerKey::address);
+    at.map(|at| at.address).collect()
 }
 
 /// The shim, and what other modes have left.
@@ -844,10 +845,8 @@ mod tests {
 
     #[test]
     fn what_is_behind_the_last_one_comes_next_among_its_rank() {
-        let key = |host| VirtualServerKey {
-            address: [10, 96, 0, host].into(),
-            port: 80,
-            protocol: Protocol::Tcp,
+        let key = |host| -> VirtualServerKey {
+            ServiceAddress::new([10, 96, 0, host].into(), 80, Protocol::Tcp).into()
         };
         let others = [1, 2, 3].map(|host| (Rank::Other, key(host)));
         let urgent = (Rank::ApiServer, key(9));

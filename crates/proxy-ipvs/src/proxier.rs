@@ -98,16 +98,15 @@ impl Ipvs {
     /// The node's addresses at which NodePorts are served as it is: they go on to be, until it is
     /// known where they are to be.
     fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
-        let is_node_port = |key: &VirtualServerKey| {
-            let members = self.tables.members(Set::node_port(key.protocol));
+        let is_node_port = |at: &ServiceAddress| {
+            let members = self.tables.members(Set::node_port(at.protocol));
             let is_there = |member| members.actual(&member).is_some();
-            state.node.interface_addresses.contains(&key.address)
-                && (is_there(Member::Port(key.port))
-                    || is_there(Member::AddressPort(key.address, key.protocol, key.port)))
+            state.node.interface_addresses.contains(&at.address)
+                && (is_there(Member::Port(at.port)) || is_there((*at).into()))
         };
         let servers = self.tables.servers.iter_actual();
-        let found = servers.filter(|(key, _)| is_node_port(key));
-        let found: BTreeSet<IpAddr> = found.map(|(key, _)| key.address).collect();
+        let at = servers.filter_map(|(key, _)| key.address());
+        let found: BTreeSet<IpAddr> = at.filter(is_node_port).map(|at| at.address).collect();
         found.into_iter().collect()
     }
 
@@ -335,8 +334,7 @@ impl engine::Scheme for Ipvs {
                 && servers.wanted(key).is_some()
                 && servers.actual(key).is_none()
         });
-        held.map(|key| ServiceAddress::new(key.address, key.port, key.protocol))
-            .collect()
+        held.filter_map(VirtualServerKey::address).collect()
     }
 
     fn is_settled(&self, service: &NamespacedName) -> bool {
@@ -544,10 +542,12 @@ impl engine::Scheme for Ipvs {
         state.news.wrote(touched);
         let report = &mut state.report;
         for op in &plan.ops {
-            if let Op::RemoveServer(key) = op {
+            if let Op::RemoveServer(key) = op
+                && let Some(at) = key.address()
+            {
                 let servers = &self.tables.servers;
                 if servers.actual(key).is_none() || servers.is_doubted(key) {
-                    report.withdraw(Some(key.address), key.protocol, key.port);
+                    report.withdraw(Some(at.address), at.protocol, at.port);
                 }
             }
         }

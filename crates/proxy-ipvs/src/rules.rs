@@ -23,11 +23,10 @@ use kube_rules::{
     FORWARD, FROM_FORWARD, FROM_OUTPUT, FROM_POSTROUTING, FROM_PREROUTING, LOCALHOST, MARK_MASQ,
     POSTROUTING, SERVICES,
 };
-use proxy::{IpFamily, LocalDetector, Protocol};
+use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
 use crate::config::{Config, ShimStyle};
 use crate::native::{self, Content};
-use crate::server::VirtualServerKey;
 use crate::sets::Set;
 
 pub use iptables::Table;
@@ -99,7 +98,7 @@ pub struct Shim {
     /// The sets that hold something.
     pub filled: BTreeSet<Set>,
     /// See [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
-    pub forbidden_to_node: BTreeSet<VirtualServerKey>,
+    pub forbidden_to_node: BTreeSet<ServiceAddress>,
 }
 
 impl Shim {
@@ -303,10 +302,10 @@ impl Shim {
     }
 
     fn out_filter(&self) -> Vec<Rule> {
-        let forbid = |key: &VirtualServerKey| {
+        let forbid = |at: &ServiceAddress| {
             let from_itself = [
-                Match::Source(key.address.into()),
-                Match::VirtualServer(key.protocol, key.address, key.port),
+                Match::Source(at.address.into()),
+                Match::VirtualServer(at.protocol, at.address, at.port),
             ];
             Rule::new(from_itself, Target::Drop)
         };

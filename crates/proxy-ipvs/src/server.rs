@@ -1,37 +1,68 @@
 //! Virtual servers and real servers, as values.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use proxy::{Protocol, Target};
+use ipnet::IpNet;
+use ipvs_netlink::ServiceKey;
+use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server: what a client connects to.
+/// Identity of a virtual server in the kernel. Sets, claims and evidence speak of service addresses,
+/// each of which has a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct VirtualServerKey {
-    /// The service address.
-    pub address: IpAddr,
-    /// The service port.
-    pub port: u16,
-    /// The protocol.
-    pub protocol: Protocol,
+pub enum VirtualServerKey {
+    /// Packets to this address and port.
+    Address(ServiceAddress),
+    /// Packets that a firewall rule has marked, to whatever address. No Service uses one.
+    Mark {
+        /// The family of the packets.
+        family: IpFamily,
+        /// The mark, not 0.
+        mark: u32,
+    },
 }
 
 impl VirtualServerKey {
-    /// Its address and port, and its protocol.
-    pub(crate) const fn socket(&self) -> (SocketAddr, Protocol) {
-        (SocketAddr::new(self.address, self.port), self.protocol)
+    /// Returns the address that it serves; `None` for a mark.
+    pub fn address(&self) -> Option<ServiceAddress> {
+        match *self {
+            Self::Address(at) => Some(at),
+            Self::Mark { .. } => None,
+        }
+    }
+
+    /// True if its address is in one of these networks.
+    pub(crate) fn is_within(&self, nets: &[IpNet]) -> bool {
+        let is_in = |at: ServiceAddress| nets.iter().any(|net| net.contains(&at.address));
+        self.address().is_some_and(is_in)
+    }
+}
+
+impl From<ServiceAddress> for VirtualServerKey {
+    fn from(at: ServiceAddress) -> Self {
+        Self::Address(at)
     }
 }
 
 impl fmt::Display for VirtualServerKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}/{}",
-            SocketAddr::new(self.address, self.port),
-            self.protocol
-        )
+        match self {
+            Self::Address(at) => at.fmt(f),
+            Self::Mark { .. } => ServiceKey::from(*self).fmt(f),
+        }
+    }
+}
+
+impl From<VirtualServerKey> for ServiceKey {
+    fn from(key: VirtualServerKey) -> Self {
+        match key {
+            VirtualServerKey::Address(at) => {
+                let protocol = ipvs_netlink::Protocol(at.protocol.number());
+                Self::new(protocol, at.address, at.port)
+            }
+            VirtualServerKey::Mark { family, mark } => Self::Fwmark { family, mark },
+        }
     }
 }
 
@@ -282,7 +313,7 @@ mod tests {
     use super::*;
 
     fn real(target: &str) -> RealServer {
-        let target: SocketAddr = target.parse().unwrap();
+        let target: std::net::SocketAddr = target.parse().unwrap();
         let weight = target.port() % 3;
         RealServer {
             target: Target {

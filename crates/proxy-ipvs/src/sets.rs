@@ -9,9 +9,7 @@ use std::net::IpAddr;
 
 use footprint::Says;
 use ipnet::IpNet;
-use proxy::{IpFamily, Protocol, Target};
-
-use crate::server::VirtualServerKey;
+use proxy::{IpFamily, Protocol, ServiceAddress, Target};
 
 /// One of the sets that the shim matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -241,18 +239,16 @@ impl Set {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// The virtual server that a member is about. None for a loop-back member, which names an
+    /// The service address that a member is about. None for a loop-back member, which names an
     /// endpoint, and for a port, which is served at several addresses.
-    pub(crate) fn virtual_server(self, member: &Member) -> Option<VirtualServerKey> {
+    pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,
             Member::AddressPort(address, protocol, port)
             | Member::AddressPortAddress(address, protocol, port, _)
-            | Member::AddressPortNet(address, protocol, port, _) => Some(VirtualServerKey {
-                address,
-                port,
-                protocol,
-            }),
+            | Member::AddressPortNet(address, protocol, port, _) => {
+                Some(ServiceAddress::new(address, port, protocol))
+            }
             Member::Address(_) | Member::Port(_) => None,
         }
     }
@@ -291,6 +287,12 @@ pub enum Member {
     Port(u16),
 }
 
+impl From<ServiceAddress> for Member {
+    fn from(at: ServiceAddress) -> Self {
+        Self::AddressPort(at.address, at.protocol, at.port)
+    }
+}
+
 impl Member {
     /// Bits of the prefix of its network, if it has one.
     pub(crate) fn prefix_len(&self) -> Option<u8> {
@@ -299,9 +301,7 @@ impl Member {
             _ => None,
         }
     }
-}
 
-impl Member {
     /// Returns the endpoint whose packets to itself this member has masqueraded, if it is of such.
     pub(crate) fn looped_back(&self) -> Option<(Protocol, Target)> {
         match *self {

@@ -53,8 +53,7 @@ impl TakeOver {
             sets,
         };
         let is_ours = |(key, server): &(&VirtualServerKey, &VirtualServer)| {
-            !excluded.iter().any(|net| net.contains(&key.address))
-                && evidence.says_ours(key, Some(server))
+            !key.is_within(excluded) && evidence.says_ours(key, Some(server))
         };
         let ours: Vec<_> = foreign
             .iter()

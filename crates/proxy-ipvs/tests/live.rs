@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 use iptables::SourcePort;
 use namespace::in_namespace;
 use proxy::{
-    Event, IpFamily, Kind, LocalDetector, Mode as _, Model, NodeFacts, Protocol, Service, Target,
-    Unreadable,
+    Event, IpFamily, Kind, LocalDetector, Mode as _, Model, NodeFacts, Protocol, Service,
+    ServiceAddress, Target, Unreadable,
 };
 use proxy_ipvs::{
     Config, Fault, FoundAddresses, FoundRules, FoundSets, Glance, Iptables, Kernel, Lanes, Member,
@@ -459,16 +459,13 @@ fn every_rule_reads_back_as_it_was_wanted() {
             for detector in detectors {
                 let sources = [(false, SourcePort::Random), (true, SourcePort::Kept)];
                 for (masquerade_all, source_port) in sources {
-                    let key = |port, protocol| VirtualServerKey {
-                        address: ip(address),
-                        port,
-                        protocol,
-                    };
                     let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
                     let shim = Shim {
                         family,
                         filled: Set::all().collect(),
-                        forbidden_to_node: protocols.map(|protocol| key(80, protocol)).into(),
+                        forbidden_to_node: protocols
+                            .map(|protocol| ServiceAddress::new(ip(address), 80, protocol))
+                            .into(),
                     };
                     let wanted = Arc::new(shim.rules(&Config {
                         detector: detector.clone(),
@@ -546,6 +543,23 @@ fn what_goes_goes_and_what_is_not_ours_stays() {
         assert!(found.rules.contains_key("filter KUBE-ROUTER-FOREIGN"));
         assert_eq!(interfaces(), interfaces_before);
         assert_eq!(node.resettle(), 0);
+        // One of a mark is read and counted as any other, and goes if it bears our note.
+        let of = |mark| VirtualServerKey::Mark {
+            family: IpFamily::V4,
+            mark,
+        };
+        let noted = Properties {
+            flags: Properties::NODE_PORT,
+            ..properties("rr")
+        };
+        let mut kernel = open(IpFamily::V4);
+        assert_done(&apply(&mut kernel, [Op::AddServer(of(9), noted)]));
+        let servers = kernel.read_servers().unwrap();
+        assert!(servers.contains_key(&of(7)) && servers[&of(9)].properties.is_node_port());
+        let count = u32::try_from(servers.len()).unwrap();
+        assert_eq!(kernel.glance(&of(7)), Ok(Glance::Count(count)));
+        assert_ne!(node.resettle(), 0);
+        assert_eq!(node.dump().servers, foreign);
     });
 }
 
@@ -1174,10 +1188,8 @@ fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
             (IpFamily::V6, "fd00:99::10"),
         ] {
             let mut kernel = open(family);
-            let key = |port| VirtualServerKey {
-                address: address.parse().unwrap(),
-                port,
-                protocol: Protocol::Tcp,
+            let key = |port| -> VirtualServerKey {
+                ServiceAddress::new(ip(address), port, Protocol::Tcp).into()
             };
             let kinds = [
                 (1, "rr", 0, 0),
@@ -1199,7 +1211,7 @@ fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
             let make = |kernel: &mut NetlinkKernel, note| {
                 for (port, ..) in kinds {
                     let pod = RealServer::new(Target {
-                        ip: key(port).address,
+                        ip: ip(address),
                         port: 8080,
                     });
                     let add = Op::AddServer(key(port), noted(port, note));
@@ -1213,7 +1225,8 @@ fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
             let notes = |kernel: &mut NetlinkKernel| {
                 let servers = kernel.dump(false).unwrap().servers;
                 for (key, server) in &servers {
-                    assert_eq!(server.properties, noted(key.port, 0), "{key}");
+                    let port = key.address().unwrap().port;
+                    assert_eq!(server.properties, noted(port, 0), "{key}");
                 }
                 let notes = servers
                     .values()

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use chance::Chance;
 use namespace::in_namespace;
-use proxy::{IpFamily, Protocol, Target};
+use proxy::{IpFamily, Protocol, ServiceAddress, Target};
 use proxy_ipvs::fake::FakeKernel;
 use proxy_ipvs::{
     Fault, Iptables, Kernel, Member, NetlinkKernel, Op, Outcome, Plan, Properties, RealServer, Set,
@@ -62,11 +62,8 @@ impl Writes {
     }
 
     fn key(&mut self) -> VirtualServerKey {
-        VirtualServerKey {
-            address: numbered(self.family, self.chance.small(3)),
-            port: 80,
-            protocol: self.protocol(),
-        }
+        let address = numbered(self.family, self.chance.small(3));
+        ServiceAddress::new(address, 80, self.protocol()).into()
     }
 
     fn properties(&mut self) -> Properties {

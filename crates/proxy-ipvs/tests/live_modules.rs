@@ -14,10 +14,10 @@ use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 
-use proxy::{IpFamily, Protocol};
+use proxy::{IpFamily, Protocol, ServiceAddress};
 use proxy_ipvs::{
-    Backend, Config, Fault, Iptables, Kernel as _, Member, NetlinkKernel, Op, Outcome, Plan,
-    Properties, Rules, Set, Shim, VirtualServerKey,
+    Backend, Config, Fault, Iptables, Kernel as _, NetlinkKernel, Op, Outcome, Plan, Properties,
+    Rules, Set, Shim,
 };
 use support::{Whole as _, ip};
 
@@ -104,11 +104,7 @@ fn missing_modules_are_named() {
     modprobe("ip_set");
     let mut kernel = open(IpFamily::V4).unwrap();
 
-    let key = VirtualServerKey {
-        address: ip("10.0.0.1"),
-        port: 80,
-        protocol: Protocol::Tcp,
-    };
+    let at = ServiceAddress::new(ip("10.0.0.1"), 80, Protocol::Tcp);
     let properties = Properties {
         scheduler: "wrr".into(),
         flags: 0,
@@ -117,21 +113,18 @@ fn missing_modules_are_named() {
     let shim = Shim {
         family: IpFamily::V4,
         filled: [].into(),
-        forbidden_to_node: [key].into(),
+        forbidden_to_node: [at].into(),
     };
     let rules = Op::WriteRules {
         wanted: Arc::new(shim.rules(&Config::default())),
         installed: Arc::new(Rules::default()),
     };
     let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
-    let ops = [Op::CreateLink, Op::AddServer(key, properties)];
+    let ops = [Op::CreateLink, Op::AddServer(at.into(), properties)];
     // What hangs on a refused one is refused too, and no surprise.
     let dependents = [
-        Op::AddMember(
-            Set::ClusterIp,
-            Member::AddressPort(key.address, key.protocol, key.port),
-        ),
-        Op::BindAddress(key.address),
+        Op::AddMember(Set::ClusterIp, at.into()),
+        Op::BindAddress(at.address),
         rules,
     ];
     let plan = Plan {

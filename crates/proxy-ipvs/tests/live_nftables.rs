@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use namespace::in_namespace;
 use nftables_netlink::Nftables;
-use proxy::{IpFamily, LocalDetector, Protocol};
+use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 use proxy_ipvs::{
     Backend, Carrier, Config, Fault, Kernel as _, Member, NetlinkKernel, Op, Outcome, Place, Plan,
-    Rules, Set, Shim, ShimStyle, VirtualServerKey, probe_nftables,
+    Rules, Set, Shim, ShimStyle, probe_nftables,
 };
 
 fn nft(arguments: &[&str]) -> String {
@@ -136,11 +136,11 @@ fn shim(family: IpFamily) -> Shim {
     Shim {
         family,
         filled: Set::all().collect(),
-        forbidden_to_node: [VirtualServerKey {
-            address: address.parse().unwrap(),
-            port: 80,
-            protocol: Protocol::Tcp,
-        }]
+        forbidden_to_node: [ServiceAddress::new(
+            address.parse().unwrap(),
+            80,
+            Protocol::Tcp,
+        )]
         .into(),
     }
 }

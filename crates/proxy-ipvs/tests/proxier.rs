@@ -958,7 +958,7 @@ fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
         panic!("{drains:?}");
     };
     assert_eq!((drains.count, draining.target), (1, target));
-    assert_eq!(draining.at.to_string(), "10.96.0.10:80");
+    assert_eq!(draining.at.to_string(), "10.96.0.10:80/TCP");
     let unnamed = world.proxier.drains(0);
     assert_eq!((unnamed.count, unnamed.first.len()), (1, 0));
     world.work();
@@ -1362,7 +1362,7 @@ fn much_is_written_in_several_plans_and_in_order() {
     let mut served = std::collections::HashSet::new();
     for op in &ops {
         match op {
-            Op::AddServer(key, _) => drop(served.insert(key.address)),
+            Op::AddServer(key, _) => drop(served.insert(key.address().unwrap().address)),
             Op::BindAddress(address) => assert!(served.contains(address), "{address}"),
             _ => {}
         }

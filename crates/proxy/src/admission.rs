@@ -327,10 +327,10 @@ impl Admission {
         if before == now {
             return;
         }
-        let mut doubted: Vec<IpAddr> = before.iter().chain(&now).map(|of| of.at.ip()).collect();
+        let mut doubted: Vec<IpAddr> = before.iter().chain(&now).map(|of| of.address).collect();
         doubted.dedup();
         for of in &now {
-            let at = self.balancers.entry(of.at.ip()).or_default();
+            let at = self.balancers.entry(of.address).or_default();
             *at.entry(*of).or_default() += 1;
         }
         let before = if now.is_empty() {
@@ -339,7 +339,7 @@ impl Admission {
             self.balanced.insert(name.clone(), now)
         };
         for of in before.into_iter().flatten() {
-            if let Some(at) = self.balancers.get_mut(&of.at.ip()) {
+            if let Some(at) = self.balancers.get_mut(&of.address) {
                 if let Some(count) = at.get_mut(&of) {
                     *count -= 1;
                     if *count == 0 {
@@ -347,7 +347,7 @@ impl Admission {
                     }
                 }
                 if at.is_empty() {
-                    self.balancers.remove(&of.at.ip());
+                    self.balancers.remove(&of.address);
                 }
             }
         }
@@ -416,7 +416,7 @@ impl Admission {
         let mut refused = self.judge_all(service);
         let bad: HashSet<IpAddr> = refused.iter().map(|one| one.address).collect();
         let mut yielded = self.yielded(service);
-        yielded.retain(|(of, _)| !bad.contains(&of.at.ip()));
+        yielded.retain(|(of, _)| !bad.contains(&of.address));
         let is_within = refused.is_empty() && yielded.is_empty() && is_within(service, slices);
         if is_within {
             self.version += u64::from(self.refused.remove(&service.name).is_some());
@@ -427,7 +427,7 @@ impl Admission {
         service.ingress_ips.retain(|ip| !bad.contains(ip));
         refused.extend(yielded.iter().map(|(of, why)| RefusedAddress {
             field: AddressField::ExternalIps,
-            address: of.at.ip(),
+            address: of.address,
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
@@ -447,7 +447,7 @@ impl Admission {
         };
         service.external_ips.retain(|ip| !left.contains(ip));
         let partly = service.yielded.iter();
-        let partly = partly.filter(|of| !left.contains(&of.at.ip())).copied();
+        let partly = partly.filter(|of| !left.contains(&of.address)).copied();
         service.yielded = partly.collect();
         let cut = cut(service, slices);
         let held = Held {

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -113,10 +113,8 @@ pub struct Drains {
 /// An endpoint that drains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draining {
-    /// At which address and port of its Service.
-    pub at: SocketAddr,
-    /// The protocol there.
-    pub protocol: Protocol,
+    /// The address of its Service.
+    pub at: ServiceAddress,
     /// The endpoint.
     pub target: Target,
     /// Since when, as far as is known: after a restart, since then.

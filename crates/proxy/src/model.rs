@@ -595,10 +595,10 @@ impl Model {
     pub fn load_balancer_at(&self, at: ServiceAddress) -> Option<&NamespacedName> {
         let has = |service: &&Service| {
             let mut ports = service.ports.iter();
-            service.ingress_ips.contains(&at.at.ip())
-                && ports.any(|port| (port.port, port.protocol) == (at.at.port(), at.protocol))
+            service.ingress_ips.contains(&at.address)
+                && ports.any(|port| (port.port, port.protocol) == (at.port, at.protocol))
         };
-        let all = self.naming_externally(at.at.ip()).filter(has);
+        let all = self.naming_externally(at.address).filter(has);
         let age = |service: &&Service| (service.created.unwrap_or(i64::MAX), service.name.clone());
         all.min_by_key(age).map(|service| &service.name)
     }

@@ -115,25 +115,33 @@ impl Service {
 /// An address, port and protocol at which a Service is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceAddress {
-    /// The address and port.
-    pub at: SocketAddr,
+    /// The address.
+    pub address: IpAddr,
+    /// The port.
+    pub port: u16,
     /// The protocol.
     pub protocol: Protocol,
 }
 
 impl ServiceAddress {
     /// Returns the address of a port.
-    pub fn new(address: IpAddr, port: u16, protocol: Protocol) -> Self {
+    pub const fn new(address: IpAddr, port: u16, protocol: Protocol) -> Self {
         Self {
-            at: SocketAddr::new(address, port),
+            address,
+            port,
             protocol,
         }
+    }
+
+    /// Returns the address and port without the protocol.
+    pub const fn socket(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.port)
     }
 }
 
 impl fmt::Display for ServiceAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.at, self.protocol)
+        write!(f, "{}/{}", self.socket(), self.protocol)
     }
 }
 

@@ -96,7 +96,7 @@ impl UdpService {
         });
         // At its own cluster IP and load balancer it is served all the same.
         let external = |of: &&ServiceAddress| {
-            let ip = of.at.ip();
+            let ip = of.address;
             ip != cluster_ip && !service.ingress_ips.contains(&ip)
         };
         Self {
@@ -376,6 +376,6 @@ fn frontends<'a>(
     let at = |ip: &IpAddr| ServiceAddress::new(*ip, port.port, Protocol::Udp);
     let addresses = service.addresses.iter().map(at);
     let addresses = addresses.filter(|at| service.yielded.binary_search(at).is_err());
-    let addresses = addresses.map(|of| Frontend::Address(of.at));
+    let addresses = addresses.map(|of| Frontend::Address(of.socket()));
     addresses.chain(port.node_port.map(Frontend::NodePort))
 }

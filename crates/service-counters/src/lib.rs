@@ -11,35 +11,17 @@
 pub mod places;
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use ipnet::IpNet;
-use proxy::{Draining, IpFamily, Protocol, ServicePortName};
+use proxy::{IpFamily, Protocol, ServicePortName};
 
 /// An address that a Service port is served at; a NodePort's is each address of the node that serves
 /// it, as the kernel has it: in iptables mode, which has one rule for all of these, the unspecified
 /// address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct At {
-    /// The address.
-    pub address: IpAddr,
-    /// The port's number.
-    pub port: u16,
-    /// The transport protocol.
-    pub protocol: Protocol,
-}
-
-impl From<&Draining> for At {
-    fn from(drain: &Draining) -> Self {
-        Self {
-            address: drain.at.ip(),
-            port: drain.at.port(),
-            protocol: drain.protocol,
-        }
-    }
-}
+pub use proxy::ServiceAddress as At;
 
 /// What is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -47,7 +47,7 @@ impl<'a> Held<'a> {
         };
         for of in &ground.families {
             for drain in &of.drains.first {
-                held.drains.entry(drain.into()).or_default().push(Known {
+                held.drains.entry(drain.at).or_default().push(Known {
                     endpoint: SocketAddr::new(drain.target.ip, drain.target.port),
                     drain,
                     limit: of.drains.limit,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use proxy::{
     Conflict, EndpointPort, EndpointSlice, Failure, NamespacedName, NodeFacts, NodePorts,
-    Placement, Protocol,
+    Placement, Protocol, ServiceAddress,
 };
 use service_counters::{OfAddress, OfEndpoint};
 use view::Drain;
@@ -249,8 +249,7 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
         port: 8080,
     };
     let drain = |last: u8| proxy::Draining {
-        at: "10.96.0.1:80".parse().unwrap(),
-        protocol: Protocol::Tcp,
+        at: ServiceAddress::new([10, 96, 0, 1].into(), 80, Protocol::Tcp),
         target: target(last),
         since: Some(since),
     };

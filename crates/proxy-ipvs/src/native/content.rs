@@ -6,14 +6,13 @@ use nftables_netlink::{
     Activity, BaseChain, Bytes, Chain, Change, Concatenation, Element, Expression, Name, Rule,
     SetRef, Table,
 };
-use proxy::IpFamily;
+use proxy::{IpFamily, ServiceAddress};
 
 use super::TABLE;
 use super::sets::{definition_of, is_of, member};
 use super::shim::FORBIDDEN;
 use super::text::text;
 use super::words::address_len;
-use crate::server::VirtualServerKey;
 use crate::sets::Set;
 
 /// What the lane of rules writes to the table.
@@ -22,7 +21,7 @@ pub(crate) struct Content {
     /// Its chains, each with rules.
     pub(crate) chains: BTreeMap<Name, HeldChain>,
     /// What this node may not open connections to.
-    pub(crate) forbidden: BTreeSet<VirtualServerKey>,
+    pub(crate) forbidden: BTreeSet<ServiceAddress>,
     /// True if packets come to its base chains.
     pub(crate) activity: Activity,
 }
@@ -104,7 +103,7 @@ impl Content {
     }
 
     fn forbidden_changes(&self, installed: &Self) -> Vec<Change> {
-        let elements = |keys: Vec<&VirtualServerKey>| -> Vec<Element> {
+        let elements = |keys: Vec<&ServiceAddress>| -> Vec<Element> {
             let keys = keys.into_iter();
             keys.map(|key| Element::of_set(forbidden_key(key)))
                 .collect()
@@ -168,7 +167,7 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
 }
 
 /// The key of one of [`FORBIDDEN`].
-pub(crate) fn forbidden_key(key: &VirtualServerKey) -> Bytes {
+pub(crate) fn forbidden_key(key: &ServiceAddress) -> Bytes {
     let from_itself = Concatenation::new()
         .address(key.address)
         .address(key.address);
@@ -177,10 +176,10 @@ pub(crate) fn forbidden_key(key: &VirtualServerKey) -> Bytes {
 }
 
 /// The same read back; `None` for what is not one.
-pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<VirtualServerKey> {
+pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<ServiceAddress> {
     let address = address_len(family) as usize;
     let (from, rest) = key.split_at_checked(address)?;
     // What is left has the form of a member of this one.
     let (set, to) = member(&Set::ClusterIp.name(family), rest, family)?;
-    set.virtual_server(&to).filter(|_| rest.starts_with(from))
+    set.service_address(&to).filter(|_| rest.starts_with(from))
 }

@@ -25,7 +25,7 @@ use iptables::SourcePort;
 use nftables_netlink::{
     Activity, BaseChain, ChainKind, Comparison, Hook, Membership, Name, Policy, Rule, Verdict,
 };
-use proxy::{IpFamily, LocalDetector, Protocol};
+use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
 use super::content::{Content, HeldChain};
 use super::sets::prefix_set;
@@ -36,7 +36,6 @@ use super::words::{
 };
 use crate::config::Config;
 use crate::rules::{Shim, loopback};
-use crate::server::VirtualServerKey;
 use crate::sets::Set;
 
 /// The set of what this node may not open connections to: no expression asks IPVS, but what the
@@ -356,12 +355,7 @@ pub(crate) fn everything(family: IpFamily) -> Content {
     let shim = Shim {
         family,
         filled: Set::all().collect(),
-        forbidden_to_node: [VirtualServerKey {
-            address,
-            port: 1,
-            protocol: Protocol::Tcp,
-        }]
-        .into(),
+        forbidden_to_node: [ServiceAddress::new(address, 1, Protocol::Tcp)].into(),
     };
     let detector = LocalDetector::SourceNet(IpNet::new_assert(address, 31));
     let config = Config {

@@ -10,12 +10,12 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use ipvs_netlink::{Error, Ipvs, Name, Service, ServiceEntry};
+use ipvs_netlink::{Error, Ipvs, Name, Service, ServiceEntry, ServiceKey};
 use netlink_batch::{Batch, Reply};
 
 use super::OpenError;
-use super::servers::service_key;
 use crate::footprint::PROBE;
+use crate::server::VirtualServerKey;
 
 /// Asks the kernel, in the network namespace of the calling thread, for the scheduler of this name
 /// (`rr`, `mh`, ...); it loads the module if it can. [`OpenError::Scheduler`] if it has none. What
@@ -46,7 +46,7 @@ pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
 
 /// What became of the virtual server that asks; `Done` also if none had to.
 fn ask(ipvs: &mut Ipvs, scheduler: Name) -> Result<Reply, Error> {
-    let key = service_key(&PROBE);
+    let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     let there = ipvs.services()?;
     let is_left = there.iter().any(|entry| entry.service.key == key);
     if is_left && ipvs.destinations(&key)?.is_empty() {
@@ -75,7 +75,7 @@ fn execute(
 
 /// Whether a virtual server has a scheduler, other than one that was left by a question for it.
 fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
-    let key = service_key(&PROBE);
+    let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     there
         .iter()
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
@@ -106,25 +106,24 @@ pub fn foresee_scheduler(name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use ipvs_netlink::Statistics;
+    use proxy::ServiceAddress;
 
     use super::*;
-    use crate::server::VirtualServerKey;
 
     #[test]
     fn a_scheduler_that_is_in_use_need_not_be_asked_for() {
-        let entry = |key: &VirtualServerKey, scheduler: &str| ServiceEntry {
-            service: Service::new(service_key(key), scheduler.parse().unwrap()),
+        let entry = |at: ServiceAddress, scheduler: &str| ServiceEntry {
+            service: Service::new(
+                VirtualServerKey::from(at).into(),
+                scheduler.parse().unwrap(),
+            ),
             statistics: Statistics::default(),
         };
-        let web = VirtualServerKey {
-            address: [10, 96, 0, 10].into(),
-            port: 80,
-            ..PROBE
-        };
+        let web = ServiceAddress::new([10, 96, 0, 10].into(), 80, PROBE.protocol);
         let used = |entries: &[ServiceEntry]| is_used("mh".parse().unwrap(), entries);
         assert!(!used(&[]));
-        assert!(!used(&[entry(&web, "rr")]));
-        assert!(used(&[entry(&web, "rr"), entry(&web, "mh")]));
-        assert!(!used(&[entry(&PROBE, "mh")]));
+        assert!(!used(&[entry(web, "rr")]));
+        assert!(used(&[entry(web, "rr"), entry(web, "mh")]));
+        assert!(!used(&[entry(PROBE, "mh")]));
     }
 }

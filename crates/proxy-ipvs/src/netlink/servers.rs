@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ipvs_netlink::{
-    AddressFamily, BadName, Destination, DestinationEntry, DestinationKey, Error, Family, Flags,
-    Forward, Ipvs, Service, ServiceCounter, ServiceKey, Timeouts,
+    BadName, Destination, DestinationEntry, DestinationKey, Error, Family, Flags, Forward, Ipvs,
+    Service, ServiceCounter, ServiceKey, Timeouts,
 };
 use netlink_batch::{Batch, CHUNK_MESSAGES, Refusal, Reply};
-use proxy::{IpFamily, Protocol, Target};
+use proxy::{IpFamily, Protocol, ServiceAddress, Target};
 
 use super::reason::{refused, refused_or_wrong, said, surprise, unsent, wrong};
 use crate::kernel::Glance;
@@ -21,7 +21,7 @@ use crate::server::{Properties, RealServer, VirtualServer, VirtualServerKey};
 #[derive(Debug)]
 pub(super) struct Servers {
     ipvs: Ipvs,
-    family: AddressFamily,
+    family: IpFamily,
     /// Whether the kernel takes [`Properties::NODE_PORT`]; all known ones do.
     takes_notes: bool,
     /// Where the kernel counts, which it does for IPv4 alone.
@@ -32,10 +32,7 @@ impl Servers {
     pub(super) fn open(family: IpFamily) -> Result<Self, Error> {
         Ok(Self {
             ipvs: Ipvs::open()?,
-            family: match family {
-                IpFamily::V4 => AddressFamily::Inet,
-                IpFamily::V6 => AddressFamily::Inet6,
-            },
+            family,
             takes_notes: true,
             counter: match family {
                 IpFamily::V4 => ServiceCounter::open().ok(),
@@ -51,7 +48,7 @@ impl Servers {
         {
             return Ok(Glance::Count(count));
         }
-        let there = self.ipvs.service(&service_key(one))?;
+        let there = self.ipvs.service(&(*one).into())?;
         Ok(Glance::IsThere(there.is_some()))
     }
 
@@ -59,8 +56,7 @@ impl Servers {
         self.ipvs.sent()
     }
 
-    /// All of this family, but those for marked packets and for other protocols than ours: these
-    /// are not for Services.
+    /// Reads all of this family but those of other protocols than ours, which are not for Services.
     pub(super) fn dump(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Error> {
         self.ipvs = Ipvs::open()?;
         let mut schedulers: BTreeSet<Arc<str>> = BTreeSet::new();
@@ -97,7 +93,7 @@ impl Servers {
     ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Error> {
         let mut connections = BTreeMap::new();
         for key in keys {
-            let Some(entries) = self.destinations(&service_key(key))? else {
+            let Some(entries) = self.destinations(&(*key).into())? else {
                 continue;
             };
             let count = |entry: &DestinationEntry| {
@@ -153,16 +149,16 @@ impl Servers {
 
     fn key(&self, key: &ServiceKey) -> Option<VirtualServerKey> {
         match *key {
+            _ if key.family() != self.family => None,
             ServiceKey::Address {
                 protocol,
                 address,
                 port,
-            } if key.family() == self.family => Some(VirtualServerKey {
-                address,
-                port,
-                protocol: Protocol::from_number(protocol.0)?,
-            }),
-            _ => None,
+            } => {
+                let protocol = Protocol::from_number(protocol.0)?;
+                Some(ServiceAddress::new(address, port, protocol).into())
+            }
+            ServiceKey::Fwmark { family, mark } => Some(VirtualServerKey::Mark { family, mark }),
         }
     }
 }
@@ -290,7 +286,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             {
                 let target = destination_key(real.target);
                 self.family
-                    .del_destination(&mut self.batch, &service_key(key), &target);
+                    .del_destination(&mut self.batch, &(*key).into(), &target);
                 *outcome = refused(OF_ANOTHER.to_owned());
             }
         }
@@ -310,18 +306,18 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         Ok(match op {
             Op::AddServer(key, properties) => family.new_service(batch, &service(key, properties)?),
             Op::SetServer(key, properties) => family.set_service(batch, &service(key, properties)?),
-            Op::RemoveServer(key) => family.del_service(batch, &service_key(key)),
+            Op::RemoveServer(key) => family.del_service(batch, &(*key).into()),
             Op::AddDestination(key, _) if self.taken.contains(key) => {
                 return Err(refused(OF_ANOTHER.to_owned()));
             }
             Op::AddDestination(key, real) => {
-                family.new_destination(batch, &service_key(key), &destination(real))
+                family.new_destination(batch, &(*key).into(), &destination(real))
             }
             Op::SetDestination(key, real) => {
-                family.set_destination(batch, &service_key(key), &destination(real))
+                family.set_destination(batch, &(*key).into(), &destination(real))
             }
             Op::RemoveDestination(key, target) => {
-                family.del_destination(batch, &service_key(key), &destination_key(*target))
+                family.del_destination(batch, &(*key).into(), &destination_key(*target))
             }
             _ => return Err(Outcome::Unknown),
         })
@@ -421,11 +417,6 @@ fn outcome(op: &Op, refusal: &Refusal, missing: &BTreeSet<VirtualServerKey>) -> 
     }
 }
 
-pub(super) fn service_key(key: &VirtualServerKey) -> ServiceKey {
-    let protocol = ipvs_netlink::Protocol(key.protocol.number());
-    ServiceKey::new(protocol, key.address, key.port)
-}
-
 fn service(
     key: &VirtualServerKey,
     properties: &Properties,
@@ -440,7 +431,7 @@ fn service(
     Ok(Service {
         flags: Flags::from_bits_retain(properties.flags & !without),
         timeout: properties.timeout,
-        ..Service::new(service_key(key), scheduler)
+        ..Service::new((*key).into(), scheduler)
     })
 }
 
@@ -570,14 +561,14 @@ mod tests {
         writing.run(ops)
     }
 
+    fn key(port: u16) -> VirtualServerKey {
+        ServiceAddress::new([192, 0, 2, 1].into(), port, Protocol::Tcp).into()
+    }
+
     /// Three virtual servers, of which the second serves a NodePort, each with a destination.
     fn three() -> Vec<Op> {
         let server = |(port, flags)| {
-            let key = VirtualServerKey {
-                address: [192, 0, 2, 1].into(),
-                port,
-                protocol: Protocol::Tcp,
-            };
+            let key = key(port);
             let properties = Properties {
                 scheduler: "rr".into(),
                 flags,
@@ -727,11 +718,6 @@ mod tests {
             ip: [10, 244, 0, 1].into(),
             port: number,
         };
-        let key = |port| VirtualServerKey {
-            address: [192, 0, 2, 1].into(),
-            port,
-            protocol: Protocol::Tcp,
-        };
         let all: Vec<_> = (0..40_u16)
             .flat_map(|port| (0..20_u16).map(move |number| (key(port), target(number))))
             .collect();
@@ -773,7 +759,7 @@ mod tests {
         let outcomes = run(execute, &mut true, &ops);
         let refused = outcomes.iter().position(|one| *one != Outcome::Done);
         // Of the highest port.
-        assert_eq!(keys[2].port, 30_080);
+        assert_eq!(keys[2], key(30_080));
         assert_eq!(refused, Some(7));
     }
 }

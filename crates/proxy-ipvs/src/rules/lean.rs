@@ -164,12 +164,11 @@ mod tests {
     use std::net::IpAddr;
 
     use iptables::{ChainName, FlowState};
-    use proxy::{IpFamily, LocalDetector};
+    use proxy::{IpFamily, LocalDetector, ServiceAddress};
 
     use super::*;
     use crate::config::ShimStyle;
     use crate::rules::Rules;
-    use crate::server::VirtualServerKey;
 
     /// What the rules can see of a packet.
     #[derive(Debug, Clone)]
@@ -189,7 +188,7 @@ mod tests {
         is_source_in_range: bool,
         /// The sets that its destination, or with it its source, is a member of.
         sets: BTreeSet<Set>,
-        through: Option<VirtualServerKey>,
+        through: Option<ServiceAddress>,
         is_marked: bool,
     }
 
@@ -230,11 +229,7 @@ mod tests {
                 Match::NotFromBridgePort => !self.is_from_bridge_port,
                 Match::VirtualServer(protocol, address, port) => {
                     let (protocol, address, port) = (*protocol, *address, *port);
-                    let key = VirtualServerKey {
-                        address,
-                        port,
-                        protocol,
-                    };
+                    let key = ServiceAddress::new(address, port, protocol);
                     self.through == Some(key)
                 }
                 other => panic!("no rule of the shim has this: {other:?}"),
@@ -417,8 +412,8 @@ mod tests {
         all
     }
 
-    fn forbidden() -> VirtualServerKey {
-        VirtualServerKey {
+    fn forbidden() -> ServiceAddress {
+        ServiceAddress {
             address: "10.96.0.10".parse().unwrap(),
             port: 80,
             protocol: Protocol::Tcp,

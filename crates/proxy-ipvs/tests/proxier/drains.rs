@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proxy::{Event, IpFamily, Kind, Mode as _, Protocol, Target};
+use proxy::{Event, IpFamily, Kind, Mode as _, Protocol, ServiceAddress, Target};
 use proxy_ipvs::fake::FakeKernel;
 use proxy_ipvs::{Config, Op, RealServer, VirtualServerKey};
 
@@ -402,10 +402,8 @@ fn while_one_destination_is_refused_one_of_udp_that_is_gone_gets_nothing() {
     );
     world.slice(slice_of(&["10.244.2.1", "10.244.2.66"]));
     looks(&mut world, Duration::from_secs(5));
-    let key = VirtualServerKey {
-        protocol: Protocol::Udp,
-        ..server(WEB)
-    };
+    let web = server(WEB).address().unwrap();
+    let key = ServiceAddress::new(web.address, web.port, Protocol::Udp).into();
     let there = world.kernel.state().snapshot.servers[&key].clone();
     let there: Vec<Target> = there.destinations.iter().map(|real| real.target).collect();
     assert_eq!(there, [at("10.244.2.1")]);

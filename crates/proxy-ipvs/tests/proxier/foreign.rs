@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proxy_ipvs::fake::FakeKernel;
-use proxy_ipvs::{Config, Member, Properties, RealServer, Set, VirtualServer};
+use proxy_ipvs::{Config, Member, Properties, RealServer, Set, VirtualServer, VirtualServerKey};
 
 use super::support::server;
 use super::{IpFamily, PAIR, World, ip, service, slice};
@@ -242,4 +242,61 @@ fn what_a_kube_proxy_has_made_is_adopted_by_its_endpoints_alone() {
     let touched = world.written().into_iter();
     let touched: Vec<_> = touched.filter(|op| op.contains("server")).collect();
     assert!(touched.is_empty(), "{touched:?}");
+}
+
+/// No set names a mark: the note alone says whose its virtual server is.
+#[test]
+fn one_of_a_mark_is_another_programs_unless_it_bears_our_note() {
+    let kernel = kernel();
+    let of = |mark| VirtualServerKey::Mark {
+        family: IpFamily::V4,
+        mark,
+    };
+    let ours = || {
+        let mut server = of_keepalived();
+        server.properties.flags |= Properties::NODE_PORT;
+        server
+    };
+    let mut state = kernel.state();
+    let servers = &mut state.snapshot.servers;
+    servers.extend([(of(7), of_keepalived()), (of(8), ours())]);
+    assert!(state.snapshot.says_ours(&of(8)) && !state.snapshot.says_ours(&of(7)));
+    drop(state);
+    let config = Config {
+        glance_period: Some(Duration::from_secs(2)),
+        ..Config::default()
+    };
+    let mut world = World::with(config.clone(), kernel).listed();
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    assert!(world.sync().foreign.is_empty(), "no Service wants it");
+    let marks = |world: &World| {
+        let state = world.kernel.state();
+        let all = state.snapshot.servers.iter();
+        let marks = all.filter(|(key, _)| key.address().is_none());
+        marks
+            .map(|(key, server)| (*key, server.clone()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(marks(&world), [(of(7), of_keepalived())]);
+    // Glances count it, so that they find nothing missing.
+    world.kernel.take_work();
+    for _ in 0..5 {
+        world.wait(Duration::from_secs(2));
+        world.sync();
+    }
+    let (work, _) = world.kernel.take_work();
+    assert_eq!((work.glances, work.dumps), (5, 0));
+    // A check finds what somebody has made since.
+    let mut state = world.kernel.state();
+    state.snapshot.servers.insert(of(9), ours());
+    drop(state);
+    world.check();
+    world.sync();
+    assert_eq!(world.written(), ["remove virtual server FWM 9"]);
+    let mut world = world.restarted(config).listed();
+    world.service(service("default/web", "10.96.0.10", 80));
+    world.slice(slice("default/web", &PAIR));
+    assert_eq!(world.sync().written, 0);
+    assert_eq!(marks(&world), [(of(7), of_keepalived())]);
 }

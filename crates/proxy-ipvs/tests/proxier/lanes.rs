@@ -243,7 +243,7 @@ fn the_api_server_and_dns_are_reachable_for_pods_before_others_are_made() {
 
 /// Returns the number of writes before the first destination of a virtual server at this address.
 fn before_destination_of(address: &str, ops: &[Op]) -> usize {
-    let is_it = |op: &Op| matches!(op, Op::AddDestination(key, _) if key.address == ip(address));
+    let is_it = |op: &Op| matches!(op, Op::AddDestination(key, _) if key.address().unwrap().address == ip(address));
     ops.iter().position(is_it).unwrap()
 }
 
@@ -331,7 +331,7 @@ fn restarted_with(world: World, addresses: NodePortAddresses) -> World {
 
 fn node_ports(world: &World) -> Vec<String> {
     let state = world.kernel.state();
-    let of = |key: &&proxy_ipvs::VirtualServerKey| key.port == 30080;
+    let of = |key: &&proxy_ipvs::VirtualServerKey| key.address().unwrap().port == 30080;
     let keys = state.snapshot.servers.keys().filter(of);
     keys.map(ToString::to_string).collect()
 }

@@ -13,7 +13,7 @@ use netlink_batch::Worker;
 use proxy::{
     Changes, Conflict, Drift, Endpoint, EndpointPort, EndpointSlice, Event, Failure, IpFamily,
     Kind, Mode as _, Model, NamespacedName, Node, NodeFacts, Placement, Protocol, Report, Service,
-    ServicePort, Target, Unreadable,
+    ServiceAddress, ServicePort, Target, Unreadable,
 };
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
@@ -177,11 +177,7 @@ pub(crate) fn name(text: &str) -> NamespacedName {
 /// `10.0.0.1:80`, TCP.
 pub(crate) fn server(text: &str) -> VirtualServerKey {
     let address: std::net::SocketAddr = text.parse().unwrap();
-    VirtualServerKey {
-        address: address.ip(),
-        port: address.port(),
-        protocol: Protocol::Tcp,
-    }
+    ServiceAddress::new(address.ip(), address.port(), Protocol::Tcp).into()
 }
 
 pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {

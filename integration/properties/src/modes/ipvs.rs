@@ -13,7 +13,9 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use chance::Chance;
-use proxy::{IpFamily, LocalDetector, Mode, Model, NodeFacts, Notice, Protocol, Service};
+use proxy::{
+    IpFamily, LocalDetector, Mode, Model, NodeFacts, Notice, Protocol, Service, ServiceAddress,
+};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
     Config, Kernel, Lanes, Member, Place, Proxier, Rules, Set, ShimStyle, Snapshot, VipMode,
@@ -111,10 +113,10 @@ type Former = (BTreeMap<Set, BTreeSet<Member>>, BTreeMap<Set, u32>, Rules);
 
 impl Ipvs {
     fn foreign_key(&self, chance: &mut Chance) -> VirtualServerKey {
-        VirtualServerKey {
-            address: at(self.family, [172, 31, 0, chance.small(3)]),
-            port: 80,
-            protocol: Protocol::Tcp,
+        let family = self.family;
+        match chance.small(4) {
+            3 => VirtualServerKey::Mark { family, mark: 3 },
+            host => ServiceAddress::new(at(family, [172, 31, 0, host]), 80, Protocol::Tcp).into(),
         }
     }
 
@@ -313,12 +315,9 @@ impl Subject for Ipvs {
         };
         let mut served = Verdicts::new();
         for front in fronts {
-            let key = VirtualServerKey {
-                address: front.address,
-                port: front.port,
-                protocol: front.protocol,
-            };
-            let Some(server) = there.servers.get(&key).filter(|_| is_local(&key.address)) else {
+            let key = ServiceAddress::new(front.address, front.port, front.protocol).into();
+            let server = there.servers.get(&key);
+            let Some(server) = server.filter(|_| is_local(&front.address)) else {
                 continue;
             };
             let open = server.destinations.iter().filter(|real| real.weight > 0);

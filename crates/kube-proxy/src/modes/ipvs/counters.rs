@@ -9,8 +9,8 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result};
-use ipvs_netlink::{AddressFamily, DestinationEntry, Ipvs, ServiceEntry, ServiceKey, Statistics};
-use proxy::{IpFamily, Protocol};
+use ipvs_netlink::{DestinationEntry, Ipvs, ServiceEntry, ServiceKey, Statistics};
+use proxy::Protocol;
 
 use service_counters::{At, Count, ReadCounters, Told, Which};
 
@@ -107,10 +107,6 @@ fn tell_server(entry: &ServiceEntry, count: Count, take: &mut dyn FnMut(Told<'_>
             }
         }
         ServiceKey::Fwmark { family, mark } => {
-            let family = match family {
-                AddressFamily::Inet => IpFamily::V4,
-                AddressFamily::Inet6 => IpFamily::V6,
-            };
             take(Told::Mark(family, mark, scheduler, count));
         }
     }

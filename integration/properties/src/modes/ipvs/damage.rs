@@ -76,7 +76,9 @@ impl Ipvs {
                 let at = chance.index(there.bound.len());
                 let address = there.bound.iter().nth(at).copied()?;
                 there.bound.remove(&address);
-                let of_address = ours.iter().filter(|key| key.address == address);
+                let of_address = ours
+                    .iter()
+                    .filter(|key| key.address().is_some_and(|at| at.address == address));
                 self.orphans.extend(of_address);
                 untold(format!("address {address} is removed"))
             }
@@ -94,9 +96,10 @@ impl Ipvs {
                 let at = chance.index(members.len());
                 let what = if let Some(member) = members.iter().nth(at).copied() {
                     members.remove(&member);
-                    let is_of = |key: &&VirtualServerKey| match member {
-                        Member::Port(port) => key.port == port,
-                        _ => member.to_string().starts_with(&key.address.to_string()),
+                    let is_of = |key: &&VirtualServerKey| match (member, key.address()) {
+                        (Member::Port(port), Some(at)) => at.port == port,
+                        (_, Some(at)) => member.to_string().starts_with(&at.address.to_string()),
+                        (_, None) => false,
                     };
                     self.orphans.extend(ours.iter().filter(is_of));
                     format!("{member} is removed from set {set:?}")

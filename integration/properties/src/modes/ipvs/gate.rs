@@ -110,7 +110,9 @@ fn write(op: &Op) -> Write {
             Serves::Address(*address)
         }
         _ => match op.server() {
-            Some(key) => Serves::Address(key.address),
+            Some(key) => key
+                .address()
+                .map_or(Serves::All, |at| Serves::Address(at.address)),
             None => match op {
                 Op::AddMember(_, member) | Op::RemoveMember(_, member) => match member {
                     Member::Address(address)

@@ -70,8 +70,7 @@ fn node(state: &State) -> packet_path::Snapshot {
 }
 
 fn entry(key: VirtualServerKey, server: &VirtualServer) -> Option<(ServiceKey, Server)> {
-    let protocol = ipvs_netlink::Protocol(key.protocol.number());
-    let key = ServiceKey::new(protocol, key.address, key.port);
+    let key = ServiceKey::from(key);
     let scheduler = server.properties.scheduler.parse().ok()?;
     let mut service = ipvs_netlink::Service::new(key, scheduler);
     service.flags = Flags::from_bits_retain(server.properties.flags);
