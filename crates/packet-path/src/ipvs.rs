@@ -85,7 +85,7 @@ pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<Passed> {
     branch.step(step);
     let ways = shares.into_iter().map(|(destination, share)| {
         let branch = branch.with_chance(share);
-        send(branch, &server.entry.service.key, destination, kernel)
+        send(branch, &server.entry.service, destination, kernel)
     });
     ways.collect()
 }
@@ -184,12 +184,13 @@ fn says(service: &Service, able: usize, all: usize) -> String {
 /// Sends a way to a destination.
 fn send(
     mut branch: Branch,
-    key: &ServiceKey,
+    service: &Service,
     entry: &DestinationEntry,
     kernel: &dyn Kernel,
 ) -> Passed {
-    let destination = &entry.destination;
-    let to = SocketAddr::new(destination.key.address, destination.key.port);
+    let (key, destination) = (&service.key, &entry.destination);
+    let port = port_at(service, destination.key.port, branch.packet.port);
+    let to = SocketAddr::new(destination.key.address, port);
     let mut step = Step::new(PLACE, listed_destination(key, destination), "");
     step.counters = Some(Counters {
         packets: entry.statistics.incoming_packets,
@@ -261,6 +262,15 @@ fn send(
     branch.packet.iif = None;
     branch.packet.oif = interface;
     Passed::Leaves(branch)
+}
+
+/// Returns the port at which a destination gets what was sent to `port`: its own, if it has one. A
+/// client that stays keeps to it only where the virtual server is that port's alone
+/// (`ip_vs_sched_persist`).
+fn port_at(service: &Service, own: u16, port: u16) -> u16 {
+    let is_of_port = matches!(service.key, ServiceKey::Address { port: of, .. } if of == port);
+    let is_kept = service.flags.contains(Flags::PERSISTENT) && !is_of_port;
+    if own == 0 || is_kept { port } else { own }
 }
 
 fn ends(mut branch: Branch, mut step: Step, end: End) -> Passed {

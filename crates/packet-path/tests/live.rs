@@ -191,6 +191,22 @@ fn virtual_servers_are_asked_for_by_key() {
         let refused = ask(from, "10.96.0.10:81");
         assert_eq!(refused[0].fate, Fate::Refused);
     }
+    // What is marked, to whatever port; one destination has a port of its own.
+    iptables("-t mangle -A PREROUTING -d 192.168.99.10 -p tcp -j MARK --set-mark 77");
+    run("ipvsadm -A -f 77 -s rr");
+    run("ipvsadm -a -f 77 -r 10.244.1.5:8080 -m");
+    run("ipvsadm -a -f 77 -r 10.244.2.5 -m");
+    let marked = ask(pod(), "192.168.99.10:80");
+    let mut endpoints: Vec<String> = marked
+        .iter()
+        .filter_map(|walk| Some(walk.endpoint?.to_string()))
+        .collect();
+    endpoints.sort_unstable();
+    assert_eq!(
+        endpoints,
+        ["10.244.1.5:8080", "10.244.2.5:80"],
+        "{marked:#?}"
+    );
     let node = ask(Sender::Node(None), "10.96.0.10:80");
     assert!(
         node.iter()

@@ -184,6 +184,42 @@ fn weight_0_gets_nothing_new() {
     );
 }
 
+/// Marked packets to whatever port: a destination without a port gets them at theirs, and all do
+/// where clients stay.
+#[test]
+fn marked_packets_are_balanced_by_their_mark() {
+    let mark =
+        "-A PREROUTING -d 192.168.99.10/32 -p tcp -m tcp -j MARK --set-xmark 0x4d/0xffffffff";
+    let rules = format!("*mangle\n:PREROUTING ACCEPT [0:0]\n{mark}\nCOMMIT\n");
+    for (persistent, ports) in [("", [8080, 80]), (" -p 60", [80, 80])] {
+        let mut world = World::bare(&rules);
+        world.sysctl("net/ipv4/vs/conntrack", "1");
+        for line in [
+            &format!("-A -f 77 -s rr{persistent}"),
+            "-a -f 77 -r 10.244.1.5:8080 -m -w 1",
+            "-a -f 77 -r 10.244.2.5:0 -m -w 1",
+        ] {
+            world.server(line);
+        }
+        let walks = world.ask("172.16.0.9", "192.168.99.10:80");
+        let endpoints = walks.iter().filter_map(|walk| walk.endpoint);
+        let [one, other] = ports;
+        let expected = [format!("10.244.1.5:{one}"), format!("10.244.2.5:{other}")];
+        assert_eq!(
+            endpoints.map(|at| at.to_string()).collect::<Vec<_>>(),
+            expected
+        );
+        let says = walks[0]
+            .steps
+            .iter()
+            .any(|step| step.entry.starts_with("-A -f 77 -s rr"));
+        assert!(says, "{walks:#?}");
+        // What is not marked is this node's own.
+        let own = world.ask("172.16.0.9", "10.244.1.1:80");
+        assert_eq!(own[0].fate, Fate::Local);
+    }
+}
+
 #[test]
 fn cluster_ip_by_iptables() {
     let world = World::golden("iptables", "clusterip-tcp", false);

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
-use inet::Protocol;
+use inet::{IpFamily, Protocol};
 use ipnet::IpNet;
 use ipvs_netlink::{
     Destination, DestinationEntry, Flags, Service, ServiceEntry, ServiceKey, Statistics,
@@ -152,13 +152,19 @@ impl World {
             let at = words.iter().position(|word| *word == option)?;
             words.get(at + 1).copied()
         };
-        let protocol = match words[1] {
-            "-t" => ipvs_netlink::Protocol::TCP,
-            "-u" => ipvs_netlink::Protocol::UDP,
-            _ => ipvs_netlink::Protocol::SCTP,
+        let at = |protocol| {
+            let at: SocketAddr = words[2].parse().unwrap();
+            ServiceKey::new(protocol, at.ip(), at.port())
         };
-        let at: SocketAddr = words[2].parse().unwrap();
-        let key = ServiceKey::new(protocol, at.ip(), at.port());
+        let key = match words[1] {
+            "-t" => at(ipvs_netlink::Protocol::TCP),
+            "-u" => at(ipvs_netlink::Protocol::UDP),
+            "-f" => ServiceKey::Fwmark {
+                family: IpFamily::V4,
+                mark: words[2].parse().unwrap(),
+            },
+            _ => at(ipvs_netlink::Protocol::SCTP),
+        };
         if words[0] == "-A" {
             let mut service = Service::new(key, value("-s").unwrap().parse().unwrap());
             if let Some(timeout) = value("-p") {
