@@ -37,9 +37,9 @@ use std::io::{IsTerminal as _, stdout};
 use std::process::ExitCode;
 
 use anyhow::Result;
+use modes::footprints;
 use view::shown;
 
-use crate::footprints;
 use crate::options::Options;
 use answer::Answer;
 use asked::{Asked, Output, Question};

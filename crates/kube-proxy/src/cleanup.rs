@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use ::cleanup::Cleanup;
 use anyhow::Result;
+use modes::footprints;
 
+use crate::kernel_settings;
 use crate::options::Options;
-use crate::{footprints, kernel_settings};
 
 /// Takes away all that any mode leaves in the kernel, in both IP families. Prints what was removed;
 /// what is left, with the next step, goes to standard error, and makes the exit status 1. Kernel

@@ -23,12 +23,12 @@ use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{CommandFactory as _, FromArgMatches as _};
+use flags::Flags;
+use flags::unusable::UnusableFlag;
 
 use crate::check::asked::{Asked, Question};
 use crate::config::{self, Configuration, ConfigurationError, Given, Waiting};
-use crate::flags::Flags;
-use crate::flags::unusable::UnusableFlag;
-use crate::modes;
+
 use crate::options::Options;
 use crate::version;
 

@@ -29,7 +29,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::flags::{Flags, go};
+use flags::{Flags, go};
 
 pub use file::ConfigurationError;
 pub(crate) use file::parse;

@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
+use modes::footprints;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -20,7 +21,6 @@ use route_netlink::{Lookup, Rtnetlink};
 use tracing::{info, warn};
 
 use crate::events::{Event, Recorder};
-use crate::footprints;
 
 /// How many are told within a [`WINDOW`].
 const TOLD_MAX: usize = 20;

@@ -20,6 +20,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant, SystemTime};
 
 use inspect::{DRAINS, GroundOfFamily, OfFamily};
+use modes::metrics::Extent;
 use proxy::{
     Changes, IpFamily, Mode, Model, NamespacedName, NodeFacts, NodePorts, Report, Standing, Trigger,
 };
@@ -31,7 +32,6 @@ use crate::health::Health;
 use crate::health_check::{Answering, HealthChecks};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
-use crate::metrics::of_mode::Extent;
 use crate::options::Options;
 use crate::report::Reporter;
 use crate::story::Story;

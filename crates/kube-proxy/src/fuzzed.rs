@@ -5,8 +5,10 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
-use crate::flags::nets::nets;
-use crate::{check, command_line, config, footprints, logging, metrics};
+use flags::nets::nets;
+use modes::footprints;
+
+use crate::{check, command_line, config, logging, metrics};
 
 /// A configuration file, and what it means.
 pub fn configuration(bytes: &[u8]) {

@@ -15,14 +15,14 @@ use std::sync::{Mutex, PoisonError};
 
 use tracing::{error, info, warn};
 
-use crate::modes;
-use crate::modes::definition::Facts;
+use modes::definition::Facts;
+use modes::sysctl::apply::{Difference, Origins, apply, differences};
+use modes::sysctl::conntrack;
+use modes::sysctl::error::{SysctlError, SysctlErrors};
+use modes::sysctl::machine::Machine;
+use modes::sysctl::row::{Need, Wanted};
+
 use crate::options::Options;
-use crate::sysctl::apply::{Difference, Origins, apply, differences};
-use crate::sysctl::conntrack;
-use crate::sysctl::error::{SysctlError, SysctlErrors};
-use crate::sysctl::machine::Machine;
-use crate::sysctl::row::{Need, Wanted};
 
 /// Where the kernel's files are.
 const ROOT: &str = "/";

@@ -11,9 +11,7 @@ pub mod descriptors;
 pub mod events;
 mod external_addresses;
 mod family;
-pub mod flags;
 pub mod follow;
-pub mod footprints;
 #[doc(hidden)]
 pub mod fuzzed;
 mod gather;
@@ -25,7 +23,6 @@ mod kernel_settings;
 pub mod logging;
 pub mod memory;
 pub mod metrics;
-pub mod modes;
 mod one_family;
 pub mod options;
 pub mod panics;
@@ -34,7 +31,6 @@ mod report;
 pub mod run;
 pub mod serve;
 mod story;
-pub mod sysctl;
 #[cfg(test)]
 mod tests;
 mod vanished;

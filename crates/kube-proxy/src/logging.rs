@@ -33,10 +33,11 @@ use klog::Klog;
 use settings::{LogFormat, Settings};
 
 /// Our own crates, by the names that their events carry.
-const OWN_CRATES: [&str; 16] = [
+const OWN_CRATES: [&str; 17] = [
     "http_server",
     "inspect",
     "local_socket",
+    "modes",
     "iptables",
     "kube_proxy",
     "proxy",

@@ -8,8 +8,8 @@ use kube_proxy::command_line::{self, Command, Completed};
 use kube_proxy::follow::{keep_prepared, keeps_prepared};
 use kube_proxy::options::Options;
 use kube_proxy::{
-    capabilities, check, cleanup, config, descriptors, follow, footprints, iptables, logging,
-    memory, modes, panics, run,
+    capabilities, check, cleanup, config, descriptors, follow, iptables, logging, memory, panics,
+    run,
 };
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, warn};
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     memory::start();
     let given: Vec<OsString> = std::env::args_os().collect();
     let program = ask::Program {
-        modes: footprints::ALL,
+        modes: modes::footprints::ALL,
         virtual_servers: modes::ipvs::virtual_servers,
         with_next_step: descriptors::with_next_step,
     };

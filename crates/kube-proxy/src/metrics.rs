@@ -11,26 +11,24 @@
 //! `rest_client_*`, `process_*`, `kubernetes_*`, and what Kubernetes counts of its own metrics;
 //! there is no Go here, hence no `go_*`. `/metrics/slis` is a registry of its own.
 
-pub(crate) mod buckets;
 mod draining;
 mod exposition;
 pub(crate) mod labels;
 pub(crate) mod local_endpoints;
-pub(crate) mod of_mode;
 mod process;
-pub(crate) mod relay;
 pub(crate) mod rest_client;
-pub(crate) mod restores;
-pub(crate) mod rows;
 pub mod services;
 mod standing;
-pub(crate) mod sync_durations;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant, SystemTime};
 
+use flags::gates::Gates;
 use http::StatusCode;
+use modes::metrics::buckets::Buckets;
+use modes::metrics::rows::Rows;
+use modes::metrics::{Extent, OfFamily, OfMode, of, set};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -38,16 +36,12 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use proxy::{Changes, Drift, Fate, IpFamily, Model, NodePorts, Report, Standing, Subject};
 
-use crate::flags::gates::Gates;
 use crate::version::{COMMIT, OWN_VERSION};
-use buckets::Buckets;
 use draining::Draining;
 use labels::{
-    Build, OfCheck, OfCheckStatus, OfCode, OfFamily, OfFeature, OfKind, OfPolicy, OfRequest,
-    OfVerb, OfWrite, OwnBuild, of, of_kind, of_write,
+    Build, OfCheck, OfCheckStatus, OfCode, OfFeature, OfKind, OfPolicy, OfRequest, OfStability,
+    OfVerb, OfWrite, OwnBuild, of_kind, of_write,
 };
-use of_mode::{Extent, OfMode};
-use rows::Rows;
 use services::ServiceMetrics;
 use standing::Standings;
 
@@ -243,7 +237,7 @@ impl Metrics {
         }
         let help = "This metric records the data about the stage and enablement of a k8s feature.";
         all.add("BETA", "kubernetes_feature_enabled", help, features);
-        all.finish()
+        finish(all)
     }
 
     fn register_slis(&self) -> Registry {
@@ -477,8 +471,26 @@ impl Default for Metrics {
     }
 }
 
-pub(crate) fn set(gauge: &Gauge, count: usize) {
-    gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+/// Adds what is known of the metrics themselves, and of the process.
+fn finish(mut rows: Rows) -> Registry {
+    let none = Counter::<u64>::default;
+    let help = "The count of disabled metrics.";
+    rows.add("BETA", "disabled_metrics", help, none());
+    let help = "The count of hidden metrics.";
+    rows.add("BETA", "hidden_metrics", help, none());
+    let registered = Family::<OfStability, Counter>::default();
+    let help = "The count of registered metrics broken by stability level and deprecation version.";
+    rows.add("BETA", "registered_metrics", help, registered.clone());
+    for (stability_level, count) in rows.counts {
+        let of = OfStability {
+            deprecated_version: "",
+            stability_level,
+        };
+        registered.get_or_create(&of).inc_by(count);
+    }
+    let process = Box::new(process::Process);
+    rows.registry.register_collector(process);
+    rows.registry
 }
 
 /// Since the epoch.

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use proxy::{Changes, IpFamily, Model, Node, NodePortAddresses, Selection};
 use tracing::warn;
 
-use crate::modes::detect_local::DetectLocal;
-use crate::modes::settings::Settings;
+use modes::detect_local::DetectLocal;
+use modes::settings::Settings;
 
 /// What is wrong for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -17,15 +17,16 @@ pub mod process;
 
 use std::env;
 
+use flags::Flags;
+use flags::gates::{EXTERNAL_IPS, Gates};
+use flags::unusable::UnusableFlag;
+use modes::settings::ProxyMode;
+use modes::sysctl;
 use proxy::{AddressRules, ExternalIps};
 use tracing::{info, warn};
 
 use crate::config::Configuration;
-use crate::flags::Flags;
-use crate::flags::gates::{EXTERNAL_IPS, Gates};
-use crate::flags::unusable::UnusableFlag;
-use crate::modes::settings::ProxyMode;
-use crate::{command_line, logging, modes, serve, sysctl};
+use crate::{command_line, logging, serve};
 use process::Process;
 
 /// What is meant.

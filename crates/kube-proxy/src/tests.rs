@@ -1,5 +1,6 @@
 //! What the tests of several files need.
 
+mod modes;
 pub(crate) mod scripted;
 
 use std::ffi::OsString;

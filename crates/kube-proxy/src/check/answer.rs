@@ -97,9 +97,10 @@ impl Answer {
 
 #[cfg(test)]
 mod tests {
+    use modes::preview::{Action, Change};
+
     use super::*;
     use crate::check::tests::foreseen;
-    use crate::modes::preview::{Action, Change};
 
     fn answer(changes: Vec<Change>) -> Answer {
         Answer {

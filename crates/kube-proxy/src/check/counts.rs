@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::modes::preview::Change;
+use modes::preview::Change;
 
 /// How many changes of one kind are listed for people who have not asked for all.
 pub(super) const LISTED_PER_KIND: usize = 20;

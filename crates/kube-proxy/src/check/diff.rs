@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use modes::preview::{Action, Change};
 use serde::Serialize;
 use view::shown;
 
 use super::asked::Output;
 use super::foresee::Foreseen;
-use crate::modes::preview::{Action, Change};
 
 /// Whether lines are coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,6 +5,11 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use modes::definition::Start;
+use modes::families::require;
+use modes::node_ports;
+use modes::open::{open_to_read, primary};
+use modes::preview::{Change, Kept, NODE, Obstacle};
 use proxy::Model;
 use serde::Serialize;
 use source::{ApiServerAddress, Way};
@@ -14,11 +19,6 @@ use super::names::Names;
 use crate::external_addresses;
 use crate::gather::gather;
 use crate::kernel_settings;
-use crate::modes::definition::Start;
-use crate::modes::families::require;
-use crate::modes::node_ports;
-use crate::modes::open::{open_to_read, primary};
-use crate::modes::preview::{Change, Kept, NODE, Obstacle};
 use crate::options::Options;
 
 /// How long the first lists may take.

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use modes::preview::{Action, Kept, OTHER_MODES};
 use serde::Serialize;
 use view::shown;
 
 use super::foresee::Foreseen;
-use crate::modes::preview::{Action, Kept, OTHER_MODES};
 
 /// The report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -127,9 +127,10 @@ fn connections(from: &[&str], to: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use modes::preview::Change;
+
     use super::*;
     use crate::check::tests::{change, foreseen};
-    use crate::modes::preview::Change;
 
     fn report(from: &[&'static str], to: &'static str, changes: Vec<Change>) -> Option<Migration> {
         let mut foreseen = foreseen(changes);

@@ -80,9 +80,10 @@ fn lines(foreseen: &Foreseen, most: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use modes::preview::{Action, Change};
+
     use super::*;
     use crate::check::tests::{change, foreseen};
-    use crate::modes::preview::{Action, Change};
 
     #[test]
     fn writes_are_counted_and_then_told_lane_by_lane() {

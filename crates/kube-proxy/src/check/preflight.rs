@@ -22,6 +22,11 @@ use std::path::Path;
 
 use footprint::{Footprints, nft};
 use iptables::{Backend, Iptables, Table};
+use modes::families::Access;
+use modes::footprints;
+use modes::ipvs::foresee_scheduler;
+use modes::programs::Programs;
+use modes::settings::Settings;
 use proxy::{IpFamily, Model};
 use route_netlink::Rtnetlink;
 use rustix::fs::Access as Right;
@@ -29,12 +34,8 @@ use rustix::fs::Access as Right;
 use super::finding::{Finding, Status};
 use super::foresee::Foreseen;
 use super::names::Names;
-use crate::modes::families::Access;
-use crate::modes::ipvs::foresee_scheduler;
-use crate::modes::programs::Programs;
-use crate::modes::settings::Settings;
 use crate::options::Options;
-use crate::{footprints, kernel_settings, one_family};
+use crate::{kernel_settings, one_family};
 
 /// Where the kernel's files are.
 const ROOT: &str = "/";
@@ -193,12 +194,11 @@ pub(super) fn look(
 }
 
 fn scheduler(settings: &Settings) -> Finding {
-    match foresee_scheduler(settings) {
-        Some(refusal) => Finding::fail("scheduler", refusal),
-        None => {
-            let name = &settings.ipvs.scheduler;
-            Finding::ok("scheduler", format!("nothing speaks against {name}"))
-        }
+    if let Some(refusal) = foresee_scheduler(settings) {
+        Finding::fail("scheduler", refusal)
+    } else {
+        let name = &settings.ipvs.scheduler;
+        Finding::ok("scheduler", format!("nothing speaks against {name}"))
     }
 }
 

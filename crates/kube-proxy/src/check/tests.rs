@@ -1,7 +1,8 @@
 //! What tests of the answers are made of.
 
+use modes::preview::{Action, Change};
+
 use super::foresee::Foreseen;
-use crate::modes::preview::{Action, Change};
 
 /// A change of an IPv4 entry, by the first lane of IPVS mode.
 pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change {

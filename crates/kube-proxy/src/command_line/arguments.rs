@@ -2,10 +2,11 @@
 
 use std::ffi::OsString;
 
+use flags::go;
+use flags::unusable::UnusableFlag;
+use flags::words::word as word_of;
+
 use crate::check::asked::{Output, Question};
-use crate::flags::go;
-use crate::flags::unusable::UnusableFlag;
-use crate::flags::words::word as word_of;
 
 /// The flag that asks as `plan` does.
 const DRY_RUN: &str = "--dry-run";

@@ -1,6 +1,14 @@
 use std::time::Duration;
 
+use flags::gates::Gates;
 use http_server::WhenTaken;
+use modes::detect_local::DetectLocal;
+use modes::ipvs::settings::Timeouts;
+use modes::ipvs::shim::ShimChoice;
+use modes::settings::ProxyMode;
+use modes::shared::{IptablesBackend, Shared};
+use modes::sysctl;
+use modes::sysctl::settings::Conntrack;
 use proxy::{ExternalIps, IpFamily, LocalDetector, Node, NodePortAddresses, Selection};
 use proxy_ipvs::{ShimStyle, VipMode};
 use proxy_nftables::Layout;
@@ -8,18 +16,11 @@ use source::{Api, ContentType, Lists, Settings};
 
 use super::*;
 use crate::check::asked::Output;
-use crate::flags::gates::Gates;
 use crate::logging::settings::LogFormat;
 use crate::metrics::services::settings::Detail;
-use crate::modes::detect_local::DetectLocal;
-use crate::modes::ipvs::settings::Timeouts;
-use crate::modes::ipvs::shim::ShimChoice;
-use crate::modes::settings::ProxyMode;
-use crate::modes::shared::{IptablesBackend, Shared};
 use crate::options::Said;
 use crate::options::process::Process;
-use crate::sysctl::settings::Conntrack;
-use crate::{logging, metrics, modes, serve, sysctl};
+use crate::{logging, metrics, serve};
 
 fn options(line: &str) -> Options {
     match read(line) {

@@ -3,10 +3,10 @@
 use std::ffi::{OsStr, OsString};
 
 use clap::{Arg, ArgAction, ArgMatches, CommandFactory as _};
+use flags::{Flags, go};
 
 use super::arguments::{normalised, take_question};
 use crate::config::Period;
-use crate::flags::{Flags, go};
 
 /// The flags of a command line that can be read, with their values, as upstream logs them:
 /// `--v="2"`, sorted.

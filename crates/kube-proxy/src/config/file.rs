@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use flags::unusable::UnusableFlag;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::DuplicateKeyPolicy;
 
 use super::settings::{every_field, in_terms_of_fields};
 use super::{API_VERSION, Configuration, KIND};
-use crate::flags::unusable::UnusableFlag;
 
 /// A configuration file cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -1,14 +1,14 @@
 //! The settings that are a field and a flag: one row each.
 
+use flags::unusable::UnusableFlag;
+use flags::{Flags, go};
+use modes::settings::ProxyMode;
+use modes::shared::PRIMARY;
 use proxy::NodePortAddresses;
 use serde_json::Value;
 
 use super::spelling::Spelling;
 use super::{API_VERSION, Configuration, KIND};
-use crate::flags::unusable::UnusableFlag;
-use crate::flags::{Flags, go};
-use crate::modes::settings::ProxyMode;
-use crate::modes::shared::PRIMARY;
 
 /// A field that has a flag.
 #[derive(Debug)]

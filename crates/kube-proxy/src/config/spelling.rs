@@ -5,8 +5,9 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use flags::go;
+
 use super::{FileVerbosity, Period};
-use crate::flags::go;
 
 /// A value as a flag has it, and as a field has it. What a field holds and a flag cannot is
 /// returned, with what is allowed.

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, fs};
 
 use http_server::WhenTaken;
+use modes::detect_local::DetectLocal;
+use modes::settings::ProxyMode;
 use proxy::{ExternalIps, NodePortAddresses};
 use source::{Api, Settings};
 
@@ -12,8 +14,6 @@ use crate::command_line::{self, Command};
 use crate::config::configz::Configz;
 use crate::follow::watch::changed;
 use crate::logging::settings::LogFormat;
-use crate::modes::detect_local::DetectLocal;
-use crate::modes::settings::ProxyMode;
 use crate::options::Options;
 
 const KUBEADM: &str = include_str!("kubeadm.yaml");

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use flags::Flags;
+use modes::definition::Definition;
+use modes::settings::ProxyMode;
+
 use super::Configuration;
 use super::settings::{ROWS, Row, at, is_within, wins_over_file};
-use crate::flags::Flags;
-use crate::modes::definition::Definition;
-use crate::modes::settings::ProxyMode;
 
 /// Settings that are accepted and change nothing, by the path of the field or of its section, and
 /// why.

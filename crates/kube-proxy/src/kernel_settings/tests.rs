@@ -2,12 +2,13 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use modes::settings::ProxyMode;
+use modes::sysctl::apply::Applied;
+use modes::sysctl::row::Row;
+use modes::sysctl::setting::Setting;
+use modes::sysctl::settings::Conntrack;
+
 use super::*;
-use crate::modes::settings::ProxyMode;
-use crate::sysctl::apply::Applied;
-use crate::sysctl::row::Row;
-use crate::sysctl::setting::Setting;
-use crate::sysctl::settings::Conntrack;
 use crate::tests::options;
 
 /// What the settings depend on.

@@ -1,9 +1,9 @@
 //! What the log reads of the flags.
 
-use crate::flags::Flags;
-use crate::flags::gates::{ALPHA_LOGGING, BETA_LOGGING, Gates};
-use crate::flags::unusable::UnusableFlag;
-use crate::flags::words::word;
+use flags::Flags;
+use flags::gates::{ALPHA_LOGGING, BETA_LOGGING, Gates};
+use flags::unusable::UnusableFlag;
+use flags::words::word;
 
 /// The words of `--logging-format`.
 const FORMATS: [(&str, LogFormat); 3] = [

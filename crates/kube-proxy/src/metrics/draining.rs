@@ -12,7 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use proxy::IpFamily;
 
-use super::labels::of;
+use modes::metrics::of;
 
 /// By family, how many drain, and since when the oldest has. Clones are the same.
 #[derive(Debug, Clone, Default)]
@@ -40,7 +40,7 @@ impl Collector for Draining {
         let help = "Endpoints that are gone, and whose connections go on.";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (ip_family, (count, _)) in &all {
-            let labels = super::labels::OfFamily { ip_family };
+            let labels = modes::metrics::OfFamily { ip_family };
             let count = i64::try_from(*count).unwrap_or(i64::MAX);
             ConstGauge::new(count).encode(metric.encode_family(&labels)?)?;
         }
@@ -48,7 +48,7 @@ impl Collector for Draining {
         let help = "How long the endpoint that has drained longest has; 0 where none does.";
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (ip_family, (_, oldest)) in &all {
-            let labels = super::labels::OfFamily { ip_family };
+            let labels = modes::metrics::OfFamily { ip_family };
             let age = oldest.map_or(0.0, |since| since.elapsed().as_secs_f64());
             ConstGauge::new(age).encode(metric.encode_family(&labels)?)?;
         }

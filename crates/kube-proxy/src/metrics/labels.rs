@@ -3,12 +3,10 @@
 use prometheus_client::encoding::EncodeLabelSet;
 use proxy::{Fate, IpFamily, Subject};
 
-use crate::version::{COMMIT, KUBERNETES};
+use flags::version::KUBERNETES;
+use modes::metrics::{OfFamily, of};
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfFamily {
-    pub(crate) ip_family: &'static str,
-}
+use crate::version::COMMIT;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OfKind {
@@ -20,12 +18,6 @@ pub(crate) struct OfKind {
 pub(crate) struct OfPolicy {
     pub(crate) ip_family: &'static str,
     pub(crate) traffic_policy: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct OfTable {
-    pub(crate) ip_family: &'static str,
-    pub(crate) table: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -114,14 +106,6 @@ impl Build {
             platform: format!("{}/{architecture}", std::env::consts::OS),
         }
     }
-}
-
-pub(crate) fn of(family: IpFamily) -> OfFamily {
-    let ip_family = match family {
-        IpFamily::V4 => "IPv4",
-        IpFamily::V6 => "IPv6",
-    };
-    OfFamily { ip_family }
 }
 
 /// What a write is about, and what became of it.

@@ -12,7 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 use proxy::{IpFamily, Standing};
 
-use super::labels::{OfFamily, of};
+use modes::metrics::{OfFamily, of};
 
 /// By family, how it stood last. Clones are the same.
 #[derive(Debug, Clone, Default)]

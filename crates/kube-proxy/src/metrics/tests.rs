@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use modes::settings::ProxyMode;
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IptablesReport, Model, NamespacedName,
     NftablesReport, Placement, Protocol, Service, ServicePort,
@@ -8,7 +9,6 @@ use proxy::{
 use super::local_endpoints::NoLocalEndpoints;
 use super::*;
 use crate::command_line::{self, Command};
-use crate::modes::settings::ProxyMode;
 
 /// What Kubernetes 1.36.2 registers for a kube-proxy in IPVS mode and this program tells, with kinds,
 /// labels and help. From its metrics reference, and client_golang's process collector.

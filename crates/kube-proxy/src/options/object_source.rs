@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use source::{Api, ContentType, Lists, ServiceCidrs, Settings};
 
-use crate::flags::gates::{Gates, STREAMED_LISTS};
-use crate::flags::unusable::UnusableFlag;
-use crate::flags::{Flags, PROTOBUF};
+use flags::gates::{Gates, STREAMED_LISTS};
+use flags::unusable::UnusableFlag;
+use flags::{Flags, PROTOBUF};
 
 /// Whether a source has the own Node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

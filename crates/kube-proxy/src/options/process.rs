@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::flags::Flags;
-use crate::flags::gates::Gates;
-use crate::flags::nets::nets;
-use crate::flags::unusable::UnusableFlag;
+use flags::Flags;
+use flags::gates::Gates;
+use flags::nets::nets;
+use flags::unusable::UnusableFlag;
 
 /// What the process as a whole reads.
 #[derive(Debug, Clone, PartialEq, Eq)]

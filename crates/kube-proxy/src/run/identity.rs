@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use flags::version::KUBERNETES;
 use footprint::uses::Uses;
 use proxy::IpFamily;
 use source::Settings;
@@ -20,7 +21,7 @@ pub(super) fn tell(options: &Options, from: Option<&str>, uses: Option<&Uses>) {
 
 fn line(options: &Options, from: Option<&str>, uses: Option<&Uses>) -> String {
     let mode = options.modes.chosen.name();
-    let kubernetes = version::KUBERNETES.git_version();
+    let kubernetes = KUBERNETES.git_version();
     let (program, by) = (version::program(), &options.said.mode_from);
     let mut line = format!("{program}, as Kubernetes {kubernetes}: {mode} mode ({by})");
     if let Some(uses) = uses {
@@ -74,7 +75,7 @@ mod tests {
         };
         let program = version::program();
         assert!(program.contains(version::short_commit()));
-        let kubernetes = version::KUBERNETES.git_version();
+        let kubernetes = KUBERNETES.git_version();
         assert_eq!(
             line(&options, Some("API server https://a"), Some(&uses)),
             format!(

@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
+use flags::version::KUBERNETES;
 use http::request::Parts;
 use http_server::{HttpThread, ListenError, Server};
 use inspect::{About, Inspect, Question, socket};
+use modes::footprints;
 use service_counters::Apart;
 use tokio::sync::mpsc;
 
@@ -14,13 +16,13 @@ use crate::config::configz::Configz;
 use crate::events::{Event, Recorder};
 use crate::health::Health;
 use crate::healthz::{self, Status};
+use crate::memory;
 use crate::metrics::Metrics;
 use crate::metrics::services::ServiceMetrics;
 use crate::options::Options;
 use crate::options::object_source::OwnNode;
 use crate::serve::pages::{self, Api, Pages};
-use crate::version::{KUBERNETES, OWN_VERSION};
-use crate::{footprints, memory};
+use crate::version::OWN_VERSION;
 
 /// What the servers tell.
 pub(super) struct Observed {

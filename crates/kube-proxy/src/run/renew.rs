@@ -4,15 +4,15 @@ use std::time::Instant;
 
 use anyhow::Result;
 use futures::stream::select_all;
+use modes::definition::{Opened, Start};
+use modes::detect_local::DetectLocal;
+use modes::families::require;
+use modes::open::used;
 use proxy::Mode;
 use tracing::{error, info};
 
 use super::daemon::Daemon;
 use super::renewal::{Modes, Prepared};
-use crate::modes::definition::{Opened, Start};
-use crate::modes::detect_local::DetectLocal;
-use crate::modes::families::require;
-use crate::modes::open::used;
 use crate::options::Options;
 use crate::{logging, memory};
 

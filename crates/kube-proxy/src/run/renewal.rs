@@ -13,11 +13,11 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use modes::definition::Opened;
+use modes::open::open;
 use tokio::task::JoinHandle;
 
 use crate::kernel_settings::{Step, settle};
-use crate::modes::definition::Opened;
-use crate::modes::open::open;
 use crate::options::Options;
 
 /// The first delay after a failure; it doubles with each further one, up to the sync period.

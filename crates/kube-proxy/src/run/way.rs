@@ -22,7 +22,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Duration, Instant, sleep_until};
 use tracing::{error, warn};
 
-use crate::footprints;
+use modes::footprints;
 
 /// How long the mode has to take an address back from a Service.
 const GRACE: Duration = Duration::from_secs(1);

@@ -17,6 +17,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use flags::gates::Gates;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use http_server::{Answer, Purpose, Respond, answer, not_found, text};
@@ -26,7 +27,6 @@ use tokio::task::spawn_blocking;
 use super::ui;
 use super::zpages::Zpages;
 use crate::config::configz::Configz;
-use crate::flags::gates::Gates;
 use crate::metrics::Metrics;
 
 /// For the log.

@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
+use flags::unusable::UnusableFlag;
+use flags::{Flags, go};
 use http_server::WhenTaken;
 
-use crate::flags::unusable::UnusableFlag;
-use crate::flags::{Flags, go};
 use crate::metrics;
 
 /// What the servers read.

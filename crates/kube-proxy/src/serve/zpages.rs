@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::SystemTime;
 
+use flags::gates::{FLAGZ, Gates, STATUSZ};
+use flags::version::KUBERNETES;
 use http::header::{ACCEPT, WARNING};
 use http::request::Parts;
 use http::{HeaderValue, StatusCode};
@@ -17,8 +19,7 @@ use http_server::{Answer, answer, text};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::flags::gates::{FLAGZ, Gates, STATUSZ};
-use crate::version::{KUBERNETES, OWN_VERSION};
+use crate::version::OWN_VERSION;
 
 const COMPONENT: &str = "kube-proxy";
 const GROUP: &str = "config.k8s.io";

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
+use modes::definition::{Module, ModuleNeed};
 use nftables_netlink::{Error, Family, Feature, Nftables};
 use proxy::IpFamily;
 
 use crate::check::finding::{Finding, some};
-use crate::modes::definition::{Module, ModuleNeed};
 
 const NAME: &str = "modules";
 

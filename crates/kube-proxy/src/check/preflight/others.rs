@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use modes::preview::{Change, OTHER_MODES};
+
 use crate::check::finding::{Finding, some};
-use crate::modes::preview::{Change, OTHER_MODES};
 
 const NAME: &str = "other proxies";
 
@@ -112,9 +113,10 @@ pub(super) fn judge(
 
 #[cfg(test)]
 mod tests {
+    use modes::preview::Action;
+
     use super::*;
     use crate::check::finding::Status;
-    use crate::modes::preview::Action;
 
     #[test]
     fn other_proxies_are_known_by_what_they_make() {

@@ -6,11 +6,11 @@ use footprint::is_kubelets;
 use iptables::{
     Backend, DormantTable, Iptables, IptablesError, Table, TakenChain, exists, native_chains,
 };
+use modes::footprints;
 use proxy::IpFamily;
 
 use super::Traces;
 use crate::check::finding::{Finding, some};
-use crate::footprints;
 
 const NAME: &str = "iptables";
 

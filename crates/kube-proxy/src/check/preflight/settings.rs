@@ -1,8 +1,9 @@
 //! Settings of the kernel: as they are, as they would be set, and whether they can be.
 
+use modes::sysctl::row::Need;
+use modes::sysctl::setting::Setting;
+
 use crate::check::finding::{Finding, some};
-use crate::sysctl::row::Need;
-use crate::sysctl::setting::Setting;
 
 const NAME: &str = "settings";
 

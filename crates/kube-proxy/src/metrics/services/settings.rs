@@ -1,8 +1,8 @@
 //! What the metrics of single Services read of the flags.
 
-use crate::flags::Flags;
-use crate::flags::unusable::UnusableFlag;
-use crate::flags::words::word;
+use flags::Flags;
+use flags::unusable::UnusableFlag;
+use flags::words::word;
 
 /// The words of `--metrics-per-service`.
 const DETAILS: [(&str, Detail); 3] = [

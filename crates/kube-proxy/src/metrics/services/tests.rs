@@ -1,10 +1,10 @@
 use std::net::IpAddr;
 
 use anyhow::{Result, bail};
+use flags::gates::Gates;
 use proxy::{Event, NamespacedName, Protocol, Service, ServicePort};
 
 use super::*;
-use crate::flags::gates::Gates;
 use crate::metrics::Metrics;
 
 /// What is told of single Services.

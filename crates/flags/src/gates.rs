@@ -1,0 +1,333 @@
+//! Feature gates: those of Kubernetes 1.34 to 1.38, the ones that were given, and their effect.
+//!
+//! One `featureGates` is often written for a whole cluster, and for several releases of it, while
+//! an upstream kube-proxy knows the gates of its own release only. This program serves clusters of
+//! all these releases: a gate that it does not read, or does not know, is a warning and never ends
+//! the start. `gates/kubernetes.txt` has a line for each gate, with its stage in each release.
+//!
+//! A gate that is not given has the default of the [release that this program matches](KUBERNETES),
+//! or else of the nearest release that has the gate. Few gates change what a kube-proxy does. The
+//! effect of each of them is in docs/flags.md, in `OF_KUBE_PROXY` and in `WITHOUT_EFFECT`.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use crate::version::KUBERNETES;
+
+/// `spec.externalIPs` of Services are served (KEP-5707).
+pub const EXTERNAL_IPS: &str = "AllowServiceExternalIPs";
+/// The page `/flagz`.
+pub const FLAGZ: &str = "ComponentFlagz";
+/// The page `/statusz`.
+pub const STATUSZ: &str = "ComponentStatusz";
+/// Options of the log that are alpha: standard output, and buffers.
+pub const ALPHA_LOGGING: &str = "LoggingAlphaOptions";
+/// Options of the log that are beta: JSON.
+pub const BETA_LOGGING: &str = "LoggingBetaOptions";
+/// The first list of objects is streamed.
+pub const STREAMED_LISTS: &str = "WatchListClient";
+/// IPVS mode may be chosen (KEP-5495). Only an explicit `false` has an effect here.
+pub const IPVS_MODE: &str = "KubeProxyIPVS";
+/// NodePorts at loopback addresses in nftables mode (KEP-6032): alpha and off in 1.37, beta and on
+/// in 1.38.
+pub const LOCALHOST_NODE_PORTS: &str = "KubeProxyNFTablesLocalhostNodePorts";
+
+/// Gates that switch all gates of a stage which are not given themselves.
+const OF_STAGE: [(&str, Stage); 2] = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
+
+/// Gates that an upstream kube-proxy of some release reads, itself or in its libraries.
+const OF_KUBE_PROXY: &[&str] = &[
+    EXTERNAL_IPS,
+    FLAGZ,
+    STATUSZ,
+    ALPHA_LOGGING,
+    BETA_LOGGING,
+    STREAMED_LISTS,
+    IPVS_MODE,
+    LOCALHOST_NODE_PORTS,
+    "AllAlpha",
+    "AllBeta",
+    "AtomicFIFO",
+    "CBORServingAndStorage",
+    "ClientsAllowCARotation",
+    "ClientsAllowCBOR",
+    "ClientsAllowTLSCacheGC",
+    "ClientsPreferCBOR",
+    "ContextualLogging",
+    "InOrderInformers",
+    "InOrderInformersBatchProcess",
+    "InformerResourceVersion",
+    "LoadBalancerIPMode",
+    "MultiCIDRServiceAllocator",
+    "NFTablesNetlink",
+    "NFTablesProxyMode",
+    "NativeHistograms",
+    "PreferSameTrafficDistribution",
+    "ServiceTrafficDistribution",
+    "TopologyAwareHints",
+    "UnlockWhileProcessingFIFO",
+    "WinDSR",
+    "WinOverlay",
+];
+
+/// Gates of kube-proxy with a value that changes nothing here, and the reason.
+const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
+    ("CBORServingAndStorage", true, "no page is served as CBOR"),
+    (
+        "ClientsAllowCARotation",
+        false,
+        "certificate authorities are always read anew",
+    ),
+    (
+        "ClientsAllowCBOR",
+        true,
+        "objects are read as protobuf or JSON",
+    ),
+    (
+        "ClientsPreferCBOR",
+        true,
+        "objects are read as protobuf or JSON",
+    ),
+    (
+        "ContextualLogging",
+        false,
+        "lines say of which IP family they are anyway",
+    ),
+    (
+        "NFTablesNetlink",
+        false,
+        "nf_tables are always read and written over netlink",
+    ),
+    (
+        "NativeHistograms",
+        true,
+        "metrics are served as text, which has classic histograms only",
+    ),
+];
+
+/// How far a feature has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Off by default.
+    Alpha,
+    /// Mostly on by default.
+    Beta,
+    /// General availability.
+    Stable,
+    /// To go.
+    Deprecated,
+}
+
+impl Stage {
+    /// As metrics label it: a stable one has no name.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Alpha => "ALPHA",
+            Self::Beta => "BETA",
+            Self::Stable => "",
+            Self::Deprecated => "DEPRECATED",
+        }
+    }
+}
+
+/// The minor version of the first release in `gates/kubernetes.txt`.
+const FIRST: usize = 34;
+/// The number of releases there.
+const RELEASES: usize = 5;
+
+/// The column of the release that this program matches.
+static OWN: LazyLock<usize> = LazyLock::new(|| {
+    let minor: usize = KUBERNETES.minor.parse().unwrap_or(FIRST);
+    minor.saturating_sub(FIRST).min(RELEASES - 1)
+});
+
+/// A gate as one release has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Spec {
+    stage: Stage,
+    default: bool,
+    is_locked: bool,
+}
+
+impl Spec {
+    /// Reads a cell of `gates/kubernetes.txt`; `None` if the release has no such gate.
+    fn read(cell: &str) -> Option<Self> {
+        let (letter, is_locked) = match cell.strip_suffix('!') {
+            Some(letter) => (letter, true),
+            None => (cell, false),
+        };
+        let stage = match letter.to_ascii_lowercase().as_str() {
+            "a" => Stage::Alpha,
+            "b" => Stage::Beta,
+            "g" => Stage::Stable,
+            "d" => Stage::Deprecated,
+            _ => return None,
+        };
+        Some(Self {
+            stage,
+            default: letter.chars().all(char::is_uppercase),
+            is_locked,
+        })
+    }
+}
+
+/// A gate as Kubernetes has it, release by release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Known {
+    name: &'static str,
+    specs: [Option<Spec>; RELEASES],
+    /// The specification that counts here.
+    spec: Spec,
+}
+
+/// All, sorted by name.
+static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| {
+    let lines = include_str!("gates/kubernetes.txt").lines();
+    lines.filter_map(Known::read).collect()
+});
+
+impl Known {
+    fn read(line: &'static str) -> Option<Self> {
+        let mut words = line.split(' ');
+        let name = words.next().filter(|name| !name.starts_with('#'))?;
+        let mut specs = [None; RELEASES];
+        for spec in &mut specs {
+            *spec = Spec::read(words.next()?);
+        }
+        let there = specs.iter().enumerate();
+        let there = there.filter_map(|(at, spec)| Some((at.abs_diff(*OWN), (*spec)?)));
+        let (_, spec) = there.min_by_key(|(distance, _)| *distance)?;
+        Some(Self { name, specs, spec })
+    }
+
+    fn of(name: &str) -> Option<&'static Self> {
+        KNOWN.iter().find(|known| known.name == name)
+    }
+
+    /// The first release that locks the gate to its default, as `1.35`.
+    fn locked_since(&self) -> Option<String> {
+        let is_locked = |spec: &Option<Spec>| spec.is_some_and(|spec| spec.is_locked);
+        let at = self.specs.iter().position(is_locked)?;
+        Some(format!("{}.{}", KUBERNETES.major, FIRST + at))
+    }
+}
+
+/// The gates that were given; the rest have their defaults.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Gates(BTreeMap<String, bool>);
+
+impl Gates {
+    /// The last value of a gate that is given twice counts.
+    pub fn new(given: impl IntoIterator<Item = (String, bool)>) -> Self {
+        let given = given.into_iter().filter(|(name, _)| !name.is_empty());
+        Self(given.collect())
+    }
+
+    /// True if a gate is on; an unknown gate is off.
+    pub fn is_on(&self, name: &str) -> bool {
+        Known::of(name).is_some_and(|known| self.has(known))
+    }
+
+    /// The value that a gate was given by its name; `AllBeta` gives none.
+    pub fn given(&self, name: &str) -> Option<bool> {
+        self.0.get(name).copied()
+    }
+
+    /// The gates of the release that this program matches: names, stages, and whether they are on.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, Stage, bool)> {
+        let there = KNOWN
+            .iter()
+            .filter(|known| matches!(known.specs.get(*OWN), Some(Some(_))));
+        there.map(|known| (known.name, known.spec.stage, self.has(known)))
+    }
+
+    /// A line for each gate of kube-proxy that was given and will be removed, as upstream logs it.
+    pub fn notes(&self) -> Vec<String> {
+        let read = self.0.iter().filter(|(name, _)| is_of_kube_proxy(name));
+        let notes = read.filter_map(|(name, value)| {
+            if name == IPVS_MODE {
+                let text = "it has no effect: ipvs mode is always built in";
+                return value.then(|| format!("the feature gate {name}=true is given; {text}"));
+            }
+            let stage = match Known::of(name)?.spec.stage {
+                Stage::Stable => "GA",
+                Stage::Deprecated => "deprecated",
+                Stage::Alpha | Stage::Beta => return None,
+            };
+            Some(format!(
+                "setting {stage} feature gate {name}={value}; it will be removed in a future release"
+            ))
+        });
+        notes.collect()
+    }
+
+    /// A line for each gate of kube-proxy whose value changes nothing here, one for all gates of
+    /// other components, and one for all unknown gates.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let (mut foreign, mut unknown) = (Vec::new(), Vec::new());
+        for (name, value) in &self.0 {
+            let known = Known::of(name);
+            match known {
+                None => unknown.push(&**name),
+                Some(_) if !is_of_kube_proxy(name) => foreign.push(&**name),
+                Some(known) => {
+                    let rows = WITHOUT_EFFECT.iter();
+                    let row = rows
+                        .filter(|row| (row.0, row.1) == (name, *value))
+                        .map(|row| row.2.to_owned());
+                    let locked = known.spec.is_locked && known.spec.default != *value;
+                    let since = known.locked_since().filter(|_| locked);
+                    let locked = since.map(|since| {
+                        let default = known.spec.default;
+                        format!("Kubernetes {since} locks it to {default}; take it out")
+                    });
+                    warnings.extend(row.chain(locked).map(|why| {
+                        format!("the feature gate {name}={value} has no effect: {why}")
+                    }));
+                }
+            }
+        }
+        if !foreign.is_empty() {
+            let names = foreign.join(", ");
+            warnings.push(format!(
+                "feature gates of other components have no effect on kube-proxy: {names}"
+            ));
+        }
+        if !unknown.is_empty() {
+            let (first, last) = (FIRST, FIRST + RELEASES - 1);
+            let names = unknown.join(", ");
+            warnings.push(format!(
+                "unrecognized feature gates have no effect: {names}; Kubernetes 1.{first} to 1.{last} have none of these names, look for a \
+                 spelling mistake"
+            ));
+        }
+        warnings
+    }
+
+    fn has(&self, known: &Known) -> bool {
+        let Spec {
+            stage,
+            default,
+            is_locked,
+        } = known.spec;
+        if is_locked {
+            return default;
+        }
+        let of_stage = || {
+            let all = OF_STAGE.iter().find(|(_, of)| *of == stage);
+            let is_switch = OF_STAGE.iter().any(|(name, _)| *name == known.name);
+            all.filter(|_| !is_switch)
+                .and_then(|(name, _)| self.0.get(*name))
+        };
+        let given = self.0.get(known.name).or_else(of_stage);
+        *given.unwrap_or(&default)
+    }
+}
+
+fn is_of_kube_proxy(name: &str) -> bool {
+    OF_KUBE_PROXY.contains(&name)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,229 @@
+use super::*;
+
+fn gates(given: &str) -> Gates {
+    let pairs = given.split(',').filter(|pair| !pair.is_empty());
+    Gates::new(pairs.map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap();
+        (name.to_owned(), value == "true")
+    }))
+}
+
+/// The stages of a gate as the documentation has them: `1.34 alpha, off; 1.36 beta, on; 1.38 gone`.
+fn history(known: &Known) -> String {
+    let mut runs: Vec<String> = Vec::new();
+    let mut before = None;
+    for (at, spec) in known.specs.iter().enumerate() {
+        if *spec != before {
+            let release = FIRST + at;
+            runs.push(match spec {
+                Some(spec) => {
+                    let stage = format!("{:?}", spec.stage).to_lowercase();
+                    let default = if spec.default { "on" } else { "off" };
+                    let locked = if spec.is_locked { ", locked" } else { "" };
+                    format!("1.{release} {stage}, {default}{locked}")
+                }
+                None => format!("1.{release} gone"),
+            });
+        }
+        before = *spec;
+    }
+    runs.join("; ")
+}
+
+#[test]
+fn every_line_is_a_gate() {
+    let lines = include_str!("kubernetes.txt").lines();
+    let lines = lines.filter(|line| !line.starts_with('#'));
+    for line in lines.clone() {
+        let cells: Vec<&str> = line.split(' ').skip(1).collect();
+        assert_eq!(cells.len(), RELEASES, "{line}");
+        let is_read = |cell: &&str| *cell == "-" || Spec::read(cell).is_some();
+        assert!(cells.iter().all(is_read), "{line}");
+    }
+    assert_eq!(KNOWN.len(), lines.count());
+    assert!(KNOWN.is_sorted_by(|one, next| one.name < next.name));
+    for known in KNOWN.iter() {
+        for spec in known.specs.iter().flatten() {
+            assert!(spec.stage != Stage::Alpha || !spec.default, "{known:?}");
+        }
+    }
+}
+
+/// 1.36.2's own list had 241 gates.
+#[test]
+fn each_release_has_its_own_gates() {
+    let count = |at: usize| {
+        KNOWN
+            .iter()
+            .filter(|known| known.specs[at].is_some())
+            .count()
+    };
+    assert_eq!(count(2), 242);
+    for (name, at) in [
+        ("KubeProxyIPVS", 3),
+        ("NFTablesNetlink", 3),
+        (LOCALHOST_NODE_PORTS, 3),
+        (EXTERNAL_IPS, 2),
+        ("ManagedFieldsOptOut", 4),
+    ] {
+        let known = Known::of(name).unwrap();
+        let first = known.specs.iter().position(Option::is_some);
+        assert_eq!(first, Some(at), "{name}");
+    }
+    let of = |name| history(Known::of(name).unwrap());
+    assert_eq!(of("KubeProxyIPVS"), "1.37 deprecated, on");
+    assert_eq!(of("NativeHistograms"), "1.36 alpha, off; 1.37 beta, on");
+    assert_eq!(of(LOCALHOST_NODE_PORTS), "1.37 alpha, off; 1.38 beta, on");
+    assert_eq!(
+        of("SidecarContainers"),
+        "1.34 stable, on, locked; 1.37 gone"
+    );
+}
+
+#[test]
+fn the_gates_that_are_read_are_known() {
+    let rows = WITHOUT_EFFECT.iter().map(|(name, ..)| *name);
+    for name in OF_KUBE_PROXY.iter().copied().chain(rows) {
+        assert!(Known::of(name).is_some(), "{name}");
+        assert!(is_of_kube_proxy(name), "{name}");
+    }
+}
+
+/// The table for operators has the gates that kube-proxy reads, and the stages of each.
+#[test]
+fn the_documentation_has_every_gate_that_is_read() {
+    let text = include_str!("../../../../docs/flags.md");
+    let (_, text) = text.split_once("\n## Feature gates\n").unwrap();
+    let (text, _) = text.split_once("\n## ").unwrap();
+    let (intro, table) = text.split_once("\n| gate | ").unwrap();
+    let mut documented = Vec::new();
+    let rows = table.lines().filter(|line| line.starts_with("| `"));
+    for row in rows {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [names, stages, ..] = cells.as_slice() else {
+            panic!("{row}");
+        };
+        for name in names.split('`').skip(1).step_by(2) {
+            let known = Known::of(name).unwrap_or_else(|| panic!("{name}"));
+            assert_eq!(*stages, history(known), "{name}");
+            documented.push(name);
+        }
+    }
+    let is_switch = |name: &&&str| OF_STAGE.iter().any(|(switch, _)| switch == *name);
+    for name in OF_KUBE_PROXY.iter().filter(|name| !is_switch(name)) {
+        assert!(documented.contains(name), "{name}");
+    }
+    let all = format!("All {} gates", KNOWN.len());
+    assert!(intro.contains(&all), "{all}");
+}
+
+/// docs/versions.md says so.
+#[test]
+fn of_the_gates_that_are_read_one_has_another_default_in_1_38() {
+    let read = KNOWN.iter().filter(|gate| is_of_kube_proxy(gate.name));
+    let differs = |gate: &&Known| {
+        let default = |minor: usize| gate.specs[minor - FIRST].map(|spec| spec.default);
+        default(38).is_some() && default(37) != default(38)
+    };
+    let names: Vec<_> = read.filter(differs).map(|gate| gate.name).collect();
+    assert_eq!(names, [LOCALHOST_NODE_PORTS]);
+    let text = include_str!("../../../../docs/versions.md");
+    assert!(text.contains(LOCALHOST_NODE_PORTS));
+}
+
+#[test]
+fn a_gate_that_is_not_given_has_its_default() {
+    let default = gates("");
+    assert_eq!(default, Gates::default());
+    for (name, is_on) in [
+        (EXTERNAL_IPS, true),
+        ("NFTablesProxyMode", true),
+        (IPVS_MODE, true),
+        (LOCALHOST_NODE_PORTS, false),
+        ("NativeHistograms", true),
+        ("AllAlpha", false),
+        ("NoSuch", false),
+    ] {
+        assert_eq!(default.is_on(name), is_on, "{name}");
+    }
+    assert!(!gates("AllowServiceExternalIPs=false").is_on(EXTERNAL_IPS));
+}
+
+#[test]
+fn a_stage_is_switched_but_for_the_gates_that_are_given() {
+    let of = |given: &str, name: &str| gates(given).is_on(name);
+    assert!(!of("AllBeta=false", FLAGZ));
+    assert!(of("AllBeta=false,ComponentFlagz=true", FLAGZ));
+    // Not of the stage.
+    assert!(of("AllBeta=false,AllAlpha=false", EXTERNAL_IPS));
+    assert!(!of("AllBeta=false", "AllAlpha"));
+    assert!(of("AllAlpha=true", "ClientsAllowCBOR"));
+    assert!(of("AllAlpha=true", LOCALHOST_NODE_PORTS));
+    // IPVS mode is of no stage that is switched.
+    assert!(of("AllAlpha=false,AllBeta=false", IPVS_MODE));
+    // A locked gate keeps its default.
+    assert!(of(
+        "PreferSameTrafficDistribution=false",
+        "PreferSameTrafficDistribution"
+    ));
+}
+
+/// Gates that an upstream kube-proxy of one release or another refuses.
+#[test]
+fn foreign_unknown_and_locked_gates_are_warnings() {
+    assert_eq!(gates("AllAlpha=true,AllBeta=true").warnings(), [""; 0]);
+    for (given, part) in [
+        (
+            "NoSuch=true",
+            "no effect: NoSuch; Kubernetes 1.34 to 1.38 have none",
+        ),
+        (
+            "SidecarContainers=true,PodsAPI=true",
+            "other components have no effect on kube-proxy: PodsAPI, SidecarContainers",
+        ),
+        ("GangScheduling=true", "other components"),
+        ("DisableNodeKubeProxyVersion=false", "other components"),
+        (
+            "PreferSameTrafficDistribution=false",
+            "PreferSameTrafficDistribution=false has no effect: Kubernetes 1.35 locks it to true",
+        ),
+        (
+            "NFTablesProxyMode=false",
+            "Kubernetes 1.34 locks it to true",
+        ),
+        ("NFTablesNetlink=false", "over netlink"),
+        ("NativeHistograms=true", "classic histograms"),
+    ] {
+        let gates = gates(given);
+        let [warning] = &gates.warnings()[..] else {
+            panic!("{given}: {:?}", gates.warnings());
+        };
+        assert!(warning.contains(part), "{given}: {warning}");
+    }
+    assert_eq!(
+        gates("PreferSameTrafficDistribution=true").warnings(),
+        [""; 0]
+    );
+}
+
+#[test]
+fn gates_that_will_be_removed_are_noted() {
+    let given = "AllowServiceExternalIPs=false,ClientsAllowCARotation=false,ComponentFlagz=false";
+    let [external] = &gates(given).notes()[..] else {
+        panic!("{:?}", gates(given).notes());
+    };
+    assert!(external.contains("GA feature gate AllowServiceExternalIPs=false"));
+    let [ineffective] = &gates(given).warnings()[..] else {
+        panic!("{:?}", gates(given).warnings());
+    };
+    assert!(ineffective.contains("ClientsAllowCARotation=false has no effect"));
+    let on = gates("KubeProxyIPVS=true");
+    let [note] = &on.notes()[..] else {
+        panic!("{:?}", on.notes());
+    };
+    assert!(
+        note.contains("KubeProxyIPVS=true is given; it has no effect"),
+        "{note}"
+    );
+    assert_eq!(on.warnings(), [""; 0]);
+}

@@ -1,0 +1,349 @@
+//! Values and names as Go programs take them on their command line.
+//!
+//! Flags of existing manifests were written for Go's `strconv`, `time` and pflag. Their readings
+//! are wider than Rust's (`T`, `1h30m`, `0x10`, `--proxy_mode`), and here they are followed to the
+//! letter.
+
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use source::address;
+
+/// A boolean as `strconv.ParseBool` takes it.
+pub fn bool(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("give true or false"),
+    }
+}
+
+/// A 32-bit integer as `strconv.ParseInt` with base 0 takes it: `14`, `0xe`, `0o16`, `016`,
+/// `0b1110`, `1_4`.
+pub fn int(text: &str) -> Result<i32, &'static str> {
+    const WRONG: &str = "give a whole number";
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => ("-", digits),
+        None => ("", text.strip_prefix('+').unwrap_or(text)),
+    };
+    let lower = digits.to_ascii_lowercase();
+    let (radix, digits) = [("0x", 16), ("0o", 8), ("0b", 2), ("0", 8)]
+        .into_iter()
+        .find_map(|(prefix, radix)| Some((radix, lower.strip_prefix(prefix)?)))
+        .filter(|(_, digits)| !digits.is_empty())
+        .unwrap_or((10, &lower));
+    if digits.starts_with(['+', '-']) {
+        return Err(WRONG);
+    }
+    let digits = digits.replace('_', "");
+    i32::from_str_radix(&format!("{sign}{digits}"), radix).map_err(|_| WRONG)
+}
+
+/// A floating-point number as `strconv.ParseFloat` takes it, but for hexadecimal ones.
+pub fn float(text: &str) -> Result<f32, &'static str> {
+    text.parse().map_err(|_| "give a number such as 5 or 2.5")
+}
+
+/// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means
+/// anything by it.
+pub fn duration(text: &str) -> Result<Duration, &'static str> {
+    const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
+    let rest = text.strip_prefix('+').unwrap_or(text);
+    if rest.starts_with('-') {
+        return Err("a negative duration has no meaning here; give one such as 30s, or 0");
+    }
+    if rest == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let (mut rest, mut total) = (rest, 0_u64);
+    loop {
+        let number_end = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .ok_or(WRONG)?;
+        let (number, after) = rest.split_at(number_end);
+        let unit_end = after
+            .find(|c: char| c.is_ascii_digit() || c == '.')
+            .unwrap_or(after.len());
+        let (unit, after) = after.split_at(unit_end);
+        total = total
+            .checked_add(nanoseconds(number, unit).ok_or(WRONG)?)
+            .filter(|total| i64::try_from(*total).is_ok())
+            .ok_or("the duration is too long; give less than 292 years")?;
+        if after.is_empty() {
+            return Ok(Duration::from_nanos(total));
+        }
+        rest = after;
+    }
+}
+
+/// `number` (digits with at most one point among them) of a unit, in nanoseconds.
+fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
+    let unit: u64 = match unit {
+        "ns" => 1,
+        "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60 * 1_000_000_000,
+        "h" => 3_600 * 1_000_000_000,
+        _ => return None,
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+        return None;
+    }
+    let whole: u64 = if whole.is_empty() {
+        0
+    } else {
+        whole.parse().ok()?
+    };
+    let mut nanoseconds = whole.checked_mul(unit)?;
+    let mut place = unit;
+    for digit in fraction.bytes() {
+        place /= 10;
+        nanoseconds = nanoseconds.checked_add(u64::from(digit - b'0') * place)?;
+    }
+    Some(nanoseconds)
+}
+
+/// An IP address.
+pub fn ip(text: &str) -> Result<IpAddr, &'static str> {
+    address::ip(text.trim()).ok_or("give an IPv4 or IPv6 address")
+}
+
+/// The address of `--bind-address`: nothing is any of the node's.
+pub fn bind(text: &str) -> Result<IpAddr, &'static str> {
+    if text.is_empty() {
+        return Ok(Ipv4Addr::UNSPECIFIED.into());
+    }
+    ip(text)
+}
+
+/// One of a list of feature gates, `Name=true`; nothing is a gate without a name.
+pub fn gate(text: &str) -> Result<(String, bool), &'static str> {
+    const WRONG: &str = "give feature gates such as Name=true,Other=false";
+    if text.is_empty() {
+        return Ok((String::new(), false));
+    }
+    let (name, value) = text.split_once('=').ok_or(WRONG)?;
+    let value = bool(value.trim()).map_err(|_| WRONG)?;
+    Ok((name.trim().to_owned(), value))
+}
+
+/// A quantity as Kubernetes' `resource.ParseQuantity` takes it (`0`, `64Ki`, `1.5M`, `1e3`), as
+/// text.
+pub fn quantity(text: &str) -> Result<String, &'static str> {
+    let end = text
+        .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
+        .unwrap_or(text.len());
+    let (number, suffix) = text.split_at(end);
+    let is_exponent = suffix
+        .strip_prefix(['e', 'E'])
+        .is_some_and(|exponent| exponent.parse::<i32>().is_ok());
+    let is_suffix = matches!(
+        suffix,
+        "" | "n"
+            | "u"
+            | "m"
+            | "k"
+            | "M"
+            | "G"
+            | "T"
+            | "P"
+            | "E"
+            | "Ki"
+            | "Mi"
+            | "Gi"
+            | "Ti"
+            | "Pi"
+            | "Ei"
+    );
+    if number.parse::<f64>().is_ok() && (is_suffix || is_exponent) {
+        Ok(text.to_owned())
+    } else {
+        Err("give a size such as 0 or 64Ki")
+    }
+}
+
+/// Where a server listens: nowhere if `text` is empty or, as its deprecated flag says it, `port` is
+/// 0. `port` is appended to an address without one.
+pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
+    const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
+    if text.is_empty() || port == 0 {
+        return Ok(None);
+    }
+    if let Ok(ip) = ip(text) {
+        let port = u16::try_from(port).map_err(|_| "a port is a number up to 65535")?;
+        return Ok(Some((ip, port).into()));
+    }
+    let (host, port) = text.rsplit_once(':').ok_or(WRONG)?;
+    let host = match host.strip_prefix('[') {
+        Some(host) => host.strip_suffix(']').ok_or(WRONG)?,
+        None if host.contains(':') => return Err(WRONG),
+        None => host,
+    };
+    let (ip, port) = (
+        ip(host).map_err(|_| WRONG)?,
+        port.parse().map_err(|_| WRONG)?,
+    );
+    Ok(Some(SocketAddr::new(ip, port)))
+}
+
+/// Flag names with `_` for `-`, as pflag's normalisation in Kubernetes components allows:
+/// `--proxy_mode=ipvs`.
+pub fn normalise(argument: OsString) -> OsString {
+    let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
+        return argument;
+    };
+    let name = text.split('=').next().unwrap_or(text);
+    if !name.contains('_') {
+        return argument;
+    }
+    let (name, value) = text.split_at(name.len());
+    (name.replace('_', "-") + value).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn booleans() {
+        for yes in ["1", "t", "T", "true", "TRUE", "True"] {
+            assert_eq!(bool(yes), Ok(true), "{yes}");
+        }
+        for no in ["0", "f", "F", "false", "FALSE", "False"] {
+            assert_eq!(bool(no), Ok(false), "{no}");
+        }
+        for wrong in ["", "yes", "tRUE", "2", " true"] {
+            assert!(bool(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn integers() {
+        for (text, value) in [
+            ("14", 14),
+            ("-1", -1),
+            ("+7", 7),
+            ("0", 0),
+            ("0x1f", 31),
+            ("0X1F", 31),
+            ("017", 15),
+            ("0o17", 15),
+            ("0b101", 5),
+            ("1_000", 1000),
+        ] {
+            assert_eq!(int(text), Ok(value), "{text}");
+        }
+        for wrong in ["", "x", "1.5", "0x", "--1", "0x-1", "2147483648", "1 "] {
+            assert!(int(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        for (text, milliseconds) in [
+            ("0", 0),
+            ("0s", 0),
+            ("30s", 30_000),
+            ("1h2m3.5s", 3_723_500),
+            ("300ms", 300),
+            ("1.5h", 5_400_000),
+            (".5s", 500),
+            ("1.s", 1_000),
+            ("+1m", 60_000),
+            ("1000us", 1),
+            ("1000\u{b5}s", 1),
+        ] {
+            assert_eq!(
+                duration(text),
+                Ok(Duration::from_millis(milliseconds)),
+                "{text}"
+            );
+        }
+        for wrong in [
+            "", "30", "s", "1d", "-1s", ".", ".s", "1..5s", "1 s", "1s ", "1e3s", "+", "9999999h",
+            "3000000h",
+        ] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn gates() {
+        assert_eq!(gate("A=true"), Ok(("A".to_owned(), true)));
+        assert_eq!(gate(" A = F"), Ok(("A".to_owned(), false)));
+        assert_eq!(gate(""), Ok((String::new(), false)));
+        for wrong in ["A", "A=", "A=maybe"] {
+            assert!(gate(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn quantities() {
+        for text in ["0", "64Ki", "1.5M", "1e3", "12E", "-1"] {
+            assert_eq!(quantity(text), Ok(text.to_owned()), "{text}");
+        }
+        for wrong in ["", "Ki", "1KiB", "1e", "1.2.3", "one"] {
+            assert!(quantity(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn places_to_listen() {
+        let at = |text| listen(text, 10256).map(|at| at.map(|at| at.to_string()));
+        for (text, place) in [
+            ("0.0.0.0:10256", Some("0.0.0.0:10256")),
+            ("127.0.0.1:0", Some("127.0.0.1:0")),
+            ("10.0.0.1", Some("10.0.0.1:10256")),
+            ("::", Some("[::]:10256")),
+            ("fd00::1", Some("[fd00::1]:10256")),
+            ("[::1]:80", Some("[::1]:80")),
+            ("", None),
+        ] {
+            assert_eq!(at(text), Ok(place.map(str::to_owned)), "{text}");
+        }
+        for wrong in [
+            "node:80",
+            "[::1]",
+            "10.0.0.1:",
+            "10.0.0.1:65536",
+            ":80",
+            "[::1:80",
+            "fd00::1:g",
+        ] {
+            assert!(at(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(listen("0.0.0.0:80", 0), Ok(None));
+        assert!(listen("10.0.0.1", -1).is_err());
+        assert!(listen("10.0.0.1", 65536).is_err());
+        // It is not needed.
+        assert!(listen("10.0.0.1:80", 65536).is_ok());
+    }
+
+    #[test]
+    fn only_flag_names_are_normalised() {
+        let normal = |text: &str| normalise(text.into()).into_string().unwrap();
+        assert_eq!(normal("--proxy_mode=a_b"), "--proxy-mode=a_b");
+        assert_eq!(normal("--proxy_mode"), "--proxy-mode");
+        assert_eq!(normal("a_b"), "a_b");
+        assert_eq!(normal("-v=2"), "-v=2");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC*") {
+            let _ = (bool(&text), int(&text), duration(&text), ip(&text), gate(&text), quantity(&text), listen(&text, 1));
+            normalise(text.into());
+        }
+
+        #[test]
+        fn whole_seconds_come_back(seconds in 0_u64..9_000_000_000) {
+            proptest::prop_assert_eq!(
+                duration(&format!("{seconds}s")),
+                Ok(Duration::from_secs(seconds))
+            );
+        }
+    }
+}

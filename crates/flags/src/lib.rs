@@ -1,0 +1,520 @@
+//! What was typed on the command line: a field for each flag.
+//!
+//! Spelling, defaults and help are upstream kube-proxy's, so that an existing DaemonSet starts this
+//! binary unchanged. A flag is one field of [`Flags`]: its name, its default, how its text is read,
+//! and its help. What a value means together with the others is for those who read it: each part of
+//! the daemon has a type for what it reads of them, and `options` of the daemon puts these together.
+//!
+//! This is the ground: nothing here knows who reads a flag.
+
+pub mod gates;
+pub mod go;
+pub mod nets;
+pub mod unusable;
+pub mod version;
+pub mod words;
+
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use clap::{ArgAction, Parser};
+
+/// The media type of Kubernetes' protobuf.
+pub const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
+
+/// What was typed.
+#[derive(Debug, Clone, PartialEq, Parser)]
+#[command(
+    name = "kube-proxy",
+    about = "Carries Kubernetes Services by rules of iptables (iptables mode), by the kernel's IPVS (ipvs mode), by a table of \
+             nftables (nftables mode) or by itself (userspace mode).",
+    after_help = "Asked with the daemon's own flags, and changing nothing:\n\n  \
+                  kube-proxy check [FLAGS]  whether this node can be served, and what a start would change\n  \
+                  kube-proxy plan [FLAGS]   the writes of a start, in their order (also --dry-run)\n  \
+                  kube-proxy diff [FLAGS]   what the kernel holds, against what it should\n\n\
+                  -o text|wide|json|yaml. Exit status 0: nothing; 1: something; 2: it cannot be said, or a start would \
+                  fail. Without flags, those of process 1 are taken if that is this program.\n\n\
+                  kube-proxy status says how the kube-proxy that runs on this node stands, and kube-proxy services \
+                  [NAMESPACE/NAME] what it serves, to which endpoints, and why; kube-proxy explain SERVICE|IP:PORT the way of \
+                  packets there, step by step. See kube-proxy status --help and so on.",
+    disable_version_flag = true,
+    args_override_self = true
+)]
+#[allow(clippy::struct_excessive_bools, reason = "one bool is one flag")]
+#[allow(
+    clippy::option_option,
+    reason = "a flag may be absent, bare, or have a value"
+)]
+pub struct Flags {
+    /// File with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). With it, flags that
+    /// it has a field for are ignored, but for --hostname-override and those of the log
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub config: OsString,
+
+    /// Write the configuration that these flags make to a file, and exit
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub write_config_to: OsString,
+
+    /// Take away what any mode leaves in the kernel, and exit
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub cleanup: bool,
+
+    /// Say which writes a start would make, as `kube-proxy plan` does, and exit: 0 nothing, 1
+    /// something, 2 it cannot be said; -o is text, wide, json or yaml
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub dry_run: bool,
+
+    /// Do what needs privileges (sysctls; in ipvs mode, also loading IPVS and its timeouts), and
+    /// exit
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub init_only: bool,
+
+    /// File, gone with the pod, that keeps the fields of --config that take a new start as they
+    /// were when the pod was prepared: --init-only writes it, and so does a start that finds none;
+    /// a start that finds it leaves other values waiting
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub prepared_config: OsString,
+
+    /// Folder of Kubernetes manifests (*.yaml, *.yml, *.json) to serve instead of a cluster's
+    /// objects; watched for changes
+    #[arg(long, value_name = "DIR", allow_hyphen_values = true)]
+    pub manifests: Option<OsString>,
+
+    /// File that says how to reach the API server; without it and --master, the Pod's service
+    /// account is used
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub kubeconfig: OsString,
+
+    /// URL of the API server; overrides the one in --kubeconfig
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub master: String,
+
+    /// Name of this node, if it is not the host's name
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub hostname_override: String,
+
+    /// Requests per second to the API server; no effect
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        default_value = "5",
+        value_parser = go::float,
+        allow_hyphen_values = true
+    )]
+    pub kube_api_qps: f32,
+
+    /// Requests to the API server at once; no effect
+    #[arg(long, value_name = "COUNT", default_value = "10", value_parser = go::int, allow_hyphen_values = true)]
+    pub kube_api_burst: i32,
+
+    /// Encoding to ask the API server for: protobuf, with JSON where it has none; any other: JSON
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = PROTOBUF,
+        allow_hyphen_values = true
+    )]
+    pub kube_api_content_type: String,
+
+    /// How often objects are looked at without a change; no effect
+    #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = go::duration, allow_hyphen_values = true)]
+    pub config_sync_period: Duration,
+
+    /// Kubernetes feature gates, all of 1.34 to 1.38 are known; these have an effect:
+    /// AllowServiceExternalIPs, ComponentFlagz, ComponentStatusz, KubeProxyIPVS,
+    /// LoggingAlphaOptions, LoggingBetaOptions and WatchListClient
+    #[arg(long, value_name = "NAME=BOOL,...", value_parser = go::gate, allow_hyphen_values = true, value_delimiter = ',', action = ArgAction::Append)]
+    pub feature_gates: Vec<(String, bool)>,
+
+    /// How Services are carried: iptables, ipvs, nftables or userspace; empty: iptables
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub proxy_mode: String,
+
+    /// This node's IP, if not 0.0.0.0 or ::, instead of the one in its Node object; its family is
+    /// the primary one
+    #[arg(long, value_name = "IP", default_value = "0.0.0.0", value_parser = go::bind, allow_hyphen_values = true)]
+    pub bind_address: IpAddr,
+
+    /// Exit if --healthz-bind-address or --metrics-bind-address cannot be bound
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub bind_address_hard_fail: bool,
+
+    /// Address of the health server; empty: none
+    #[arg(
+        long,
+        value_name = "IP:PORT",
+        default_value = "0.0.0.0:10256",
+        allow_hyphen_values = true
+    )]
+    pub healthz_bind_address: String,
+
+    /// Address of the metrics server; empty: none
+    #[arg(
+        long,
+        value_name = "IP:PORT",
+        default_value = "127.0.0.1:10249",
+        allow_hyphen_values = true
+    )]
+    pub metrics_bind_address: String,
+
+    /// Metrics of single services: none, ports (of the busiest service ports what the kernel has
+    /// counted), or endpoints (of their endpoints, too); read when they are scraped
+    #[arg(
+        long,
+        value_name = "none|ports|endpoints",
+        default_value = "none",
+        allow_hyphen_values = true
+    )]
+    pub metrics_per_service: String,
+
+    /// How many service ports have metrics of their own at most, and how many endpoints: those with
+    /// the most connections
+    #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = go::int, allow_hyphen_values = true)]
+    pub metrics_service_series_max: i32,
+
+    /// Port of the health server, if --healthz-bind-address has none; 0: no health server
+    #[arg(long, value_name = "PORT", default_value = "10256", value_parser = go::int, allow_hyphen_values = true, hide = true)]
+    pub healthz_port: i32,
+
+    /// Port of the metrics server, if --metrics-bind-address has none; 0: no metrics server
+    #[arg(long, value_name = "PORT", default_value = "10249", value_parser = go::int, allow_hyphen_values = true, hide = true)]
+    pub metrics_port: i32,
+
+    /// Go profiles on the metrics server; no effect
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub profiling: bool,
+
+    /// Show metrics that were hidden in this version; no effect
+    #[arg(
+        long,
+        value_name = "VERSION",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub show_hidden_metrics_for_version: String,
+
+    /// How unwilling the kernel is to kill this process when memory is short, -1000 to 1000
+    #[arg(long, value_name = "SCORE", default_value = "-999", value_parser = go::int, allow_hyphen_values = true)]
+    pub oom_score_adj: i32,
+
+    /// Networks of the cluster's pods, one of each family at most: with
+    /// --detect-local-mode=ClusterCIDR, traffic to cluster IPs from elsewhere is masqueraded
+    #[arg(long, value_name = "CIDRS", allow_hyphen_values = true)]
+    pub cluster_cidr: Option<String>,
+
+    /// How traffic of this node's pods is told apart: ClusterCIDR, NodeCIDR, BridgeInterface or
+    /// InterfaceNamePrefix
+    #[arg(
+        long,
+        value_name = "MODE",
+        default_value = "ClusterCIDR",
+        allow_hyphen_values = true
+    )]
+    pub detect_local_mode: String,
+
+    /// Bridge that pods are attached to, for --detect-local-mode=BridgeInterface
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub pod_bridge_interface: String,
+
+    /// Prefix of the names of pods' interfaces, for --detect-local-mode=InterfaceNamePrefix
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub pod_interface_name_prefix: String,
+
+    /// Networks whose addresses of this node serve NodePorts; also "primary" for the node's own IP,
+    /// "localhost" and "all", in any mix; if not given, all addresses, and in nftables mode "primary"
+    #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
+    pub nodeport_addresses: Vec<String>,
+
+    /// Networks that external and load-balancer addresses of services may be of; others are not
+    /// served; not given: any address
+    #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
+    pub allowed_external_cidrs: Vec<String>,
+
+    /// Masquerade all traffic to cluster IPs
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub masquerade_all: bool,
+
+    /// Bit of the packet mark that says "masquerade", 0 to 31; nftables mode has
+    /// nftables.masqueradeBit of the file instead
+    #[arg(long, value_name = "BIT", default_value = "14", value_parser = go::int, allow_hyphen_values = true)]
+    pub iptables_masquerade_bit: i32,
+
+    /// Longest time between two comparisons with the kernel in iptables mode, and the like in
+    /// nftables and userspace mode; no effect in ipvs mode
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub iptables_sync_period: Duration,
+
+    /// Shortest time between two syncs of iptables, nftables and userspace mode; no effect in ipvs
+    /// mode
+    #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub iptables_min_sync_period: Duration,
+
+    /// NodePorts on 127.0.0.1 in iptables and userspace mode; no effect in ipvs mode
+    #[arg(long, value_name = "BOOL", default_value = "true", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub iptables_localhost_nodeports: bool,
+
+    /// How long a UDP flow of userspace mode lasts without a datagram either way; more than 0
+    #[arg(long, value_name = "DURATION", default_value = "250ms", value_parser = go::duration, allow_hyphen_values = true)]
+    pub udp_timeout: Duration,
+
+    /// Which iptables commands to use: legacy, nft, or auto for what the node already uses
+    #[arg(
+        long,
+        value_name = "BACKEND",
+        default_value = "auto",
+        allow_hyphen_values = true
+    )]
+    pub iptables_backend: String,
+
+    /// `nftables.masqueradeAll`, which has no flag of its own.
+    #[arg(skip)]
+    pub nftables_masquerade_all: bool,
+
+    /// `nftables.masqueradeBit`, the same.
+    #[arg(skip = 14_i32)]
+    pub nftables_masquerade_bit: i32,
+
+    /// `nftables.minSyncPeriod`, the same.
+    #[arg(skip = Duration::from_secs(1))]
+    pub nftables_min_sync_period: Duration,
+
+    /// `nftables.syncPeriod`, the same.
+    #[arg(skip = Duration::from_secs(30))]
+    pub nftables_sync_period: Duration,
+
+    /// IPVS scheduler of every virtual server; rr if empty; no effect in other modes
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub ipvs_scheduler: String,
+
+    /// Networks in which virtual servers are left alone, also by --cleanup and by a mode that
+    /// clears up after ipvs mode
+    #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
+    pub ipvs_exclude_cidrs: Vec<String>,
+
+    /// Answer ARP only on the interface that has the address (sysctls arp_ignore=1,
+    /// arp_announce=2); no effect in other modes
+    #[arg(long = "ipvs-strict-arp", value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub ipvs_strict_arp: bool,
+
+    /// Idle timeout of TCP connections in IPVS; 0 leaves the kernel's; no effect in other modes
+    #[arg(long = "ipvs-tcp-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub ipvs_tcp_timeout: Duration,
+
+    /// Timeout of TCP connections in IPVS after a FIN; 0 leaves the kernel's; no effect in other
+    /// modes
+    #[arg(long = "ipvs-tcpfin-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub ipvs_tcpfin_timeout: Duration,
+
+    /// Idle timeout of UDP flows in IPVS; 0 leaves the kernel's; no effect in other modes
+    #[arg(long = "ipvs-udp-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub ipvs_udp_timeout: Duration,
+
+    /// Longest time between two comparisons with the kernel in ipvs mode; no effect in other
+    /// modes
+    #[arg(long = "ipvs-sync-period", value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub ipvs_sync_period: Duration,
+
+    /// Shortest time between the end of one sync and the start of the next in ipvs mode; no effect
+    /// in other modes
+    #[arg(long = "ipvs-min-sync-period", value_name = "DURATION", default_value = "1s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub ipvs_min_sync_period: Duration,
+
+    /// Which rules stand by IPVS: upstream, lean (fewer, cheaper to the first packet of a flow),
+    /// nftables (neither iptables nor ipset), or auto: upstream where iptables and ipset work, else
+    /// nftables; no effect in other modes
+    #[arg(
+        long,
+        value_name = "auto|upstream|lean|nftables",
+        default_value = "auto",
+        allow_hyphen_values = true
+    )]
+    pub ipvs_shim: String,
+
+    /// How the table of nftables mode is laid out: upstream, or flat (most services without a chain
+    /// of their own, so that a change costs the kernel the same however many there are); no effect
+    /// in other modes
+    #[arg(
+        long,
+        value_name = "upstream|flat",
+        default_value = "upstream",
+        allow_hyphen_values = true
+    )]
+    pub nftables_layout: String,
+
+    /// How long a removed endpoint may keep its TCP connections; 0: until they end; no effect in
+    /// other modes
+    #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub ipvs_drain_timeout: Duration,
+
+    /// In which form kube-ipvs0 holds the service addresses: address, or route (cheaper to the
+    /// kernel by the thousand); no effect in other modes
+    #[arg(
+        long,
+        value_name = "address|route",
+        default_value = "address",
+        allow_hyphen_values = true
+    )]
+    pub ipvs_vip_mode: String,
+
+    /// Entries of the connection tracking table for each CPU (sysctl nf_conntrack_max); 0 leaves
+    /// the kernel's, whatever --conntrack-min says
+    #[arg(long, value_name = "COUNT", default_value = "32768", value_parser = go::int, allow_hyphen_values = true)]
+    pub conntrack_max_per_core: i32,
+
+    /// Entries of the connection tracking table that there are at least, whatever
+    /// --conntrack-max-per-core comes to
+    #[arg(long, value_name = "COUNT", default_value = "131072", value_parser = go::int, allow_hyphen_values = true)]
+    pub conntrack_min: i32,
+
+    /// Idle timeout of established TCP connections in connection tracking; 0 leaves the kernel's
+    #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = go::duration, allow_hyphen_values = true)]
+    pub conntrack_tcp_timeout_established: Duration,
+
+    /// Timeout of TCP connections in CLOSE_WAIT in connection tracking; 0 leaves the kernel's
+    #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = go::duration, allow_hyphen_values = true)]
+    pub conntrack_tcp_timeout_close_wait: Duration,
+
+    /// Take TCP segments outside of the window for valid, which connection tracking otherwise calls
+    /// INVALID
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub conntrack_tcp_be_liberal: bool,
+
+    /// Idle timeout of UDP flows without an answer in connection tracking; 0 leaves the kernel's
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub conntrack_udp_timeout: Duration,
+
+    /// Idle timeout of UDP flows with answers in connection tracking; 0 leaves the kernel's
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub conntrack_udp_timeout_stream: Duration,
+
+    /// Log verbosity: 4 adds decisions, 6 adds every step
+    #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value = "0", value_parser = go::int, allow_hyphen_values = true)]
+    pub verbosity: i32,
+
+    /// Log verbosity of single source files (of this program: proxier=4,sets=6); * and ? stand for
+    /// any text and character
+    #[arg(
+        long,
+        value_name = "PATTERN=LEVEL,...",
+        default_value = "",
+        allow_hyphen_values = true
+    )]
+    pub vmodule: String,
+
+    /// Form of the log: text (klog's lines), plain (lines for people) or json
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "text",
+        allow_hyphen_values = true
+    )]
+    pub logging_format: String,
+
+    /// How long log lines may be held back; no effect, none is
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = go::duration, allow_hyphen_values = true)]
+    pub log_flush_frequency: Duration,
+
+    /// Log buffer; no effect; needs --feature-gates=LoggingAlphaOptions=true
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = go::quantity, allow_hyphen_values = true)]
+    pub log_json_info_buffer_size: String,
+
+    /// With --logging-format=json, log all but errors to standard output; needs
+    /// --feature-gates=LoggingAlphaOptions=true
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub log_json_split_stream: bool,
+
+    /// Log buffer; no effect; needs --feature-gates=LoggingAlphaOptions=true
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = go::quantity, allow_hyphen_values = true)]
+    pub log_text_info_buffer_size: String,
+
+    /// With --logging-format=text or plain, log all but warnings and errors to standard output;
+    /// needs --feature-gates=LoggingAlphaOptions=true
+    #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
+    pub log_text_split_stream: bool,
+
+    /// No effect
+    #[arg(
+        long,
+        value_name = "FILES",
+        default_value = "/proc/sys/kernel/random/boot_id",
+        allow_hyphen_values = true
+    )]
+    pub boot_id_file: String,
+
+    /// No effect
+    #[arg(
+        long,
+        value_name = "FILES",
+        default_value = "/etc/machine-id,/var/lib/dbus/machine-id",
+        allow_hyphen_values = true
+    )]
+    pub machine_id_file: String,
+
+    /// Print the version of Kubernetes that this is as, with this program's own, and exit
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub version: Option<String>,
+}
+
+impl Flags {
+    /// What nothing typed says.
+    pub fn defaults() -> Self {
+        Self::parse_from(["kube-proxy"])
+    }
+}

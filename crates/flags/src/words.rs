@@ -1,0 +1,21 @@
+//! Flags that take one of a few words.
+
+use super::unusable::UnusableFlag;
+
+/// What the word means that is given.
+///
+/// # Errors
+///
+/// It is none of these words.
+pub fn word<T: Copy>(
+    flag: &'static str,
+    given: &str,
+    words: &[(&str, T)],
+) -> Result<T, UnusableFlag> {
+    let known = words.iter().find(|(word, _)| *word == given);
+    known.map(|(_, meaning)| *meaning).ok_or_else(|| {
+        let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+        let (last, others) = words.split_last().unwrap_or((&"nothing", &[]));
+        UnusableFlag::new(flag, given, format!("give {} or {last}", others.join(", ")))
+    })
+}

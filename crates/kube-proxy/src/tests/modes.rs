@@ -1,0 +1,125 @@
+use std::collections::BTreeSet;
+
+use clap::CommandFactory as _;
+use flags::Flags;
+use modes::definition::{Definition, Facts, OwnFlag, Periods};
+use modes::settings::ProxyMode;
+use modes::sysctl::conntrack;
+use modes::sysctl::machine::Machine;
+use modes::sysctl::row::Wanted;
+use modes::sysctl::settings::Conntrack;
+use modes::sysctls;
+
+use super::options;
+use crate::config;
+use crate::options::Options;
+
+fn definitions() -> impl Iterator<Item = &'static dyn Definition> {
+    ProxyMode::ALL.into_iter().map(ProxyMode::definition)
+}
+
+#[test]
+fn modes_are_the_ones_that_their_names_choose() {
+    for mode in ProxyMode::ALL {
+        let flags = Flags {
+            proxy_mode: mode.name().to_owned(),
+            ..Flags::defaults()
+        };
+        assert_eq!(Options::new(&flags).unwrap().modes.chosen, mode);
+    }
+    assert_eq!(ProxyMode::ALL.first(), Some(&ProxyMode::default()));
+}
+
+#[test]
+fn what_a_mode_alone_hears_can_be_given() {
+    let mut command = Flags::command();
+    command.build();
+    let flags: Vec<_> = command
+        .get_arguments()
+        .filter_map(clap::Arg::get_long)
+        .collect();
+    let fields = config::fields();
+    let mut heard = BTreeSet::new();
+    for mode in definitions() {
+        assert!(mode.fields().is_sorted());
+        for field in mode.fields() {
+            assert!(fields.iter().any(|known| known == field), "{field}");
+            let is_heard = |mode: &dyn Definition| mode.fields().contains(field);
+            assert!(!definitions().all(is_heard), "{field} is of every mode");
+        }
+        for flag in mode.flags_without_file() {
+            assert!(flags.contains(flag), "--{flag}");
+            let field = config::field_of(flag).unwrap();
+            assert!(!mode.fields().contains(&field), "--{flag}, {field}");
+        }
+        for config in ["", "config.conf"] {
+            let given = Flags {
+                config: config.into(),
+                ..Flags::defaults()
+            };
+            let Periods { sync, min_sync } = mode.periods(&given);
+            for flag in [sync.0, min_sync.0] {
+                let field = config::field_of(flag).unwrap();
+                let is_flag = config.is_empty() && mode.flags_without_file().contains(&flag);
+                assert!(
+                    is_flag || mode.fields().contains(&field),
+                    "--{flag}, {field}"
+                );
+            }
+        }
+        for OwnFlag { name, differs } in mode.flags() {
+            assert!(flags.contains(name), "--{name}");
+            assert_eq!(config::field_of(name), None, "--{name}");
+            assert!(heard.insert(*name), "--{name} is of two modes");
+            assert!(!differs(&Flags::defaults(), &Flags::defaults()), "--{name}");
+        }
+    }
+}
+
+/// Else one would set back what the other wants.
+#[test]
+fn no_kernel_setting_is_of_two_modes() {
+    let mut all = sysctls(None);
+    assert!(all.iter().all(|wanted| wanted.value.is_none()));
+    all.extend(conntrack::settings(Conntrack::default(), Machine::this()));
+    let mut paths = BTreeSet::new();
+    for wanted in all {
+        assert!(paths.insert(wanted.row.path), "{}", wanted.row.path);
+    }
+}
+
+#[test]
+fn only_the_mode_that_is_chosen_wants_kernel_settings() {
+    for mode in ProxyMode::ALL {
+        let mut options = options(&["--ipvs-strict-arp"]);
+        options.modes.chosen = mode;
+        let facts = Facts {
+            settings: &options.modes,
+            asked: &options.kernel,
+            machine: &Machine::this(),
+        };
+        let valued = |wanted: &[Wanted]| {
+            let valued = wanted.iter().filter(|wanted| wanted.value.is_some());
+            valued.map(|wanted| wanted.row.path).collect::<Vec<_>>()
+        };
+        let own = valued(&mode.definition().sysctls(Some(&facts)));
+        let has_some = matches!(mode, ProxyMode::Ipvs | ProxyMode::Iptables);
+        assert_eq!(!own.is_empty(), has_some, "{}", mode.name());
+        assert_eq!(valued(&sysctls(Some(&facts))), own, "{}", mode.name());
+    }
+}
+
+#[test]
+fn a_mode_is_opened_anew_only_for_what_it_reads() {
+    for (mode, same) in [("ipvs", true), ("iptables", false)] {
+        let settings = |more: &[&str]| {
+            let mode = format!("--proxy-mode={mode}");
+            let flags: Vec<_> = [&*mode].iter().chain(more).copied().collect();
+            options(&flags).modes
+        };
+        let liberal = settings(&["--conntrack-tcp-be-liberal"]);
+        assert_eq!(liberal == settings(&[]), same, "{mode}");
+        let lean = settings(&["--ipvs-shim=lean"]);
+        assert_eq!(lean == settings(&[]), !same, "{mode}");
+    }
+}

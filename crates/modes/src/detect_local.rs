@@ -1,0 +1,110 @@
+//! How traffic of this node's pods is told apart.
+
+use ipnet::IpNet;
+use proxy::{IpFamily, LocalDetector, Node};
+
+use flags::Flags;
+use flags::nets::nets;
+use flags::unusable::UnusableFlag;
+
+/// The longest name of a network interface, in bytes (`IFNAMSIZ` less its NUL).
+const INTERFACE_NAME_MAX: usize = 15;
+
+/// `--detect-local-mode` with what it needs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DetectLocal {
+    /// By the cluster's pod networks, one of each family at most; of a family without one, traffic
+    /// is not told apart.
+    ClusterCidr(Vec<IpNet>),
+    /// By the pod networks in the own Node object.
+    NodeCidr,
+    /// By the bridge that pods are attached to.
+    BridgeInterface(String),
+    /// By the prefix of the names of pods' interfaces.
+    InterfaceNamePrefix(String),
+}
+
+impl DetectLocal {
+    pub(super) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
+        let cluster_nets = match flags.cluster_cidr.as_deref() {
+            None => Vec::new(),
+            Some(given) => {
+                let nets = nets("cluster-cidr", &given.split(',').collect::<Vec<_>>())?;
+                for family in IpFamily::ALL {
+                    let of_family = nets
+                        .iter()
+                        .filter(|net| IpFamily::of(net.addr()) == family)
+                        .count();
+                    if of_family > 1 {
+                        return Err(UnusableFlag::new(
+                            "cluster-cidr",
+                            given,
+                            format!(
+                                "{of_family} {family} networks; give at most one of each family"
+                            ),
+                        ));
+                    }
+                }
+                nets
+            }
+        };
+        match &*flags.detect_local_mode {
+            "" | "ClusterCIDR" => Ok(DetectLocal::ClusterCidr(cluster_nets)),
+            "NodeCIDR" => Ok(DetectLocal::NodeCidr),
+            "BridgeInterface" => interface(
+                "pod-bridge-interface",
+                &flags.pod_bridge_interface,
+                "BridgeInterface",
+            )
+            .map(DetectLocal::BridgeInterface),
+            "InterfaceNamePrefix" => interface(
+                "pod-interface-name-prefix",
+                &flags.pod_interface_name_prefix,
+                "InterfaceNamePrefix",
+            )
+            .map(DetectLocal::InterfaceNamePrefix),
+            other => Err(UnusableFlag::new(
+                "detect-local-mode",
+                other,
+                "give ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix",
+            )),
+        }
+    }
+
+    /// The detector of one family, given the own Node as far as it is known.
+    pub fn detector(&self, family: IpFamily, node: Option<&Node>) -> LocalDetector {
+        let first = |nets: &[IpNet]| {
+            nets.iter()
+                .find(|net| IpFamily::of(net.addr()) == family)
+                .map_or(LocalDetector::None, |net| LocalDetector::SourceNet(*net))
+        };
+        match self {
+            Self::ClusterCidr(nets) => first(nets),
+            Self::NodeCidr => node.map_or(LocalDetector::None, |node| first(&node.pod_cidrs)),
+            Self::BridgeInterface(name) => LocalDetector::Bridge(name.clone()),
+            Self::InterfaceNamePrefix(prefix) => LocalDetector::InterfacePrefix(prefix.clone()),
+        }
+    }
+}
+
+fn interface(flag: &'static str, name: &str, mode: &str) -> Result<String, UnusableFlag> {
+    if name.is_empty() {
+        Err(UnusableFlag::new(
+            flag,
+            name,
+            format!("--detect-local-mode={mode} needs it: give the interface's name"),
+        ))
+    } else if name.len() > INTERFACE_NAME_MAX
+        || name.contains(|c: char| c == '/' || c.is_whitespace())
+    {
+        Err(UnusableFlag::new(
+            flag,
+            name,
+            format!(
+                "an interface's name has at most {INTERFACE_NAME_MAX} characters, and neither / nor spaces"
+            ),
+        ))
+    } else {
+        Ok(name.to_owned())
+    }
+}

@@ -1,0 +1,249 @@
+//! The IP families of the node, and the kernel threads of a mode: spawned here and nowhere else.
+
+use std::fs;
+use std::io;
+
+use anyhow::{Result, anyhow};
+use iptables::{Iptables, IptablesError};
+use netlink_batch::Worker;
+use proxy::{IpFamily, Mode};
+use tracing::{info, warn};
+
+/// Why IPv6 is left out.
+const DISABLED: &str = "IPv6 is disabled on this node (net.ipv6.conf.all.disable_ipv6, or that of default or kube-ipvs0)";
+
+/// What the kernel is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// To read and write. What is missing may be loaded.
+    Write,
+    /// To read: nothing changes.
+    Read,
+}
+
+impl Access {
+    /// Whether rules of a family can be written, or read.
+    pub(super) fn check(self, iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
+        match self {
+            Self::Write => iptables.check(family),
+            Self::Read => iptables.check_reading(family),
+        }
+    }
+}
+
+/// A kernel thread for each family that can be served, and why others cannot.
+pub struct Families<K> {
+    pub(super) opened: Vec<(IpFamily, Worker<K>)>,
+    pub(super) left_out: Vec<LeftOut>,
+}
+
+/// A family that cannot be served.
+pub struct LeftOut {
+    family: IpFamily,
+    reason: String,
+    usual: Usual,
+}
+
+impl LeftOut {
+    /// Which it is, and why.
+    pub fn told(&self) -> (IpFamily, String) {
+        (self.family, self.reason.clone())
+    }
+}
+
+/// Whether many nodes lack a family for this reason: half of all have no IPv6, and that is no
+/// warning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Usual {
+    Yes,
+    No,
+}
+
+/// A kernel thread cannot be had, or not what it is to own.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ThreadError {
+    #[error(transparent)]
+    Kernel(anyhow::Error),
+    #[error(
+        "cannot start a thread: {0}; see what limits them (`ulimit -u`, pids.max of the cgroup)"
+    )]
+    Thread(#[from] io::Error),
+}
+
+/// Starts a kernel thread that owns what `kernel` makes on it; `what` it does is in its name.
+pub(super) fn thread<K: 'static>(
+    what: &str,
+    family: IpFamily,
+    kernel: impl FnOnce() -> Result<K> + Send + 'static,
+) -> Result<Worker<K>, ThreadError> {
+    // The kernel keeps 15 bytes of a name.
+    Worker::spawn(&format!("{what}-{family}"), || {
+        kernel().map_err(ThreadError::Kernel)
+    })
+}
+
+impl<K: 'static> Families<K> {
+    /// Starts the first thread of each family that can be served: it is not disabled, there is what
+    /// `check` asks for, and `kernel` opens. Fails if none can.
+    pub(super) fn open(
+        check: impl Fn(IpFamily) -> Result<(), IptablesError>,
+        is_disabled: impl Fn(IpFamily) -> bool,
+        what: &str,
+        kernel: impl Fn(IpFamily) -> Result<K> + Clone + Send + 'static,
+    ) -> Result<Self> {
+        Self::served(is_disabled, check, |family| {
+            let kernel = kernel.clone();
+            thread(what, family, move || kernel(family))
+        })
+    }
+
+    fn served(
+        is_disabled: impl Fn(IpFamily) -> bool,
+        check: impl Fn(IpFamily) -> Result<(), IptablesError>,
+        open: impl Fn(IpFamily) -> Result<Worker<K>, ThreadError>,
+    ) -> Result<Self> {
+        let mut families = Self {
+            opened: Vec::new(),
+            left_out: Vec::new(),
+        };
+        for family in IpFamily::ALL {
+            let (reason, usual) = if is_disabled(family) {
+                (DISABLED.to_owned(), Usual::Yes)
+            } else if let Err(error) = check(family) {
+                (error.to_string(), Usual::Yes)
+            } else {
+                match open(family) {
+                    Ok(kernel) => {
+                        families.opened.push((family, kernel));
+                        continue;
+                    }
+                    Err(error) => (error.to_string(), Usual::No),
+                }
+            };
+            families.left_out.push(LeftOut {
+                family,
+                reason,
+                usual,
+            });
+        }
+        match families.left_out.first() {
+            Some(LeftOut { family, reason, .. }) if families.opened.is_empty() => {
+                Err(anyhow!("cannot serve {family}: {reason}"))
+            }
+            _ => Ok(families),
+        }
+    }
+}
+
+/// Says which families are left out, and why.
+pub fn tell_left_out(left_out: &[LeftOut]) {
+    for LeftOut {
+        family,
+        reason,
+        usual,
+    } in left_out
+    {
+        match usual {
+            Usual::Yes => info!(%family, %reason, "this family is left out"),
+            Usual::No => warn!(%family, %reason, "this family is left out"),
+        }
+    }
+}
+
+/// That a family is served.
+///
+/// # Errors
+///
+/// It is left out.
+pub fn require(left_out: &[LeftOut], family: IpFamily) -> Result<()> {
+    match left_out.iter().find(|left_out| left_out.family == family) {
+        Some(LeftOut { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),
+        None => Ok(()),
+    }
+}
+
+/// Whether this setting of IPv6 (`disable_ipv6`, by interface) says that this family is off; `None`
+/// if there is no such interface.
+pub(super) fn is_disabled(family: IpFamily, interface: &str) -> Option<bool> {
+    if family == IpFamily::V4 {
+        return Some(false);
+    }
+    let path = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
+    let value = fs::read_to_string(path).ok()?;
+    Some(value.trim() != "0")
+}
+
+/// As the loop has them.
+pub(super) fn boxed<M: Mode + 'static>(proxiers: Vec<M>) -> Vec<Box<dyn Mode>> {
+    let proxiers = proxiers.into_iter();
+    proxiers
+        .map(|mode| Box::new(mode) as Box<dyn Mode>)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V4: IpFamily = IpFamily::V4;
+    const V6: IpFamily = IpFamily::V6;
+
+    /// What becomes of the families where some are disabled, cannot be checked, or cannot be
+    /// opened.
+    fn families(
+        disabled: &[IpFamily],
+        unchecked: &[IpFamily],
+        unopened: &[IpFamily],
+    ) -> Result<Families<()>> {
+        let unless = |fails| {
+            if fails {
+                Err(IptablesError::NoIpv6)
+            } else {
+                Ok(())
+            }
+        };
+        Families::served(
+            |family| disabled.contains(&family),
+            |family| unless(unchecked.contains(&family)),
+            |family| {
+                unless(unopened.contains(&family))
+                    .map_err(|error| ThreadError::Kernel(error.into()))?;
+                thread("served", family, || Ok(()))
+            },
+        )
+    }
+
+    #[test]
+    fn a_family_that_fails_is_left_out_unless_none_is_left() {
+        let of = |families: Families<()>| {
+            let opened = families.opened.iter().map(|(family, _)| *family);
+            let left_out = families.left_out.iter();
+            let left_out = left_out.map(|left_out| (left_out.family, left_out.usual == Usual::Yes));
+            (opened.collect::<Vec<_>>(), left_out.collect::<Vec<_>>())
+        };
+        let all = of(families(&[], &[], &[]).unwrap());
+        assert_eq!(all, (vec![V4, V6], vec![]));
+        let disabled = of(families(&[V6], &[], &[]).unwrap());
+        assert_eq!(disabled, (vec![V4], vec![(V6, true)]));
+        let unchecked = of(families(&[], &[V6], &[]).unwrap());
+        assert_eq!(unchecked, (vec![V4], vec![(V6, true)]));
+        let unopened = of(families(&[], &[], &[V4]).unwrap());
+        assert_eq!(unopened, (vec![V6], vec![(V4, false)]));
+        let Err(error) = families(&[V6], &[], &[V4]) else {
+            panic!("nothing is served")
+        };
+        assert!(
+            error.to_string().starts_with("cannot serve IPv4: "),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_primary_family_cannot_be_left_out() {
+        let Families { left_out, .. } = families(&[], &[V6], &[]).unwrap();
+        assert!(require(&left_out, V4).is_ok());
+        let error = require(&left_out, V6).unwrap_err().to_string();
+        assert!(error.starts_with("cannot serve IPv6: "), "{error}");
+        assert!(error.contains("modprobe ipv6"), "{error}");
+    }
+}

@@ -1,0 +1,137 @@
+//! iptables mode: Services carried by rules.
+
+mod chains;
+mod counters;
+mod metrics;
+mod nfacct;
+mod opened;
+pub mod settings;
+mod sysctls;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use flags::Flags;
+use iptables::Iptables;
+use proxy::IpFamily;
+
+use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, Periods, modules};
+use super::families::Access;
+use super::programs::Programs;
+use super::settings::Settings;
+use crate::metrics::OfMode;
+use crate::sysctl::row::{Row, Wanted, wanted};
+use metrics::RuleMetrics;
+use opened::Rules;
+
+/// What is saved where this mode serves NodePorts at 127.0.0.1: chains in table nat, and the rule
+/// by which it keeps others out of 127.0.0.0/8.
+const OF_LOCALHOST: [&str; 2] = [
+    ":KUBE-NODEPORTS ",
+    "--comment \"block incoming localnet connections\"",
+];
+
+/// Modules of the matches, targets and expressions of its rules.
+const MODULES: &[&str] = &[
+    "xt_addrtype",
+    "xt_comment",
+    "xt_conntrack",
+    "xt_mark",
+    "xt_nat",
+    "xt_MASQUERADE",
+    "xt_statistic",
+    "xt_tcpudp",
+];
+
+/// What the daemon asks of iptables mode.
+pub(super) struct IptablesMode;
+
+impl Definition for IptablesMode {
+    fn name(&self) -> &'static str {
+        "iptables"
+    }
+
+    fn fields(&self) -> &'static [&'static str] {
+        &[
+            "iptables.localhostNodePorts",
+            "iptables.masqueradeAll",
+            "iptables.masqueradeBit",
+            "iptables.minSyncPeriod",
+            "iptables.syncPeriod",
+        ]
+    }
+
+    fn periods(&self, flags: &Flags) -> Periods {
+        Periods {
+            sync: ("iptables-sync-period", flags.iptables_sync_period),
+            min_sync: ("iptables-min-sync-period", flags.iptables_min_sync_period),
+        }
+    }
+
+    fn open(&self, _: &Settings, programs: &Programs, access: Access) -> Result<Box<dyn Opened>> {
+        Ok(Box::new(Rules::open(choose(programs)?, access)?))
+    }
+
+    fn prepare(&self, _: &Settings, programs: &Programs) -> Result<()> {
+        choose(programs).map(drop)
+    }
+
+    fn probe(&self, _: &Settings, programs: &Programs, family: IpFamily) -> Result<()> {
+        let iptables = choose(programs)?;
+        iptables.check(family)?;
+        proxy_iptables::probe(&iptables, family).context("cannot write the rules of iptables mode")
+    }
+
+    fn modules(&self, _: &Settings) -> Vec<Module> {
+        let some = modules(MODULES, ModuleNeed::Some);
+        modules(&["nf_conntrack", "nf_nat"], ModuleNeed::All)
+            .chain(some)
+            .collect()
+    }
+
+    fn uses_iptables(&self, _: &Settings) -> bool {
+        true
+    }
+
+    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted> {
+        let context = facts.map(|facts| sysctls::Context {
+            serves_localhost: facts
+                .settings
+                .iptables
+                .serves_localhost(&facts.settings.shared),
+        });
+        wanted(sysctls::ROWS, context.as_ref())
+    }
+
+    fn go_without(&self, missing: &Row, settings: &mut Settings) {
+        if sysctls::is_for_localhost(missing) {
+            settings.iptables.localhost_node_ports = false;
+        }
+    }
+
+    /// Whoever wrote the setting, nobody can tell now. Costs no process, unless it is there and
+    /// rules that have not been read.
+    fn left_behind(&self, programs: &Programs) -> Option<String> {
+        let (row, _) = sysctls::ROWS
+            .iter()
+            .find(|(row, _)| sysctls::is_for_localhost(row))?;
+        let line = row.stays(Path::new("/"))?;
+        let has_served = programs.installed().iter().any(|iptables| {
+            !iptables.is_empty(IpFamily::V4)
+                && iptables
+                    .save(IpFamily::V4)
+                    .is_ok_and(|saved| OF_LOCALHOST.iter().all(|part| saved.contains(part)))
+        });
+        has_served.then_some(line)
+    }
+
+    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+        Some(Arc::new(RuleMetrics::default()))
+    }
+}
+
+fn choose(programs: &Programs) -> Result<Iptables> {
+    let chosen = programs.choose(&proxy_iptables::MODULES);
+    chosen.context("cannot use iptables")
+}

@@ -1,0 +1,179 @@
+//! The kernel, opened for iptables mode.
+
+use std::cell::OnceCell;
+use std::fs;
+
+use anyhow::Result;
+use cleanup::Serving;
+use footprint::uses::{self, Part, Uses};
+use futures::future::{FutureExt as _, LocalBoxFuture};
+use iptables::Iptables;
+use netlink_batch::Worker;
+use proxy::{Changes, IpFamily, Mode};
+use proxy_iptables::{
+    Config, IptablesKernel, Lanes, Plan, Proxier, Told, has_counting_rules, probe_counters,
+};
+use service_counters::ReadCounters;
+use tracing::info;
+
+use super::chains::Chains;
+use super::counters::RuleCounters;
+use crate::definition::{Opened, Start};
+use crate::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
+use crate::footprints;
+use crate::predecessor::Predecessor;
+use crate::preview::{Change, Preview, Shown};
+use crate::settings::Settings;
+
+/// Whether connection tracking lets packets pass that it calls INVALID otherwise.
+const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
+
+/// iptables, for each family that the node has. Nothing has been read or written yet.
+pub(super) struct Rules {
+    iptables: Iptables,
+    families: Families<IptablesKernel>,
+    /// By family, whether rules count with nfacct.
+    counting: Vec<IpFamily>,
+}
+
+impl Rules {
+    pub(super) fn open(iptables: Iptables, access: Access) -> Result<Self> {
+        let own = iptables.clone();
+        let families = Families::open(
+            |family| access.check(&iptables, family),
+            |family| is_disabled(family, "all") == Some(true),
+            "rules",
+            move |family| Ok(IptablesKernel::new(family, own.clone()).among(footprints::ALL)),
+        )?;
+        let opened = families.opened.iter().map(|(family, _)| *family);
+        let counting = opened
+            .filter(|family| counts(*family, &iptables, access))
+            .collect();
+        Ok(Self {
+            iptables,
+            families,
+            counting,
+        })
+    }
+
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<IptablesKernel>>> {
+        let (settings, counting, iptables) = (start.settings, self.counting, self.iptables);
+        let shared = &settings.shared;
+        let lets_invalid_pass =
+            fs::read_to_string(BE_LIBERAL).is_ok_and(|found| found.trim() != "0");
+        let into_proxier = |(family, rules): (IpFamily, Worker<IptablesKernel>)| {
+            let config = Config {
+                masquerade_all: shared.masquerade_all,
+                masquerade_mark: shared.masquerade_mark(),
+                detector: shared.detect_local.detector(family, start.model.node()),
+                localhost_node_ports: family == IpFamily::V4
+                    && settings.iptables.serves_localhost(shared),
+                lets_invalid_pass,
+                has_counters: counting.contains(&family),
+                node_ip: shared.node_ip(family),
+                sync_period: shared.sync_period,
+                source_port: iptables.source_port(),
+                modes: footprints::ALL,
+            };
+            let facts = start.node_facts(family);
+            let further = iptables.clone();
+            let looks = thread("looks", family, move || {
+                Ok(IptablesKernel::new(family, further).among(footprints::ALL))
+            })?;
+            let lanes = Lanes::new([rules, looks]);
+            Ok(Proxier::new(config, facts, lanes, start.now))
+        };
+        self.families.opened.into_iter().map(into_proxier).collect()
+    }
+
+    async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
+        let mut preview = Preview::default();
+        let iptables = self.iptables.clone();
+        // What was read is kept, unless it is very much.
+        let there = |family| {
+            let saved = iptables.save(family).ok();
+            saved.map(|saved| Chains::of(&saved))
+        };
+        let found = IpFamily::ALL.map(|family| (family, OnceCell::new()));
+        let show = |of: IpFamily, _: &_, plan: &Plan| {
+            let found = found.iter().find(|(family, _)| *family == of);
+            let told = plan.told().into_iter();
+            // Chains that cannot be read are not compared.
+            let change = |told: Told| {
+                let found = found.and_then(|(_, found)| found.get_or_init(|| there(of)).as_ref());
+                match (told.chain, found) {
+                    (Some(chain), Some(found)) => found.change(of, chain, told.line),
+                    _ => Change::rule(of, "rules", told.line),
+                }
+            };
+            Shown {
+                writes: 1,
+                changes: told.map(change).collect(),
+            }
+        };
+        let modes = self.into_proxiers(start)?;
+        Box::pin(preview.add(modes, start, told, show)).await?;
+        Ok(preview)
+    }
+}
+
+impl Opened for Rules {
+    fn left_out(&self) -> &[LeftOut] {
+        &self.families.left_out
+    }
+
+    fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
+        Some(Predecessor {
+            serving: Serving {
+                mode: &proxy_iptables::FOOTPRINT,
+                iptables: Some(self.iptables.clone()),
+            },
+            excluded: settings.shared.exclude_cidrs.clone(),
+        })
+    }
+
+    fn uses(&self, _: &Settings) -> Uses {
+        let backend = self.iptables.backend().to_string();
+        Uses {
+            backend: Some(uses::backend(&self.iptables)),
+            forms: vec![format!("backend {backend}")],
+            parts: vec![Part::Iptables(backend)],
+            ..Uses::default()
+        }
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        let families = self.families.opened.iter().map(|(family, _)| *family);
+        Box::new(RuleCounters {
+            iptables: self.iptables.clone(),
+            families: families.collect(),
+        })
+    }
+
+    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
+        Ok(boxed(self.into_proxiers(start)?))
+    }
+
+    fn preview<'a>(
+        self: Box<Self>,
+        start: &'a Start<'a>,
+        told: &'a Changes,
+    ) -> LocalBoxFuture<'a, Result<Preview>> {
+        (*self).preview(start, told).boxed_local()
+    }
+}
+
+/// Whether rules of a family count with nfacct: they can, where they are written; those that are
+/// there do, where they are read.
+fn counts(family: IpFamily, iptables: &Iptables, access: Access) -> bool {
+    match access {
+        Access::Write => match probe_counters(family, iptables) {
+            Ok(()) => true,
+            Err(reason) => {
+                info!(%family, reason, "dropped packets are not counted: nfacct cannot be used");
+                false
+            }
+        },
+        Access::Read => has_counting_rules(family, iptables),
+    }
+}

@@ -1,0 +1,186 @@
+//! IPVS mode: Services carried by virtual servers.
+
+mod counters;
+mod metrics;
+mod opened;
+pub mod settings;
+pub mod shim;
+mod sysctls;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Result;
+use flags::Flags;
+use flags::gates::IPVS_MODE;
+use proxy::IpFamily;
+use proxy_ipvs::ShimStyle;
+use service_counters::ReadCounters;
+
+use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
+use super::families::Access;
+use super::programs::Programs;
+use super::settings::Settings;
+use crate::metrics::OfMode;
+use crate::sysctl;
+use crate::sysctl::row::{Wanted, wanted};
+use counters::IpvsCounters;
+use metrics::IpvsMetrics;
+use opened::Ipvs;
+pub use opened::foresee_scheduler;
+use settings::Timeouts;
+use shim::{ChosenShim, ShimChoice};
+
+/// The link that holds the service addresses, as /proc/net/dev has it.
+const LINK: &str = "kube-ipvs0:";
+
+/// The modules of the sets that upstream's shim and the lean one match.
+const OF_SETS: &[&str] = &[
+    "ip_set",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_bitmap_port",
+    "xt_set",
+];
+
+/// What the daemon asks of IPVS mode.
+pub(super) struct IpvsMode;
+
+impl Definition for IpvsMode {
+    fn name(&self) -> &'static str {
+        "ipvs"
+    }
+
+    fn gate(&self) -> Option<&'static str> {
+        Some(IPVS_MODE)
+    }
+
+    fn fields(&self) -> &'static [&'static str] {
+        // Not `ipvs.excludeCIDRs`: a mode that clears up after this one hears them, too.
+        &[
+            "iptables.masqueradeAll",
+            "iptables.masqueradeBit",
+            "ipvs.minSyncPeriod",
+            "ipvs.scheduler",
+            "ipvs.strictARP",
+            "ipvs.syncPeriod",
+            "ipvs.tcpFinTimeout",
+            "ipvs.tcpTimeout",
+            "ipvs.udpTimeout",
+        ]
+    }
+
+    fn flags(&self) -> &'static [OwnFlag] {
+        &[
+            OwnFlag {
+                name: "ipvs-shim",
+                differs: |one, other| one.ipvs_shim != other.ipvs_shim,
+            },
+            OwnFlag {
+                name: "ipvs-drain-timeout",
+                differs: |one, other| one.ipvs_drain_timeout != other.ipvs_drain_timeout,
+            },
+            OwnFlag {
+                name: "ipvs-vip-mode",
+                differs: |one, other| one.ipvs_vip_mode != other.ipvs_vip_mode,
+            },
+        ]
+    }
+
+    fn periods(&self, flags: &Flags) -> Periods {
+        Periods {
+            sync: ("ipvs-sync-period", flags.ipvs_sync_period),
+            min_sync: ("ipvs-min-sync-period", flags.ipvs_min_sync_period),
+        }
+    }
+
+    fn open(
+        &self,
+        settings: &Settings,
+        programs: &Programs,
+        access: Access,
+    ) -> Result<Box<dyn Opened>> {
+        let shim = ChosenShim::choose(settings, programs, access)?;
+        let opened = Ipvs::open(settings, shim, access)?;
+        if access == Access::Write {
+            proxy_ipvs::probe_scheduler(&settings.ipvs.scheduler)?;
+            opened.set_timeouts(settings.ipvs.timeouts)?;
+        }
+        Ok(Box::new(opened))
+    }
+
+    /// Loads IPVS and sets its time-outs.
+    fn prepare(&self, settings: &Settings, programs: &Programs) -> Result<()> {
+        ChosenShim::choose(settings, programs, Access::Write)?;
+        let Timeouts { tcp, tcp_fin, udp } = settings.ipvs.timeouts;
+        proxy_ipvs::prepare(tcp, tcp_fin, udp)?;
+        proxy_ipvs::probe_scheduler(&settings.ipvs.scheduler)?;
+        Ok(())
+    }
+
+    fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()> {
+        ChosenShim::choose(settings, programs, Access::Write)?.probe(family)
+    }
+
+    fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted> {
+        let context = facts.map(|facts| sysctls::Context {
+            kernel: facts.machine.kernel,
+            strict_arp: facts.asked.strict_arp,
+        });
+        wanted(sysctls::ROWS, context.as_ref())
+    }
+
+    /// That the node answers ARP as with strictARP: a kube-proxy before may have been asked, or
+    /// somebody else wants it so.
+    fn unasked_sysctls(&self, asked: &sysctl::settings::Settings, root: &Path) -> Vec<String> {
+        if asked.strict_arp {
+            return Vec::new();
+        }
+        let rows = sysctls::ROWS.iter().map(|(row, _)| row);
+        let lines: Option<Vec<String>> = rows
+            .filter(|row| row.end != sysctl::row::End::Stays)
+            .map(|row| row.stays(root))
+            .collect();
+        lines.unwrap_or_default()
+    }
+
+    fn modules(&self, settings: &Settings) -> Vec<Module> {
+        let mut all: Vec<Module> = modules(&["ip_vs", "nf_conntrack"], ModuleNeed::All).collect();
+        all.push(Module {
+            name: format!("ip_vs_{}", settings.ipvs.scheduler).into(),
+            need: ModuleNeed::All,
+        });
+        if settings.ipvs.shim == ShimChoice::Fixed(ShimStyle::Nftables) {
+            all.extend(modules(&["nf_tables"], ModuleNeed::All));
+        } else {
+            all.extend(modules(OF_SETS, ModuleNeed::Some));
+        }
+        all
+    }
+
+    fn uses_iptables(&self, settings: &Settings) -> bool {
+        settings.ipvs.shim != ShimChoice::Fixed(ShimStyle::Nftables)
+    }
+
+    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+        Some(Arc::new(IpvsMetrics::new(Path::new("/"))))
+    }
+
+    fn has_served(&self, root: &Path) -> bool {
+        let links = fs::read_to_string(root.join("proc/thread-self/net/dev"));
+        links.is_ok_and(|links| {
+            links
+                .lines()
+                .any(|line| line.trim_start().starts_with(LINK))
+        })
+    }
+}
+
+/// How virtual servers are read where there is no daemon to ask, whoever has made them. Nothing is
+/// opened before it is asked.
+pub fn virtual_servers() -> Box<dyn ReadCounters> {
+    Box::new(IpvsCounters::default())
+}

@@ -1,0 +1,361 @@
+//! The kernel, opened for IPVS mode.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use footprint::uses::{self, Part, Uses};
+use futures::future::{FutureExt as _, LocalBoxFuture};
+use netlink_batch::Worker;
+use nftables_netlink::OwnSockets;
+use proxy::{Changes, EntryChange, IpFamily, Mode};
+use proxy_ipvs::{
+    Carrier, Config, Lanes, NetlinkKernel, Op, Part as OfKernel, Plan, Proxier, ShimStyle, VipMode,
+};
+use service_counters::ReadCounters;
+use tokio::runtime::Handle;
+
+use super::counters::IpvsCounters;
+use super::settings::Timeouts;
+use super::shim::ChosenShim;
+use crate::definition::{Opened, Start};
+use crate::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
+use crate::footprints;
+use crate::predecessor::Predecessor;
+use crate::preview::{Action, Change, OTHER_MODES, Obstacle, Preview, Shown};
+use crate::rulesets::{Notices, follow_all};
+use crate::settings::Settings;
+use crate::sysctl::setting::Setting;
+
+/// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody
+/// that somebody's `ipvsadm -C` has taken away every Service; the question is one system call
+/// (docs/operating.md).
+const GLANCE_PERIOD: Duration = Duration::from_secs(2);
+
+/// The kernel for IPVS mode.
+pub(super) struct Ipvs {
+    shim: ChosenShim,
+    /// What is written to nftables.
+    written: Arc<OwnSockets>,
+    families: Families<NetlinkKernel>,
+}
+
+impl Ipvs {
+    pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
+        let vip_mode = settings.ipvs.vip_mode;
+        // Where no address can be bound to the link. One that is made has the default.
+        let is_off = |family| {
+            let of_link = is_disabled(family, "kube-ipvs0");
+            of_link.or_else(|| is_disabled(family, "default")) == Some(true)
+        };
+        let own = shim.carrier.clone();
+        let written = Arc::<OwnSockets>::default();
+        let of_kernel = Arc::clone(&written);
+        let check = |family| shim.check(family, access);
+        let families = Families::open(check, is_off, "services", move |family| {
+            let kernel = match access {
+                Access::Write => NetlinkKernel::open(family, own.clone()),
+                Access::Read => NetlinkKernel::open_to_read(family, own.clone()),
+            };
+            let kernel = kernel?.one_of(Arc::clone(&of_kernel));
+            Ok(kernel.with_vip_mode(vip_mode).among(footprints::ALL))
+        })?;
+        Ok(Self {
+            shim,
+            written,
+            families,
+        })
+    }
+
+    /// The time-outs are the network namespace's, not a family's. Blocks.
+    pub(super) fn set_timeouts(&self, wanted: Timeouts) -> Result<()> {
+        let Some((_, kernel)) = self.families.opened.first() else {
+            return Ok(());
+        };
+        if wanted == Timeouts::default() {
+            return Ok(());
+        }
+        let Timeouts { tcp, tcp_fin, udp } = wanted;
+        let set = kernel.call(move |kernel| kernel.set_timeouts(tcp, tcp_fin, udp));
+        Handle::current().block_on(set)?.context(
+            "cannot set the IPVS time-outs (--ipvs-tcp-timeout, --ipvs-tcpfin-timeout, --ipvs-udp-timeout)",
+        )
+    }
+
+    /// The time-outs that are not as they are wanted.
+    async fn pending_timeouts(&self, wanted: Timeouts) -> Result<Vec<Setting>> {
+        let Some((_, kernel)) = self.families.opened.first() else {
+            return Ok(Vec::new());
+        };
+        let found = kernel
+            .call(NetlinkKernel::timeouts)
+            .await?
+            .context("cannot read the IPVS time-outs")?;
+        let wanted = [
+            ("TCP", wanted.tcp),
+            ("TCP after a FIN", wanted.tcp_fin),
+            ("UDP", wanted.udp),
+        ];
+        let differing = wanted
+            .into_iter()
+            .zip(found)
+            .filter(|((_, wanted), found)| {
+                // The kernel counts in seconds, and zero leaves it as it is.
+                wanted.as_secs() > 0 && wanted.as_secs() != found.as_secs()
+            });
+        Ok(differing
+            .map(|((what, wanted), found)| {
+                let seconds = |time: Duration| format!("{} s", time.as_secs());
+                Setting {
+                    name: format!("the IPVS time-out of {what}"),
+                    found: seconds(found),
+                    wanted: seconds(wanted),
+                }
+            })
+            .collect())
+    }
+
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<NetlinkKernel>>> {
+        let Self {
+            shim,
+            written,
+            families,
+        } = self;
+        let settings = start.settings;
+        let into_proxier = |(family, services): (IpFamily, Worker<NetlinkKernel>)| {
+            let further = |what: &str| {
+                let (carrier, vip_mode) = (shim.carrier.clone(), settings.ipvs.vip_mode);
+                let written = Arc::clone(&written);
+                thread(what, family, move || {
+                    let kernel = NetlinkKernel::lazy(family, carrier).with_vip_mode(vip_mode);
+                    Ok(kernel.among(footprints::ALL).one_of(written))
+                })
+            };
+            let rules = further("rules")?;
+            // The first look at the rules finds them read; it is done whether or not anybody waits
+            // for it.
+            drop(rules.call(NetlinkKernel::read_ahead));
+            let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
+            let facts = start.node_facts(family);
+            let config = config(start, family, &shim);
+            Ok(Proxier::new(config, facts, lanes, start.now))
+        };
+        families.opened.into_iter().map(into_proxier).collect()
+    }
+
+    async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
+        let settings = start.settings;
+        let mut preview = Preview {
+            settings: self.pending_timeouts(settings.ipvs.timeouts).await?,
+            ..Preview::default()
+        };
+        preview.warnings.extend(foresee_scheduler(settings));
+        for (family, kernel) in &self.families.opened {
+            let found = kernel.call(NetlinkKernel::sets_in_the_way).await?;
+            for set in found.with_context(|| family.to_string())? {
+                if set.is_replaced {
+                    preview.warnings.push(set.message);
+                } else {
+                    preview.obstacles.push(Obstacle {
+                        kind: "sets",
+                        message: set.message,
+                    });
+                }
+            }
+        }
+        let show = |of: IpFamily, known: &proxy_ipvs::Ipvs, plan: &Plan| Shown {
+            writes: plan.ops.len(),
+            changes: plan_changes(of, plan, |op| known.entry(of, op)),
+        };
+        let modes = self.into_proxiers(start)?;
+        Box::pin(preview.add(modes, start, told, show)).await?;
+        Ok(preview)
+    }
+}
+
+impl Opened for Ipvs {
+    fn left_out(&self) -> &[LeftOut] {
+        &self.families.left_out
+    }
+
+    /// This mode clears up by itself, in the order in which it takes over.
+    fn predecessor(&self, _: &Settings) -> Option<Predecessor> {
+        None
+    }
+
+    fn notices(&self) -> Result<Vec<Notices>> {
+        Ok(match self.shim.carrier {
+            Carrier::Nftables => {
+                let families = self.families.opened.iter().map(|(family, _)| *family);
+                follow_all(&proxy_ipvs::FOOTPRINT, families, &self.written)?
+            }
+            Carrier::Iptables(_) => Vec::new(),
+        })
+    }
+
+    fn uses(&self, settings: &Settings) -> Uses {
+        let scheduler = settings.ipvs.scheduler.clone();
+        let style = match self.shim.style {
+            ShimStyle::Upstream => "upstream",
+            ShimStyle::Lean => "lean",
+            ShimStyle::Nftables => "nftables",
+        };
+        let mut forms = vec![format!("scheduler {scheduler}"), format!("shim {style}")];
+        if settings.ipvs.vip_mode == VipMode::Route {
+            forms.push("service addresses as routes".to_owned());
+        }
+        let mut parts = vec![Part::Ipvs { scheduler }];
+        let mut backend = None;
+        match &self.shim.carrier {
+            Carrier::Nftables => parts.push(Part::NfTables),
+            Carrier::Iptables(iptables) => {
+                backend = Some(uses::backend(iptables));
+                parts.extend([Part::Ipset, Part::Iptables(iptables.backend().to_string())]);
+            }
+        }
+        Uses {
+            forms,
+            backend,
+            parts,
+            ..Uses::default()
+        }
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        Box::new(IpvsCounters::default())
+    }
+
+    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
+        Ok(boxed(self.into_proxiers(start)?))
+    }
+
+    fn preview<'a>(
+        self: Box<Self>,
+        start: &'a Start<'a>,
+        told: &'a Changes,
+    ) -> LocalBoxFuture<'a, Result<Preview>> {
+        (*self).preview(start, told).boxed_local()
+    }
+}
+
+/// Says that the start will fail for want of the node's scheduler, if so.
+pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
+    let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
+    Some(format!(
+        "{lack}: the start will end with an error; install it, or choose another --ipvs-scheduler"
+    ))
+}
+
+fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
+    let (shared, own) = (&start.settings.shared, &start.settings.ipvs);
+    Config {
+        scheduler: own.scheduler.as_str().into(),
+        foreseen_schedulers: Vec::new(),
+        masquerade_all: shared.masquerade_all,
+        masquerade_mark: shared.masquerade_mark(),
+        detector: shared.detect_local.detector(family, start.model.node()),
+        exclude_cidrs: shared.exclude_cidrs.clone(),
+        node_ip: shared.node_ip(family),
+        sync_period: shared.sync_period,
+        glance_period: Some(GLANCE_PERIOD),
+        vip_mode: own.vip_mode,
+        shim: shim.style,
+        drain_timeout: own.drain_timeout,
+        source_port: shim.source_port(),
+    }
+}
+
+/// What a plan does, one change each; `entry` says of a write what it changes.
+fn plan_changes(
+    of: IpFamily,
+    plan: &Plan,
+    entry: impl Fn(&Op) -> Option<EntryChange>,
+) -> Vec<Change> {
+    let told = |op: &Op| match (op, entry(op)) {
+        (Op::WriteRules { wanted, installed }, _) => {
+            let lines = wanted.differences(installed).into_iter();
+            lines.map(|line| Change::rule(of, lane(op), line)).collect()
+        }
+        (op, entry) => {
+            let change = entry.unwrap_or_else(|| EntryChange {
+                entry: op.words(of),
+                ..EntryChange::default()
+            });
+            let (kind, action) = class(op);
+            vec![Change {
+                action,
+                ..Change::of_entry(of, lane(op), kind, change, op.words(of))
+            }]
+        }
+    };
+    plan.ops.iter().flat_map(told).collect()
+}
+
+/// The kernel thread that makes a write.
+fn lane(op: &Op) -> &'static str {
+    match op.part() {
+        OfKernel::Servers | OfKernel::Sets => "services",
+        OfKernel::Addresses => "addresses",
+        OfKernel::Rules => "rules",
+    }
+}
+
+fn class(op: &Op) -> (&'static str, Action) {
+    use Action::{Add, Change, Remove};
+    match op {
+        Op::CreateLink => ("link", Add),
+        Op::CreateSet(..) => ("sets", Add),
+        Op::AddMember(..) => ("set members", Add),
+        Op::RemoveMember(..) => ("set members", Remove),
+        Op::WriteRules { .. } => ("rules", Change),
+        Op::AddServer(..) => ("virtual servers", Add),
+        Op::SetServer(..) => ("virtual servers", Change),
+        Op::RemoveServer(..) => ("virtual servers", Remove),
+        Op::AddDestination(..) => ("destinations", Add),
+        Op::SetDestination(..) => ("destinations", Change),
+        Op::RemoveDestination(..) => ("destinations", Remove),
+        Op::BindAddress(..) => ("addresses", Add),
+        Op::UnbindAddress(..) | Op::UnbindOtherwise(..) => ("addresses", Remove),
+        Op::RemoveLeftovers(..) => (OTHER_MODES, Remove),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy_ipvs::{Rules, Set};
+
+    use super::*;
+
+    #[test]
+    fn rules_are_told_by_the_line() {
+        let installed = "*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES -j RETURN\nCOMMIT\n";
+        let plan = Plan {
+            ops: vec![
+                Op::CreateSet(Set::ClusterIp, 65_536),
+                Op::WriteRules {
+                    wanted: Arc::new(Rules::parse("*nat\n:KUBE-SERVICES - [0:0]\nCOMMIT\n")),
+                    installed: Arc::new(Rules::parse(installed)),
+                },
+            ],
+        };
+        let told: Vec<_> = plan_changes(IpFamily::V4, &plan, |_| None)
+            .into_iter()
+            .map(|change| (change.kind, change.action, change.write))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                (
+                    "sets",
+                    Action::Add,
+                    "create set KUBE-CLUSTER-IP for 65536 members".to_owned()
+                ),
+                (
+                    "rules",
+                    Action::Remove,
+                    "remove in table nat: -A KUBE-SERVICES -j RETURN".to_owned()
+                )
+            ]
+        );
+    }
+}

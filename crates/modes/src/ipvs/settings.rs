@@ -1,0 +1,80 @@
+//! What IPVS mode alone reads of the flags.
+
+use std::time::Duration;
+
+use flags::Flags;
+use flags::unusable::UnusableFlag;
+use flags::words::word;
+use proxy_ipvs::{ShimStyle, VipMode};
+
+use super::shim::ShimChoice;
+
+/// The words of `--ipvs-shim`.
+const SHIMS: [(&str, ShimChoice); 4] = [
+    ("auto", ShimChoice::Auto),
+    ("upstream", ShimChoice::Fixed(ShimStyle::Upstream)),
+    ("lean", ShimChoice::Fixed(ShimStyle::Lean)),
+    ("nftables", ShimChoice::Fixed(ShimStyle::Nftables)),
+];
+
+/// The words of `--ipvs-vip-mode`.
+const VIP_MODES: [(&str, VipMode); 2] = [("address", VipMode::Address), ("route", VipMode::Route)];
+
+/// What IPVS mode alone reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The IPVS scheduler of every virtual server.
+    pub scheduler: String,
+    /// Timeouts of IPVS connections.
+    pub timeouts: Timeouts,
+    /// Which rules stand by IPVS.
+    pub shim: ShimChoice,
+    /// How long a removed endpoint may keep its TCP connections; `None`: until they end.
+    pub drain_timeout: Option<Duration>,
+    /// In which form `kube-ipvs0` holds the service addresses.
+    pub vip_mode: VipMode,
+}
+
+/// Timeouts of IPVS connections; zero leaves the kernel's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Timeouts {
+    /// Idle TCP connections.
+    pub tcp: Duration,
+    /// TCP connections after a FIN.
+    pub tcp_fin: Duration,
+    /// Idle UDP flows.
+    pub udp: Duration,
+}
+
+impl Settings {
+    pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
+        Ok(Self {
+            scheduler: match &*flags.ipvs_scheduler {
+                "" => "rr".to_owned(),
+                name => name.to_owned(),
+            },
+            timeouts: Timeouts {
+                tcp: timeout("ipvs-tcp-timeout", flags.ipvs_tcp_timeout)?,
+                tcp_fin: timeout("ipvs-tcpfin-timeout", flags.ipvs_tcpfin_timeout)?,
+                udp: timeout("ipvs-udp-timeout", flags.ipvs_udp_timeout)?,
+            },
+            shim: word("ipvs-shim", &flags.ipvs_shim, &SHIMS)?,
+            drain_timeout: (!flags.ipvs_drain_timeout.is_zero())
+                .then_some(flags.ipvs_drain_timeout),
+            vip_mode: word("ipvs-vip-mode", &flags.ipvs_vip_mode, &VIP_MODES)?,
+        })
+    }
+}
+
+fn timeout(flag: &'static str, timeout: Duration) -> Result<Duration, UnusableFlag> {
+    // The kernel multiplies seconds by HZ (at most 1000) in a signed 32-bit number.
+    const MAX: Duration = Duration::from_secs(i32::MAX as u64 / 1000);
+    if timeout > MAX {
+        return Err(UnusableFlag::new(
+            flag,
+            &format!("{timeout:?}"),
+            format!("the kernel takes at most {}s", MAX.as_secs()),
+        ));
+    }
+    Ok(timeout)
+}

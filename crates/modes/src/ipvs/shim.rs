@@ -1,0 +1,239 @@
+//! Which shim stands by IPVS, and what carries it.
+
+use anyhow::{Context as _, Result, anyhow};
+use iptables::{Iptables, IptablesError, SourcePort};
+use proxy::IpFamily;
+use proxy_ipvs::{Carrier, ProbeError, ShimStyle};
+use tracing::info;
+
+use crate::families::Access;
+use crate::programs::Programs;
+use crate::settings::Settings;
+
+/// `--ipvs-shim`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ShimChoice {
+    /// Upstream's where its programs and modules work, else the one in nftables.
+    #[default]
+    Auto,
+    /// This one.
+    Fixed(ShimStyle),
+}
+
+/// A shim that can be written here.
+#[derive(Debug, Clone)]
+pub(super) struct ChosenShim {
+    pub(super) style: ShimStyle,
+    pub(super) carrier: Carrier,
+}
+
+/// That rules can name sets: the oldest one that knows `-m set ! --match-set` as it is now.
+const SET_MATCH: (&str, u8) = ("set", 1);
+
+impl ChosenShim {
+    /// Chooses, by blocking. IPVS' modules are loaded with those of iptables.
+    pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
+        let of_iptables = |style| {
+            let iptables = choose_programs(settings, programs).context("cannot use iptables")?;
+            Ok(Self::of(style, iptables))
+        };
+        match settings.ipvs.shim {
+            ShimChoice::Fixed(ShimStyle::Nftables) => Ok(Self::in_nftables()),
+            ShimChoice::Fixed(style) => of_iptables(style),
+            ShimChoice::Auto => Self::find(settings, programs, access),
+        }
+    }
+
+    /// Upstream's, but where something that it needs is not here at all: what fails for another
+    /// reason may pass, and a node is not to change its shim for it. Nor is it where a backend of
+    /// iptables is asked for.
+    fn find(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
+        let chosen = choose_programs(settings, programs);
+        if settings.shared.iptables_backend.forced().is_some() {
+            let iptables = chosen.context("cannot use iptables")?;
+            return Ok(Self::of(ShimStyle::Upstream, iptables));
+        }
+        let (iptables, reason) = match chosen {
+            Ok(iptables) => match missing(&iptables, access) {
+                None => {
+                    info!(shim = "upstream", "the rules beside IPVS");
+                    return Ok(Self::of(ShimStyle::Upstream, iptables));
+                }
+                Some(reason) => (Some(iptables), reason),
+            },
+            Err(error) if is_absence(&error) => {
+                let error = anyhow::Error::from(error);
+                (None, error.context("cannot use iptables"))
+            }
+            Err(error) => return Err(error).context("cannot use iptables"),
+        };
+        let families = IpFamily::ALL.into_iter();
+        let mut there = families.filter(|family| iptables::exists(*family).is_ok());
+        let tried = |family| match access {
+            Access::Write => proxy_ipvs::probe_nftables(family),
+            Access::Read => proxy_ipvs::check_nftables(),
+        };
+        if !there.any(|family| tried(family).is_ok()) {
+            // Without either, upstream's has the words for what is missing.
+            let iptables = iptables.ok_or(reason)?;
+            return Ok(Self::of(ShimStyle::Upstream, iptables));
+        }
+        let reason = format!("{reason:#}");
+        info!(
+            shim = "nftables",
+            reason, "the rules beside IPVS: iptables or ipset is not here"
+        );
+        Ok(Self::in_nftables())
+    }
+
+    fn of(style: ShimStyle, iptables: Iptables) -> Self {
+        let carrier = Carrier::Iptables(iptables);
+        Self { style, carrier }
+    }
+
+    fn in_nftables() -> Self {
+        Self {
+            style: ShimStyle::Nftables,
+            carrier: Carrier::Nftables,
+        }
+    }
+
+    /// Whether a family can be had.
+    pub(super) fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
+        match &self.carrier {
+            Carrier::Iptables(iptables) => access.check(iptables, family),
+            Carrier::Nftables => iptables::exists(family),
+        }
+    }
+
+    /// The source port that masqueraded flows can have.
+    pub(super) fn source_port(&self) -> SourcePort {
+        match &self.carrier {
+            Carrier::Iptables(iptables) => iptables.source_port(),
+            Carrier::Nftables => SourcePort::Random,
+        }
+    }
+
+    /// Tries what it cannot do without. Nothing stays.
+    pub(super) fn probe(&self, family: IpFamily) -> Result<()> {
+        match &self.carrier {
+            Carrier::Iptables(iptables) => {
+                iptables.check(family)?;
+                Ok(proxy_ipvs::probe(iptables, family)?)
+            }
+            Carrier::Nftables => Ok(proxy_ipvs::probe_nftables(family)?),
+        }
+    }
+}
+
+fn choose_programs(settings: &Settings, programs: &Programs) -> Result<Iptables, IptablesError> {
+    let scheduler = format!("ip_vs_{}", settings.ipvs.scheduler);
+    let modules: Vec<&str> = proxy_ipvs::MODULES
+        .into_iter()
+        .chain([&*scheduler])
+        .collect();
+    programs.choose(&modules)
+}
+
+/// Whether nothing of it is here: no program, or no part of the kernel that any could write to.
+fn is_absence(error: &IptablesError) -> bool {
+    matches!(error, IptablesError::Missing(_) | IptablesError::Absent(_))
+}
+
+/// What the kernel has not, of all that upstream's shim needs beside iptables.
+fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
+    if let Err(error) = proxy_ipvs::check_ipset()
+        && error.is_absence()
+    {
+        return Some(error.into());
+    }
+    let (name, revision) = SET_MATCH;
+    let mut there = IpFamily::ALL
+        .into_iter()
+        .filter(|family| iptables::exists(*family).is_ok());
+    let is_lacking = there.all(|family| {
+        iptables.lacks_match(family, name, revision)
+            && (access == Access::Write || !iptables.may_load(family, "xt_set"))
+    });
+    // A process or two, for what the programs load.
+    let is_refused =
+        || IpFamily::ALL.map(|family| is_refused_for_good(iptables, family)) == [true; 2];
+    let is_missing = is_missing(is_lacking, access, is_refused);
+    is_missing.then(|| anyhow!("the kernel has no rules that match sets (xt_set)"))
+}
+
+/// Whether rules that match sets are not to be had, from what the kernel says by itself. Who only
+/// reads tries nothing, and takes its word, or that of the files of modules that a start loads.
+fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
+    is_lacking
+        && match access {
+            Access::Read => true,
+            Access::Write => is_refused(),
+        }
+}
+
+fn is_refused_for_good(iptables: &Iptables, family: IpFamily) -> bool {
+    let is_absence =
+        |error: &IptablesError| matches!(error, IptablesError::NoIpv6) || error.kind().is_absence();
+    if let Err(error) = iptables.check(family) {
+        return is_absence(&error);
+    }
+    match proxy_ipvs::probe(iptables, family) {
+        Err(ProbeError::Rule(error)) => is_absence(&error),
+        Err(ProbeError::Set(_)) | Ok(()) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::time::Duration;
+
+    use iptables::Kind;
+
+    use super::*;
+
+    /// Else a start would choose another shim than the preview of it.
+    #[test]
+    fn a_preview_takes_the_kernels_word_that_sets_cannot_be_matched() {
+        let nothing_tried = || unreachable!("nothing may be tried");
+        assert!(is_missing(true, Access::Read, nothing_tried));
+        for access in [Access::Read, Access::Write] {
+            assert!(!is_missing(false, access, nothing_tried), "{access:?}");
+        }
+        for is_refused in [true, false] {
+            let tried = is_missing(true, Access::Write, || is_refused);
+            assert_eq!(tried, is_refused);
+        }
+    }
+
+    #[test]
+    fn only_what_is_not_here_at_all_is_a_reason_for_another_shim() {
+        let program = || "iptables-nft-restore".to_owned();
+        let failed = |kind| IptablesError::Failed {
+            program: program(),
+            kind,
+            line: None,
+            said: "no".to_owned(),
+        };
+        let passing = [
+            IptablesError::TimedOut {
+                program: program(),
+                limit: Duration::from_secs(10),
+            },
+            IptablesError::Run {
+                program: program(),
+                source: io::Error::from_raw_os_error(libc::EAGAIN),
+            },
+            IptablesError::Unusable("another app is holding the lock".to_owned()),
+            failed(Kind::LockHeld),
+            failed(Kind::NotPermitted),
+            failed(Kind::Refused),
+        ];
+        for error in passing {
+            assert!(!is_absence(&error), "{error}");
+        }
+        assert!(is_absence(&IptablesError::Missing(program())));
+        assert!(is_absence(&IptablesError::Absent("no table".to_owned())));
+    }
+}

@@ -1,0 +1,224 @@
+//! The modes that this build has, and the one that is chosen.
+//!
+//! A mode is a file here, which says all that the daemon asks of one (`definition`), and its
+//! lines in this registry: a row, and a part of [`Settings`]. Nothing else in the daemon tells
+//! modes apart.
+
+pub mod definition;
+pub mod detect_local;
+pub mod families;
+pub mod footprints;
+pub mod iptables;
+pub mod ipvs;
+pub mod metrics;
+pub mod nftables;
+pub mod node_ports;
+pub mod open;
+pub mod predecessor;
+pub mod preview;
+pub mod programs;
+pub mod rulesets;
+pub mod settings;
+pub mod shared;
+pub mod sysctl;
+pub mod userspace;
+
+use std::path::Path;
+
+use flags::Flags;
+use flags::gates::Gates;
+use flags::unusable::UnusableFlag;
+
+use crate::sysctl::row::Wanted;
+use definition::{Definition, Facts, Periods};
+use settings::{ProxyMode, Settings};
+use shared::Shared;
+
+impl ProxyMode {
+    /// All of them, the default first.
+    pub const ALL: [Self; 4] = [Self::Iptables, Self::Ipvs, Self::Nftables, Self::Userspace];
+
+    /// The rows.
+    pub fn definition(self) -> &'static dyn Definition {
+        match self {
+            Self::Iptables => &iptables::IptablesMode,
+            Self::Ipvs => &ipvs::IpvsMode,
+            Self::Nftables => &nftables::NftablesMode,
+            Self::Userspace => &userspace::UserspaceMode,
+        }
+    }
+
+    /// As the flag names it.
+    pub fn name(self) -> &'static str {
+        self.definition().name()
+    }
+
+    /// The one that the flags choose.
+    ///
+    /// # Errors
+    ///
+    /// There is none of that name.
+    pub fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
+        let flag = &*flags.proxy_mode;
+        let mut modes = Self::ALL.into_iter();
+        let named = modes.find(|mode| mode.name() == flag);
+        named
+            .or(flag.is_empty().then(Self::default))
+            .ok_or_else(|| {
+                let modes = Self::ALL.map(Self::name).join(", ");
+                let advice = format!("the modes of this build are: {modes}");
+                UnusableFlag::new("proxy-mode", flag, advice)
+            })
+    }
+
+    /// Fails if its feature gate is off.
+    ///
+    /// # Errors
+    ///
+    /// The gate was given as false.
+    pub fn check_gate(self, gates: &Gates) -> Result<(), UnusableFlag> {
+        let gate = self.definition().gate();
+        let Some(gate) = gate.filter(|gate| gates.given(gate) == Some(false)) else {
+            return Ok(());
+        };
+        let others: Vec<&str> = self.others().map(Self::name).collect();
+        let others = others.join(", ");
+        let advice = format!(
+            "the feature gate {gate}=false turns this mode off: give one of the modes {others}, or take {gate} out"
+        );
+        Err(UnusableFlag::new("proxy-mode", self.name(), advice))
+    }
+
+    /// The other ones.
+    pub fn others(self) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(move |other| *other != self)
+    }
+
+    /// How often it is to write, and to look.
+    ///
+    /// # Errors
+    ///
+    /// That cannot be meant.
+    pub fn periods(self, flags: &Flags) -> Result<Periods, UnusableFlag> {
+        let periods = self.definition().periods(flags);
+        let Periods { sync, min_sync } = periods;
+        if sync.1.is_zero() {
+            return Err(UnusableFlag::new(
+                sync.0,
+                "0s",
+                "must be longer than 0, for example 30s",
+            ));
+        }
+        if min_sync.1 > sync.1 {
+            return Err(UnusableFlag::new(
+                min_sync.0,
+                &format!("{:?}", min_sync.1),
+                format!(
+                    "must not be longer than --{}, which is {:?}",
+                    sync.0, sync.1
+                ),
+            ));
+        }
+        Ok(periods)
+    }
+}
+
+impl Settings {
+    /// Reads the flags of all modes; those periods are of the one that is chosen.
+    ///
+    /// # Errors
+    ///
+    /// One of them cannot be meant, even of a mode that is not chosen.
+    pub fn read(flags: &Flags, chosen: ProxyMode, periods: &Periods) -> Result<Self, UnusableFlag> {
+        Ok(Self {
+            chosen,
+            shared: Shared::read(
+                flags,
+                periods.sync.1,
+                chosen.definition().node_port_addresses(),
+            )?,
+            iptables: iptables::settings::Settings::read(flags),
+            ipvs: ipvs::settings::Settings::read(flags)?,
+            nftables: nftables::settings::Settings::read(flags)?,
+            userspace: userspace::settings::Settings::read(flags)?,
+        })
+    }
+}
+
+/// Has the mode that is chosen take flags for what only a file says, where there is no file.
+pub fn take_flags(flags: &mut Flags) {
+    // One that there is not is refused elsewhere.
+    if let Ok(chosen) = ProxyMode::read(flags) {
+        chosen.definition().take_flags(flags);
+    }
+}
+
+impl PartialEq for Settings {
+    fn eq(&self, other: &Self) -> bool {
+        let is_own_equal = match self.chosen {
+            ProxyMode::Iptables => self.iptables == other.iptables,
+            ProxyMode::Ipvs => self.ipvs == other.ipvs,
+            ProxyMode::Nftables => self.nftables == other.nftables,
+            ProxyMode::Userspace => self.userspace == other.userspace,
+        };
+        self.chosen == other.chosen && self.shared == other.shared && is_own_equal
+    }
+}
+
+/// The kernel settings of all modes, in the order in which they are written; with values are those
+/// of the mode that `facts` say is chosen.
+pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<Wanted> {
+    let of = |mode: ProxyMode| {
+        let facts = facts.filter(|facts| facts.settings.chosen == mode);
+        mode.definition().sysctls(facts)
+    };
+    ProxyMode::ALL.into_iter().flat_map(of).collect()
+}
+
+/// Where the mode comes from, in words.
+pub fn origin_of_mode(flags: &Flags) -> String {
+    match (flags.proxy_mode.is_empty(), flags.config.is_empty()) {
+        (true, _) => "the default".to_owned(),
+        (false, true) => "--proxy-mode".to_owned(),
+        (false, false) => format!("mode in {}", Path::new(&flags.config).display()),
+    }
+}
+
+/// A warning if no mode is given, in the words in which one would be given.
+///
+/// Upstream's default changes in 1.40. This one does not: a new image must not change how Services
+/// are carried.
+pub fn warning_of_default(flags: &Flags) -> Option<String> {
+    if !flags.proxy_mode.is_empty() {
+        return None;
+    }
+    let mode = ProxyMode::default().name();
+    let (empty, word) = if flags.config.is_empty() {
+        ("--proxy-mode is empty".to_owned(), "--proxy-mode=")
+    } else {
+        let file = Path::new(&flags.config).display();
+        (format!("{file}: mode is empty"), "mode: ")
+    };
+    Some(format!(
+        "{empty}: {mode} mode is used, and stays this program's default. Upstream's default becomes nftables in Kubernetes 1.40, so \
+         that an empty mode means another one there. Give {word}{mode} to keep this mode, or {word}ipvs for IPVS"
+    ))
+}
+
+/// A line for each flag that was given for a mode which is not chosen, and that no field of the
+/// configuration file says.
+pub fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<String> {
+    let defaults = Flags::defaults();
+    let of = |mode: ProxyMode| {
+        let definition = mode.definition();
+        let given = definition.flags().iter();
+        let given = given.filter(|flag| (flag.differs)(flags, &defaults));
+        given
+            .map(|flag| {
+                let (flag, mode) = (flag.name, definition.name());
+                format!("--{flag} has no effect: it is of {mode} mode")
+            })
+            .collect::<Vec<_>>()
+    };
+    chosen.others().flat_map(of).collect()
+}

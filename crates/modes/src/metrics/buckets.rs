@@ -1,0 +1,44 @@
+//! Where histograms' buckets end.
+
+use prometheus_client::metrics::family::MetricConstructor;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
+
+/// Where a histogram's buckets end.
+#[derive(Debug, Clone, Copy)]
+pub enum Buckets {
+    /// One millisecond, doubled up to 16 s.
+    Sync,
+    /// Quarters of a second, then seconds, then steps of 5 s and 30 s up to five minutes.
+    NetworkProgramming,
+    /// A quarter of a millisecond, doubled up to 33 s.
+    Programming,
+    /// Of client-go, in seconds.
+    Request,
+    /// Of client-go, in bytes: 64 to 16 Mi.
+    Size,
+}
+
+impl MetricConstructor<Histogram> for Buckets {
+    fn new_metric(&self) -> Histogram {
+        match self {
+            Self::Sync => Histogram::new(exponential_buckets(0.001, 2.0, 15)),
+            Self::Programming => Histogram::new(exponential_buckets(0.000_25, 2.0, 18)),
+            Self::NetworkProgramming => {
+                // The first one, which only clocks that disagree can fill, is upstream's too.
+                let buckets = std::iter::once(0.0)
+                    .chain(linear_buckets(0.25, 0.25, 2))
+                    .chain(linear_buckets(1.0, 1.0, 59))
+                    .chain(linear_buckets(60.0, 5.0, 12))
+                    .chain(linear_buckets(120.0, 30.0, 7));
+                Histogram::new(buckets)
+            }
+            Self::Request => Histogram::new([
+                0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0,
+            ]),
+            Self::Size => {
+                let powers = [6, 8, 9, 10, 12, 14, 16, 18, 20, 22, 24];
+                Histogram::new(powers.map(|power| f64::from(1 << power)))
+            }
+        }
+    }
+}

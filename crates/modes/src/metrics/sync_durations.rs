@@ -1,0 +1,55 @@
+//! How long syncs took, in the modes that tell full ones and partial ones apart.
+
+use std::time::Duration;
+
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use proxy::IpFamily;
+
+use super::buckets::Buckets;
+use super::rows::Rows;
+use super::{Extent, OfFamily, of};
+
+/// One histogram for each extent.
+#[derive(Debug)]
+pub struct SyncDurations {
+    full: Family<OfFamily, Histogram, Buckets>,
+    partial: Family<OfFamily, Histogram, Buckets>,
+}
+
+impl Default for SyncDurations {
+    fn default() -> Self {
+        Self {
+            full: Family::new_with_constructor(Buckets::Sync),
+            partial: Family::new_with_constructor(Buckets::Sync),
+        }
+    }
+}
+
+impl SyncDurations {
+    /// Adds them to what is told.
+    pub fn register(&self, rows: &mut Rows) {
+        rows.add(
+            "ALPHA",
+            "kubeproxy_sync_full_proxy_rules_duration_seconds",
+            "SyncProxyRules latency in seconds for full resyncs",
+            self.full.clone(),
+        );
+        rows.add(
+            "ALPHA",
+            "kubeproxy_sync_partial_proxy_rules_duration_seconds",
+            "SyncProxyRules latency in seconds for partial resyncs",
+            self.partial.clone(),
+        );
+    }
+
+    /// Counts a sync that has ended.
+    pub fn synced(&self, family: IpFamily, took: Duration, extent: Extent) {
+        let durations = match extent {
+            Extent::Full => &self.full,
+            Extent::Partial => &self.partial,
+        };
+        let duration = durations.get_or_create(&of(family));
+        duration.observe(took.as_secs_f64());
+    }
+}

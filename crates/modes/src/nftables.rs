@@ -1,0 +1,109 @@
+//! nftables mode: Services carried by one table of nftables.
+
+mod counters;
+mod metrics;
+mod opened;
+mod rejected;
+pub mod settings;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use flags::Flags;
+use proxy::{IpFamily, NodePortAddresses};
+use source::ServiceCidrs;
+
+use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
+use super::families::Access;
+use super::programs::Programs;
+use super::settings::Settings;
+use crate::metrics::OfMode;
+use crate::sysctl::row::Wanted;
+use metrics::TableMetrics;
+use opened::Table;
+
+/// Modules of the matches, targets and expressions of its rules.
+const MODULES: &[&str] = &[
+    "nft_ct",
+    "nft_masq",
+    "nft_nat",
+    "nft_fib",
+    "nft_reject",
+    "nft_numgen",
+];
+
+/// What the daemon asks of nftables mode.
+pub(super) struct NftablesMode;
+
+impl Definition for NftablesMode {
+    fn name(&self) -> &'static str {
+        "nftables"
+    }
+
+    fn fields(&self) -> &'static [&'static str] {
+        &[
+            "nftables.masqueradeAll",
+            "nftables.masqueradeBit",
+            "nftables.minSyncPeriod",
+            "nftables.syncPeriod",
+        ]
+    }
+
+    fn flags_without_file(&self) -> &'static [&'static str] {
+        &[
+            "iptables-min-sync-period",
+            "iptables-sync-period",
+            "masquerade-all",
+        ]
+    }
+
+    fn flags(&self) -> &'static [OwnFlag] {
+        &[OwnFlag {
+            name: "nftables-layout",
+            differs: |one, other| one.nftables_layout != other.nftables_layout,
+        }]
+    }
+
+    fn take_flags(&self, flags: &mut Flags) {
+        settings::take_flags(flags);
+    }
+
+    /// As upstream.
+    fn node_port_addresses(&self) -> NodePortAddresses {
+        NodePortAddresses::Primary
+    }
+
+    fn service_cidrs(&self) -> ServiceCidrs {
+        ServiceCidrs::Watched
+    }
+
+    fn periods(&self, flags: &Flags) -> Periods {
+        let [sync, min_sync] = settings::periods(flags);
+        Periods { sync, min_sync }
+    }
+
+    fn open(&self, settings: &Settings, _: &Programs, access: Access) -> Result<Box<dyn Opened>> {
+        Ok(Box::new(Table::open(settings, access)?))
+    }
+
+    fn probe(&self, settings: &Settings, _: &Programs, family: IpFamily) -> Result<()> {
+        opened::probe(family, settings)
+    }
+
+    /// None, as upstream: what comes in by NodePorts and leaves for pods is forwarded as the CNI
+    /// has set it, and what serves 127.0.0.1 is a listening port.
+    fn modules(&self, _: &Settings) -> Vec<Module> {
+        let some = modules(MODULES, ModuleNeed::Some);
+        modules(&["nf_tables", "nf_conntrack", "nf_nat"], ModuleNeed::All)
+            .chain(some)
+            .collect()
+    }
+
+    fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
+        Vec::new()
+    }
+
+    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+        Some(Arc::new(TableMetrics::default()))
+    }
+}

@@ -1,0 +1,87 @@
+//! What nftables mode counts beside what all modes do, as upstream's.
+
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use proxy::{IpFamily, Report};
+
+use super::rejected::Rejected;
+use crate::metrics::relay::RelayEvictions;
+use crate::metrics::rows::Rows;
+use crate::metrics::set;
+use crate::metrics::sync_durations::SyncDurations;
+use crate::metrics::{Extent, OfFamily, OfMode, of};
+
+/// Handles to them.
+#[derive(Debug, Default)]
+pub(super) struct TableMetrics {
+    failed_syncs: Family<OfFamily, Counter>,
+    failed_cleanups: Family<OfFamily, Counter>,
+    listeners: Family<OfFamily, Gauge>,
+    failed_listeners: Family<OfFamily, Counter>,
+    sync_durations: SyncDurations,
+}
+
+impl OfMode for TableMetrics {
+    fn register(&self, rows: &mut Rows) {
+        self.sync_durations.register(rows);
+        rows.add(
+            "ALPHA",
+            "kubeproxy_sync_proxy_rules_nftables_sync_failures",
+            "Cumulative proxy nftables sync failures",
+            self.failed_syncs.clone(),
+        );
+        rows.add(
+            "ALPHA",
+            "kubeproxy_sync_proxy_rules_nftables_cleanup_failures",
+            "Cumulative proxy nftables cleanup failures",
+            self.failed_cleanups.clone(),
+        );
+        rows.add(
+            "ALPHA",
+            "kubeproxy_nftables_localhost_nodeport_listeners",
+            "Number of active localhost NodePort userspace proxy listeners.",
+            self.listeners.clone(),
+        );
+        rows.add(
+            "ALPHA",
+            "kubeproxy_nftables_localhost_nodeport_listener_creation_failures",
+            "Number of localhost NodePort userspace proxy listener creation failures.",
+            self.failed_listeners.clone(),
+        );
+        rows.collect(Rejected);
+        rows.collect(RelayEvictions::of_process());
+    }
+
+    fn begins(&self, family: IpFamily) {
+        for counter in [&self.failed_syncs, &self.failed_cleanups] {
+            drop(counter.get_or_create(&of(family)));
+        }
+    }
+
+    fn booked(&self, family: IpFamily, report: &Report) {
+        let Some(counts) = report.nftables else {
+            return;
+        };
+        let of = of(family);
+        let failed_syncs = self.failed_syncs.get_or_create_owned(&of);
+        failed_syncs.inc_by(counts.failed_syncs as u64);
+        let failed_cleanups = self.failed_cleanups.get_or_create_owned(&of);
+        failed_cleanups.inc_by(counts.failed_cleanups as u64);
+        if let Some(listeners) = counts.listeners {
+            set(&self.listeners.get_or_create(&of), listeners);
+            let failed = self.failed_listeners.get_or_create_owned(&of);
+            failed.inc_by(counts.failed_listeners as u64);
+        }
+    }
+
+    fn extent(&self, report: &Report) -> Option<Extent> {
+        report.nftables.map(|counts| Extent::of(counts.is_full))
+    }
+
+    fn synced(&self, family: IpFamily, took: Duration, extent: Extent) {
+        self.sync_durations.synced(family, took, extent);
+    }
+}

@@ -1,0 +1,298 @@
+//! nf_tables, opened for nftables mode.
+
+use std::env;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use cleanup::Serving;
+use footprint::uses::{Part, Uses};
+use futures::future::{FutureExt as _, LocalBoxFuture};
+use netlink_batch::Worker;
+use nftables_netlink::{Nftables, OwnSockets, Subscription};
+use proxy::{Changes, IpFamily, Mode};
+use proxy_nftables::{
+    Config, Lanes, Layout, Localhost, LocalhostNodePorts, NetlinkKernel, Plan, Proxier, TABLE,
+};
+use relay::{Dial, Limits, Pin, Reach, Relay};
+use service_counters::ReadCounters;
+use tracing::warn;
+
+use super::counters::TrackedFlows;
+use crate::definition::{Ending, Opened, Start};
+use crate::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
+use crate::footprints;
+use crate::predecessor::Predecessor;
+use crate::preview::{Change, Preview, Shown};
+use crate::rulesets::{Notices, follow, leave_out, subscribe};
+use crate::settings::Settings;
+use crate::sysctl::machine::Machine;
+
+/// How long an endpoint has to accept a connection to a NodePort on localhost, as upstream.
+const DIAL: Duration = Duration::from_secs(5);
+/// How long such connections go on when the process ends.
+const DRAIN: Duration = Duration::from_secs(5);
+/// The first kernel that upstream takes, as an older one is a sign of an old `nft` on its host.
+const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
+/// The first kernel that takes `reject` where the flat layout has it, in chains that come before
+/// routing (Linux, `net/netfilter/nft_reject.c`, `nft_reject_validate`). That is looked at when a transaction ends,
+/// which the trial's never does.
+const FIRST_OF_FLAT: (u32, u32) = (5, 9);
+/// What tells upstream not to ask for the kernel's version, if it is not empty.
+const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";
+
+/// nf_tables, for each family that the node has. Nothing has been read yet.
+pub(super) struct Table {
+    families: Families<NetlinkKernel>,
+    /// What tells of each family's table; none where nothing is written.
+    subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
+    /// What serves NodePorts on localhost, if anything does.
+    localhost: Option<Localhost>,
+}
+
+impl Table {
+    pub(super) fn open(settings: &Settings, access: Access) -> Result<Self> {
+        let layout = settings.nftables.layout;
+        refuse_old(layout, Machine::this().kernel)?;
+        // Before anything is read, so that no change falls between.
+        let mut subscriptions = Vec::new();
+        if access == Access::Write {
+            // It says what is missing: nf_tables, or a right.
+            Nftables::open()?;
+            for family in IpFamily::ALL {
+                let subscription =
+                    subscribe().context("cannot subscribe to changes of nftables")?;
+                subscriptions.push((family, subscription));
+            }
+        }
+        let own = Arc::new(OwnSockets::default());
+        for (_, subscription) in &subscriptions {
+            leave_out(&own, subscription);
+        }
+        let (own_settings, shared) = (settings.nftables.clone(), settings.shared.clone());
+        let localhost = move |family| own_settings.localhost(&shared, family);
+        let serves = IpFamily::ALL
+            .into_iter()
+            .any(|family| localhost(family) == LocalhostNodePorts::Served);
+        let relay = (serves && access == Access::Write).then(|| Relay::start(limits()));
+        let relay = relay.transpose();
+        let relay = relay.context("cannot start the relay of NodePorts on localhost")?;
+        let served = relay.map(Localhost::new);
+        let of_kernel = served.clone();
+        let families = Families::open(
+            iptables::exists,
+            |family| is_disabled(family, "all") == Some(true),
+            "table",
+            move |family| {
+                if access == Access::Write {
+                    proxy_nftables::probe(family, layout, localhost(family))?;
+                }
+                // Each family's subscription leaves out what is written for either.
+                let kernel = NetlinkKernel::new(family).among(footprints::ALL);
+                let kernel = kernel.on_localhost(of_kernel.clone());
+                Ok(kernel.one_of(Arc::clone(&own)))
+            },
+        )?;
+        if access == Access::Write
+            && let Some(line) = note_of_kernel(Machine::this().kernel, env::var_os(SKIP).is_some())
+        {
+            warn!("{line}");
+        }
+        Ok(Self {
+            families,
+            subscriptions,
+            localhost: served,
+        })
+    }
+
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<NetlinkKernel>>> {
+        let (shared, own) = (&start.settings.shared, &start.settings.nftables);
+        let into_proxier = |(family, table): (IpFamily, Worker<NetlinkKernel>)| {
+            let config = Config {
+                masquerade_all: own.masquerade_all,
+                masquerade_mark: own.masquerade_mark(),
+                layout: own.layout,
+                localhost: own.localhost(shared, family),
+                detector: shared.detect_local.detector(family, start.model.node()),
+                node_ip: shared.node_ip(family),
+                sync_period: shared.sync_period,
+            };
+            let looks = thread("looks", family, move || {
+                Ok(NetlinkKernel::new(family).among(footprints::ALL))
+            })?;
+            let facts = start.node_facts(family);
+            let lanes = Lanes::new([table, looks]);
+            Ok(Proxier::new(config, facts, lanes, start.now))
+        };
+        self.families.opened.into_iter().map(into_proxier).collect()
+    }
+
+    async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
+        let mut preview = Preview::default();
+        let show = |of: IpFamily, _: &_, plan: &Plan| {
+            let lines = plan.lines().into_iter();
+            Shown {
+                // Counted as the daemon does when it writes.
+                writes: plan.len(),
+                changes: lines
+                    .map(|line| Change::told(of, "table", "nftables", line))
+                    .collect(),
+            }
+        };
+        let modes = self.into_proxiers(start)?;
+        Box::pin(preview.add(modes, start, told, show)).await?;
+        Ok(preview)
+    }
+}
+
+impl Opened for Table {
+    fn left_out(&self) -> &[LeftOut] {
+        &self.families.left_out
+    }
+
+    fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
+        Some(Predecessor {
+            serving: Serving {
+                mode: &proxy_nftables::FOOTPRINT,
+                iptables: None,
+            },
+            excluded: settings.shared.exclude_cidrs.clone(),
+        })
+    }
+
+    fn notices(&self) -> Result<Vec<Notices>> {
+        let subscriptions = self.subscriptions.iter().cloned();
+        let notices =
+            subscriptions.map(|(family, subscription)| follow(family, TABLE, subscription));
+        Ok(notices.collect::<Result<_, _>>()?)
+    }
+
+    fn uses(&self, settings: &Settings) -> Uses {
+        let layout = match settings.nftables.layout {
+            Layout::Upstream => "upstream",
+            Layout::Flat => "flat",
+        };
+        Uses {
+            forms: vec![format!("layout {layout}")],
+            parts: vec![Part::NfTables],
+            ..Uses::default()
+        }
+    }
+
+    fn ending(&self) -> Option<Ending> {
+        let relay = self.localhost.as_ref()?.relay().clone();
+        Some(Box::new(move || {
+            let cut = relay.finish(DRAIN);
+            (cut > 0).then(|| format!("{cut} connections to NodePorts on localhost were cut"))
+        }))
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        Box::new(TrackedFlows(self.localhost.as_ref().map(Localhost::ports)))
+    }
+
+    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
+        Ok(boxed(self.into_proxiers(start)?))
+    }
+
+    fn preview<'a>(
+        self: Box<Self>,
+        start: &'a Start<'a>,
+        told: &'a Changes,
+    ) -> LocalBoxFuture<'a, Result<Preview>> {
+        (*self).preview(start, told).boxed_local()
+    }
+}
+
+/// Tries what the mode writes in a family, without writing it.
+pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
+    let own = &settings.nftables;
+    refuse_old(own.layout, Machine::this().kernel)?;
+    let localhost = own.localhost(&settings.shared, family);
+    Ok(proxy_nftables::probe(family, own.layout, localhost)?)
+}
+
+/// Those of the relay that serves NodePorts on localhost.
+fn limits() -> Limits {
+    Limits {
+        // Whoever takes over has the same ports.
+        linger: Duration::ZERO,
+        dial: Dial::Once(DIAL),
+        // As each client has the same address.
+        pin: Pin::Port,
+        reach: Reach::Anybody,
+        ..Limits::default()
+    }
+}
+
+/// Ends the start where the trial would pass, and the first transaction would not.
+fn refuse_old(layout: Layout, kernel: (u32, u32)) -> Result<()> {
+    let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_FLAT);
+    ensure!(
+        layout != Layout::Flat || kernel >= FIRST_OF_FLAT,
+        "--nftables-layout=flat needs Linux {first_major}.{first_minor}, which rejects packets before \
+         they are routed; this is {major}.{minor}. --nftables-layout=upstream does without"
+    );
+    Ok(())
+}
+
+/// A line about a kernel that upstream refuses, though it has what the mode needs.
+fn note_of_kernel(kernel: (u32, u32), is_skipped: bool) -> Option<String> {
+    let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_UPSTREAM);
+    (kernel < FIRST_OF_UPSTREAM && !is_skipped).then(|| {
+        format!(
+            "kernel {major}.{minor} takes the rules of nftables mode, which is served. Upstream \
+             refuses kernels before {first_major}.{first_minor}: the `nft` of a host with one may \
+             be too old to list these rules. This program starts no `nft`; {SKIP}=1 says that the \
+             host's is known to be new enough"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use flags::Flags;
+
+    use super::*;
+    use crate::settings::ProxyMode;
+
+    #[test]
+    fn who_lacks_the_right_is_told_which() {
+        let open = || {
+            let mut sets = rustix::thread::capabilities(None).unwrap();
+            sets.effective
+                .remove(rustix::thread::CapabilitySet::NET_ADMIN);
+            rustix::thread::set_capabilities(None, sets).unwrap();
+            let (flags, mode) = (Flags::defaults(), ProxyMode::Nftables);
+            let settings = Settings::read(&flags, mode, &mode.periods(&flags).unwrap());
+            let opened = Table::open(&settings.unwrap(), Access::Write);
+            opened.map(drop).unwrap_err()
+        };
+        let error = std::thread::spawn(open).join().unwrap();
+        // Where there is no nf_tables, that is what it says.
+        let words = format!("{error:#}");
+        let is_told = words.contains("CAP_NET_ADMIN") || words.contains("modprobe nf_tables");
+        assert!(is_told && !words.contains("subscribe"), "{words}");
+    }
+
+    #[test]
+    fn a_kernel_that_cannot_reject_so_early_has_no_flat_layout() {
+        assert!(refuse_old(Layout::Upstream, (5, 8)).is_ok());
+        assert!(refuse_old(Layout::Flat, (5, 9)).is_ok());
+        let line = refuse_old(Layout::Flat, (5, 8)).unwrap_err().to_string();
+        assert!(
+            line.contains("needs Linux 5.9") && line.contains("this is 5.8"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn an_old_kernel_is_served_and_told_of() {
+        assert_eq!(note_of_kernel((5, 13), false), None);
+        assert_eq!(note_of_kernel((6, 1), false), None);
+        assert_eq!(note_of_kernel((5, 4), true), None);
+        let line = note_of_kernel((5, 12), false).unwrap();
+        assert!(line.starts_with("kernel 5.12 takes"), "{line}");
+        assert!(line.contains("before 5.13"), "{line}");
+    }
+}

@@ -1,0 +1,117 @@
+//! What nftables mode alone reads of the flags.
+
+use std::time::Duration;
+
+use flags::Flags;
+use flags::gates::{Gates, LOCALHOST_NODE_PORTS};
+use flags::unusable::UnusableFlag;
+use flags::words::word;
+use proxy::IpFamily;
+use proxy_nftables::{Layout, LocalhostNodePorts};
+
+use crate::shared::{Shared, mark_bit};
+
+/// The words of `--nftables-layout`.
+const LAYOUTS: [(&str, Layout); 2] = [("upstream", Layout::Upstream), ("flat", Layout::Flat)];
+
+/// What nftables mode alone reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Whether all traffic to cluster IPs is masqueraded.
+    pub masquerade_all: bool,
+    /// The bit of the packet mark that says "masquerade", 0 to 31.
+    pub masquerade_bit: u8,
+    /// How the table is laid out.
+    pub layout: Layout,
+    /// Whether NodePorts on localhost are served, or refused and counted: the feature gate.
+    pub localhost_node_ports: bool,
+}
+
+impl Settings {
+    pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
+        Ok(Self {
+            masquerade_all: flags.nftables_masquerade_all,
+            masquerade_bit: mark_bit("nftables-masquerade-bit", flags.nftables_masquerade_bit)?,
+            layout: word("nftables-layout", &flags.nftables_layout, &LAYOUTS)?,
+            localhost_node_ports: Gates::new(flags.feature_gates.iter().cloned())
+                .is_on(LOCALHOST_NODE_PORTS),
+        })
+    }
+
+    /// What becomes of NodePorts on localhost in a family: they are served where a network of loopback
+    /// addresses is named (KEP-6032).
+    pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
+        if !self.localhost_node_ports {
+            LocalhostNodePorts::Off
+        } else if shared.node_port_addresses.names_loopback(family) {
+            LocalhostNodePorts::Served
+        } else {
+            LocalhostNodePorts::Refused
+        }
+    }
+
+    /// The bit as a mask.
+    pub(super) fn masquerade_mark(&self) -> u32 {
+        1 << self.masquerade_bit
+    }
+}
+
+/// Says in the fields of this mode what flags say for it, where there is no file: upstream's
+/// command line has no flag for the mark's bit, and those of iptables mode for the rest.
+pub(super) fn take_flags(flags: &mut Flags) {
+    flags.nftables_masquerade_all = flags.masquerade_all;
+    flags.nftables_sync_period = flags.iptables_sync_period;
+    flags.nftables_min_sync_period = flags.iptables_min_sync_period;
+}
+
+/// How often it looks and writes, each with what says so.
+pub(super) fn periods(flags: &Flags) -> [(&'static str, Duration); 2] {
+    let (sync, min_sync) = if flags.config.is_empty() {
+        ("iptables-sync-period", "iptables-min-sync-period")
+    } else {
+        ("nftables-sync-period", "nftables-min-sync-period")
+    };
+    [
+        (sync, flags.nftables_sync_period),
+        (min_sync, flags.nftables_min_sync_period),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{ProxyMode, Settings as All};
+
+    #[test]
+    fn localhost_is_served_where_it_is_named_and_the_gate_is_on() {
+        use LocalhostNodePorts::{Off, Refused, Served};
+        let localhost = |gate: Option<bool>, addresses: &str| {
+            let gates = gate.map(|on| (LOCALHOST_NODE_PORTS.to_owned(), on));
+            let flags = Flags {
+                feature_gates: gates.into_iter().collect(),
+                nodeport_addresses: vec![addresses.to_owned()],
+                ..Flags::defaults()
+            };
+            let mode = ProxyMode::Nftables;
+            let all = All::read(&flags, mode, &mode.periods(&flags).unwrap()).unwrap();
+            IpFamily::ALL.map(|family| all.nftables.localhost(&all.shared, family))
+        };
+        for gate in [None, Some(false)] {
+            assert_eq!(localhost(gate, "primary,localhost"), [Off, Off]);
+        }
+        for (addresses, what) in [
+            ("", [Refused, Refused]),
+            ("primary", [Refused, Refused]),
+            ("all", [Refused, Refused]),
+            ("0.0.0.0/0", [Refused, Refused]),
+            ("primary,localhost", [Served, Served]),
+            ("all,localhost", [Served, Served]),
+            ("primary,127.0.0.1/32", [Served, Refused]),
+            ("0.0.0.0/0,127.0.0.0/8", [Served, Refused]),
+            ("::1/128", [Refused, Served]),
+            ("126.0.0.0/7", [Refused, Refused]),
+        ] {
+            assert_eq!(localhost(Some(true), addresses), what, "{addresses}");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! The addresses of this node that serve NodePorts, for a start: a mode reads them later, and by
+//! then an external IP may have taken the node port of another Service.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use proxy::IpFamily;
+use route_netlink::Rtnetlink;
+
+use super::definition::Start;
+use crate::footprints;
+
+/// Returns them, sorted; none if they cannot be read.
+pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
+    let mut serving: Vec<IpAddr> = Vec::new();
+    for family in IpFamily::ALL {
+        let mut facts = start.node_facts(family);
+        let node = start.model.node();
+        let mut of_node = node.into_iter().flat_map(|node| &node.addresses).copied();
+        let ip = start.settings.shared.node_ip(family);
+        facts.ip = ip.or_else(|| of_node.find(|ip| IpFamily::of(*ip) == family));
+        if let Some(own) = own(family) {
+            facts.interface_addresses = own;
+            facts.has_addresses = true;
+        }
+        serving.extend(facts.serving_node_ports([]).unwrap_or_default());
+    }
+    serving.sort_unstable();
+    serving
+}
+
+/// The addresses of all links but those that modes make, and of localhost.
+fn own(family: IpFamily) -> Option<BTreeSet<IpAddr>> {
+    let mut rtnetlink = Rtnetlink::open().ok()?;
+    let made = footprint::links(footprints::ALL).into_iter();
+    let made = made.map(|name| rtnetlink.link(name).map(|link| link.map(|link| link.index)));
+    let made: Vec<Option<u32>> = made.collect::<Result<_, _>>().ok()?;
+    let all = rtnetlink.addresses(family.into()).ok()?.into_iter();
+    let own = all.filter(|held| !made.contains(&Some(held.link)) && !held.address.is_loopback());
+    Some(own.map(|held| held.address).collect())
+}

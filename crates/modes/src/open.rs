@@ -1,0 +1,149 @@
+//! Opening the kernel for the mode that is chosen, and preparing a node for it.
+
+use anyhow::Result;
+use footprint::uses::Uses;
+use proxy::{IpFamily, Model};
+use tokio::task::spawn_blocking;
+use tracing::warn;
+
+use super::definition::Opened;
+use super::families::{Access, LeftOut};
+use super::programs::Programs;
+use super::settings::Settings;
+
+/// The family that must be served: that of `--bind-address`, if it names an address, or of the
+/// Node's first one.
+pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
+    let bind = settings.shared.bind_address;
+    let node = model
+        .node()
+        .and_then(|node| node.addresses.first().copied());
+    let of_node = node.filter(|_| bind.is_unspecified());
+    IpFamily::of(of_node.unwrap_or(bind))
+}
+
+/// Opens the kernel to write, for each family that can be served. No Service is written yet.
+///
+/// # Errors
+///
+/// No family can be served.
+pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
+    let settings = settings.clone();
+    // Blocks on the kernel and on programs; the first lists come meanwhile.
+    spawn_blocking(move || {
+        let programs = Programs::new(&settings, Access::Write);
+        let mode = settings.chosen.definition();
+        let opened = mode.open(&settings, &programs, Access::Write)?;
+        for other in settings.chosen.others() {
+            if let Some(line) = other.definition().left_behind(&programs) {
+                warn!("{line}");
+            }
+        }
+        Ok(opened)
+    })
+    .await?
+}
+
+/// The same, but only to read: nothing in the kernel changes.
+///
+/// # Errors
+///
+/// No family can be read.
+pub fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
+    let programs = Programs::new(settings, Access::Read);
+    let mode = settings.chosen.definition();
+    mode.open(settings, &programs, Access::Read)
+}
+
+/// What a mode that is open is made of.
+pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
+    let left_out = opened.left_out().iter().map(LeftOut::told);
+    Uses {
+        left_out: left_out.collect(),
+        ..opened.uses(settings)
+    }
+}
+
+/// Prepares a node for the mode that is chosen (`--init-only`): what takes more privileges than
+/// serving, and what only a container with kernel modules in reach can do. What the mode cannot do
+/// without is tried, so that a node that lacks it is found before a container begins to serve
+/// there, while what the mode before has programmed still serves.
+///
+/// # Errors
+///
+/// The mode cannot be served here.
+pub async fn prepare(settings: &Settings) -> Result<()> {
+    let settings = settings.clone();
+    // Blocks on the kernel and on programs; nothing else happens meanwhile.
+    spawn_blocking(move || prepare_blocking(&settings)).await?
+}
+
+fn prepare_blocking(settings: &Settings) -> Result<()> {
+    let mode = settings.chosen.definition();
+    // The container that is to serve has the same image, so that what is missing here is missing
+    // there.
+    let programs = Programs::new(settings, Access::Write);
+    mode.prepare(settings, &programs)?;
+    // Half of all nodes have no IPv6. Where no address is given, the Node's first one may be of
+    // either family.
+    let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
+    let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
+    let families: Vec<IpFamily> = IpFamily::ALL.into_iter().filter(is_there).collect();
+    let failures = families.iter().filter_map(|family| {
+        let failure = mode.probe(settings, &programs, *family).err()?;
+        Some((*family, failure))
+    });
+    let failures: Vec<_> = failures.collect();
+    for (family, failure) in &failures {
+        if is_named(*family) || failures.len() == families.len() {
+            anyhow::bail!("cannot serve {family}: {failure:#}");
+        }
+        warn!(%family, reason = format!("{failure:#}"), "this family cannot be served here");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use flags::Flags;
+    use proxy::{Event, Node};
+
+    use super::*;
+
+    use crate::settings::ProxyMode;
+
+    const V4: IpFamily = IpFamily::V4;
+    const V6: IpFamily = IpFamily::V6;
+
+    #[test]
+    fn the_primary_family_is_that_of_a_bind_address_or_of_the_nodes_first() {
+        let model = |addresses: &[&str]| {
+            let mut model = Model::of_node("node1");
+            model.apply(Event::NodeApplied(Node {
+                name: "node1".into(),
+                addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
+                ..Node::default()
+            }));
+            model
+        };
+        for (bind, addresses, wanted) in [
+            ("0.0.0.0", &["fd00::1", "192.0.2.1"][..], V6),
+            ("0.0.0.0", &["192.0.2.1", "fd00::1"], V4),
+            ("::", &["192.0.2.1"], V4),
+            ("192.0.2.1", &["fd00::1"], V4),
+            ("fd00::1", &["192.0.2.1"], V6),
+            // It is not known.
+            ("0.0.0.0", &[], V4),
+            ("::", &[], V6),
+        ] {
+            let flags = Flags {
+                bind_address: bind.parse().unwrap(),
+                ..Flags::defaults()
+            };
+            let mode = ProxyMode::default();
+            let periods = mode.periods(&flags).unwrap();
+            let settings = Settings::read(&flags, mode, &periods).unwrap();
+            assert_eq!(primary(&settings, &model(addresses)), wanted, "{bind}");
+        }
+    }
+}

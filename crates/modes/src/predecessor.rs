@@ -1,0 +1,63 @@
+//! What another mode may have left in the kernel, which goes once this one serves.
+
+use ::cleanup::{Cleanup, Serving, clean_up_beside, disarm_ended, foresee_beside};
+use ipnet::IpNet;
+use tokio::task::{JoinError, spawn_blocking};
+use tracing::{error, info, warn};
+
+use super::preview::{Change, NODE, Preview};
+use crate::footprints;
+
+/// Whoever served here before, in another mode.
+pub struct Predecessor {
+    /// The mode that serves now: what is its own is not touched.
+    pub(super) serving: Serving,
+    /// Networks in which virtual servers are left alone.
+    pub(super) excluded: Vec<IpNet>,
+}
+
+impl Predecessor {
+    /// Takes away what it has left, and says so.
+    pub async fn clear(self) {
+        let Self { serving, excluded } = self;
+        // Blocks on the kernel and on programs.
+        let clear = move || clean_up_beside(footprints::ALL, &serving, &excluded);
+        tell(spawn_blocking(clear).await);
+    }
+
+    /// What [`clear`](Self::clear) would take away. Nothing changes.
+    pub async fn preview(self) -> Result<Preview, JoinError> {
+        let Self { serving, excluded } = self;
+        let foresee = move || foresee_beside(footprints::ALL, &serving, &excluded);
+        let found = spawn_blocking(foresee).await?;
+        let removed = found.removed.iter();
+        Ok(Preview {
+            writes: vec![(NODE.to_owned(), found.removed.len())],
+            changes: removed.map(|line| Change::left_by_another(line)).collect(),
+            warnings: found.left,
+            ..Preview::default()
+        })
+    }
+}
+
+/// Has packets pass by the rules of modes that served by a process, which has ended, while the mode
+/// of this name serves.
+pub async fn disarm(serving: &'static str) {
+    // Blocks on the kernel and on programs.
+    let disarm = move || disarm_ended(footprints::ALL, serving);
+    tell(spawn_blocking(disarm).await);
+}
+
+fn tell(cleanup: Result<Cleanup, JoinError>) {
+    match cleanup {
+        Ok(cleanup) => {
+            for line in cleanup.removed {
+                info!("removed what another mode had left: {line}");
+            }
+            for line in cleanup.left {
+                warn!("left by another mode: {line}");
+            }
+        }
+        Err(error) => error!(%error, "what another mode has left stays"),
+    }
+}

@@ -1,0 +1,185 @@
+//! What the kernel tells of a mode's table of nftables, when somebody else has changed it.
+//!
+//! ```text
+//!   kernel ─BPF: not by this process─▶ Subscription ─▶ Notice::Ruleset ─▶ the family's mode
+//! ```
+//!
+//! One subscription for each table: whoever writes one has all of them leave out what its own
+//! sockets do.
+
+use std::io;
+use std::sync::Arc;
+
+use footprint::Footprint;
+use futures::stream::{self, BoxStream, StreamExt as _};
+use nftables_netlink::{Event, Family, OwnSockets, Subscription};
+use proxy::{IpFamily, Notice};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tracing::{debug, warn};
+
+/// Room for messages that wait to be read, in bytes.
+const ROOM_BYTES: usize = 1 << 20;
+
+/// What the kernel tells, each of one family.
+pub type Notices = BoxStream<'static, (IpFamily, Notice)>;
+
+/// Subscribes.
+///
+/// # Errors
+///
+/// There is no such socket.
+pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
+    Subscription::open(ROOM_BYTES).map(Arc::new)
+}
+
+/// Has a subscription leave out what this process does itself. Where that cannot be, it is news like
+/// what others do, and the table is read again after each write.
+pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
+    if let Err(error) = own.leave_out_of(Arc::clone(of)) {
+        warn!(%error, "own changes of nftables cannot be left out of what is told");
+    }
+}
+
+/// Tells when somebody else may have changed the table of this name and family. Must be called
+/// within a tokio runtime. Ends, and says so, when nothing more can be told.
+pub(super) fn follow(
+    family: IpFamily,
+    table: &'static str,
+    subscription: Arc<Subscription>,
+) -> io::Result<Notices> {
+    #[allow(
+        unsafe_code,
+        reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
+    )]
+    // SAFETY: a Subscription owns its descriptor and closes it only when dropped; the AsyncFd holds
+    // the Subscription, gives it out by shared reference only, and deregisters it before letting it
+    // go.
+    let socket = unsafe { AsyncFd::register_with_interest(subscription, Interest::READABLE) };
+    let socket = socket.map_err(io::Error::from)?;
+    let heard = Heard {
+        family,
+        table,
+        is_touched: false,
+    };
+    let notices = stream::unfold((socket, heard), move |(socket, mut heard)| async move {
+        loop {
+            match receive(&socket).await {
+                Ok(events) if heard.is_news(&events) => {
+                    return Some(((family, Notice::Ruleset), (socket, heard)));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    warn!(%family, %error, "what others change of table {table} is no longer told");
+                    return None;
+                }
+            }
+        }
+    });
+    Ok(notices.boxed())
+}
+
+/// Subscribes to all tables of a mode.
+///
+/// # Errors
+///
+/// There is no such socket.
+pub(super) fn follow_all(
+    mode: &'static Footprint,
+    families: impl Iterator<Item = IpFamily>,
+    own: &OwnSockets,
+) -> io::Result<Vec<Notices>> {
+    let mut all = Vec::new();
+    for family in families {
+        for table in mode.nft_tables {
+            let subscription = subscribe()?;
+            leave_out(own, &subscription);
+            all.push(follow(family, table, subscription)?);
+        }
+    }
+    Ok(all)
+}
+
+async fn receive(socket: &AsyncFd<Arc<Subscription>>) -> io::Result<Vec<Event>> {
+    loop {
+        let mut ready = socket.readable().await?;
+        if let Ok(events) = ready.try_io(|socket| socket.get_ref().receive()) {
+            return events;
+        }
+    }
+}
+
+/// What was heard of a table.
+#[derive(Debug)]
+struct Heard {
+    family: IpFamily,
+    table: &'static str,
+    /// By the transaction that is being told.
+    is_touched: bool,
+}
+
+impl Heard {
+    /// Whether somebody else may have changed the table by now. All is told of a transaction before
+    /// who made it.
+    fn is_news(&mut self, events: &[Event]) -> bool {
+        let family = Family::from(self.family);
+        let mut is_news = false;
+        for event in events {
+            match event {
+                Event::Touched { family: of, table } => {
+                    self.is_touched |= *of == family && **table == *self.table;
+                }
+                Event::Committed { .. } => is_news |= std::mem::take(&mut self.is_touched),
+                Event::Lost => {
+                    debug!("messages about nftables were lost, or cannot be read");
+                    is_news = true;
+                }
+            }
+        }
+        is_news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nftables_netlink::Generation;
+
+    use super::*;
+
+    fn touched(family: Family, table: &str) -> Event {
+        Event::Touched {
+            family,
+            table: table.into(),
+        }
+    }
+
+    fn by(name: &str) -> Event {
+        Event::Committed {
+            generation: Generation(1),
+            process: None,
+            process_name: Some(name.into()),
+        }
+    }
+
+    fn heard() -> Heard {
+        Heard {
+            family: IpFamily::V4,
+            table: "kube-proxy",
+            is_touched: false,
+        }
+    }
+
+    #[test]
+    fn only_what_may_be_about_the_table_is_told() {
+        let tells = |event| heard().is_news(&[event, by("nft")]);
+        assert!(tells(touched(Family::Ip, "kube-proxy")));
+        assert!(!tells(touched(Family::Ip6, "kube-proxy")));
+        assert!(!tells(touched(Family::Ip, "filter")));
+        assert!(tells(Event::Lost));
+        // What comes in two parts is one transaction, and the next one another.
+        let mut heard = heard();
+        assert!(!heard.is_news(&[touched(Family::Ip, "kube-proxy")]));
+        assert!(heard.is_news(&[by("nft")]));
+        assert!(!heard.is_news(&[by("nft")]));
+    }
+}

@@ -1,0 +1,130 @@
+//! The settings of connection tracking, which every mode relies on.
+
+use std::time::Duration;
+
+use super::machine::Machine;
+use super::row::{Enough, OnReadOnly, Row, Rows, Wanted, wanted};
+use super::settings::Conntrack;
+
+/// Upstream's ceiling, in entries, for what `--conntrack-max-per-core` comes to on a node with many
+/// CPUs.
+const SCALED_ENTRIES_MAX: u64 = 1_048_576;
+
+/// What the values depend on.
+type Context = (Conntrack, Machine);
+
+static ROWS: &Rows<Context> = &[
+    // Every connection to a Service has an entry; when the table is full, new ones are dropped. It
+    // is one table for all network namespaces, and only the initial one may change it. An
+    // administrator may have set more (k/k#142035). The kernel does not keep who set it, so that a
+    // smaller table is never written, also where an earlier kube-proxy set the larger one.
+    (
+        Row {
+            enough: Enough::AtLeast,
+            ..Row::flagged(
+                "proc/sys/net/netfilter/nf_conntrack_max",
+                "--conntrack-max-per-core=0",
+            )
+        },
+        |(conntrack, machine)| entries(conntrack, machine.cpus),
+    ),
+    // Four entries to a bucket at most, on average.
+    (
+        Row {
+            enough: Enough::AtLeast,
+            // A table with few buckets is slow, but works. As upstream.
+            on_read_only: OnReadOnly::Warns,
+            ..Row::flagged(
+                "sys/module/nf_conntrack/parameters/hashsize",
+                "--conntrack-max-per-core=0",
+            )
+        },
+        |(conntrack, machine)| Some(entries(conntrack, machine.cpus)? / 4),
+    ),
+    // The kernel's five days keep entries of connections whose peers are long gone.
+    (
+        Row::flagged(
+            "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established",
+            "--conntrack-tcp-timeout-established=0",
+        ),
+        |(conntrack, _)| seconds(conntrack.tcp_established),
+    ),
+    // The kernel's minute is too short for a server that is slow to close (k/k#32551).
+    (
+        Row::flagged(
+            "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait",
+            "--conntrack-tcp-timeout-close-wait=0",
+        ),
+        |(conntrack, _)| seconds(conntrack.tcp_close_wait),
+    ),
+    // A segment that counts as INVALID is not translated back, and its receiver resets the
+    // connection (k/k#74839).
+    (
+        Row::flagged(
+            "proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal",
+            "--conntrack-tcp-be-liberal=false",
+        ),
+        |(conntrack, _)| conntrack.tcp_be_liberal.then_some(1),
+    ),
+    // A client that asks without end is bound to its first endpoint for as long as its entry lives.
+    (
+        Row::flagged(
+            "proc/sys/net/netfilter/nf_conntrack_udp_timeout",
+            "--conntrack-udp-timeout=0",
+        ),
+        |(conntrack, _)| seconds(conntrack.udp),
+    ),
+    (
+        Row::flagged(
+            "proc/sys/net/netfilter/nf_conntrack_udp_timeout_stream",
+            "--conntrack-udp-timeout-stream=0",
+        ),
+        |(conntrack, _)| seconds(conntrack.udp_stream),
+    ),
+];
+
+/// The settings with the values that they are to have.
+pub fn settings(asked: Conntrack, machine: Machine) -> Vec<Wanted> {
+    wanted(ROWS, Some(&(asked, machine)))
+}
+
+/// How many entries the table is to have.
+fn entries(asked: &Conntrack, cpus: u64) -> Option<u64> {
+    let per_core = u64::from(asked.max_per_core);
+    (per_core > 0).then(|| {
+        let scaled = per_core.saturating_mul(cpus).min(SCALED_ENTRIES_MAX);
+        scaled.max(asked.min.into())
+    })
+}
+
+fn seconds(timeout: Duration) -> Option<u64> {
+    Some(timeout.as_secs()).filter(|seconds| *seconds > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_grows_with_the_cpus_between_two_limits() {
+        for (max_per_core, min, cpus, max) in [
+            (32_768, 131_072, 1, Some(131_072)),
+            (32_768, 131_072, 4, Some(131_072)),
+            (32_768, 131_072, 8, Some(262_144)),
+            (32_768, 131_072, 64, Some(1_048_576)),
+            (1, 2_000_000, 64, Some(2_000_000)),
+            (0, 131_072, 8, None),
+        ] {
+            let conntrack = Conntrack {
+                max_per_core,
+                min,
+                ..Conntrack::default()
+            };
+            assert_eq!(
+                entries(&conntrack, cpus),
+                max,
+                "{max_per_core}, {min}, {cpus} CPUs"
+            );
+        }
+    }
+}

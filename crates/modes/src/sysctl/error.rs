@@ -1,0 +1,76 @@
+//! Settings that could not be written, and the next step.
+
+use std::fmt;
+use std::io;
+
+use super::row::Row;
+
+/// Settings that could not be written; the others were.
+#[derive(Debug, thiserror::Error)]
+pub struct SysctlErrors(pub Vec<SysctlError>);
+
+/// A setting that could not be read or written.
+#[derive(Debug)]
+pub struct SysctlError {
+    /// The setting.
+    pub row: &'static Row,
+    /// What was to become of it.
+    pub(super) value: u64,
+    pub(super) found: String,
+    pub(super) source: io::Error,
+}
+
+/// What is the same for several is said once.
+impl fmt::Display for SysctlErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut reasons: Vec<(String, Vec<&SysctlError>)> = Vec::new();
+        for error in &self.0 {
+            let reason = error.source.to_string();
+            match reasons.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, errors)) => errors.push(error),
+                None => reasons.push((reason, vec![error])),
+            }
+        }
+        for (number, (reason, errors)) in reasons.iter().enumerate() {
+            let settings: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            let advice = errors.first().map_or("", |error| error.advice());
+            let between = if number == 0 { "" } else { ". And " };
+            write!(
+                f,
+                "{between}cannot set {}: {reason}; {advice}",
+                settings.join(", ")
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// What was to become of it, and what leaves it alone.
+impl fmt::Display for SysctlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            row, value, found, ..
+        } = self;
+        write!(f, "{} to {value} (it is {found}", row.name())?;
+        match row.off {
+            Some(off) => write!(f, "; {off} leaves it so)"),
+            None => f.write_str(")"),
+        }
+    }
+}
+
+impl SysctlError {
+    fn advice(&self) -> &'static str {
+        match self.source.kind() {
+            io::ErrorKind::NotFound => {
+                "the kernel lacks it: are ip_vs and nf_conntrack loaded (modprobe ip_vs)?"
+            }
+            io::ErrorKind::InvalidInput => "the kernel does not take this value here",
+            _ => {
+                "set it on the node itself, or let this process, or one before it with --init-only, \
+                 write /proc/sys and /sys (where an init container does, \
+                 `kubectl -n kube-system rollout restart daemonset kube-proxy` runs it)"
+            }
+        }
+    }
+}

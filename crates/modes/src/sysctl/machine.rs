@@ -1,0 +1,74 @@
+//! What the values of settings depend on of the machine.
+
+use std::fs;
+use std::thread::available_parallelism;
+
+/// The machine that this runs on.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Major and minor version of the kernel.
+    pub kernel: (u32, u32),
+    /// CPUs that are online, also those that this process may not use.
+    pub cpus: u64,
+}
+
+impl Machine {
+    /// This one.
+    pub fn this() -> Self {
+        let release = rustix::system::uname()
+            .release()
+            .to_string_lossy()
+            .into_owned();
+        Self {
+            kernel: version(&release),
+            cpus: online_cpus(),
+        }
+    }
+}
+
+fn online_cpus() -> u64 {
+    let listed = fs::read_to_string("/sys/devices/system/cpu/online").ok();
+    listed
+        .and_then(|list| count(list.trim()))
+        .unwrap_or_else(|| available_parallelism().map_or(1, |usable| usable.get() as u64))
+}
+
+/// How many numbers a list of ranges such as `0-3,7` holds.
+fn count(list: &str) -> Option<u64> {
+    list.split(',')
+        .map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+            last.checked_sub(first)?.checked_add(1)
+        })
+        .sum()
+}
+
+/// `6.1.0-13-amd64` is (6, 1); what cannot be read is taken for new.
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
+        _ => (u32::MAX, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        assert_eq!(version("6.1.0-13-amd64"), (6, 1));
+        assert_eq!(version("5.4"), (5, 4));
+        assert_eq!(version("odd"), (u32::MAX, 0));
+    }
+
+    #[test]
+    fn cpus_are_counted() {
+        assert_eq!(count("0"), Some(1));
+        assert_eq!(count("0-3,7"), Some(5));
+        assert_eq!(count("0-3,"), None);
+        assert_eq!(count("3-0"), None);
+    }
+}

@@ -1,0 +1,94 @@
+//! Userspace mode: Services carried by this process itself, through listening ports that packets
+//! are redirected to.
+
+mod counters;
+mod opened;
+pub mod settings;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use flags::Flags;
+use proxy::IpFamily;
+
+use super::definition::{Definition, Facts, Module, ModuleNeed, Opened, OwnFlag, Periods, modules};
+use super::families::Access;
+use super::programs::Programs;
+use super::settings::Settings;
+use crate::metrics::OfMode;
+use crate::metrics::relay::RelayMetrics;
+use crate::sysctl::row::Wanted;
+use opened::{Redirector, Userspace};
+
+/// Modules of the matches, targets and expressions of its rules.
+const MODULES: &[&str] = &["nf_tables", "nft_redir"];
+
+/// What the daemon asks of userspace mode.
+pub(super) struct UserspaceMode;
+
+impl Definition for UserspaceMode {
+    fn name(&self) -> &'static str {
+        "userspace"
+    }
+
+    fn fields(&self) -> &'static [&'static str] {
+        // As upstream until Kubernetes 1.25, it has no section, and hears that of iptables mode.
+        &[
+            "iptables.localhostNodePorts",
+            "iptables.minSyncPeriod",
+            "iptables.syncPeriod",
+        ]
+    }
+
+    fn flags(&self) -> &'static [OwnFlag] {
+        &[OwnFlag {
+            name: "udp-timeout",
+            differs: |one, other| one.udp_timeout != other.udp_timeout,
+        }]
+    }
+
+    fn periods(&self, flags: &Flags) -> Periods {
+        Periods {
+            sync: ("iptables-sync-period", flags.iptables_sync_period),
+            min_sync: ("iptables-min-sync-period", flags.iptables_min_sync_period),
+        }
+    }
+
+    fn metrics(&self) -> Option<Arc<dyn OfMode>> {
+        Some(Arc::new(RelayMetrics))
+    }
+
+    fn open(
+        &self,
+        settings: &Settings,
+        programs: &Programs,
+        access: Access,
+    ) -> Result<Box<dyn Opened>> {
+        let redirector = Redirector::choose(settings, programs, access)?;
+        Ok(Box::new(Userspace::open(redirector, settings, access)?))
+    }
+
+    fn prepare(&self, settings: &Settings, programs: &Programs) -> Result<()> {
+        Redirector::choose(settings, programs, Access::Write).map(drop)
+    }
+
+    fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()> {
+        Redirector::choose(settings, programs, Access::Write)?.probe(family)
+    }
+
+    fn modules(&self, _: &Settings) -> Vec<Module> {
+        let some = modules(MODULES, ModuleNeed::Some);
+        modules(&["nf_conntrack", "nf_nat"], ModuleNeed::All)
+            .chain(some)
+            .collect()
+    }
+
+    fn uses_iptables(&self, settings: &Settings) -> bool {
+        settings.shared.iptables_backend.forced().is_some()
+    }
+
+    /// None: it forwards nothing, and what it sends it sends as this node.
+    fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
+        Vec::new()
+    }
+}

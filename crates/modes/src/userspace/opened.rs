@@ -1,0 +1,268 @@
+//! Listening ports, and who redirects to them: a table of nf_tables, or iptables.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cleanup::Serving;
+use footprint::uses::{self, Part, Uses};
+use futures::future::{FutureExt as _, LocalBoxFuture};
+use iptables::{Iptables, IptablesError};
+use netlink_batch::Worker;
+use nftables_netlink::OwnSockets;
+use proxy::{Changes, IpFamily, Mode};
+use proxy_userspace::{Config, Lanes, Plan, Proxier, Traffic, UserspaceKernel};
+use relay::{Limits, Relay};
+use service_counters::ReadCounters;
+use tracing::info;
+
+use super::counters::RelayCounters;
+use crate::definition::{Ending, Opened, Start};
+use crate::families::{Access, Families, LeftOut, boxed, is_disabled, thread};
+use crate::footprints;
+use crate::predecessor::Predecessor;
+use crate::preview::{Change, Preview, Shown};
+use crate::programs::Programs;
+use crate::rulesets::{Notices, follow_all};
+use crate::settings::Settings;
+
+/// How long connections go on when the process ends. Nobody is served anew meanwhile, and the next
+/// process may not begin before this one is gone.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Who redirects packets to listening ports.
+#[derive(Debug, Clone)]
+pub(super) enum Redirector {
+    /// A table of nf_tables. Neither a program nor a module of iptables is needed.
+    Nftables,
+    /// Rules of iptables, where the kernel has no nf_tables, or the flags name a backend.
+    Iptables(Iptables),
+}
+
+impl Redirector {
+    /// Chooses, by blocking.
+    pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
+        let can = |family: &IpFamily| match access {
+            Access::Write => proxy_userspace::probe_nftables(*family).is_ok(),
+            Access::Read => proxy_userspace::has_nftables(),
+        };
+        let is_forced = settings.shared.iptables_backend.forced().is_some();
+        if !is_forced && IpFamily::ALL.iter().any(can) {
+            info!("packets are redirected by nf_tables");
+            return Ok(Self::Nftables);
+        }
+        let chosen = programs.choose(&proxy_userspace::MODULES);
+        let chosen = chosen.context("the kernel has no nf_tables, and iptables cannot be used")?;
+        Ok(Self::Iptables(chosen))
+    }
+
+    /// Tries what a family needs. Nothing of it stays.
+    pub(super) fn probe(&self, family: IpFamily) -> Result<()> {
+        match self {
+            Self::Nftables => proxy_userspace::probe_nftables(family)?,
+            Self::Iptables(iptables) => {
+                iptables.check(family)?;
+                proxy_userspace::probe(iptables, family)
+                    .context("cannot write the rules of userspace mode")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a family is there, and can be written or read.
+    fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
+        match self {
+            Self::Nftables => iptables::exists(family),
+            Self::Iptables(iptables) => access.check(iptables, family),
+        }
+    }
+
+    fn kernel(
+        &self,
+        family: IpFamily,
+        relay: Relay,
+        written: &Arc<OwnSockets>,
+        traffic: &Traffic,
+    ) -> Result<UserspaceKernel> {
+        let kernel = match self {
+            Self::Nftables => UserspaceKernel::with_nftables(family, relay, written)?,
+            Self::Iptables(iptables) => {
+                UserspaceKernel::with_iptables(family, iptables.clone(), relay)
+            }
+        };
+        Ok(kernel.counted_in(traffic).among(footprints::ALL))
+    }
+}
+
+/// The relay, and for each family that the node has, who redirects to it.
+pub(super) struct Userspace {
+    redirector: Redirector,
+    relay: Relay,
+    /// What is written to nftables.
+    written: Arc<OwnSockets>,
+    /// What is counted.
+    traffic: Traffic,
+    families: Families<UserspaceKernel>,
+}
+
+impl Userspace {
+    pub(super) fn open(
+        redirector: Redirector,
+        settings: &Settings,
+        access: Access,
+    ) -> Result<Self> {
+        let limits = Limits {
+            udp_idle: settings.userspace.udp_timeout,
+            mark: Some(settings.shared.masquerade_mark()),
+            ..Limits::default()
+        };
+        let relay = Relay::start(limits).context("cannot start the relay")?;
+        let (own, of_kernel) = (redirector.clone(), relay.clone());
+        let written = Arc::<OwnSockets>::default();
+        let by_kernel = Arc::clone(&written);
+        let traffic = Traffic::default();
+        let counted = traffic.clone();
+        let families = Families::open(
+            |family| redirector.check(family, access),
+            |family| is_disabled(family, "all") == Some(true),
+            "sockets",
+            move |family| own.kernel(family, of_kernel.clone(), &by_kernel, &counted),
+        )?;
+        Ok(Self {
+            redirector,
+            relay,
+            written,
+            traffic,
+            families,
+        })
+    }
+
+    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<UserspaceKernel>>> {
+        let Self {
+            redirector,
+            relay,
+            written,
+            traffic,
+            families,
+        } = self;
+        let settings = start.settings;
+        let shared = &settings.shared;
+        let into_proxier = |(family, sockets): (IpFamily, Worker<UserspaceKernel>)| {
+            let config = Config {
+                detector: shared.detect_local.detector(family, start.model.node()),
+                localhost_node_ports: settings.userspace.serves_localhost(shared),
+                node_ip: shared.node_ip(family),
+                // A bit that is kube-proxy's own; what it sends has the node's address anyway.
+                own_mark: Some(shared.masquerade_mark()),
+                sync_period: shared.sync_period,
+                modes: footprints::ALL,
+            };
+            let (redirector, relay) = (redirector.clone(), relay.clone());
+            let (written, traffic) = (Arc::clone(&written), traffic.clone());
+            let rules = thread("rules", family, move || {
+                redirector.kernel(family, relay, &written, &traffic)
+            })?;
+            let facts = start.node_facts(family);
+            Ok(Proxier::new(
+                config,
+                facts,
+                Lanes::new([sockets, rules]),
+                start.now,
+            ))
+        };
+        families.opened.into_iter().map(into_proxier).collect()
+    }
+
+    async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
+        let mut preview = Preview::default();
+        let show = |of: IpFamily, _: &_, plan: &Plan| {
+            let (lane, kind) = match plan {
+                Plan::Sockets(_) => ("sockets", "listening ports"),
+                Plan::Redirects(_) => ("rules", "rules"),
+            };
+            let lines = plan.lines().into_iter();
+            Shown {
+                writes: 1,
+                changes: lines
+                    .map(|line| Change::told(of, lane, kind, line))
+                    .collect(),
+            }
+        };
+        let modes = self.into_proxiers(start)?;
+        Box::pin(preview.add(modes, start, told, show)).await?;
+        Ok(preview)
+    }
+}
+
+impl Opened for Userspace {
+    fn left_out(&self) -> &[LeftOut] {
+        &self.families.left_out
+    }
+
+    fn predecessor(&self, settings: &Settings) -> Option<Predecessor> {
+        Some(Predecessor {
+            serving: Serving {
+                mode: &proxy_userspace::FOOTPRINT,
+                iptables: match &self.redirector {
+                    Redirector::Nftables => None,
+                    Redirector::Iptables(used) => Some(used.clone()),
+                },
+            },
+            excluded: settings.shared.exclude_cidrs.clone(),
+        })
+    }
+
+    fn notices(&self) -> Result<Vec<Notices>> {
+        Ok(match self.redirector {
+            Redirector::Nftables => {
+                let families = self.families.opened.iter().map(|(family, _)| *family);
+                follow_all(&proxy_userspace::FOOTPRINT, families, &self.written)?
+            }
+            Redirector::Iptables(_) => Vec::new(),
+        })
+    }
+
+    fn ending(&self) -> Option<Ending> {
+        let relay = self.relay.clone();
+        Some(Box::new(move || {
+            let cut = relay.finish(DRAIN);
+            (cut > 0).then(|| format!("{cut} connections that this process carried were cut"))
+        }))
+    }
+
+    fn uses(&self, _: &Settings) -> Uses {
+        let (by, part) = match &self.redirector {
+            Redirector::Nftables => ("nftables".to_owned(), Part::NfTables),
+            Redirector::Iptables(iptables) => {
+                let backend = iptables.backend().to_string();
+                (format!("iptables ({backend})"), Part::Iptables(backend))
+            }
+        };
+        let backend = match &self.redirector {
+            Redirector::Nftables => None,
+            Redirector::Iptables(iptables) => Some(uses::backend(iptables)),
+        };
+        Uses {
+            backend,
+            forms: vec![format!("redirects by {by}")],
+            parts: vec![part],
+            ..Uses::default()
+        }
+    }
+
+    fn counters(&self) -> Box<dyn ReadCounters> {
+        Box::new(RelayCounters(self.traffic.clone()))
+    }
+
+    fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
+        Ok(boxed(self.into_proxiers(start)?))
+    }
+
+    fn preview<'a>(
+        self: Box<Self>,
+        start: &'a Start<'a>,
+        told: &'a Changes,
+    ) -> LocalBoxFuture<'a, Result<Preview>> {
+        (*self).preview(start, told).boxed_local()
+    }
+}

@@ -1,0 +1,39 @@
+//! What userspace mode alone reads of the flags.
+
+use std::time::Duration;
+
+use flags::Flags;
+use flags::unusable::UnusableFlag;
+
+use crate::shared::Shared;
+
+/// What userspace mode alone reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Whether it is to serve NodePorts on 127.0.0.1.
+    pub localhost_node_ports: bool,
+    /// How long a UDP flow lasts without a datagram either way.
+    pub udp_timeout: Duration,
+}
+
+impl Settings {
+    pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
+        let udp_timeout = flags.udp_timeout;
+        if udp_timeout.is_zero() {
+            return Err(UnusableFlag::new(
+                "udp-timeout",
+                "0s",
+                "give more than 0, as 250ms, so that answers come back",
+            ));
+        }
+        Ok(Self {
+            localhost_node_ports: flags.iptables_localhost_nodeports,
+            udp_timeout,
+        })
+    }
+
+    /// Whether it serves NodePorts on 127.0.0.1: it is asked to, and that address serves any.
+    pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
+        self.localhost_node_ports && shared.node_port_addresses.has_localhost()
+    }
+}
