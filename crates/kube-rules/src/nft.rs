@@ -5,10 +5,11 @@
 
 mod interval;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
+pub use iptables::SourcePort;
 use nftables_netlink::{
     AnonymousSet, Bytes, Comparison, Concatenation, CtKey, DataType, DynsetOperation, Element,
     Expression, FIB_DESTINATION, FIB_SOURCE, FibResult, LookupFor, Membership, MetaKey, Name,
@@ -194,10 +195,42 @@ impl Line {
         self.has_bits(meta(MetaKey::Mark, Register::FIRST), mark)
     }
 
+    /// `mark and MARK == MARK`
+    pub fn marked_whole(self, mark: u32) -> Self {
+        let masked = bitwise(number(mark), number(0));
+        let load = meta(MetaKey::Mark, Register::FIRST);
+        self.push([load, masked, compare(Comparison::Equal, number(mark))])
+    }
+
     /// `ip daddr . meta l4proto . th dport != @set`
     pub fn in_set(self, key: &[Field], sense: Sense, set: impl Into<Name>) -> Self {
         let set = SetRef::Named(set.into());
         self.load(key, 0).look_up(set, sense.membership())
+    }
+
+    /// `ip daddr . meta l4proto . th dport . ip saddr & 255.255.0.0 @set`: of the last address in the
+    /// key the first bits alone.
+    pub fn in_set_of_nets(self, key: &[Field], prefix: u8, set: impl Into<Name>) -> Self {
+        let all = match self.family {
+            IpFamily::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), prefix.min(32)),
+            IpFamily::V6 => IpNet::new_assert(Ipv6Addr::UNSPECIFIED.into(), prefix.min(128)),
+        };
+        let len = self.address_len();
+        let is_whole = all.prefix_len() == all.max_prefix_len();
+        let mut line = self.load(key, 0);
+        if let (Some(Expression::Payload { to, .. }), false) = (line.expressions.last(), is_whole) {
+            let place = *to;
+            line = line.push([Expression::Bitwise {
+                from: place,
+                to: place,
+                mask: octets(all.netmask()),
+                xor: Bytes::from_elem(0, len),
+            }]);
+        }
+        line.look_up(
+            SetRef::Named(set.into()),
+            LookupFor::Membership(Membership::In),
+        )
     }
 
     /// `ip saddr != NET`. A length of whole bytes is a shorter load.
@@ -304,11 +337,13 @@ impl Line {
         self.change_mark(u32::MAX, mark)
     }
 
-    /// `masquerade fully-random`
-    pub fn masquerade(self) -> Self {
-        self.push([Expression::Masquerade {
-            flags: FULLY_RANDOM,
-        }])
+    /// `masquerade`, `masquerade fully-random`
+    pub fn masquerade(self, port: SourcePort) -> Self {
+        let flags = match port {
+            SourcePort::Kept => 0,
+            SourcePort::Random => FULLY_RANDOM,
+        };
+        self.push([Expression::Masquerade { flags }])
     }
 
     /// `reject`
@@ -369,13 +404,13 @@ impl Line {
     }
 
     /// The address in the first register, and the port in another.
-    fn translate_to_registers(self, port: Register) -> Self {
+    fn translate_to_registers(self, port: Option<Register>) -> Self {
         let family = self.family.into();
         self.push([Expression::Nat {
             kind: NatKind::Destination,
             family,
             address: Some(Register::FIRST),
-            port: Some(port),
+            port,
             flags: 0,
         }])
     }
@@ -384,7 +419,12 @@ impl Line {
     fn translate_to_found(self, map: SetRef) -> Self {
         let port = after(self.address_len());
         self.look_up(map, LookupFor::Value(Register::FIRST))
-            .translate_to_registers(port)
+            .translate_to_registers(Some(port))
+    }
+
+    /// `dnat to ip daddr`: the destination stays as it is.
+    pub fn keep_destination(self) -> Self {
+        self.load(&[DESTINATION], 0).translate_to_registers(None)
     }
 
     /// `dnat to ADDRESS:PORT`
@@ -401,7 +441,7 @@ impl Line {
                 data: Bytes::from_slice(&to.port().to_be_bytes()),
             },
         ])
-        .translate_to_registers(port)
+        .translate_to_registers(Some(port))
     }
 
     /// `dnat ip to ip daddr . meta l4proto . th dport map @map`

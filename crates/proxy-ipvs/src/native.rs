@@ -21,8 +21,8 @@ mod text;
 mod words;
 
 pub(crate) use content::{Content, HeldChain, add_table, forbidden_key, forbidden_of, sets_of};
-pub(crate) use sets::{Place, definition, definition_of, is_of, member, place};
-pub(crate) use shim::{FORBIDDEN, everything};
+pub(crate) use sets::{FORBIDDEN, Place, definition, definition_of, is_of, member, place};
+pub(crate) use shim::everything;
 
 /// The table, in the families `ip` and `ip6`.
 pub(crate) const TABLE: &str = "kube-proxy-ipvs";

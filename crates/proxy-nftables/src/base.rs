@@ -26,7 +26,9 @@ use crate::name::{
     NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES, NODE_PORT_IPS, REJECT, SERVICE_IPS,
     SERVICE_NODE_PORTS, TABLE, is_of_service, localhost_counter,
 };
-use kube_rules::nft::{CONNECTION, DESTINATION, Field, Line, PORT, Sense, Side, address_type};
+use kube_rules::nft::{
+    CONNECTION, DESTINATION, Field, Line, PORT, Sense, Side, SourcePort, address_type,
+};
 
 const SERVICES: &str = "services";
 const MASQUERADING: &str = "masquerading";
@@ -290,12 +292,17 @@ impl Base {
     fn add_masquerading(&mut self, config: &Config) {
         self.add_nat_chains();
         let mark = config.masquerade_mark;
-        let marked = self.line().marked(mark).flip_mark(mark).masquerade().rule();
+        let marked = self
+            .line()
+            .marked(mark)
+            .flip_mark(mark)
+            .masquerade(SourcePort::Random)
+            .rule();
         let hairpin = self
             .line()
             .translated()
             .in_set(CONNECTION, Sense::Is, HAIRPIN);
-        let masquerading = vec![marked, hairpin.masquerade().rule()];
+        let masquerading = vec![marked, hairpin.masquerade(SourcePort::Random).rule()];
         self.add_chain(MASQUERADING, masquerading);
     }
 

@@ -9,8 +9,7 @@ use nftables_netlink::{
 use proxy::{IpFamily, ServiceAddress};
 
 use super::TABLE;
-use super::sets::{definition_of, is_of, member};
-use super::shim::FORBIDDEN;
+use super::sets::{FORBIDDEN, definition_of, is_of, member};
 use super::text::text;
 use super::words::address_len;
 use crate::sets::Set;

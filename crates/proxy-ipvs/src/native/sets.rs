@@ -8,12 +8,16 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use kube_rules::nft::address_type;
 use nftables_netlink::{Bytes, Concatenation, DataType, Name};
 use proxy::{IpFamily, Protocol};
 
-use super::shim::FORBIDDEN;
 use super::words::address_len;
 use crate::sets::{Member, Set, SetKind};
+
+/// The set of what this node may not open connections to: no expression asks IPVS, but what the
+/// node sends to a load-balancer address has that address as its source until IPVS takes it.
+pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
 
 /// Where a member is: the name of its set, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,16 +94,9 @@ pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_net
 
 fn made(name: Name, key: Vec<DataType>, comment: &str) -> nftables_netlink::Set {
     nftables_netlink::Set {
-        name,
-        key,
-        kind: nftables_netlink::SetKind::Set,
-        intervals: false,
-        dynamic: false,
-        timeout: None,
-        // It grows by itself.
-        size: None,
-        type_of: None,
         comment: Some(comment.into()),
+        // It grows by itself.
+        ..nftables_netlink::Set::new(name, key, nftables_netlink::SetKind::Set)
     }
 }
 
@@ -113,13 +110,6 @@ fn types(set: Set, family: IpFamily) -> Vec<DataType> {
             vec![address, protocol, port, address]
         }
         SetKind::Port => vec![port],
-    }
-}
-
-fn address_type(family: IpFamily) -> DataType {
-    match family {
-        IpFamily::V4 => DataType::Ipv4Addr,
-        IpFamily::V6 => DataType::Ipv6Addr,
     }
 }
 

@@ -22,25 +22,20 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use iptables::SourcePort;
-use nftables_netlink::{
-    Activity, BaseChain, ChainKind, Comparison, Hook, Membership, Name, Policy, Rule, Verdict,
-};
+use kube_rules::nft::Sense;
+use nftables_netlink::{Activity, BaseChain, ChainKind, Hook, Name, Policy, Rule, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
 use super::content::{Content, HeldChain};
-use super::sets::prefix_set;
+use super::sets::{FORBIDDEN, prefix_set};
 use super::words::{
-    BY_SOURCE, Clause, FROM_TO, Field, TO, TO_FROM, flip_mark, further_port_in_set, in_set,
-    in_set_by_prefix, keep_destination, marked, masquerade, new_flow, not_interface,
-    not_interface_prefix, port_in_set, reject, set_mark, source, to_local, verdict,
+    BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, flip_mark, in_set, in_set_by_prefix,
+    keep_destination, marked, masquerade, new_flow, not_local, port_in_set, port_not_in_set,
+    reject, set_mark, source, to_local, verdict,
 };
 use crate::config::Config;
 use crate::rules::{Shim, loopback};
 use crate::sets::Set;
-
-/// The set of what this node may not open connections to: no expression asks IPVS, but what the
-/// node sends to a load-balancer address has that address as its source until IPVS takes it.
-pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
 
 const LOAD_BALANCER: &str = "KUBE-LOAD-BALANCER";
 const NODE_PORT: &str = "KUBE-NODE-PORT";
@@ -115,11 +110,11 @@ impl Shim {
 
     /// The packet goes to a member of a set.
     fn packet_to(&self, set: Set) -> Clause {
-        in_set(self.family, TO, self.set_name(set), Membership::In)
+        in_set(self.family, TO, self.set_name(set), Sense::Is)
     }
 
     fn packet_not_to(&self, set: Set) -> Clause {
-        in_set(self.family, TO, self.set_name(set), Membership::NotIn)
+        in_set(self.family, TO, self.set_name(set), Sense::IsNot)
     }
 
     /// Marks what has to be masqueraded, and keeps what goes to a service address from others'
@@ -152,7 +147,7 @@ impl Shim {
         }
         // What comes in from such an address has been here on its way out.
         if way == Way::Out && !rules.is_empty() {
-            let from = source(self.family, Comparison::Equal, &loopback(self.family));
+            let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
             rules.insert(0, rule([from, verdict(Verdict::Return)], why));
         }
@@ -168,19 +163,15 @@ impl Shim {
             LocalDetector::None if way == Way::In => return None,
             LocalDetector::None => {
                 let name = self.set_name(Set::ClusterIp);
-                let by_source = in_set(self.family, BY_SOURCE, name, Membership::In);
+                let by_source = in_set(self.family, BY_SOURCE, name, Sense::Is);
                 (Vec::new(), by_source)
             }
             // Everything is.
             LocalDetector::SourceNet(net) if net.prefix_len() == 0 => return None,
-            LocalDetector::SourceNet(net) => {
-                (source(self.family, Comparison::NotEqual, net), all())
-            }
             LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == Way::Out => {
                 (Vec::new(), all())
             }
-            LocalDetector::Bridge(name) => (not_interface(name), all()),
-            LocalDetector::InterfacePrefix(prefix) => (not_interface_prefix(prefix), all()),
+            detector => (not_local(self.family, detector), all()),
         };
         let mark = set_mark(config.masquerade_mark);
         Some(rule([from, to, mark], Set::ClusterIp.comment()))
@@ -218,8 +209,8 @@ impl Shim {
             let (served, not_pinned) = match protocol {
                 Protocol::Sctp => (self.packet_to(set), self.packet_not_to(local)),
                 Protocol::Tcp | Protocol::Udp => (
-                    port_in_set(protocol, self.set_name(set), Membership::In),
-                    further_port_in_set(self.set_name(local), Membership::NotIn),
+                    port_in_set(protocol, self.set_name(set)),
+                    port_not_in_set(self.set_name(local)),
                 ),
             };
             let not_pinned = if self.has(local) {
@@ -238,7 +229,7 @@ impl Shim {
         let mut rules = Vec::new();
         if self.has(Set::LoopBack) {
             let name = self.set_name(Set::LoopBack);
-            let itself = in_set(self.family, TO_FROM, name, Membership::In);
+            let itself = in_set(self.family, TO_FROM, name, Sense::Is);
             let masquerade = masquerade(SourcePort::Kept);
             rules.push(rule([itself, masquerade], Set::LoopBack.comment()));
         }
@@ -281,7 +272,7 @@ impl Shim {
             .collect();
         let own = Set::LoadBalancerSourceIp;
         if self.has(own) {
-            let allowed = in_set(self.family, TO_FROM, self.set_name(own), Membership::In);
+            let allowed = in_set(self.family, TO_FROM, self.set_name(own), Sense::Is);
             rules.push(rule([allowed, verdict(Verdict::Return)], own.comment()));
         }
         rules.push(rule(
@@ -296,7 +287,7 @@ impl Shim {
             return Vec::new();
         }
         let name = self.set_name(Set::IpvsIps);
-        let to_service = in_set(self.family, &[Field::Destination], name, Membership::In);
+        let to_service = address_in_set(self.family, name);
         let to_chain = verdict(Verdict::Goto(ACCESS.into()));
         vec![rule(
             [new_flow(), to_service, to_chain],
@@ -329,7 +320,7 @@ impl Shim {
         if self.has(checks) {
             // As a set of ports of iptables' match: of these protocols alone.
             rules.extend([Protocol::Tcp, Protocol::Udp].map(|protocol| {
-                let to_port = port_in_set(protocol, self.set_name(checks), Membership::In);
+                let to_port = port_in_set(protocol, self.set_name(checks));
                 rule([to_port, verdict(Verdict::Return)], checks.comment())
             }));
         }
@@ -341,7 +332,7 @@ impl Shim {
         if self.forbidden_to_node.is_empty() {
             return Vec::new();
         }
-        let from_itself = in_set(self.family, FROM_TO, FORBIDDEN.into(), Membership::In);
+        let from_itself = in_set(self.family, FROM_TO, FORBIDDEN.into(), Sense::Is);
         vec![rule(
             [from_itself, verdict(Verdict::Drop)],
             "source ranges leave this node out",
