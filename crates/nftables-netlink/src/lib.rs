@@ -31,6 +31,7 @@ mod own;
 mod probe;
 mod read;
 mod subscription;
+pub mod text;
 mod transaction;
 mod user_data;
 mod value;

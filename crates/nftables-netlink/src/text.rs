@@ -1,22 +1,27 @@
 //! Rules and elements as `nft` 1.0.6 lists them; what has no words here stands with its kernel's name.
 
+mod constant;
+mod members;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use nftables_netlink::{
-    AnonymousSet, Comparison, DynsetOperation, Element, Expression, Family, LookupFor, Membership,
-    NatKind, NumGenKind, PayloadBase, Register, Rule, SetRef,
+use crate::expression::{
+    Comparison, DynsetOperation, Expression, LookupFor, Membership, NatKind, NumGenKind,
+    PayloadBase, Rule, SetRef,
 };
+use crate::object::{AnonymousSet, Element};
+use crate::value::{Family, Register};
+use constant::Kind;
 
-use super::constant::{self, Kind};
-use super::members;
+pub use members::element;
 
 /// Of anonymous sets with more elements than this, only what was found is shown.
 const SHOWN: usize = 8;
 
 /// A rule as it is listed. Of what it has found in sets of its own, `found` says which expression
 /// has found what.
-pub(super) fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
+pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     let mut reader = Reader {
         family,
         found,

@@ -21,18 +21,15 @@
 //! `security` of ip and ip6, where they have its chains). Their rules are in its own language
 //! ([`Nft::left_to_iptables`]).
 
-mod constant;
 mod evaluate;
 mod expressions;
 mod fields;
 mod held;
-mod members;
 mod reader;
 mod registers;
 mod run;
 mod say;
 mod sets;
-mod text;
 mod translate;
 
 #[cfg(test)]
@@ -42,7 +39,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 
 use inet::IpFamily;
-use nftables_netlink::{Activity, Error, Family, Hooked, Name, Rule};
+use nftables_netlink::{Activity, Error, Family, Hooked, Name};
 
 pub use held::Held;
 pub use reader::{At, Reader};
@@ -212,11 +209,6 @@ impl<R: Reader> Ruleset for Nft<R> {
             }
         }
     }
-}
-
-/// A rule as `nft` lists it; of long maps that belong to it, not all.
-pub fn listed(family: Family, rule: &Rule) -> String {
-    text::rule(family, rule, &[])
 }
 
 /// As `nft` writes it.

@@ -17,7 +17,6 @@ use crate::sets::Set;
 mod content;
 mod sets;
 mod shim;
-mod text;
 mod words;
 
 pub(crate) use content::{Content, HeldChain, add_table, forbidden_key, forbidden_of, sets_of};

@@ -2,9 +2,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use nftables_netlink::{
-    Comparison, CtKey, DataType, Direction, FIB_SOURCE, Family, FibResult, MetaKey, TupleKey,
-};
+use crate::expression::{Comparison, CtKey, Direction, FIB_SOURCE, FibResult, MetaKey, TupleKey};
+use crate::value::{DataType, Family};
 
 /// How a value is written.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,16 +1,11 @@
 //! Elements of sets and maps as `nft` lists them.
 
-use nftables_netlink::{AnonymousSet, DataType, Element, ElementData, SetKind, Verdict};
-
 use super::constant::Kind;
+use crate::object::{AnonymousSet, Element, ElementData, SetKind};
+use crate::value::{DataType, Verdict};
 
 /// An element. `end` is what comes behind the last of its range, in a set of ranges.
-pub(super) fn element(
-    key: &[DataType],
-    kind: &SetKind,
-    element: &Element,
-    end: Option<&[u8]>,
-) -> String {
+pub fn element(key: &[DataType], kind: &SetKind, element: &Element, end: Option<&[u8]>) -> String {
     let mut text = if element.key.is_empty() {
         "*".to_owned()
     } else {

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use nftables_netlink::{
     Bytes, CtKey, DynsetOperation, Element, ElementData, Error, Expression, LookupFor, Membership,
-    MetaKey, Register, Rule, SetRef,
+    MetaKey, Register, Rule, SetRef, text,
 };
 
 use super::fields::Fields;
-use super::members;
 use super::reader::{At, Reader};
 use super::registers::{self, Registers};
 use super::run::{Did, Done, Evaluation, Run, Stop};
@@ -320,7 +319,7 @@ impl Run {
                 None
             };
             let end = end.as_ref().map(|end| &*end.key);
-            let text = members::element(&set.key, &set.kind, &found, end);
+            let text = text::element(&set.key, &set.kind, &found, end);
             self.members.push(format!("{} {text}", set.name));
         }
         Ok(Some(found))

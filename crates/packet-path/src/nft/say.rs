@@ -4,11 +4,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use inet::IpFamily;
-use nftables_netlink::{Expression, FoundRule, Rule, Verdict};
+use nftables_netlink::{Expression, FoundRule, Rule, Verdict, text};
 
 use super::reader::At;
 use super::run::{Did, Run};
-use super::text;
 use crate::branch::{Counters, End, Step};
 use crate::packet::SourceNat;
 

@@ -3,7 +3,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use nftables_netlink::{
     BaseChain, Bytes, Chain, ChainKind, Comparison, Concatenation, CtKey, DataType,
     DynsetOperation, Element, Expression, FibResult, LookupFor, Membership, MetaKey, NatKind,
-    NumGenKind, PayloadBase, Policy, Register, Set, SetKind, SetRef, Verdict,
+    NumGenKind, PayloadBase, Policy, Register, Rule, Set, SetKind, SetRef, Verdict,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use nftables_netlink::{Family, Nftables};
-use packet_path::nft;
+use nftables_netlink::{Family, Nftables, text};
 
 use crate::golden;
 use crate::node;
@@ -30,7 +29,11 @@ fn ours(nftables: &mut Nftables) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for table in nftables.tables(None).unwrap() {
         let rules = nftables.rules(table.family, &table.name).unwrap();
-        found.extend(rules.iter().map(|of| nft::listed(table.family, &of.rule)));
+        found.extend(
+            rules
+                .iter()
+                .map(|of| text::rule(table.family, &of.rule, &[])),
+        );
     }
     found
 }
@@ -68,5 +71,5 @@ fn rules_are_told_as_nft_lists_them() {
 
 #[test]
 fn families_have_their_names() {
-    assert_eq!(nft::family_name(Family::Inet), "inet");
+    assert_eq!(packet_path::nft::family_name(Family::Inet), "inet");
 }

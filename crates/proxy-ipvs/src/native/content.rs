@@ -3,14 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use nftables_netlink::{
-    Activity, BaseChain, Bytes, Chain, Change, Concatenation, Element, Expression, Name, Rule,
-    SetRef, Table,
+    Activity, BaseChain, Bytes, Chain, Change, Concatenation, Element, Expression, Family, Name,
+    Rule, SetRef, Table, text,
 };
 use proxy::{IpFamily, ServiceAddress};
 
 use super::TABLE;
 use super::sets::{FORBIDDEN, definition_of, is_of, member};
-use super::text::text;
 use super::words::address_len;
 use crate::sets::Set;
 
@@ -143,7 +142,8 @@ impl Content {
         let chains = self.chains.iter().flat_map(|(name, chain)| {
             let declared = format!("chain {name}");
             let rules = chain.rules.iter();
-            let rules = rules.map(move |rule| format!("{name}: {}", text(rule)));
+            let rules = rules
+                .map(move |rule| format!("{name}: {}", text::rule(family_of(rule), rule, &[])));
             [declared].into_iter().chain(rules)
         });
         let forbidden = self.forbidden.iter();
@@ -163,6 +163,16 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
         } => Some(name),
         _ => None,
     })
+}
+
+/// The family by which the text of a rule is: only the code of a reject is another in each.
+fn family_of(rule: &Rule) -> Family {
+    let unreachable = Expression::Reject { kind: 0, code: 4 };
+    if rule.expressions.contains(&unreachable) {
+        Family::Ip6
+    } else {
+        Family::Ip
+    }
 }
 
 /// The key of one of [`FORBIDDEN`].
