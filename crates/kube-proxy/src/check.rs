@@ -40,7 +40,7 @@ use anyhow::Result;
 use modes::footprints;
 use view::shown;
 
-use crate::options::Options;
+use crate::config::options::Options;
 use answer::Answer;
 use asked::{Asked, Output, Question};
 use diff::Colour;

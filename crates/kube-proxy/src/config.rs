@@ -13,8 +13,11 @@
 //! What is not here: other versions of the format, and the merging of several files. Neither exists
 //! upstream.
 
+pub mod command_line;
 pub mod configz;
 mod file;
+pub mod follow;
+pub mod options;
 mod prepared;
 mod reload;
 mod settings;

@@ -9,7 +9,10 @@
 //! Nothing here waits for the kernel. What is told of a Service is told once all of it is in the
 //! kernel, whatever else is not.
 
+pub(crate) mod conntrack;
 mod late;
+pub(crate) mod report;
+pub(crate) mod story;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -26,15 +29,15 @@ use proxy::{
 };
 use service_counters::Counters;
 
-use crate::conntrack::StaleFlows;
+use crate::config::options::Options;
 use crate::events::Recorder;
+use crate::family::conntrack::StaleFlows;
+use crate::family::report::Reporter;
+use crate::family::story::Story;
 use crate::health::Health;
-use crate::health_check::{Answering, HealthChecks};
+use crate::health::health_check::{Answering, HealthChecks};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
-use crate::options::Options;
-use crate::report::Reporter;
-use crate::story::Story;
 use late::Late;
 
 /// How many changes that are not in the kernel yet are measured, should it not be writable for

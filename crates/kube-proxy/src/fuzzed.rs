@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use flags::nets::nets;
 use modes::footprints;
 
-use crate::{check, command_line, config, logging, metrics};
+use crate::{check, config, logging, metrics};
+
+use crate::config::command_line;
 
 /// A configuration file, and what it means.
 pub fn configuration(bytes: &[u8]) {

@@ -3,13 +3,17 @@
 //!
 //! The loop writes it, the servers that tell others read it. Time is passed in.
 
+pub(crate) mod health_check;
+pub(crate) mod healthz;
+pub(crate) mod pulse;
+
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use proxy::{IpFamily, Standing};
 
-use crate::pulse::Pulse;
+use crate::health::pulse::Pulse;
 
 /// For how many sync periods nothing that is pending may get into the kernel, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;

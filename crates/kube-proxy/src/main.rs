@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use kube_proxy::check::CANNOT_SAY;
-use kube_proxy::command_line::{self, Command, Completed};
-use kube_proxy::follow::{keep_prepared, keeps_prepared};
-use kube_proxy::options::Options;
-use kube_proxy::{
-    capabilities, check, cleanup, config, descriptors, follow, iptables, logging, memory, panics,
-    run,
-};
+use kube_proxy::config::command_line::{self, Command, Completed};
+use kube_proxy::config::follow;
+use kube_proxy::config::follow::{keep_prepared, keeps_prepared};
+use kube_proxy::config::options::Options;
+use kube_proxy::process::{capabilities, descriptors, iptables, memory, panics};
+use kube_proxy::run::cleanup;
+use kube_proxy::{check, config, logging, run};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, warn};
 

@@ -36,7 +36,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use proxy::{Changes, Drift, Fate, IpFamily, Model, NodePorts, Report, Standing, Subject};
 
-use crate::version::{COMMIT, OWN_VERSION};
+use crate::process::version::{COMMIT, OWN_VERSION};
 use draining::Draining;
 use labels::{
     Build, OfCheck, OfCheckStatus, OfCode, OfFeature, OfKind, OfPolicy, OfRequest, OfStability,
@@ -71,8 +71,8 @@ pub struct Metrics {
     slis: Arc<Registry>,
     check_result: Family<OfCheck, Gauge>,
     check_results: Family<OfCheckStatus, Counter>,
-    pub(crate) vanished: crate::vanished::Counts,
-    pub(crate) contested: crate::external_addresses::Counts,
+    pub(crate) vanished: crate::node::vanished::Counts,
+    pub(crate) contested: crate::node::external_addresses::Counts,
     drifted: Family<OfKind, Counter>,
     writes: Family<OfWrite, Counter>,
     programming_duration: Family<OfFamily, Histogram, Buckets>,
@@ -121,8 +121,8 @@ impl Metrics {
             slis: Arc::default(),
             check_result: Family::default(),
             check_results: Family::default(),
-            vanished: crate::vanished::counts(),
-            contested: crate::external_addresses::counts(),
+            vanished: crate::node::vanished::counts(),
+            contested: crate::node::external_addresses::counts(),
             drifted: Family::default(),
             writes: Family::default(),
             programming_duration: Family::new_with_constructor(Buckets::Programming),

@@ -5,8 +5,10 @@
 //!   open the kernel, sysctls, servers ──────┴─▶ Daemon: its loop ─▶ end
 //! ```
 
+pub mod cleanup;
 mod daemon;
 mod end;
+pub(crate) mod gather;
 mod identity;
 mod observed;
 mod renew;
@@ -30,14 +32,14 @@ use proxy::Model;
 use tokio::sync::{mpsc, oneshot};
 use tracing::info;
 
-use crate::addresses::AddressChanges;
-use crate::command_line;
+use crate::config::command_line;
+use crate::config::options::Options;
 use crate::events::{Event, Recorder};
-use crate::gather::gather;
-use crate::kernel_settings::{Step, settle};
 use crate::metrics::rest_client::CountRequests;
-use crate::one_family;
-use crate::options::Options;
+use crate::node::addresses::AddressChanges;
+use crate::node::kernel_settings::{Step, settle};
+use crate::node::one_family;
+use crate::run::gather::gather;
 use daemon::{Daemon, Ended};
 use observed::Observed;
 pub use stop::Stop;

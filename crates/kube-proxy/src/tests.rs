@@ -5,8 +5,8 @@ pub(crate) mod scripted;
 
 use std::ffi::OsString;
 
-use crate::command_line::{Command, parse};
-use crate::options::Options;
+use crate::config::command_line::{Command, parse};
+use crate::config::options::Options;
 
 /// The options of `node1` in IPVS mode, with further flags.
 pub(crate) fn options(arguments: &[&str]) -> Options {

@@ -2,8 +2,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use kube_proxy::command_line::{self, Command};
-use kube_proxy::options::Options;
+use kube_proxy::config::command_line::{self, Command};
+use kube_proxy::config::options::Options;
 use serde_json::{Value, json};
 
 use crate::{build, check, differences, merge, read};

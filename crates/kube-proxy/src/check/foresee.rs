@@ -16,10 +16,9 @@ use source::{ApiServerAddress, Way};
 
 use super::CANNOT_SAY;
 use super::names::Names;
-use crate::external_addresses;
-use crate::gather::gather;
-use crate::kernel_settings;
-use crate::options::Options;
+use crate::config::options::Options;
+use crate::node::{external_addresses, kernel_settings};
+use crate::run::gather::gather;
 
 /// How long the first lists may take.
 const FIRST_LISTS_PATIENCE: Duration = Duration::from_mins(1);

@@ -34,8 +34,8 @@ use rustix::fs::Access as Right;
 use super::finding::{Finding, Status};
 use super::foresee::Foreseen;
 use super::names::Names;
-use crate::options::Options;
-use crate::{kernel_settings, one_family};
+use crate::config::options::Options;
+use crate::node::{kernel_settings, one_family};
 
 /// Where the kernel's files are.
 const ROOT: &str = "/";

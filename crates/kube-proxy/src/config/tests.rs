@@ -10,11 +10,11 @@ use proxy::{ExternalIps, NodePortAddresses};
 use source::{Api, Settings};
 
 use super::*;
-use crate::command_line::{self, Command};
+use crate::config::command_line::{self, Command};
 use crate::config::configz::Configz;
-use crate::follow::watch::changed;
+use crate::config::follow::watch::changed;
+use crate::config::options::Options;
 use crate::logging::settings::LogFormat;
-use crate::options::Options;
 
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";

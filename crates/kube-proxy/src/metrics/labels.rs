@@ -6,7 +6,7 @@ use proxy::{Fate, IpFamily, Subject};
 use flags::version::KUBERNETES;
 use modes::metrics::{OfFamily, of};
 
-use crate::version::COMMIT;
+use crate::process::version::COMMIT;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OfKind {

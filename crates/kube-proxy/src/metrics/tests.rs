@@ -8,7 +8,7 @@ use proxy::{
 
 use super::local_endpoints::NoLocalEndpoints;
 use super::*;
-use crate::command_line::{self, Command};
+use crate::config::command_line::{self, Command};
 
 /// What Kubernetes 1.36.2 registers for a kube-proxy in IPVS mode and this program tells, with kinds,
 /// labels and help. From its metrics reference, and client_golang's process collector.

@@ -35,14 +35,15 @@ use tracing::{error, info};
 use super::observed::Observed;
 use super::renewal::{Modes, Renewal};
 use super::stop::Stop;
-use crate::addresses::AddressChanges;
+use crate::config::options::Options;
 use crate::events::Recorder;
-use crate::external_addresses::ExternalAddresses;
 use crate::family::Family;
-use crate::gather::drain;
-use crate::health_check::Answering;
-use crate::options::Options;
-use crate::{memory, one_family, vanished};
+use crate::health::health_check::Answering;
+use crate::node::addresses::AddressChanges;
+use crate::node::external_addresses::ExternalAddresses;
+use crate::node::{one_family, vanished};
+use crate::process::memory;
+use crate::run::gather::drain;
 
 /// How long after what takes much memory for a while: it is to be over.
 const TRIM_DELAY: Duration = Duration::from_secs(1);

@@ -9,8 +9,8 @@ use proxy::IpFamily;
 use source::Settings;
 use tracing::info;
 
-use crate::options::Options;
-use crate::version;
+use crate::config::options::Options;
+use crate::process::version;
 
 /// Tells it. `from` is the source, if it could be opened, and `uses` what the mode is made of here,
 /// if its kernel could be.

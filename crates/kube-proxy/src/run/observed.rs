@@ -13,16 +13,16 @@ use service_counters::Apart;
 use tokio::sync::mpsc;
 
 use crate::config::configz::Configz;
+use crate::config::options::Options;
+use crate::config::options::object_source::OwnNode;
 use crate::events::{Event, Recorder};
 use crate::health::Health;
-use crate::healthz::{self, Status};
-use crate::memory;
+use crate::health::healthz::{self, Status};
 use crate::metrics::Metrics;
 use crate::metrics::services::ServiceMetrics;
-use crate::options::Options;
-use crate::options::object_source::OwnNode;
+use crate::process::memory;
+use crate::process::version::OWN_VERSION;
 use crate::serve::pages::{self, Api, Pages};
-use crate::version::OWN_VERSION;
 
 /// What the servers tell.
 pub(super) struct Observed {

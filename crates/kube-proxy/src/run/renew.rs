@@ -13,8 +13,9 @@ use tracing::{error, info};
 
 use super::daemon::Daemon;
 use super::renewal::{Modes, Prepared};
-use crate::options::Options;
-use crate::{logging, memory};
+use crate::config::options::Options;
+use crate::logging;
+use crate::process::memory;
 
 impl Daemon {
     /// Takes over the Node's pod networks where they say which traffic is local

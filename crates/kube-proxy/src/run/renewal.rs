@@ -17,8 +17,8 @@ use modes::definition::Opened;
 use modes::open::open;
 use tokio::task::JoinHandle;
 
-use crate::kernel_settings::{Step, settle};
-use crate::options::Options;
+use crate::config::options::Options;
+use crate::node::kernel_settings::{Step, settle};
 
 /// The first delay after a failure; it doubles with each further one, up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);

@@ -19,7 +19,7 @@ use http_server::{Answer, answer, text};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::version::OWN_VERSION;
+use crate::process::version::OWN_VERSION;
 
 const COMPONENT: &str = "kube-proxy";
 const GROUP: &str = "config.k8s.io";

@@ -12,7 +12,7 @@ use modes::sysctls;
 
 use super::options;
 use crate::config;
-use crate::options::Options;
+use crate::config::options::Options;
 
 fn definitions() -> impl Iterator<Item = &'static dyn Definition> {
     ProxyMode::ALL.into_iter().map(ProxyMode::definition)

@@ -5,10 +5,10 @@ use inspect::About;
 use service_counters::Apart;
 
 use super::*;
-use crate::command_line::{self, Command};
+use crate::config::command_line::{self, Command};
+use crate::config::options::object_source::OwnNode;
 use crate::health::Health;
-use crate::healthz::Status;
-use crate::options::object_source::OwnNode;
+use crate::health::healthz::Status;
 
 fn server() -> Server {
     server_with(&["--proxy-mode=ipvs"])

@@ -29,8 +29,8 @@ use flags::unusable::UnusableFlag;
 use crate::check::asked::{Asked, Question};
 use crate::config::{self, Configuration, ConfigurationError, Given, Waiting};
 
-use crate::options::Options;
-use crate::version;
+use crate::config::options::Options;
+use crate::process::version;
 
 use arguments::{Leading, normalised, take_question};
 pub use daemons::{Completed, completed};

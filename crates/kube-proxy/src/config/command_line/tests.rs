@@ -16,10 +16,10 @@ use source::{Api, ContentType, Lists, Settings};
 
 use super::*;
 use crate::check::asked::Output;
+use crate::config::options::Said;
+use crate::config::options::process::Process;
 use crate::logging::settings::LogFormat;
 use crate::metrics::services::settings::Detail;
-use crate::options::Said;
-use crate::options::process::Process;
 use crate::{logging, metrics, serve};
 
 fn options(line: &str) -> Options {

@@ -7,8 +7,8 @@ use ::cleanup::Cleanup;
 use anyhow::Result;
 use modes::footprints;
 
-use crate::kernel_settings;
-use crate::options::Options;
+use crate::config::options::Options;
+use crate::node::kernel_settings;
 
 /// Takes away all that any mode leaves in the kernel, in both IP families. Prints what was removed;
 /// what is left, with the next step, goes to standard error, and makes the exit status 1. Kernel

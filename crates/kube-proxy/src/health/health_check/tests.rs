@@ -36,8 +36,8 @@ struct World {
 impl World {
     async fn new(line: &str) -> Self {
         let line = format!("kube-proxy --hostname-override=node1 {line}");
-        let Ok(crate::command_line::Command::Run(options)) =
-            crate::command_line::parse(line.split_whitespace())
+        let Ok(crate::config::command_line::Command::Run(options)) =
+            crate::config::command_line::parse(line.split_whitespace())
         else {
             panic!("{line}");
         };

@@ -50,7 +50,7 @@ mod tests {
             sleep(Duration::from_mins(1));
             return;
         }
-        let name = "panics::tests::a_panic_on_a_kernel_thread_ends_the_process";
+        let name = "process::panics::tests::a_panic_on_a_kernel_thread_ends_the_process";
         let ended = Command::new(current_exe().unwrap())
             .args(["--exact", name, "--nocapture"])
             .env(PANICS, "1")

@@ -25,8 +25,8 @@ use modes::sysctl;
 use proxy::{AddressRules, ExternalIps};
 use tracing::{info, warn};
 
-use crate::config::Configuration;
-use crate::{command_line, logging, serve};
+use crate::config::{Configuration, command_line};
+use crate::{logging, serve};
 use process::Process;
 
 /// What is meant.

@@ -9,10 +9,10 @@ use std::path::Path;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
-use crate::command_line::{self, Command, CommandLineError};
+use crate::config::command_line::{self, Command, CommandLineError};
+use crate::config::options::Options;
 use crate::config::{self, Waiting};
 use crate::events::{Event, Recorder};
-use crate::options::Options;
 
 /// Sends on what the configuration file says anew, and says what of it waits for a new start.
 pub async fn follow(

@@ -22,9 +22,9 @@ use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Kind, Model};
 use serde::Serialize;
 
+use crate::config::options::object_source::OwnNode;
 use crate::health::{Health, Progress};
 use crate::metrics::Metrics;
-use crate::options::object_source::OwnNode;
 
 /// For the log.
 pub(crate) const PURPOSE: Purpose = Purpose {
@@ -285,7 +285,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::pulse::HUNG_AFTER;
+    use crate::health::pulse::HUNG_AFTER;
 
     const PERIOD: Duration = Duration::from_secs(30);
 

@@ -22,7 +22,7 @@ use modes::sysctl::error::{SysctlError, SysctlErrors};
 use modes::sysctl::machine::Machine;
 use modes::sysctl::row::{Need, Wanted};
 
-use crate::options::Options;
+use crate::config::options::Options;
 
 /// Where the kernel's files are.
 const ROOT: &str = "/";

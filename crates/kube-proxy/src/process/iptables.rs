@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Context as _, Error};
 use iptables::{Backend, Iptables};
 
-use crate::capabilities;
+use crate::process::capabilities;
 
 /// Becomes iptables if the first of `arguments`, the name this was called by, is one of iptables'
 /// names; returns only if it is none, or with the reason why that failed.

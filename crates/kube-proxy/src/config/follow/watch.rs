@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use crate::config::Configuration;
-use crate::options::Options;
+use crate::config::options::Options;
 
 /// Quiet time after a change before the file is read: one save is several changes.
 const SETTLE_TIME: Duration = Duration::from_millis(200);

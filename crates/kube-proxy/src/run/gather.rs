@@ -9,7 +9,7 @@ use tokio::task::{unconstrained, yield_now};
 use tokio::time::{sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::options::object_source::{OwnNode, SideKinds};
+use crate::config::options::object_source::{OwnNode, SideKinds};
 
 /// How many queued events are taken in before the kernel is written, so that a flood cannot put
 /// that off for ever.

@@ -1,0 +1,9 @@
+//! This process: its capabilities, descriptors, memory, panics, version, and the iptables programs that
+//! it stands in for.
+
+pub mod capabilities;
+pub mod descriptors;
+pub mod iptables;
+pub mod memory;
+pub mod panics;
+pub mod version;
