@@ -10,10 +10,9 @@ use hashbrown::{HashMap, HashSet};
 use proxy::{Protocol, ServiceAddress, Target};
 
 use crate::plan::Op;
-use crate::planner::{may_lower, sorted};
 use crate::server::{RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
-use crate::tables::Tables;
+use crate::tables::{Tables, sorted};
 
 /// The sets that exempt packets from masquerading, where all endpoints are on this node.
 pub(crate) const EXEMPT: [Set; 4] = [
@@ -96,7 +95,7 @@ pub(crate) fn still_served(tables: &Tables) -> HashSet<(Protocol, Target)> {
     let endpoints = wanted.flat_map(|(key, at)| {
         let actual = tables.servers.actual(key).into_iter();
         let all = actual.flat_map(|actual| actual.destinations.iter());
-        let may_be_served = |real: &RealServer| real.weight > 0 || !may_lower(tables, key);
+        let may_be_served = |real: &RealServer| real.weight > 0 || !tables.may_lower(key);
         let served = all.filter(may_be_served);
         served.map(move |real| (at.protocol, real.target))
     });

@@ -38,7 +38,7 @@ use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};
-use crate::tables::{SET_SIZE, Tables};
+use crate::tables::{SET_SIZE, Tables, sorted};
 
 /// How many writes a plan has: it ends at the virtual server with which it has as many, and has no
 /// more of any one; another plan follows. At 10,000 Services with 50 endpoints each, the first sync
@@ -347,7 +347,7 @@ fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
         return tables.foreign.may_be_tried(key);
     };
     let mut wanted_ones = wanted.destinations.iter();
-    let may_lower = may_lower(tables, key);
+    let may_lower = tables.may_lower(key);
     actual.properties != wanted.properties
         || wanted_ones.any(|real| match actual.destination(real.target) {
             Some(there) => there != real && (may_lower || !is_lowered(there, real)),
@@ -357,12 +357,6 @@ fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
 
 fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
-}
-
-/// Whether weights may go down: where an answer was lost, what is raised for them may not be there
-/// any more.
-pub(crate) fn may_lower(tables: &Tables, key: &VirtualServerKey) -> bool {
-    !tables.uncertain.contains(key)
 }
 
 /// What comes is made before weights go down, so that there is a destination at all times.
@@ -404,7 +398,7 @@ fn make_server(
             return;
         }
     }
-    if may_lower(tables, &key) {
+    if tables.may_lower(&key) {
         ops.extend(lowered);
     }
     if let Some(actual) = actual.filter(|actual| goes_on_without(tables, &key, actual, wanted, of))
@@ -805,12 +799,6 @@ where
     V: Clone + Eq,
 {
     table.owner(key).map_or(Rank::Other, |owner| owner.rank)
-}
-
-pub(crate) fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
-    let mut keys: Vec<T> = keys.copied().collect();
-    keys.sort_unstable();
-    keys
 }
 
 #[cfg(test)]

@@ -143,6 +143,12 @@ impl Tables {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
+    /// True if the weights of a virtual server may go down: where an answer was lost, what is raised
+    /// for them may not be there any more.
+    pub(crate) fn may_lower(&self, key: &VirtualServerKey) -> bool {
+        !self.uncertain.contains(key)
+    }
+
     /// Whether the chains that the shim is going to fill lead into those of another mode. Where the
     /// shim is in nftables, rules of iptables and tables of nftables are another's, and come behind
     /// it: what it keeps from being translated, they do not serve any more.
@@ -177,4 +183,11 @@ impl Tables {
             }
         }
     }
+}
+
+/// Returns keys in order.
+pub(crate) fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
+    let mut keys: Vec<T> = keys.copied().collect();
+    keys.sort_unstable();
+    keys
 }
