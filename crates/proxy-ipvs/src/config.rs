@@ -20,6 +20,13 @@ pub enum ShimStyle {
     Nftables,
 }
 
+impl ShimStyle {
+    /// True if sets and rules are in one table of nf_tables.
+    pub fn is_native(self) -> bool {
+        self == Self::Nftables
+    }
+}
+
 /// `--ipvs-vip-mode`: in which form `kube-ipvs0` holds the service addresses. Either makes them
 /// local to the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

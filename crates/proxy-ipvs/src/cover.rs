@@ -8,8 +8,8 @@ use proxy::IpFamily;
 
 use crate::claims::Claims;
 use crate::config::Config;
-use crate::rules::Shim;
 use crate::sets::Set;
+use crate::shim::Shim;
 use crate::tables::Tables;
 
 /// How long virtual servers of cluster IPs wait for the rules while there are none at all.

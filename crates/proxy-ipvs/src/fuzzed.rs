@@ -9,8 +9,9 @@ use nftables_netlink::fuzzed::pieces;
 use proxy::IpFamily;
 
 use crate::leftovers::beside_the_shim;
-use crate::native::{Content, HeldChain, forbidden_of, is_of, member, names};
+use crate::native::{Content, HeldChain, forbidden_of, is_of, member};
 use crate::rules::Rules;
+use crate::shim::native::names;
 
 /// What `iptables-save` prints: the shim, and what these modes have left beside it.
 pub fn saved(bytes: &[u8], modes: Footprints) {

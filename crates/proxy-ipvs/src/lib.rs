@@ -43,6 +43,7 @@ mod rules;
 mod schedulers;
 mod server;
 mod sets;
+mod shim;
 mod shown;
 mod tables;
 mod takeover;
@@ -54,7 +55,6 @@ pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
 pub use kinds::IpvsKinds;
 pub use leftovers::{Leftovers, Place, beside_the_shim};
-pub use native::names as native_names;
 pub use netlink::{
     Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, SetInTheWay, check_ipset,
     check_nftables, foresee_scheduler, prepare, probe, probe_nftables, probe_scheduler,
@@ -62,6 +62,8 @@ pub use netlink::{
 pub use part::{Lane, Part};
 pub use plan::{Fault, Op, Outcome, Plan};
 pub use proxier::{Ipvs, Lanes, Proxier};
-pub use rules::{Rules, Shim, Table};
+pub use rules::{Rules, Table};
 pub use server::{Destinations, Properties, RealServer, VirtualServer, VirtualServerKey};
 pub use sets::{Member, Set, SetKind};
+pub use shim::Shim;
+pub use shim::native::names as native_names;

@@ -20,8 +20,10 @@
 
 mod addresses;
 mod carrier;
+mod error;
 mod former;
 mod native;
+mod open;
 mod probe;
 mod reason;
 mod scheduler;
@@ -34,8 +36,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use footprint::Footprints;
-use ipset_netlink::Ipset;
-use iptables::{IptablesError, Program};
 use nftables_netlink::OwnSockets;
 use proxy::{IpFamily, Target, Unreadable};
 
@@ -50,8 +50,11 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use addresses::Addresses;
 pub use carrier::Carrier;
+pub use error::{OpenError, SetInTheWay};
 use former::{Former, until_known};
 use native::Native;
+pub use open::{check_ipset, check_nftables, prepare, probe_nftables};
+use open::{nftables_missing, open_loading};
 pub use probe::{ProbeError, probe};
 use reason::{refused, unsent};
 pub use scheduler::{foresee_scheduler, probe_scheduler};
@@ -69,9 +72,6 @@ pub const MODULES: [&str; 6] = [
     "ip_set_hash:ip,port,net",
     "ip_set_bitmap:port",
 ];
-
-/// Time for `modprobe ip_vs`.
-const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 
 /// The kernel, for one IP family. Each part is opened when it is first used: a lane uses one or
 /// two.
@@ -97,67 +97,6 @@ pub struct NetlinkKernel {
     has_looked_for_former_sets: bool,
     /// Characters that `iptables-save` last printed: a restore takes its time with them, too.
     saved: usize,
-}
-
-/// This machine cannot carry the IPVS mode. Says what is missing, and the next step.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// The kernel has no IPVS, and it could not be loaded.
-    #[error(
-        "cannot use IPVS: this kernel offers none and has not loaded it; {tried}. Run `modprobe ip_vs` on the host, or boot a kernel with CONFIG_IP_VS"
-    )]
-    NoIpvs {
-        /// What became of `modprobe ip_vs`.
-        tried: String,
-    },
-    /// IPVS cannot be used.
-    #[error("cannot use IPVS: {0}")]
-    Ipvs(#[source] ipvs_netlink::Error),
-    /// ipset cannot be used: missing, or without `CAP_NET_ADMIN`.
-    #[error("cannot use ipset: {0}")]
-    Ipset(#[source] ipset_netlink::Error),
-    /// nftables cannot be used, or not as the shim needs it.
-    #[error("cannot use nftables: {0}")]
-    Nftables(String),
-    /// Links and addresses cannot be read.
-    #[error("cannot use rtnetlink: {0}")]
-    Route(#[source] netlink_batch::Error),
-    /// The kernel has no such scheduler, and could not load it.
-    #[error(
-        "cannot use IPVS: the kernel has no scheduler `{name}`, nor could it load one: {reason}. Run `modprobe ip_vs_{name}` on the host, or choose another --ipvs-scheduler (ipvs.scheduler)"
-    )]
-    Scheduler {
-        /// `--ipvs-scheduler`.
-        name: String,
-        /// What the kernel said.
-        reason: String,
-    },
-    /// iptables cannot write rules of this family.
-    #[error("cannot use iptables: {0}")]
-    Iptables(#[from] IptablesError),
-    /// There is no thread for it.
-    #[error(
-        "cannot start a thread: {0}; see what limits them (`ulimit -u`, pids.max of the cgroup)"
-    )]
-    Thread(#[from] std::io::Error),
-}
-
-/// A set with the name of one of ours and another type.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SetInTheWay {
-    /// True if the next write puts one of ours in its place. If not, it stays, and ours cannot be
-    /// made.
-    pub is_replaced: bool,
-    /// The set, its type, what follows from it, and the next step.
-    pub message: String,
-}
-
-impl OpenError {
-    /// Whether the kernel has no ipset at all: another try changes nothing.
-    pub fn is_absence(&self) -> bool {
-        matches!(self, Self::Ipset(ipset_netlink::Error::NoIpset))
-    }
 }
 
 impl NetlinkKernel {
@@ -442,80 +381,6 @@ impl NetlinkKernel {
         let found = found.map_err(|reason| Unreadable::new(Part::Sets.name(), reason))?;
         self.has_looked_for_former_sets = true;
         Ok(found)
-    }
-}
-
-fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
-    OpenError::Nftables(error.to_string())
-}
-
-/// Whether the kernel has ipset, which it may load to answer.
-///
-/// # Errors
-///
-/// It has none, or it cannot be used.
-pub fn check_ipset() -> Result<(), OpenError> {
-    Ipset::open().map(drop).map_err(OpenError::Ipset)
-}
-
-/// Whether the kernel has nftables, which it may load to answer.
-///
-/// # Errors
-///
-/// It has none, or it cannot be used.
-pub fn check_nftables() -> Result<(), OpenError> {
-    let opened = nftables_netlink::Nftables::open();
-    opened.map(drop).map_err(|error| nftables_missing(&error))
-}
-
-/// Whether nftables can carry the shim of a family here: tried, in the network namespace of the
-/// calling thread, and nothing of it stays.
-///
-/// # Errors
-///
-/// Names what the kernel refuses, and why.
-pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
-    native::probe(family).map_err(OpenError::Nftables)
-}
-
-/// Brings IPVS in as [`NetlinkKernel::open`] does, and sets how long it keeps idle connections, as
-/// [`NetlinkKernel::set_timeouts`]. Needs no iptables, and writes no rule.
-///
-/// # Errors
-///
-/// As of [`NetlinkKernel::open`] and [`NetlinkKernel::set_timeouts`].
-pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), OpenError> {
-    let mut servers = open_loading(IpFamily::V4)?;
-    if [tcp, tcp_fin, udp] == [Duration::ZERO; 3] {
-        return Ok(());
-    }
-    let set = servers.set_timeouts(tcp, tcp_fin, udp);
-    set.map_err(OpenError::Ipvs)
-}
-
-/// Opens IPVS, with `modprobe ip_vs` where the kernel does not load it by itself.
-fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
-    match Servers::open(family) {
-        Err(ipvs_netlink::Error::FamilyMissing) => {
-            let tried = modprobe_ip_vs();
-            Servers::open(family).map_err(|error| match error {
-                ipvs_netlink::Error::FamilyMissing => OpenError::NoIpvs { tried },
-                error => OpenError::Ipvs(error),
-            })
-        }
-        opened => opened.map_err(OpenError::Ipvs),
-    }
-}
-
-/// What was tried, and how it ended.
-fn modprobe_ip_vs() -> String {
-    let Some(modprobe) = Program::find("modprobe") else {
-        return "there is no `modprobe` here".to_owned();
-    };
-    match modprobe.run(&["ip_vs"], "", MODPROBE_LIMIT) {
-        Ok(finished) if finished.status.success() => "`modprobe ip_vs` did not help".to_owned(),
-        Ok(finished) => format!("`modprobe ip_vs` said: {}", finished.stderr.trim()),
-        Err(error) => format!("`modprobe ip_vs` could not be run: {error}"),
     }
 }
 

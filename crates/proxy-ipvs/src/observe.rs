@@ -9,7 +9,6 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use proxy::{Model, NamespacedName, Protocol, Service};
 
-use crate::config::ShimStyle;
 use crate::drift::{tell_address, tell_member, tell_server};
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets};
 use crate::kinds::State;
@@ -64,7 +63,7 @@ impl Ipvs {
         for set in sets.observe(sizes) {
             // One may be larger than it was made: a set of ports has room for all.
             if was_known && sets.actual(&set) < believed.get(&set) {
-                if state.config.shim == ShimStyle::Nftables {
+                if state.config.shim.is_native() {
                     // They are in one table.
                     state.ask(Part::Rules);
                 }

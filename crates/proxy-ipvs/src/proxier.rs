@@ -24,7 +24,7 @@ use reconcile::Rows;
 use crate::booking::Booked;
 use crate::claims::Claims;
 use crate::compile::{NodePortAddresses, compile};
-use crate::config::{ShimStyle, VipMode};
+use crate::config::VipMode;
 use crate::cover::Cover;
 use crate::drain::Drains;
 use crate::drift::{Drifts, tell_address};
@@ -398,7 +398,7 @@ impl engine::Scheme for Ipvs {
             Notice::ServiceAddressRemoved(address) => self.lose(state, *address),
             Notice::Ruleset => {
                 // Who has changed rules may have changed sets, in the one table.
-                if state.config.shim == ShimStyle::Nftables && self.pace.hears(state.now) {
+                if state.config.shim.is_native() && self.pace.hears(state.now) {
                     self.compare_table(state);
                 }
                 false

@@ -1,44 +1,22 @@
-//! The shim: the few iptables rules that masquerade and filter by the sets. Data first; iptables
-//! text is one rendering.
-//!
-//! Chains, their order and their rules are upstream's (`pkg/proxy/ipvs/proxier.go`); `lean.rs` has
-//! rules that come to the same in the same chains, with less work for a packet. The number of rules
-//! depends on which sets hold something, never on how many Services there are, except
-//! KUBE-IPVS-OUT-FILTER: one rule for each load-balancer address whose source ranges leave this
-//! node out.
+//! The shim as it stands in the kernel: chains of iptables with their rules, and the jumps into
+//! them, or the content of a table of nf_tables.
 //!
 //! A rule is rendered as `iptables-save` prints it, so that what is wanted can be compared with
 //! what is read back.
 
-mod lean;
-
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv6Addr};
 
-use ipnet::IpNet;
-use iptables::{
-    Entry, Field, FlowState, Jump, Match, Rule, RuleLine, SourcePort, Target, entries, restore_text,
-};
-use kube_rules::{
-    FORWARD, FROM_FORWARD, FROM_OUTPUT, FROM_POSTROUTING, FROM_PREROUTING, LOCALHOST, MARK_MASQ,
-    POSTROUTING, SERVICES,
-};
-use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
+use iptables::{Entry, Jump, Rule, RuleLine, entries, restore_text};
+use kube_rules::{FROM_FORWARD, FROM_OUTPUT, FROM_POSTROUTING, FROM_PREROUTING};
+use proxy::IpFamily;
 
-use crate::config::{Config, ShimStyle};
-use crate::native::{self, Content};
+use crate::native::{Content, TABLE};
 use crate::sets::Set;
 
 pub use iptables::Table;
 
 /// The tables that the shim uses, in the order that they are written.
 const TABLES: [Table; 2] = [Table::Nat, Table::Filter];
-
-/// Which fields of a packet a set is asked for.
-const DST: &[Field] = &[Field::Destination];
-const DST_DST: &[Field] = &[Field::Destination, Field::Destination];
-const SRC_DST: &[Field] = &[Field::Source, Field::Destination];
-const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::Source];
 
 /// The chains that are ours, in the order that upstream makes them.
 pub(crate) const CHAINS: [(Table, &str); 11] = [
@@ -83,276 +61,34 @@ pub(crate) const JUMPS: [Jump; 9] = {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Our chains and their rules, in order, each from `-A` on.
-    chains: BTreeMap<(Table, String), Vec<String>>,
+    pub(crate) chains: BTreeMap<(Table, String), Vec<String>>,
     /// The jumps that exist.
-    jumps: BTreeSet<(Table, String)>,
+    pub(crate) jumps: BTreeSet<(Table, String)>,
     /// What stands in nftables; of the shim there, and of no other.
     native: Content,
 }
 
-/// What decides the rules.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shim {
-    /// The family.
-    pub family: IpFamily,
-    /// The sets that hold something.
-    pub filled: BTreeSet<Set>,
-    /// See [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
-    pub forbidden_to_node: BTreeSet<ServiceAddress>,
-}
-
-impl Shim {
-    /// The rules that this shim is made of.
-    pub fn rules(&self, config: &Config) -> Rules {
-        self.rules_with(&BTreeSet::new(), config)
-    }
-
-    /// The same with source ranges whose prefixes have these lengths. In iptables a set asks for
-    /// all of them.
-    pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
-        if config.shim == ShimStyle::Nftables {
-            return Rules::in_nftables(self.native(prefixes, config));
-        }
-        let mut rules = Rules::default();
-        for (table, name, chain) in self.chains(config) {
-            let lines = chain.iter().map(|rule| rule.line(name)).collect();
-            rules.chains.insert((table, name.to_owned()), lines);
-        }
-        rules.jumps = self
-            .jumps(config)
-            .map(|jump| (jump.table, jump.line()))
-            .collect();
-        rules
-    }
-
-    /// All chains with their rules.
-    fn chains(&self, config: &Config) -> impl Iterator<Item = (Table, &'static str, Vec<Rule>)> {
-        CHAINS.into_iter().map(|(table, name)| {
-            let chain = match config.shim {
-                ShimStyle::Upstream => self.chain(table, name, config),
-                ShimStyle::Lean => self.lean_chain(table, name, config),
-                ShimStyle::Nftables => Vec::new(),
-            };
-            (table, name, chain)
-        })
-    }
-
-    fn jumps(&self, config: &Config) -> impl Iterator<Item = &'static Jump> {
-        JUMPS.iter().filter(|jump| match config.shim {
-            ShimStyle::Upstream => true,
-            ShimStyle::Lean => !self.lean_chain(jump.table, jump.to, config).is_empty(),
-            ShimStyle::Nftables => false,
-        })
-    }
-
-    fn chain(&self, table: Table, name: &str, config: &Config) -> Vec<Rule> {
-        match (table, name) {
-            (Table::Nat, SERVICES) => self.services(config),
-            (Table::Nat, POSTROUTING) => self.postrouting(config),
-            (Table::Nat, "KUBE-NODE-PORT") => self.node_ports(),
-            (Table::Nat, "KUBE-LOAD-BALANCER") => self.load_balancers(),
-            (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
-            (Table::Filter, FORWARD) => kube_rules::forward(config.masquerade_mark).into(),
-            (Table::Filter, "KUBE-NODE-PORT") => {
-                vec![self.set_rule(Set::HealthCheckNodePort, DST, Target::Accept)]
-            }
-            (Table::Filter, "KUBE-PROXY-FIREWALL") => self.if_filled(
-                Set::LoadBalancerFirewall,
-                DST_DST,
-                "KUBE-SOURCE-RANGES-FIREWALL",
-            ),
-            (Table::Filter, "KUBE-SOURCE-RANGES-FIREWALL") => self.source_ranges(),
-            (Table::Filter, "KUBE-IPVS-FILTER") => self.access_filter(),
-            _ => self.out_filter(),
-        }
-    }
-
-    fn is_filled(&self, set: Set) -> bool {
-        self.filled.contains(&set)
-    }
-
-    fn if_filled(
-        &self,
-        set: Set,
-        fields: &'static [Field],
-        target: impl Into<Target>,
-    ) -> Vec<Rule> {
-        if self.is_filled(set) {
-            vec![self.set_rule(set, fields, target)]
-        } else {
-            Vec::new()
-        }
-    }
-
-    /// The packet's fields are a member of a set.
-    fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
-        Match::InSet(set.name(self.family).into(), fields)
-    }
-
-    fn not_in_set(&self, set: Set, fields: &'static [Field]) -> Match {
-        Match::NotInSet(set.name(self.family).into(), fields)
-    }
-
-    fn set_rule(&self, set: Set, fields: &'static [Field], target: impl Into<Target>) -> Rule {
-        let comment = Match::comment(set.comment());
-        Rule::new([comment, self.in_set(set, fields)], target)
-    }
-
-    /// nat KUBE-SERVICES: marks what has to be masqueraded, and accepts the rest of what goes to a
-    /// service address.
-    fn services(&self, config: &Config) -> Vec<Rule> {
-        let mut chain = vec![Rule::new([Match::Source(self.loopback())], Target::Return)];
-        chain.extend(self.if_filled(Set::LoadBalancer, DST_DST, "KUBE-LOAD-BALANCER"));
-        if self.is_filled(Set::ClusterIp) {
-            let comment = Match::comment(Set::ClusterIp.comment());
-            let (from, fields) = not_local(config);
-            let to_set = [comment, self.in_set(Set::ClusterIp, fields)];
-            chain.push(Rule::new(from.into_iter().chain(to_set), MARK_MASQ));
-        }
-        if self.is_filled(Set::ExternalIp) {
-            chain.push(self.set_rule(Set::ExternalIp, DST_DST, MARK_MASQ));
-            chain.extend(self.accept_external(Set::ExternalIp));
-        }
-        if self.is_filled(Set::ExternalIpLocal) {
-            chain.extend(self.accept_external(Set::ExternalIpLocal));
-        }
-        chain.push(Rule::new([Match::DestinationLocal], "KUBE-NODE-PORT"));
-        for set in [Set::ClusterIp, Set::LoadBalancer]
-            .into_iter()
-            .filter(|set| self.is_filled(*set))
-        {
-            chain.push(Rule::new([self.in_set(set, DST_DST)], Target::Accept));
-        }
-        chain
-    }
-
-    /// Traffic to an external IP is accepted if it does not come from a pod behind a bridge or from
-    /// the node itself, and if the address is local here.
-    fn accept_external(&self, set: Set) -> [Rule; 2] {
-        let to_set = || {
-            let comment = Match::comment(set.comment());
-            [comment, self.in_set(set, DST_DST)].into_iter()
-        };
-        let from_elsewhere = [Match::NotFromBridgePort, Match::SourceNotLocal];
-        [
-            Rule::new(to_set().chain(from_elsewhere), Target::Accept),
-            Rule::new(to_set().chain([Match::DestinationLocal]), Target::Accept),
-        ]
-    }
-
-    /// nat KUBE-POSTROUTING: masquerades what is marked, and pods that call themselves.
-    fn postrouting(&self, config: &Config) -> Vec<Rule> {
-        let hairpin = Target::Masquerade(SourcePort::Kept);
-        let mut chain = self.if_filled(Set::LoopBack, DST_DST_SRC, hairpin);
-        let marked = kube_rules::masquerade(config.masquerade_mark, config.source_port);
-        chain.extend(marked);
-        chain
-    }
-
-    fn node_ports(&self) -> Vec<Rule> {
-        let mut chain = Vec::new();
-        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
-            for (set, target) in [
-                (Set::node_port_local(protocol), Target::Return),
-                (Set::node_port(protocol), MARK_MASQ.into()),
-            ] {
-                if self.is_filled(set) {
-                    let matches = [
-                        Match::Protocol(protocol),
-                        Match::comment(set.comment()),
-                        self.in_set(set, node_port_fields(protocol)),
-                    ];
-                    chain.push(Rule::new(matches, target));
-                }
-            }
-        }
-        chain
-    }
-
-    fn load_balancers(&self) -> Vec<Rule> {
-        let mut chain = self.if_filled(Set::LoadBalancerLocal, DST_DST, Target::Return);
-        chain.push(Rule::new([], MARK_MASQ));
-        chain
-    }
-
-    fn source_ranges(&self) -> Vec<Rule> {
-        let mut chain = self.if_filled(Set::LoadBalancerSourceCidr, DST_DST_SRC, Target::Return);
-        chain.extend(self.if_filled(Set::LoadBalancerSourceIp, DST_DST_SRC, Target::Return));
-        chain.push(Rule::new([], Target::Drop));
-        chain
-    }
-
-    /// filter KUBE-IPVS-FILTER: service addresses are addresses of this node, so ports that no
-    /// Service exposes must not reach the node's own processes (k/k#72236).
-    fn access_filter(&self) -> Vec<Rule> {
-        let exposed = [
-            (Set::LoadBalancer, DST_DST),
-            (Set::ClusterIp, DST_DST),
-            (Set::ExternalIp, DST_DST),
-            (Set::ExternalIpLocal, DST_DST),
-            (Set::HealthCheckNodePort, DST),
-        ];
-        let mut chain: Vec<_> = exposed
-            .into_iter()
-            .map(|(set, fields)| Rule::new([self.in_set(set, fields)], Target::Return))
-            .collect();
-        let rest = [NEW, self.in_set(Set::IpvsIps, DST)];
-        chain.push(Rule::new(rest, Target::Reject(self.family)));
-        chain
-    }
-
-    fn out_filter(&self) -> Vec<Rule> {
-        let forbid = |at: &ServiceAddress| {
-            let from_itself = [
-                Match::Source(at.address.into()),
-                Match::VirtualServer(at.protocol, at.address, at.port),
-            ];
-            Rule::new(from_itself, Target::Drop)
-        };
-        self.forbidden_to_node.iter().map(forbid).collect()
-    }
-
-    fn loopback(&self) -> IpNet {
-        loopback(self.family)
-    }
-}
-
-/// Where the node calls itself.
-pub(crate) fn loopback(family: IpFamily) -> IpNet {
-    match family {
-        IpFamily::V4 => LOCALHOST,
-        IpFamily::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST).into(),
-    }
-}
-
-/// The first packet of a flow.
-const NEW: Match = Match::State(&[FlowState::New]);
-
-/// The fields that the set of a protocol's NodePorts is asked for.
-fn node_port_fields(protocol: Protocol) -> &'static [Field] {
-    match protocol {
-        Protocol::Sctp => DST_DST,
-        Protocol::Tcp | Protocol::Udp => DST,
-    }
-}
-
-/// Which packets to a cluster IP are to be masqueraded: a match, and the fields of the packet that
-/// the set is asked for. Where local traffic cannot be told apart, at least what a Service's own
-/// address sent is.
-fn not_local(config: &Config) -> (Option<Match>, &'static [Field]) {
-    match &config.detector {
-        _ if config.masquerade_all => (None, DST_DST),
-        LocalDetector::None => (None, SRC_DST),
-        detector => (kube_rules::not_local(detector), DST_DST),
-    }
-}
-
-/// The target that marks a packet to be masqueraded.
-fn mark(config: &Config) -> Target {
-    Target::set_mark(config.masquerade_mark)
+/// The chains of a shim in iptables with their rules, in order, and the jumps into them.
+pub(crate) struct Chains {
+    pub(crate) chains: Vec<(Table, &'static str, Vec<Rule>)>,
+    pub(crate) jumps: Vec<&'static Jump>,
 }
 
 impl Rules {
+    /// Those of a shim in iptables.
+    pub(crate) fn in_iptables(of: &Chains) -> Self {
+        let chains = of.chains.iter().map(|(table, name, chain)| {
+            let lines = chain.iter().map(|rule| rule.line(name)).collect();
+            ((*table, (*name).to_owned()), lines)
+        });
+        let jumps = of.jumps.iter().map(|jump| (jump.table, jump.line()));
+        Self {
+            chains: chains.collect(),
+            jumps: jumps.collect(),
+            native: Content::default(),
+        }
+    }
+
     /// Those of the shim on nftables.
     pub(crate) fn in_nftables(native: Content) -> Self {
         Self {
@@ -470,9 +206,8 @@ impl Rules {
         let mut lines: Vec<String> = own.difference(&there).map(tell(verbs.add)).collect();
         lines.extend(there.difference(&own).map(tell(verbs.remove)));
         let (own, there) = (self.native.lines(), before.native.lines());
-        let tell = |verb: &'static str| {
-            move |line: &String| format!("{verb} in nftables {}: {line}", native::TABLE)
-        };
+        let tell =
+            |verb: &'static str| move |line: &String| format!("{verb} in nftables {TABLE}: {line}");
         lines.extend(own.difference(&there).map(tell(verbs.add)));
         lines.extend(there.difference(&own).map(tell(verbs.remove)));
         if lines.is_empty() && self != before {
@@ -524,7 +259,11 @@ const DONE: Verbs = Verbs {
 
 #[cfg(test)]
 mod tests {
+    use proxy::LocalDetector;
+
     use super::*;
+    use crate::config::{Config, ShimStyle};
+    use crate::shim::Shim;
 
     fn shim(family: IpFamily, filled: &[Set]) -> Shim {
         Shim {

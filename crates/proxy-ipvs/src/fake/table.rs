@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use nftables_netlink::{Chain, Change, Element, Expression, Name, Rule, SetRef, Verdict};
 use proxy::IpFamily;
 
-use super::State;
 use crate::native::{
     Content, FORBIDDEN, HeldChain, TABLE, definition_of, forbidden_key, forbidden_of, is_of, place,
 };
-use crate::sets::Set;
+use crate::sets::{Member, Set};
 
 /// The table of nftables as the kernel holds it: that of the shim, with the sets.
 #[derive(Debug)]
@@ -22,17 +21,18 @@ pub struct NativeTable {
     pub chains: Vec<(Chain, Vec<Rule>)>,
 }
 
-impl State {
-    /// Returns the table that `--ipvs-shim=nftables` has.
-    pub fn native(&self) -> NativeTable {
-        let family = self.family;
-        let rules = self.snapshot.rules.clone().unwrap_or_default();
-        let content = rules.native();
+impl NativeTable {
+    /// The table of a shim whose sets hold these members.
+    pub(super) fn of(
+        content: &Content,
+        sets: &BTreeMap<Set, BTreeSet<Member>>,
+        family: IpFamily,
+    ) -> Self {
         let mut elements: BTreeMap<Name, Vec<Element>> = BTreeMap::new();
         for name in content.sets_named() {
             elements.entry(name).or_default();
         }
-        for (set, members) in &self.snapshot.sets {
+        for (set, members) in sets {
             for member in members {
                 let at = place(*set, member, family);
                 let of_set = elements.entry(at.set).or_default();
@@ -54,7 +54,7 @@ impl State {
             };
             (chain, held.rules.clone())
         });
-        NativeTable {
+        Self {
             name: TABLE,
             sets: sets.collect(),
             chains: chains.collect(),

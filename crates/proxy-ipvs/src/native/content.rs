@@ -8,9 +8,7 @@ use nftables_netlink::{
 };
 use proxy::{IpFamily, ServiceAddress};
 
-use super::TABLE;
-use super::sets::{FORBIDDEN, definition_of, is_of, member};
-use super::words::address_len;
+use super::sets::{FORBIDDEN, address_len, definition_of, is_of, member};
 use crate::sets::Set;
 
 /// What the lane of rules writes to the table.
@@ -30,6 +28,9 @@ pub(crate) struct HeldChain {
     pub(crate) base: Option<BaseChain>,
     pub(crate) rules: Vec<Rule>,
 }
+
+/// The table, in the families `ip` and `ip6`.
+pub(crate) const TABLE: &str = "kube-proxy-ipvs";
 
 /// The comment of the table.
 const COMMENT: &str = "rules for kube-proxy";

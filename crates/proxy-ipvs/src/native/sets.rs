@@ -12,12 +12,19 @@ use kube_rules::nft::address_type;
 use nftables_netlink::{Bytes, Concatenation, DataType, Name};
 use proxy::{IpFamily, Protocol};
 
-use super::words::address_len;
 use crate::sets::{Member, Set, SetKind};
 
 /// The set of what this node may not open connections to: no expression asks IPVS, but what the
 /// node sends to a load-balancer address has that address as its source until IPVS takes it.
 pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
+
+/// Bytes of an address.
+pub(super) const fn address_len(family: IpFamily) -> u32 {
+    match family {
+        IpFamily::V4 => 4,
+        IpFamily::V6 => 16,
+    }
+}
 
 /// Where a member is: the name of its set, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +60,7 @@ fn to(key: Concatenation, address: IpAddr, protocol: Protocol, port: u16) -> Con
 }
 
 /// The set that holds the ranges with a prefix of so many bits.
-pub(super) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
+pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 

@@ -14,7 +14,7 @@ use nftables_netlink::{
 };
 use proxy::IpFamily;
 
-use super::SetInTheWay;
+use super::error::SetInTheWay;
 use super::reason::{refused, said, surprise};
 use crate::kernel::FoundSets;
 use crate::native::{
@@ -23,6 +23,7 @@ use crate::native::{
 };
 use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set};
+use crate::shim::native::everything;
 
 /// Our table of one family.
 #[derive(Debug)]
@@ -194,7 +195,7 @@ impl Native {
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
         let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;
-        let own = native::everything(self.family);
+        let own = everything(self.family);
         let looks_into = |rule: &Rule| sets_of(rule).any(|set| strangers.contains(set));
         let with_rules = |kept: &dyn Fn(&Rule) -> bool| {
             let chains = there.chains.iter();
@@ -488,11 +489,11 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
 /// expression is tried. It is not made.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {
     let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
-    let everything = native::everything(family);
+    let all = everything(family);
     let transaction = Transaction {
         family: family.into(),
         table: native::PROBE.into(),
-        changes: everything.changes(&Content::default(), family),
+        changes: all.changes(&Content::default(), family),
     };
     let checked = nftables.check(&transaction);
     checked.map_err(|error| error.to_string())

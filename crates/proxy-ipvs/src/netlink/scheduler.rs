@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use ipvs_netlink::{Error, Ipvs, Name, Service, ServiceEntry, ServiceKey};
 use netlink_batch::{Batch, Reply};
 
-use super::OpenError;
+use super::error::OpenError;
 use crate::footprint::PROBE;
 use crate::server::VirtualServerKey;
 

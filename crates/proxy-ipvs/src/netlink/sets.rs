@@ -8,7 +8,7 @@ use ipset_netlink::{
 };
 use proxy::{IpFamily, Protocol};
 
-use super::SetInTheWay;
+use super::error::SetInTheWay;
 use super::reason::{refused, surprise, unsent, wrong};
 use crate::footprint::spare;
 use crate::kernel::FoundSets;

@@ -11,16 +11,36 @@
 //!
 //! What an operator sees of it, and the two packets that differ: `docs/ipvs-shim.md`.
 
-use iptables::{Field, Match, Rule, Table, Target};
+use iptables::{Field, Jump, Match, Rule, Table, Target};
 use kube_rules::{FORWARD, MARK_MASQ, POSTROUTING, SERVICES};
 use proxy::Protocol;
 
-use super::{DST, DST_DST, DST_DST_SRC, NEW, Shim, mark, node_port_fields, not_local};
+use super::{DST, DST_DST, DST_DST_SRC, NEW, Shim, loopback, mark, node_port_fields, not_local};
 use crate::config::Config;
+use crate::rules::{CHAINS, Chains, JUMPS};
 use crate::sets::Set;
 
 impl Shim {
-    pub(super) fn lean_chain(&self, table: Table, name: &str, config: &Config) -> Vec<Rule> {
+    /// All chains with their rules, and the jumps into those that have any.
+    pub(super) fn lean(&self, config: &Config) -> Chains {
+        let chain = |(table, name)| (table, name, self.lean_chain(table, name, config));
+        let chains = CHAINS.map(chain);
+        let has_rules = |jump: &&Jump| {
+            let is_it = |(table, name, _): &&(Table, &str, Vec<Rule>)| {
+                (*table, *name) == (jump.table, jump.to)
+            };
+            chains
+                .iter()
+                .find(is_it)
+                .is_some_and(|(.., rules)| !rules.is_empty())
+        };
+        Chains {
+            jumps: JUMPS.iter().filter(has_rules).collect(),
+            chains: chains.into(),
+        }
+    }
+
+    fn lean_chain(&self, table: Table, name: &str, config: &Config) -> Vec<Rule> {
         let chain = match (table, name) {
             (Table::Nat, SERVICES) => self.lean_services(config),
             (Table::Nat, POSTROUTING) => self.postrouting(config),
@@ -66,7 +86,7 @@ impl Shim {
         if !chain.is_empty() {
             chain.insert(
                 0,
-                Rule::new([Match::Source(self.loopback())], Target::Return),
+                Rule::new([Match::Source(loopback(self.family))], Target::Return),
             );
         }
         chain
@@ -250,15 +270,15 @@ mod tests {
                 filled: filled.clone(),
                 forbidden_to_node: [forbidden()].into(),
             };
-            // Each is put at the head.
-            let mut jumps: Vec<_> = shim
-                .jumps(config)
-                .map(|jump| (jump.table, jump.from, jump.to))
-                .collect();
-            jumps.reverse();
+            let Chains { chains, jumps } = match config.shim {
+                ShimStyle::Lean => shim.lean(config),
+                _ => shim.upstream(config),
+            };
+            let jumps = jumps.iter().map(|jump| (jump.table, jump.from, jump.to));
             Self {
-                chains: shim.chains(config).collect(),
-                jumps,
+                chains,
+                // Each is put at the head.
+                jumps: jumps.rev().collect(),
             }
         }
 

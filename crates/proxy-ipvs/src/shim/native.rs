@@ -26,15 +26,14 @@ use kube_rules::nft::Sense;
 use nftables_netlink::{Activity, BaseChain, ChainKind, Hook, Name, Policy, Rule, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 
-use super::content::{Content, HeldChain};
-use super::sets::{FORBIDDEN, prefix_set};
 use super::words::{
     BY_SOURCE, Clause, FROM_TO, TO, TO_FROM, address_in_set, flip_mark, in_set, in_set_by_prefix,
     keep_destination, marked, masquerade, new_flow, not_local, port_in_set, port_not_in_set,
     reject, set_mark, source, to_local, verdict,
 };
+use super::{Shim, loopback};
 use crate::config::Config;
-use crate::rules::{Shim, loopback};
+use crate::native::{Content, FORBIDDEN, HeldChain, definition, prefix_set};
 use crate::sets::Set;
 
 const LOAD_BALANCER: &str = "KUBE-LOAD-BALANCER";
@@ -338,6 +337,16 @@ impl Shim {
             "source ranges leave this node out",
         )]
     }
+}
+
+/// The names of all chains and sets of a family that the table may hold; but the sets of source
+/// ranges, which are as many as prefixes have lengths.
+pub fn names(family: IpFamily) -> BTreeSet<String> {
+    let chains = everything(family).chains.into_keys();
+    let chains = chains.map(|name| name.to_string());
+    let sets = Set::all().filter_map(|set| definition(set, family));
+    let sets = sets.map(|set| set.name.to_string());
+    chains.chain(sets).chain([FORBIDDEN.to_owned()]).collect()
 }
 
 /// All that the shim may ever hold.

@@ -16,14 +16,6 @@ pub(super) const TO_FROM: &[Field] = &[DESTINATION, Field::Protocol, Field::Port
 
 pub(super) type Clause = Vec<Expression>;
 
-/// Bytes of an address.
-pub(super) const fn address_len(family: IpFamily) -> u32 {
-    match family {
-        IpFamily::V4 => 4,
-        IpFamily::V6 => 16,
-    }
-}
-
 fn clause(family: IpFamily, write: impl FnOnce(Line) -> Line) -> Clause {
     write(Line::new(family)).rule().expressions
 }

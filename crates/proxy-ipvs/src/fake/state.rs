@@ -1,0 +1,343 @@
+//! What the fake kernel holds, and what it refuses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use proxy::{IpFamily, Target};
+
+use super::table::{self, NativeTable};
+use crate::config::ShimStyle;
+use crate::kernel::Snapshot;
+use crate::leftovers::Place;
+use crate::plan::{Fault, Op, Outcome, Plan};
+use crate::rules::Rules;
+use crate::server::{RealServer, VirtualServer, VirtualServerKey};
+use crate::sets::{Member, Set, SetKind};
+
+const NO_FIT: &str = "the member does not fit the set's type or family";
+
+/// How many members fit into one message to the kernel.
+const MEMBERS_PER_MESSAGE: usize = 1600;
+
+/// What the fake has been asked to do since it was last looked at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Netlink messages that write.
+    pub messages: usize,
+    /// Processes started: `iptables-restore` and `iptables-save`.
+    pub processes: usize,
+    /// Times that the virtual servers were read.
+    pub dumps: usize,
+    /// Virtual servers whose connections were read.
+    pub looks: usize,
+    /// Times that the virtual servers were glanced at.
+    pub glances: usize,
+    /// Times that the addresses were read.
+    pub address_reads: usize,
+    /// Times that a scheduler was asked for.
+    pub scheduler_questions: usize,
+}
+
+/// What the fake kernel holds.
+#[derive(Debug)]
+pub struct State {
+    /// The family it serves.
+    pub family: IpFamily,
+    /// Which shim it carries.
+    pub shim: ShimStyle,
+    /// What sets of the other kind hold, at the first look.
+    pub former: BTreeMap<Set, BTreeSet<Member>>,
+    /// Everything that a dump shows.
+    pub snapshot: Snapshot,
+    /// The schedulers it has.
+    pub schedulers: BTreeSet<&'static str>,
+    /// Open connections of destinations.
+    pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
+    /// Writes to refuse (by their text), with the kernel's reason.
+    pub refusals: BTreeMap<String, String>,
+    /// Addresses that the kernel never takes as a destination, as it refuses the broadcast address of
+    /// a subnet of the node.
+    pub forbidden: BTreeSet<IpAddr>,
+    /// Whether the kernel is to blame for these, and not the entries.
+    pub is_kernel_ill: bool,
+    /// Lose the acknowledgements of the next plan, which is carried out all the same.
+    pub lose_acknowledgements: bool,
+    /// A virtual server that the next dump leaves out, as one that another one's end makes the
+    /// kernel pass over.
+    pub passed_over: Option<VirtualServerKey>,
+    /// Parts that refuse to be read, with the reason.
+    pub unreadable: BTreeMap<&'static str, String>,
+    /// Every write that was carried out, in order.
+    pub done: Vec<Op>,
+    /// What it cost.
+    pub work: Work,
+}
+
+impl State {
+    /// Returns the table that `--ipvs-shim=nftables` has.
+    pub fn native(&self) -> NativeTable {
+        let rules = self.snapshot.rules.clone().unwrap_or_default();
+        NativeTable::of(rules.native(), &self.snapshot.sets, self.family)
+    }
+
+    pub(super) fn count(&mut self, plan: &Plan) {
+        let mut run: Option<(Set, bool, usize)> = None;
+        for op in &plan.ops {
+            let member = match op {
+                Op::AddMember(set, _) => Some((*set, true)),
+                Op::RemoveMember(set, _) => Some((*set, false)),
+                _ => None,
+            };
+            run = match (member, run) {
+                (Some((set, add)), Some((of, adding, length)))
+                    if (set, add) == (of, adding) && length < MEMBERS_PER_MESSAGE =>
+                {
+                    Some((of, adding, length + 1))
+                }
+                (Some((set, add)), _) => {
+                    self.work.messages += 1;
+                    Some((set, add, 1))
+                }
+                (None, _) => {
+                    if self.costs_a_process(op) {
+                        self.work.processes += 1;
+                    } else {
+                        self.work.messages += 1;
+                    }
+                    None
+                }
+            };
+        }
+    }
+
+    fn costs_a_process(&self, op: &Op) -> bool {
+        match op {
+            Op::WriteRules { .. } => !self.shim.is_native(),
+            Op::RemoveLeftovers(place, _) => matches!(place, Place::Beside(_) | Place::Other(_)),
+            _ => false,
+        }
+    }
+
+    pub(super) fn write(&mut self, op: &Op) -> Outcome {
+        if let Some(reason) = self.refusals.get(&op.to_string()) {
+            return Outcome::Refused {
+                reason: reason.clone(),
+                fault: if self.is_kernel_ill {
+                    Fault::Node
+                } else {
+                    Fault::Entry
+                },
+            };
+        }
+        match self.try_write(op) {
+            Ok(()) => {
+                self.done.push(op.clone());
+                Outcome::Done
+            }
+            Err((reason, fault)) => Outcome::Refused {
+                reason: reason.to_owned(),
+                fault,
+            },
+        }
+    }
+
+    fn try_write(&mut self, op: &Op) -> Result<(), (&'static str, Fault)> {
+        let own = |address: &IpAddr| IpFamily::of(*address) == self.family;
+        match op {
+            Op::CreateLink => self.snapshot.has_link = true,
+            Op::CreateSet(set, size) => {
+                self.snapshot.sets.entry(*set).or_default();
+                let room = match set.kind() {
+                    _ if self.shim.is_native() => u32::MAX,
+                    // A bitmap has room for every port.
+                    SetKind::Port => u32::MAX,
+                    _ => *size,
+                };
+                let holds = self.snapshot.set_sizes.entry(*set).or_insert(room);
+                *holds = (*holds).max(room);
+            }
+            Op::AddMember(set, member) => {
+                let size = self.snapshot.set_sizes.get(set).copied().unwrap_or(0) as usize;
+                let members = self.snapshot.sets.get_mut(set);
+                let members = members.ok_or(("no such set", Fault::Belief))?;
+                if !fits(*set, member, self.family) {
+                    return Err((NO_FIT, Fault::Belief));
+                }
+                if members.len() >= size && !members.contains(member) {
+                    return Err(("the set is full", Fault::Belief));
+                }
+                members.insert(*member);
+            }
+            Op::RemoveMember(set, member) => {
+                // Where there is no set, there is no member of it.
+                if let Some(members) = self.snapshot.sets.get_mut(set) {
+                    if !fits(*set, member, self.family) {
+                        return Err((NO_FIT, Fault::Belief));
+                    }
+                    members.remove(member);
+                }
+            }
+            Op::WriteRules { wanted, installed } if self.shim.is_native() => {
+                let there = self.snapshot.rules.take().unwrap_or_default();
+                let changes = wanted.native().changes(installed.native(), self.family);
+                let sets = self.snapshot.sets.keys().copied().collect();
+                let tried = table::apply(there.native(), &changes, &sets, self.family);
+                let (content, result) = match tried {
+                    Ok(content) if content == *wanted.native() => (content, Ok(())),
+                    Ok(content) => (content, Err(("the table is not as wanted", Fault::Belief))),
+                    Err(reason) => (there.native().clone(), Err((reason, Fault::Node))),
+                };
+                self.snapshot.rules = Some(Rules::in_nftables(content));
+                return result;
+            }
+            Op::WriteRules { wanted, .. } => {
+                if !wanted.native().is_empty() {
+                    return Err(("these rules are not for iptables", Fault::Node));
+                }
+                let text = wanted.restore_text(&Rules::default());
+                let names = text
+                    .split("--match-set ")
+                    .skip(1)
+                    .filter_map(|rest| rest.split(' ').next());
+                let sets: BTreeSet<_> = self
+                    .snapshot
+                    .sets
+                    .keys()
+                    .map(|set| set.name(self.family))
+                    .collect();
+                if names.into_iter().any(|name| !sets.contains(name)) {
+                    return Err(("a rule matches a set that does not exist", Fault::Node));
+                }
+                self.snapshot.rules = Some((**wanted).clone());
+            }
+            Op::AddServer(key, properties) => {
+                if key.address().is_some_and(|at| !own(&at.address)) {
+                    return Err(("address of another family", Fault::Entry));
+                }
+                if self.snapshot.servers.contains_key(key) {
+                    return Err(("exists", Fault::Belief));
+                }
+                if !self.schedulers.contains(&*properties.scheduler) {
+                    return Err(("no such scheduler", Fault::Scheduler));
+                }
+                let server = VirtualServer {
+                    properties: properties.clone(),
+                    destinations: [].into(),
+                };
+                self.snapshot.servers.insert(*key, server);
+            }
+            Op::SetServer(key, properties) => {
+                // The kernel looks for the virtual server first.
+                self.server(key)?;
+                if !self.schedulers.contains(&*properties.scheduler) {
+                    return Err(("no such scheduler", Fault::Scheduler));
+                }
+                self.server(key)?.properties = properties.clone();
+            }
+            Op::RemoveServer(key) => {
+                self.snapshot.servers.remove(key);
+                self.connections.retain(|(of, _), _| of != key);
+            }
+            Op::AddDestination(key, real) => {
+                if !own(&real.target.ip) {
+                    return Err(("destination of another family", Fault::Entry));
+                }
+                if self.forbidden.contains(&real.target.ip) {
+                    return Err(("Invalid argument", Fault::Entry));
+                }
+                let server = self.server(key)?;
+                if server.destination(real.target).is_some() {
+                    return Err(("exists", Fault::Belief));
+                }
+                let mut list = server.destinations.to_vec();
+                list.push(*real);
+                list.sort_unstable();
+                server.destinations = list.into();
+            }
+            Op::SetDestination(key, real) => {
+                let server = self.server(key)?;
+                server
+                    .destination(real.target)
+                    .ok_or(("no such destination", Fault::Belief))?;
+                let edit = |there: RealServer| {
+                    if there.target == real.target {
+                        *real
+                    } else {
+                        there
+                    }
+                };
+                server.destinations = server.destinations.iter().map(edit).collect();
+            }
+            Op::RemoveDestination(key, target) => {
+                // Where there is no virtual server, there is no destination of it.
+                if let Ok(server) = self.server(key) {
+                    server.destinations = server
+                        .destinations
+                        .iter()
+                        .filter(|real| real.target != *target)
+                        .collect();
+                }
+                self.connections.remove(&(*key, *target));
+            }
+            Op::BindAddress(address) => {
+                if !own(address) {
+                    return Err(("address of another family", Fault::Entry));
+                }
+                if !self.snapshot.has_link {
+                    return Err(("no such device", Fault::Belief));
+                }
+                self.snapshot.bound.insert(*address);
+            }
+            Op::UnbindAddress(address) => {
+                self.snapshot.bound.remove(address);
+            }
+            Op::UnbindOtherwise(address) => {
+                self.snapshot.bound_otherwise.remove(address);
+            }
+            Op::RemoveLeftovers(place, leftovers) => {
+                let installed = self.snapshot.rules.as_ref();
+                let there = self.snapshot.leftovers.as_ref();
+                let has_rules = there.is_some_and(|there| {
+                    there.keys().any(|place| matches!(place, Place::Other(_)))
+                });
+                if *place == Place::Ipsets && has_rules {
+                    return Err(("rules name the sets", Fault::Node));
+                }
+                if matches!(place, Place::Beside(_))
+                    && installed.is_some_and(|installed| leftovers.serve(installed.rules()))
+                {
+                    return Err(("a rule leads into a chain that is to go", Fault::Node));
+                }
+                let there = self.snapshot.leftovers.get_or_insert_default();
+                there.remove(place);
+            }
+        }
+        Ok(())
+    }
+
+    fn server(
+        &mut self,
+        key: &VirtualServerKey,
+    ) -> Result<&mut VirtualServer, (&'static str, Fault)> {
+        self.snapshot
+            .servers
+            .get_mut(key)
+            .ok_or(("no such virtual server", Fault::Belief))
+    }
+}
+
+fn fits(set: Set, member: &Member, family: IpFamily) -> bool {
+    let own = |address: &IpAddr| IpFamily::of(*address) == family;
+    match (set.kind(), member) {
+        (SetKind::Address, Member::Address(address))
+        | (SetKind::AddressPort, Member::AddressPort(address, ..)) => own(address),
+        (SetKind::AddressPortAddress, Member::AddressPortAddress(address, _, _, second)) => {
+            own(address) && own(second)
+        }
+        (SetKind::AddressPortNet, Member::AddressPortNet(address, _, _, net)) => {
+            own(address) && own(&net.addr())
+        }
+        (SetKind::Port, Member::Port(_)) => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,88 @@
+//! Whether this machine has what the IPVS mode needs; IPVS is brought in.
+
+use std::time::Duration;
+
+use ipset_netlink::Ipset;
+use iptables::Program;
+use proxy::IpFamily;
+
+use super::error::OpenError;
+use super::native;
+use super::servers::Servers;
+
+/// Time for `modprobe ip_vs`.
+const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
+
+pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
+    OpenError::Nftables(error.to_string())
+}
+
+/// Whether the kernel has ipset, which it may load to answer.
+///
+/// # Errors
+///
+/// It has none, or it cannot be used.
+pub fn check_ipset() -> Result<(), OpenError> {
+    Ipset::open().map(drop).map_err(OpenError::Ipset)
+}
+
+/// Whether the kernel has nftables, which it may load to answer.
+///
+/// # Errors
+///
+/// It has none, or it cannot be used.
+pub fn check_nftables() -> Result<(), OpenError> {
+    let opened = nftables_netlink::Nftables::open();
+    opened.map(drop).map_err(|error| nftables_missing(&error))
+}
+
+/// Whether nftables can carry the shim of a family here: tried, in the network namespace of the
+/// calling thread, and nothing of it stays.
+///
+/// # Errors
+///
+/// Names what the kernel refuses, and why.
+pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
+    native::probe(family).map_err(OpenError::Nftables)
+}
+
+/// Brings IPVS in as [`open`](super::NetlinkKernel::open) does, and sets how long it keeps idle connections, as
+/// [`set_timeouts`](super::NetlinkKernel::set_timeouts). Needs no iptables, and writes no rule.
+///
+/// # Errors
+///
+/// As of these.
+pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), OpenError> {
+    let mut servers = open_loading(IpFamily::V4)?;
+    if [tcp, tcp_fin, udp] == [Duration::ZERO; 3] {
+        return Ok(());
+    }
+    let set = servers.set_timeouts(tcp, tcp_fin, udp);
+    set.map_err(OpenError::Ipvs)
+}
+
+/// Opens IPVS, with `modprobe ip_vs` where the kernel does not load it by itself.
+pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
+    match Servers::open(family) {
+        Err(ipvs_netlink::Error::FamilyMissing) => {
+            let tried = modprobe_ip_vs();
+            Servers::open(family).map_err(|error| match error {
+                ipvs_netlink::Error::FamilyMissing => OpenError::NoIpvs { tried },
+                error => OpenError::Ipvs(error),
+            })
+        }
+        opened => opened.map_err(OpenError::Ipvs),
+    }
+}
+
+/// What was tried, and how it ended.
+fn modprobe_ip_vs() -> String {
+    let Some(modprobe) = Program::find("modprobe") else {
+        return "there is no `modprobe` here".to_owned();
+    };
+    match modprobe.run(&["ip_vs"], "", MODPROBE_LIMIT) {
+        Ok(finished) if finished.status.success() => "`modprobe ip_vs` did not help".to_owned(),
+        Ok(finished) => format!("`modprobe ip_vs` said: {}", finished.stderr.trim()),
+        Err(error) => format!("`modprobe ip_vs` could not be run: {error}"),
+    }
+}

@@ -1,0 +1,129 @@
+//! The shim: the few rules that masquerade and filter by the sets, in three forms that give the same
+//! verdicts (`--ipvs-shim`).
+//!
+//! ```text
+//!   upstream  upstream's chains and rules ╮ of iptables
+//!   lean      fewer, in the same chains   ╯
+//!   native    a table of nf_tables of ours, with its own sets
+//! ```
+//!
+//! The number of rules depends on which sets hold something, never on how many Services there are,
+//! except KUBE-IPVS-OUT-FILTER of iptables: one rule for each load-balancer address whose source
+//! ranges leave this node out.
+
+mod lean;
+pub(crate) mod native;
+mod upstream;
+mod words;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv6Addr};
+
+use ipnet::IpNet;
+use iptables::{Field, FlowState, Match, Rule, Target};
+use kube_rules::LOCALHOST;
+use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
+
+use crate::config::{Config, ShimStyle};
+use crate::rules::Rules;
+use crate::sets::Set;
+
+/// Which fields of a packet a set is asked for.
+const DST: &[Field] = &[Field::Destination];
+const DST_DST: &[Field] = &[Field::Destination, Field::Destination];
+const SRC_DST: &[Field] = &[Field::Source, Field::Destination];
+const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::Source];
+
+/// What decides the rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shim {
+    /// The family.
+    pub family: IpFamily,
+    /// The sets that hold something.
+    pub filled: BTreeSet<Set>,
+    /// See [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
+    pub forbidden_to_node: BTreeSet<ServiceAddress>,
+}
+
+impl Shim {
+    /// The rules that this shim is made of.
+    pub fn rules(&self, config: &Config) -> Rules {
+        self.rules_with(&BTreeSet::new(), config)
+    }
+
+    /// The same with source ranges whose prefixes have these lengths. In iptables a set asks for
+    /// all of them.
+    pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
+        match config.shim {
+            ShimStyle::Upstream => Rules::in_iptables(&self.upstream(config)),
+            ShimStyle::Lean => Rules::in_iptables(&self.lean(config)),
+            ShimStyle::Nftables => Rules::in_nftables(self.native(prefixes, config)),
+        }
+    }
+
+    fn is_filled(&self, set: Set) -> bool {
+        self.filled.contains(&set)
+    }
+
+    fn if_filled(
+        &self,
+        set: Set,
+        fields: &'static [Field],
+        target: impl Into<Target>,
+    ) -> Vec<Rule> {
+        if self.is_filled(set) {
+            vec![self.set_rule(set, fields, target)]
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// The packet's fields are a member of a set.
+    fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
+        Match::InSet(set.name(self.family).into(), fields)
+    }
+
+    fn not_in_set(&self, set: Set, fields: &'static [Field]) -> Match {
+        Match::NotInSet(set.name(self.family).into(), fields)
+    }
+
+    fn set_rule(&self, set: Set, fields: &'static [Field], target: impl Into<Target>) -> Rule {
+        let comment = Match::comment(set.comment());
+        Rule::new([comment, self.in_set(set, fields)], target)
+    }
+}
+
+/// Where the node calls itself.
+pub(crate) fn loopback(family: IpFamily) -> IpNet {
+    match family {
+        IpFamily::V4 => LOCALHOST,
+        IpFamily::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST).into(),
+    }
+}
+
+/// The first packet of a flow.
+const NEW: Match = Match::State(&[FlowState::New]);
+
+/// The fields that the set of a protocol's NodePorts is asked for.
+fn node_port_fields(protocol: Protocol) -> &'static [Field] {
+    match protocol {
+        Protocol::Sctp => DST_DST,
+        Protocol::Tcp | Protocol::Udp => DST,
+    }
+}
+
+/// Which packets to a cluster IP are to be masqueraded: a match, and the fields of the packet that
+/// the set is asked for. Where local traffic cannot be told apart, at least what a Service's own
+/// address sent is.
+fn not_local(config: &Config) -> (Option<Match>, &'static [Field]) {
+    match &config.detector {
+        _ if config.masquerade_all => (None, DST_DST),
+        LocalDetector::None => (None, SRC_DST),
+        detector => (kube_rules::not_local(detector), DST_DST),
+    }
+}
+
+/// The target that marks a packet to be masqueraded.
+fn mark(config: &Config) -> Target {
+    Target::set_mark(config.masquerade_mark)
+}

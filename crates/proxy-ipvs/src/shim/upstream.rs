@@ -1,0 +1,161 @@
+//! `--ipvs-shim=upstream`: chains, their order and their rules as upstream has them
+//! (`pkg/proxy/ipvs/proxier.go`).
+
+use iptables::{Match, Rule, SourcePort, Table, Target};
+use kube_rules::{FORWARD, MARK_MASQ, POSTROUTING, SERVICES};
+use proxy::{Protocol, ServiceAddress};
+
+use super::{DST, DST_DST, DST_DST_SRC, NEW, Shim, loopback, mark, node_port_fields, not_local};
+use crate::config::Config;
+use crate::rules::{CHAINS, Chains, JUMPS};
+use crate::sets::Set;
+
+impl Shim {
+    /// All chains with their rules, and all jumps.
+    pub(super) fn upstream(&self, config: &Config) -> Chains {
+        let chain = |(table, name)| (table, name, self.chain(table, name, config));
+        Chains {
+            chains: CHAINS.map(chain).into(),
+            jumps: JUMPS.iter().collect(),
+        }
+    }
+
+    fn chain(&self, table: Table, name: &str, config: &Config) -> Vec<Rule> {
+        match (table, name) {
+            (Table::Nat, SERVICES) => self.services(config),
+            (Table::Nat, POSTROUTING) => self.postrouting(config),
+            (Table::Nat, "KUBE-NODE-PORT") => self.node_ports(),
+            (Table::Nat, "KUBE-LOAD-BALANCER") => self.load_balancers(),
+            (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
+            (Table::Filter, FORWARD) => kube_rules::forward(config.masquerade_mark).into(),
+            (Table::Filter, "KUBE-NODE-PORT") => {
+                vec![self.set_rule(Set::HealthCheckNodePort, DST, Target::Accept)]
+            }
+            (Table::Filter, "KUBE-PROXY-FIREWALL") => self.if_filled(
+                Set::LoadBalancerFirewall,
+                DST_DST,
+                "KUBE-SOURCE-RANGES-FIREWALL",
+            ),
+            (Table::Filter, "KUBE-SOURCE-RANGES-FIREWALL") => self.source_ranges(),
+            (Table::Filter, "KUBE-IPVS-FILTER") => self.access_filter(),
+            _ => self.out_filter(),
+        }
+    }
+
+    /// nat KUBE-SERVICES: marks what has to be masqueraded, and accepts the rest of what goes to a
+    /// service address.
+    fn services(&self, config: &Config) -> Vec<Rule> {
+        let mut chain = vec![Rule::new(
+            [Match::Source(loopback(self.family))],
+            Target::Return,
+        )];
+        chain.extend(self.if_filled(Set::LoadBalancer, DST_DST, "KUBE-LOAD-BALANCER"));
+        if self.is_filled(Set::ClusterIp) {
+            let comment = Match::comment(Set::ClusterIp.comment());
+            let (from, fields) = not_local(config);
+            let to_set = [comment, self.in_set(Set::ClusterIp, fields)];
+            chain.push(Rule::new(from.into_iter().chain(to_set), MARK_MASQ));
+        }
+        if self.is_filled(Set::ExternalIp) {
+            chain.push(self.set_rule(Set::ExternalIp, DST_DST, MARK_MASQ));
+            chain.extend(self.accept_external(Set::ExternalIp));
+        }
+        if self.is_filled(Set::ExternalIpLocal) {
+            chain.extend(self.accept_external(Set::ExternalIpLocal));
+        }
+        chain.push(Rule::new([Match::DestinationLocal], "KUBE-NODE-PORT"));
+        for set in [Set::ClusterIp, Set::LoadBalancer]
+            .into_iter()
+            .filter(|set| self.is_filled(*set))
+        {
+            chain.push(Rule::new([self.in_set(set, DST_DST)], Target::Accept));
+        }
+        chain
+    }
+
+    /// Traffic to an external IP is accepted if it does not come from a pod behind a bridge or from
+    /// the node itself, and if the address is local here.
+    fn accept_external(&self, set: Set) -> [Rule; 2] {
+        let to_set = || {
+            let comment = Match::comment(set.comment());
+            [comment, self.in_set(set, DST_DST)].into_iter()
+        };
+        let from_elsewhere = [Match::NotFromBridgePort, Match::SourceNotLocal];
+        [
+            Rule::new(to_set().chain(from_elsewhere), Target::Accept),
+            Rule::new(to_set().chain([Match::DestinationLocal]), Target::Accept),
+        ]
+    }
+
+    /// nat KUBE-POSTROUTING: masquerades what is marked, and pods that call themselves.
+    pub(super) fn postrouting(&self, config: &Config) -> Vec<Rule> {
+        let hairpin = Target::Masquerade(SourcePort::Kept);
+        let mut chain = self.if_filled(Set::LoopBack, DST_DST_SRC, hairpin);
+        let marked = kube_rules::masquerade(config.masquerade_mark, config.source_port);
+        chain.extend(marked);
+        chain
+    }
+
+    fn node_ports(&self) -> Vec<Rule> {
+        let mut chain = Vec::new();
+        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
+            for (set, target) in [
+                (Set::node_port_local(protocol), Target::Return),
+                (Set::node_port(protocol), MARK_MASQ.into()),
+            ] {
+                if self.is_filled(set) {
+                    let matches = [
+                        Match::Protocol(protocol),
+                        Match::comment(set.comment()),
+                        self.in_set(set, node_port_fields(protocol)),
+                    ];
+                    chain.push(Rule::new(matches, target));
+                }
+            }
+        }
+        chain
+    }
+
+    fn load_balancers(&self) -> Vec<Rule> {
+        let mut chain = self.if_filled(Set::LoadBalancerLocal, DST_DST, Target::Return);
+        chain.push(Rule::new([], MARK_MASQ));
+        chain
+    }
+
+    fn source_ranges(&self) -> Vec<Rule> {
+        let mut chain = self.if_filled(Set::LoadBalancerSourceCidr, DST_DST_SRC, Target::Return);
+        chain.extend(self.if_filled(Set::LoadBalancerSourceIp, DST_DST_SRC, Target::Return));
+        chain.push(Rule::new([], Target::Drop));
+        chain
+    }
+
+    /// filter KUBE-IPVS-FILTER: service addresses are addresses of this node, so ports that no
+    /// Service exposes must not reach the node's own processes (k/k#72236).
+    fn access_filter(&self) -> Vec<Rule> {
+        let exposed = [
+            (Set::LoadBalancer, DST_DST),
+            (Set::ClusterIp, DST_DST),
+            (Set::ExternalIp, DST_DST),
+            (Set::ExternalIpLocal, DST_DST),
+            (Set::HealthCheckNodePort, DST),
+        ];
+        let mut chain: Vec<_> = exposed
+            .into_iter()
+            .map(|(set, fields)| Rule::new([self.in_set(set, fields)], Target::Return))
+            .collect();
+        let rest = [NEW, self.in_set(Set::IpvsIps, DST)];
+        chain.push(Rule::new(rest, Target::Reject(self.family)));
+        chain
+    }
+
+    pub(super) fn out_filter(&self) -> Vec<Rule> {
+        let forbid = |at: &ServiceAddress| {
+            let from_itself = [
+                Match::Source(at.address.into()),
+                Match::VirtualServer(at.protocol, at.address, at.port),
+            ];
+            Rule::new(from_itself, Target::Drop)
+        };
+        self.forbidden_to_node.iter().map(forbid).collect()
+    }
+}
