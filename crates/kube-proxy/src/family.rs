@@ -25,7 +25,8 @@ use std::time::{Duration, Instant, SystemTime};
 use inspect::{DRAINS, GroundOfFamily, OfFamily};
 use modes::metrics::Extent;
 use proxy::{
-    Changes, IpFamily, Mode, Model, NamespacedName, NodeFacts, NodePorts, Report, Standing, Trigger,
+    Changes, IpFamily, Mode, Model, NamespacedName, NodeFacts, NodePorts, Pieces, Report, Standing,
+    Trigger,
 };
 use service_counters::Counters;
 
@@ -55,6 +56,7 @@ pub(crate) struct Family {
     successor: Option<Box<dyn Mode>>,
     /// What the mode has not taken over yet.
     changes: Changes,
+    pieces: Pieces,
     late: Late,
     /// When it was first told all that was known.
     started: Option<Instant>,
@@ -131,6 +133,7 @@ impl Family {
         Ok(Self {
             successor: None,
             changes: Changes::default(),
+            pieces: Pieces::default(),
             late: Late::default(),
             started: None,
             round: None,
@@ -241,14 +244,22 @@ impl Family {
         }
     }
 
-    /// Takes over what has changed, if it can; the first time, whatever there is.
+    /// Takes over what has changed, or a piece of it, if it can; the first time, whatever there is.
     pub(crate) fn take_in(&mut self, model: &Model, now: Instant) {
         let is_due = self.started.is_none() || !self.changes.is_empty();
         if !is_due || !self.is_ready() {
             return;
         }
-        let changes = mem::take(&mut self.changes);
-        self.late.taken();
+        let changes = if self.started.is_none() {
+            mem::take(&mut self.changes)
+        } else if let Some(piece) = self.pieces.take(&mut self.changes, model, now) {
+            piece
+        } else {
+            return;
+        };
+        if self.changes.is_empty() {
+            self.late.taken();
+        }
         self.has_taken_in = true;
         self.mode.update(model, &changes, now);
         self.started.get_or_insert(now);
@@ -267,6 +278,7 @@ impl Family {
             return self.mode.go_on_serving(now);
         }
         self.mode.proceed(model, now);
+        self.pieces.note_rest(self.is_ready());
         if self.round.is_none() && !self.mode.standing().is_settled {
             self.round = Some(Round {
                 began: now,
@@ -471,7 +483,15 @@ impl Family {
             return None;
         }
         let story = self.story.next_due(now).filter(|_| self.is_served);
-        self.mode.next_due(now).into_iter().chain(story).min()
+        let piece = self
+            .is_about_to_take_in()
+            .then(|| self.pieces.next_due(now));
+        self.mode
+            .next_due(now)
+            .into_iter()
+            .chain(story)
+            .chain(piece)
+            .min()
     }
 }
 

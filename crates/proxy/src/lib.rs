@@ -25,6 +25,7 @@ mod node;
 pub mod object;
 pub mod options;
 mod owner;
+pub mod pieces;
 mod released;
 mod service_cidrs;
 mod shares;
@@ -51,6 +52,7 @@ pub use object::{
 };
 pub use options::{OptionRow, Scheduler, ServiceOptions, UnavailableOption, WrongOption};
 pub use owner::{Owner, Rank};
+pub use pieces::{Left, Pieces};
 pub use released::released;
 pub use shares::{Share, Shares};
 pub use stale_flows::{Frontend, StaleOf, UdpService, UdpServices};

@@ -17,6 +17,7 @@ use crate::names::{IpFamily, NamespacedName, Protocol};
 use crate::object::{EndpointSlice, Node, Placement, Service, ServiceAddress, ServiceCidr};
 use crate::options::ServiceOptions;
 use crate::owner::Rank;
+use crate::pieces::Left;
 use crate::service_cidrs::{Changed, ServiceCidrs};
 
 /// So many shared values are not worth a look at which of them are in use.
@@ -162,6 +163,8 @@ impl List {
 pub struct Changes {
     /// Services that changed, or whose endpoints did, or that are gone.
     pub services: HashSet<NamespacedName>,
+    /// What those of them had that had more than they have now.
+    pub left: HashMap<NamespacedName, Left>,
     /// Families in which these Services have a cluster IP, or had one, or whose endpoints changed.
     pub families: FamilySet,
     /// Whether the own Node changed.
@@ -273,10 +276,22 @@ impl Changes {
         self.services.insert(service.name.clone());
     }
 
+    /// Notes what a Service has less from now on, if another one that it becomes has less.
+    fn note_left(&mut self, service: &Service, by: Option<&Service>) {
+        if let Some(left) = Left::of(service, by) {
+            self.leave(service.name.clone(), left);
+        }
+    }
+
+    fn leave(&mut self, name: NamespacedName, left: Left) {
+        self.left.entry(name).or_default().extend(left);
+    }
+
     /// Adds those that came after these.
     pub fn extend(&mut self, later: Self) {
         let Self {
             services,
+            left,
             families,
             node,
             service_cidrs,
@@ -289,6 +304,9 @@ impl Changes {
             self.services = services;
         } else {
             self.services.extend(services);
+        }
+        for (name, left) in left {
+            self.leave(name, left);
         }
         let families = IpFamily::ALL
             .into_iter()
@@ -716,6 +734,9 @@ impl Model {
             port.name = self.port_names.one(&port.name);
         }
         self.changes.note_service(&service);
+        if let Some(known) = self.services.get(&service.name) {
+            self.changes.note_left(known, Some(&service));
+        }
         let before = self
             .services
             .insert(service.name.clone(), Box::new(service));
@@ -764,6 +785,7 @@ impl Model {
             let mut given = self.admission.as_given(service).clone();
             self.admission
                 .admit(&mut given, slices_of(&self.slices, name));
+            self.changes.note_left(service, Some(&given));
             **service = given;
         }
     }
@@ -788,6 +810,7 @@ impl Model {
             self.names_version += 1;
             self.changes.service_changes += 1;
             self.changes.note_service(&service);
+            self.changes.note_left(&service, None);
             self.judge_again();
         }
     }

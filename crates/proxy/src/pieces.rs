@@ -1,0 +1,476 @@
+//! Pieces in which changes are computed.
+//!
+//! Who may write one namespace can change very much at once: Services of the largest size, or
+//! thousands of small ones. A change elsewhere waits for one piece of that at most:
+//!
+//! ```text
+//!   Changes ─▶ others: what each namespace has within its share ─▶ Mode::update
+//!      │                           ▲ in turns ▼
+//!      └─────▶ most: one piece of what is above that, once the one before is written ─▶ Mode::update
+//! ```
+//!
+//! An address that goes from one Service to another is never nobody's in between: the two are in
+//! one piece.
+
+use std::mem;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use hashbrown::{HashMap, HashSet};
+
+use crate::model::{Changes, Model, ServiceView};
+use crate::names::NamespacedName;
+use crate::object::Service;
+
+/// The [work](ServiceView::work) that a namespace has in one piece: milliseconds for the daemon.
+pub const SHARE: usize = 16_384;
+
+/// The longest that a piece of what is above the shares waits for the one before to be written.
+/// Some of that may never be: it is refused, or waits for somebody else.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// A place that one Service can leave to another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    Address(IpAddr),
+    NodePort(u16),
+}
+
+/// All places of a Service.
+fn places(service: &Service) -> impl Iterator<Item = Place> + use<'_> {
+    let addresses = [
+        &service.cluster_ips[..],
+        &service.ingress_ips,
+        &service.external_ips,
+    ];
+    let addresses = addresses.into_iter().flatten().copied();
+    let node_ports = service.ports.iter().filter_map(|port| port.node_port);
+    let addresses = addresses.map(Place::Address);
+    addresses.chain(node_ports.map(Place::NodePort))
+}
+
+/// What changed Services had, of which they may have less now.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Left {
+    places: HashSet<Place>,
+    work: usize,
+}
+
+impl Left {
+    /// All that a Service has; `None` if another one has no less.
+    pub(crate) fn of(service: &Service, by: Option<&Service>) -> Option<Self> {
+        let has_all = |by: &Service| {
+            by.ports == service.ports
+                && by.yielded == service.yielded
+                && by.cluster_ips == service.cluster_ips
+                && by.ingress_ips == service.ingress_ips
+                && by.external_ips == service.external_ips
+        };
+        (!by.is_some_and(has_all)).then(|| Self {
+            places: places(service).collect(),
+            work: frontends(service),
+        })
+    }
+
+    /// Adds what was left before.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.places.extend(other.places);
+        self.work = self.work.max(other.work);
+    }
+
+    fn has_one_of(&self, places: &HashSet<Place>) -> bool {
+        let (few, many) = if self.places.len() < places.len() {
+            (&self.places, places)
+        } else {
+            (places, &self.places)
+        };
+        few.iter().any(|place| many.contains(place))
+    }
+}
+
+/// The addresses × ports of a Service. All of the node's addresses count as one.
+fn frontends(service: &Service) -> usize {
+    let addresses = service.cluster_ips.len() + service.ingress_ips.len();
+    (addresses + service.external_ips.len() + 1) * service.ports.len()
+}
+
+impl ServiceView<'_> {
+    /// Returns the work that it is to compute the Service: its addresses × ports × endpoints.
+    pub fn work(&self) -> usize {
+        let endpoints = self.slices().map(|slice| slice.endpoints.len());
+        frontends(self.service) * (1 + endpoints.sum::<usize>())
+    }
+}
+
+/// The state of a family's pieces.
+#[derive(Debug, Default)]
+pub struct Pieces {
+    /// True if the last piece was of the others.
+    had_others: bool,
+    /// The last Service above a share; the next piece begins behind it.
+    last: Option<NamespacedName>,
+    /// When the last piece of what is above the shares was taken.
+    taken: Option<Instant>,
+    /// True if all that could be written of what is taken is written.
+    is_at_rest: bool,
+}
+
+impl Pieces {
+    /// Notes whether there is nothing more to write at once of what was taken.
+    pub fn note_rest(&mut self, is_at_rest: bool) {
+        self.is_at_rest = is_at_rest;
+    }
+
+    /// Returns when the next piece of what waits may be taken.
+    pub fn next_due(&self, now: Instant) -> Instant {
+        match self.taken {
+            Some(taken) if !self.is_at_rest => now.max(taken + PATIENCE),
+            _ => now,
+        }
+    }
+
+    /// Takes out what is computed next; `None` if that has to wait.
+    pub fn take(&mut self, waiting: &mut Changes, model: &Model, now: Instant) -> Option<Changes> {
+        let Some(above) = above_shares(waiting, model) else {
+            *self = Self::default();
+            return Some(mem::take(waiting));
+        };
+        let is_due = self.next_due(now) <= now;
+        if !(is_due && self.had_others) {
+            let others = others(waiting, model, &above);
+            if !others.is_empty() {
+                self.had_others = true;
+                return Some(take_out(waiting, others));
+            }
+        }
+        if !is_due {
+            return None;
+        }
+        self.had_others = false;
+        self.taken = Some(now);
+        self.is_at_rest = false;
+        let piece = self.piece(waiting, model, &above);
+        Some(take_out(waiting, piece))
+    }
+
+    /// Chooses Services above the shares, behind the last one, and all that they exchange places
+    /// with.
+    fn piece(
+        &mut self,
+        waiting: &Changes,
+        model: &Model,
+        above: &[(NamespacedName, usize)],
+    ) -> HashSet<NamespacedName> {
+        let last = self.last.as_ref();
+        let behind = above.partition_point(|(name, _)| Some(name) <= last);
+        let (before, behind) = above.split_at(behind);
+        let mut total = 0;
+        let mut piece = HashSet::new();
+        for (name, work) in behind.iter().chain(before) {
+            if total > 0 && total + work > SHARE {
+                break;
+            }
+            total += work;
+            piece.insert(name.clone());
+            self.last = Some(name.clone());
+        }
+        with_exchanges(waiting, model, piece)
+    }
+}
+
+/// Finds the Services that are above the share of their namespace, by name, each with its work;
+/// `None` if there are none, or all has to be computed anyway. Of a namespace, those with the least
+/// work come first.
+fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName, usize)>> {
+    if waiting.node || waiting.service_cidrs {
+        return None;
+    }
+    let work_of = |name: &NamespacedName| {
+        let left = waiting.left.get(name).map_or(0, |left| left.work);
+        left.max(model.view(name).map_or(0, |view| view.work()))
+    };
+    let mut all: Vec<(&NamespacedName, usize)> = Vec::with_capacity(waiting.services.len());
+    all.extend(waiting.services.iter().map(|name| (name, work_of(name))));
+    if all.iter().map(|(_, work)| work).sum::<usize>() <= SHARE {
+        return None;
+    }
+    all.sort_unstable_by_key(|(name, work)| (*work, *name));
+    let mut of_namespace: HashMap<&str, usize> = HashMap::new();
+    all.retain(|(name, work)| {
+        let total = of_namespace.entry(name.namespace()).or_default();
+        *total += work;
+        *total > SHARE
+    });
+    all.sort_unstable();
+    let all = all.into_iter().map(|(name, work)| (name.clone(), work));
+    let all: Vec<_> = all.collect();
+    (!all.is_empty()).then_some(all)
+}
+
+/// Chooses all but those above their shares, and all that they exchange places with.
+fn others(
+    waiting: &Changes,
+    model: &Model,
+    above: &[(NamespacedName, usize)],
+) -> HashSet<NamespacedName> {
+    let above = above.iter().map(|(name, _)| name.clone());
+    let kept = with_exchanges(waiting, model, above.collect());
+    waiting.services.difference(&kept).cloned().collect()
+}
+
+/// Adds all that exchange places with these Services, or with one that does.
+fn with_exchanges(
+    waiting: &Changes,
+    model: &Model,
+    mut services: HashSet<NamespacedName>,
+) -> HashSet<NamespacedName> {
+    let mut fresh: Vec<NamespacedName> = services.iter().cloned().collect();
+    while !fresh.is_empty() && !waiting.left.is_empty() {
+        let exchange = Exchange::of(waiting, model, &fresh);
+        let all = waiting.services.iter();
+        let joining = all.filter(|name| !services.contains(*name) && exchange.is_with(name));
+        fresh = joining.cloned().collect();
+        services.extend(fresh.iter().cloned());
+    }
+    services
+}
+
+/// The places that some Services have, or have left.
+struct Exchange<'a> {
+    waiting: &'a Changes,
+    model: &'a Model,
+    has: HashSet<Place>,
+    left: HashSet<Place>,
+}
+
+impl<'a> Exchange<'a> {
+    fn of(waiting: &'a Changes, model: &'a Model, services: &[NamespacedName]) -> Self {
+        let left = services.iter().filter_map(|name| waiting.left.get(name));
+        let views = services.iter().filter_map(|name| model.view(name));
+        Self {
+            waiting,
+            model,
+            has: views.flat_map(|view| places(view.service)).collect(),
+            left: left.flat_map(|left| left.places.iter().copied()).collect(),
+        }
+    }
+
+    /// Reports whether a Service has left a place that they have, or has one that they have left.
+    fn is_with(&self, name: &NamespacedName) -> bool {
+        let left = self.waiting.left.get(name);
+        if left.is_some_and(|left| left.has_one_of(&self.has)) {
+            return true;
+        }
+        let has_left = |view: ServiceView<'_>| {
+            let mut places = places(view.service);
+            places.any(|place| self.left.contains(&place))
+        };
+        !self.left.is_empty() && self.model.view(name).is_some_and(has_left)
+    }
+}
+
+/// Takes these Services out of what waits, with all that is told of them. What is of no Service
+/// goes with them.
+fn take_out(waiting: &mut Changes, services: HashSet<NamespacedName>) -> Changes {
+    waiting.services.retain(|name| !services.contains(name));
+    let left = waiting.left.extract_if(|name, _| services.contains(name));
+    let left = left.collect();
+    let triggers = mem::take(&mut waiting.triggers).into_iter();
+    let (triggers, others) = triggers.partition(|trigger| services.contains(&trigger.service));
+    waiting.triggers = others;
+    Changes {
+        services,
+        left,
+        triggers,
+        families: waiting.families,
+        vanished: mem::take(&mut waiting.vanished),
+        service_changes: mem::take(&mut waiting.service_changes),
+        slice_changes: mem::take(&mut waiting.slice_changes),
+        ..Changes::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Event;
+    use crate::names::{IpFamily, Protocol};
+    use crate::object::{Endpoint, EndpointPort, EndpointSlice, Placement, ServicePort};
+
+    fn name(text: &str) -> NamespacedName {
+        let (namespace, name) = text.split_once('/').unwrap();
+        NamespacedName::new(namespace, name)
+    }
+
+    /// Another one for each name.
+    fn cluster_ip(of: &str) -> IpAddr {
+        let number = |sum: u32, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte));
+        IpAddr::from(of.bytes().fold(7, number).to_be_bytes())
+    }
+
+    /// A Service with this many ports at these external IPs.
+    fn service(of: &str, ports: u16, external_ips: &[&str]) -> Event {
+        let port = |number: u16| ServicePort {
+            name: number.to_string().into(),
+            protocol: Protocol::Tcp,
+            port: number,
+            node_port: None,
+        };
+        Event::ServiceApplied(Service {
+            ports: (1..=ports).map(port).collect(),
+            external_ips: external_ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+            ..Service::at(name(of), [cluster_ip(of)])
+        })
+    }
+
+    /// A Service that is more work than a share, at these external IPs.
+    fn large(of: &str, external_ips: &[&str]) -> [Event; 2] {
+        let port = |number: u16| EndpointPort {
+            name: number.to_string().into(),
+            protocol: Protocol::Tcp,
+            port: 8080,
+        };
+        let endpoint = |last| Endpoint {
+            address: IpAddr::from([10, 1, 0, last]),
+            ready: true,
+            serving: true,
+            terminating: false,
+            placement: std::sync::Arc::new(Placement::default()),
+        };
+        let endpoints: Vec<Endpoint> = (1..20).map(endpoint).collect();
+        let slice = EndpointSlice {
+            name: name(of),
+            service: name(of),
+            family: IpFamily::V4,
+            ports: (1..=900).map(port).collect(),
+            endpoints: endpoints.into(),
+            change_trigger: None,
+        };
+        [service(of, 900, external_ips), Event::SliceApplied(slice)]
+    }
+
+    struct World {
+        model: Model,
+        waiting: Changes,
+        pieces: Pieces,
+        now: Instant,
+    }
+
+    impl World {
+        fn new() -> Self {
+            Self {
+                model: Model::new(),
+                waiting: Changes::default(),
+                pieces: Pieces::default(),
+                now: Instant::now(),
+            }
+        }
+
+        fn told(&mut self, events: impl IntoIterator<Item = Event>) {
+            events.into_iter().for_each(|event| self.model.apply(event));
+            self.waiting.extend(self.model.take_changes());
+        }
+
+        /// Takes the next piece; its names, in order.
+        fn take(&mut self) -> Option<Vec<String>> {
+            let piece = self.pieces.take(&mut self.waiting, &self.model, self.now)?;
+            let mut names: Vec<_> = piece.services.iter().map(ToString::to_string).collect();
+            names.sort();
+            Some(names)
+        }
+
+        /// Takes the next piece once all before is written.
+        fn take_at_rest(&mut self) -> Vec<String> {
+            self.pieces.note_rest(true);
+            self.take().unwrap()
+        }
+    }
+
+    #[test]
+    fn few_changes_are_one_piece_whoever_they_are_of() {
+        let mut world = World::new();
+        let all = ["a/1", "a/2", "b/1"];
+        world.told(all.map(|of| service(of, 2, &[])));
+        assert_eq!(world.take().unwrap(), all);
+        assert!(world.waiting.is_empty());
+    }
+
+    #[test]
+    fn a_change_elsewhere_waits_for_one_large_service_at_most() {
+        let mut world = World::new();
+        for of in ["a/1", "a/2", "a/3"] {
+            world.told(large(of, &[]));
+        }
+        world.told([service("b/1", 1, &[])]);
+        assert_eq!(world.take().unwrap(), ["b/1"]);
+        assert_eq!(world.take_at_rest(), ["a/1"]);
+        // Its writes are under way; another change need not wait for their end.
+        world.pieces.note_rest(false);
+        world.told([service("b/2", 1, &[])]);
+        assert_eq!(world.take().unwrap(), ["b/2"]);
+        assert_eq!(world.take(), None);
+        assert_eq!(world.pieces.next_due(world.now), world.now + PATIENCE);
+        // A stream of other changes puts none off, nor do those that come before it by name.
+        world.told(large("a/0", &[]));
+        world.told([service("b/3", 1, &[])]);
+        assert_eq!(world.take().unwrap(), ["b/3"]);
+        world.told([service("b/4", 1, &[])]);
+        assert_eq!(world.take_at_rest(), ["a/2"]);
+        assert_eq!(world.take_at_rest(), ["b/4"]);
+        // Something is never written: the next one comes all the same.
+        world.pieces.note_rest(false);
+        world.now += PATIENCE;
+        assert_eq!(world.take().unwrap(), ["a/3"]);
+        assert_eq!(world.take_at_rest(), ["a/0"]);
+        assert!(world.waiting.is_empty());
+    }
+
+    #[test]
+    fn many_small_services_of_one_namespace_come_in_pieces() {
+        let mut world = World::new();
+        let many = (0..10_000).map(|number| service(&format!("a/{number:04}"), 1, &[]));
+        world.told(many);
+        world.told([service("b/1", 1, &[])]);
+        let mut sizes = vec![world.take().unwrap().len()];
+        while !world.waiting.is_empty() {
+            sizes.push(world.take_at_rest().len());
+        }
+        assert_eq!(sizes.iter().sum::<usize>(), 10_001);
+        // The first one has the share of the namespace, and what is elsewhere.
+        assert_eq!(sizes, [SHARE / 2 + 1, 10_000 - SHARE / 2]);
+    }
+
+    #[test]
+    fn services_that_exchange_an_address_are_in_one_piece() {
+        let (one, other) = (&["192.0.2.1"][..], &["192.0.2.2"][..]);
+        let mut world = World::new();
+        let third = &["192.0.2.3"];
+        world.told([service("b/1", 1, one), service("b/2", 1, third)]);
+        world.told([service("b/3", 1, &[]), service("b/4", 1, &[])]);
+        world.told(large("a/1", other));
+        while world.take().is_none() || !world.waiting.is_empty() {
+            world.pieces.note_rest(true);
+        }
+        // One gives its address to the large one, which gives its own to the next, which gives its
+        // own to a third.
+        world.told([service("b/1", 1, &[]), service("b/2", 1, other)]);
+        world.told(large("a/1", one));
+        world.told([service("b/3", 1, third), service("b/4", 2, &[])]);
+        assert_eq!(world.take_at_rest(), ["b/4"]);
+        assert_eq!(world.take_at_rest(), ["a/1", "b/1", "b/2", "b/3"]);
+        // Deleted, it leaves all.
+        world.told([Event::ServiceDeleted(name("a/1"))]);
+        world.told([service("b/1", 1, one)]);
+        assert_eq!(world.take_at_rest(), ["a/1", "b/1"]);
+        assert!(world.waiting.is_empty());
+    }
+
+    #[test]
+    fn what_the_node_changes_is_one_piece() {
+        let mut world = World::new();
+        world.told(large("a/1", &[]));
+        world.told([service("b/1", 1, &[])]);
+        world.waiting.node = true;
+        assert_eq!(world.take().unwrap(), ["a/1", "b/1"]);
+    }
+}
