@@ -412,7 +412,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
 
     fn standing(&self) -> Standing {
         let mut standing = Standing {
-            is_settled: S::WRITING.iter().all(|lane| self.lanes.is_free(*lane)),
+            is_settled: S::WRITING.iter().all(|lane| self.lanes.is_free(*lane))
+                && !self.scheme.wants_update(),
             ..Standing::default()
         };
         let all = PartOf::<S>::ALL.iter();

@@ -122,10 +122,39 @@ impl Claims {
         fragments: Vec<Fragment>,
         tables: &mut Tables,
     ) {
-        let owners: SmallVec<[Arc<Owner>; 1]> = fragments
-            .iter()
-            .map(|fragment| fragment.owner.clone())
-            .collect();
+        let owners = fragments.iter().map(|fragment| fragment.owner.clone());
+        self.release_others(service, owners.collect(), tables);
+        for fragment in fragments {
+            self.claim(fragment, tables);
+        }
+    }
+
+    /// Makes these all that some of the ports of a Service claim. Its other ports claim what they
+    /// did. Returns whose these are.
+    pub(crate) fn put_some(
+        &mut self,
+        service: &NamespacedName,
+        fragments: Vec<Fragment>,
+        tables: &mut Tables,
+    ) -> Vec<Arc<Owner>> {
+        let put: Vec<_> = fragments.iter().map(|of| of.owner.clone()).collect();
+        let owners = self.owners.entry(service.clone()).or_default();
+        let known: HashSet<_> = owners.iter().cloned().collect();
+        let fresh = put.iter().filter(|owner| !known.contains(*owner));
+        owners.extend(fresh.cloned());
+        for fragment in fragments {
+            self.claim(fragment, tables);
+        }
+        put
+    }
+
+    /// Releases what a Service claims for others than these.
+    pub(crate) fn release_others(
+        &mut self,
+        service: &NamespacedName,
+        owners: SmallVec<[Arc<Owner>; 1]>,
+        tables: &mut Tables,
+    ) {
         let before = if owners.is_empty() {
             self.owners.remove(service)
         } else {
@@ -134,9 +163,6 @@ impl Claims {
         let before = before.map_or_else(Vec::new, SmallVec::into_vec);
         for gone in released(before, &owners, |owner| owner) {
             self.claim(Fragment::of_nothing(gone), tables);
-        }
-        for fragment in fragments {
-            self.claim(fragment, tables);
         }
     }
 

@@ -36,6 +36,7 @@ mod netlink;
 mod observe;
 mod pace;
 mod part;
+mod pieces;
 mod plan;
 mod planner;
 mod proxier;

@@ -54,7 +54,7 @@ impl Budget {
     const OF_REMOVALS: Self = Self(1_024);
     /// About as long as a plan may take, and how much longer for each virtual server that is pending:
     /// the next plan looks at all of them.
-    const TIME: Duration = Duration::from_millis(50);
+    const TIME: Duration = Duration::from_millis(25);
     const LOOK: Duration = Duration::from_micros(5);
 
     /// Whether so many writes say something of how fast the kernel is.
@@ -811,21 +811,21 @@ mod tests {
         assert!(!most.is_used_up(32_767) && most.is_used_up(32_768));
         // 3 microseconds each, and one millisecond.
         let fast = Budget::after(1_000, Duration::from_millis(3), 0);
-        assert_eq!(fast, Budget(16_666));
+        assert_eq!(fast, Budget(8_333));
         assert_eq!(
-            Budget::after(1_000, Duration::from_millis(500), 0),
+            Budget::after(1_000, Duration::from_millis(250), 0),
             Budget(100)
         );
         assert_eq!(Budget::after(1_000, Duration::from_mins(1), 0), Budget(64));
         assert_eq!(Budget::after(1_000, Duration::ZERO, 0), most);
         assert_eq!(
             Budget::after(64, Duration::from_micros(640), 0),
-            Budget(5_000)
+            Budget(2_500)
         );
         // Where very many are pending, to look at them does not take longer than to write.
         assert_eq!(
             Budget::after(1_000, Duration::from_millis(50), 20_000),
-            Budget(3_000)
+            Budget(2_500)
         );
         // One that was held up says little.
         assert!(!Budget::tells(63) && Budget::tells(64));

@@ -34,6 +34,7 @@ use crate::kinds::{IpvsKinds, State};
 use crate::link::{Link, Loss};
 use crate::pace::Pace;
 use crate::part::{Lane, Part};
+use crate::pieces::Pieces;
 use crate::plan::{Op, Outcome, Plan};
 use crate::planner::{self, Room, Situation, Turns};
 use crate::schedulers::Schedulers;
@@ -56,7 +57,7 @@ pub type Lanes<K> = engine::Lanes<Ipvs, K>;
 
 /// What the IPVS mode wants, knows and writes.
 pub struct Ipvs {
-    node_ports: NodePortAddresses,
+    pub(crate) node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
     /// What was found at the start, until it is known whose it is.
@@ -68,6 +69,7 @@ pub struct Ipvs {
     /// How often the table is compared because somebody may have changed it.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
+    pub(crate) pieces: Pieces,
 }
 
 impl Ipvs {
@@ -137,6 +139,7 @@ impl Ipvs {
             compile(&view, &state.node, &self.node_ports, &scheduler)
         });
         let fragments = compiled.unwrap_or_default();
+        self.pieces.forget(name);
         self.claims.put(name, fragments, &mut self.tables);
         state.news.changed(name);
     }
@@ -311,6 +314,7 @@ impl engine::Scheme for Ipvs {
             drifts: Drifts::new(config.glance_period, now),
             pace: Pace::default(),
             schedulers: Schedulers::new(config, now),
+            pieces: Pieces::default(),
         }
     }
 
@@ -338,7 +342,7 @@ impl engine::Scheme for Ipvs {
     }
 
     fn is_settled(&self, service: &NamespacedName) -> bool {
-        self.claims.is_settled(service, &self.tables)
+        !self.pieces.contains(service) && self.claims.is_settled(service, &self.tables)
     }
 
     fn concern(&self, state: &State, part: Part) -> Concern {
@@ -380,8 +384,12 @@ impl engine::Scheme for Ipvs {
         {
             self.reserve(model, state.node.family, names);
         }
-        let services = extent.services(model, self.claims.services());
-        let had = self.compute(state, model, &services);
+        let (mut services, mut had) = (Vec::new(), Vec::new());
+        if !self.begin_pieces(state, model, extent) {
+            services = extent.services(model, self.claims.services());
+            had = self.compute(state, model, &services);
+        }
+        had.extend(self.go_on_with_pieces(state, model));
         // These may change by what nobody has told yet.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
@@ -390,7 +398,7 @@ impl engine::Scheme for Ipvs {
     }
 
     fn wants_update(&self) -> bool {
-        self.tables.foreign.has_changed() || self.schedulers.has_news()
+        !self.pieces.is_empty() || self.tables.foreign.has_changed() || self.schedulers.has_news()
     }
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
@@ -464,6 +472,7 @@ impl engine::Scheme for Ipvs {
             .filter(|due| *due > now)
             .chain(self.drifts.next_due(&self.tables, now))
             .chain(self.pace.next_due())
+            .chain((!self.pieces.is_empty()).then_some(now))
             .min()
     }
 

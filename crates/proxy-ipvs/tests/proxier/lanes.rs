@@ -274,6 +274,87 @@ fn a_change_does_not_wait_for_a_very_large_service() {
     assert!(before < 3_000, "after {before} of {}", ops.len());
 }
 
+/// A Service with so many ports at 20 addresses, and 20 endpoints; and one elsewhere, which is served.
+fn beside_a_wide_one(ports: u16) -> (World, Service) {
+    let mut world = World::new();
+    world.service(service("default/web", "203.0.113.10", 80));
+    world.slice(slice("default/web", &["10.244.9.1@node2"]));
+    let mut world = world.listed();
+    world.sync();
+    world.work();
+    let pods: Vec<String> = (1..=20).map(|n| format!("10.244.8.{n}@node2")).collect();
+    let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
+    let mut endpoints = slice("tenant/wide", &pods);
+    let mut wide = service("tenant/wide", "10.96.0.9", 80);
+    wide.external_ips = (1..=19).map(|n| ip(&format!("198.51.100.{n}"))).collect();
+    let (port, target) = (wide.ports[0].clone(), endpoints.ports[0].clone());
+    wide.ports.clear();
+    endpoints.ports.clear();
+    for number in 1..=ports {
+        let name: Arc<str> = number.to_string().into();
+        wide.ports.push(ServicePort {
+            name: name.clone(),
+            port: number,
+            ..port.clone()
+        });
+        endpoints.ports.push(proxy::EndpointPort {
+            name,
+            ..target.clone()
+        });
+    }
+    world.service(wide.clone());
+    world.slice(endpoints);
+    (world, wide)
+}
+
+/// Has the mode take over what is told, and begin.
+fn begin(world: &mut World) {
+    let changes = world.model.take_changes();
+    world.proxier.update(&world.model, &changes, world.now);
+    world.proxier.proceed(&world.model, world.now);
+}
+
+#[test]
+fn a_change_does_not_wait_until_a_service_of_very_many_ports_is_computed() {
+    let (mut world, _) = beside_a_wide_one(150);
+    begin(&mut world);
+    assert!(!world.proxier.standing().is_settled);
+    world.slice(slice("default/web", &["10.244.9.2@node2"]));
+    begin(&mut world);
+    let synced = world.settle();
+    assert_eq!((synced.pending, synced.failures.len()), (0, 0));
+    assert_eq!(synced.settled, ["default/web", "tenant/wide"]);
+    let (_, ops) = world.work();
+    let makes = |op: &&Op| matches!(op, Op::AddServer(..));
+    let before = before_destination_of("203.0.113.10", &ops);
+    let before = ops[..before].iter().filter(makes).count();
+    assert_eq!(ops.iter().filter(makes).count(), 150 * 20);
+    assert!(before < 150 * 20 / 2, "after {before}");
+}
+
+#[test]
+fn what_is_computed_in_part_when_its_service_changes_or_goes_leaves_nothing() {
+    let (mut world, mut wide) = beside_a_wide_one(150);
+    begin(&mut world);
+    // Others of its ports, and other names of some.
+    wide.ports.drain(20..100);
+    for port in wide.ports.iter_mut().take(5) {
+        port.name = format!("new-{}", port.name).into();
+    }
+    world.service(wide);
+    begin(&mut world);
+    assert_eq!(world.settle().pending, 0);
+    assert_eq!(world.kernel.state().snapshot.servers.len(), 70 * 20 + 1);
+    let (mut world, _) = beside_a_wide_one(150);
+    begin(&mut world);
+    world.delete_service("tenant/wide");
+    begin(&mut world);
+    assert_eq!(world.settle().pending, 0);
+    let state = world.kernel.state();
+    assert_eq!(state.snapshot.servers.len(), 1);
+    assert_eq!(state.snapshot.bound.len(), 1);
+}
+
 #[test]
 fn a_change_does_not_wait_for_very_many_services_of_another_namespace() {
     let mut world = World::new();
