@@ -7,23 +7,23 @@ use std::time::Instant;
 use hashbrown::HashSet;
 use proxy::{Owner, Rank, Share, Shares};
 
-use crate::chain::Shared;
+use crate::chain::{Chain, Shared};
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::plan::{Change, Manner, Part, Plan, Whole};
-use crate::port::Slot;
+use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
 /// So many changes in a shared chain are not worth writing it whole.
 const FEW_CHANGES: usize = 64;
-/// About so many rules of Service ports make a restore, which iptables-nft writes in 50 ms. The time
+/// About so many rules of Service ports make a restore, which iptables-nft writes in 25 ms. The time
 /// of more grows with their square.
-const MANY_RULES: usize = 2_048;
+const MANY_RULES: usize = 1_024;
 /// All rules take no more than about so many restores: each of iptables-legacy reads and writes the
 /// whole table.
 const MAX_RESTORES: usize = 32;
 /// With more rules than this in one restore, a Service or a namespace comes after the others.
-const SHARE: usize = 512;
+const SHARE: usize = 256;
 
 /// What a plan is made from.
 pub(crate) struct Planner<'a> {
@@ -79,7 +79,7 @@ impl Planner<'_> {
             {
                 let part = parts.entry(Some(Arc::clone(owner))).or_default();
                 part.chains.insert(*chain, *content);
-                part.rules += content.rules as usize;
+                part.rules += self.rules_written(chain, *content);
             }
         }
         let mut changed: BTreeMap<Option<&Arc<Owner>>, BTreeSet<Slot>> = BTreeMap::new();
@@ -99,11 +99,17 @@ impl Planner<'_> {
                 if let Some(content) = self.tables.chains.wanted(chain)
                     && part.chains.insert(*chain, *content).is_none()
                 {
-                    part.rules += content.rules as usize;
+                    part.rules += self.rules_written(chain, *content);
                 }
             }
         }
         parts
+    }
+
+    /// Counts the rules that go and come where a chain is written.
+    fn rules_written(&self, chain: &Chain, wanted: Content) -> usize {
+        let actual = self.tables.chains.actual(chain);
+        (actual.map_or(0, |there| there.rules) + wanted.rules) as usize
     }
 
     /// Keeps as many Service ports as one restore writes, those within the shares of their Service and
