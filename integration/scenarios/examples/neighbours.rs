@@ -203,6 +203,7 @@ fn start(c: &mut Cluster) -> Result<ApiServer> {
     c.flags.push("--iptables-min-sync-period=0s".into());
     let mut api = c.api_server(true)?;
     api.apply(&web(0))?;
+    api.apply(&resident())?;
     api.start()?;
     c.launch_on(&api, &[])?;
     c.await_first_sync()?;
@@ -216,6 +217,14 @@ fn web(turn: usize) -> Service {
     Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080))
         .endpoints(endpoint.get(turn % 2).copied().unwrap_or_default())
+}
+
+/// A Service with an endpoint on the node, as nearly every node has: else the set of hairpins would
+/// be empty, and the rules of the shim others, with every other change.
+fn resident() -> Service {
+    Service::new("resident", "10.96.0.11")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10")
 }
 
 /// Times changes of the other Service, and `/livez`, while something is done.
@@ -298,8 +307,10 @@ impl Watch<'_> {
     }
 }
 
-/// True if everything that the daemon has heard is in the kernel.
+/// True if everything that the daemon has heard is in the kernel. A packet is there before the daemon
+/// knows that it may be.
 fn is_settled(c: &Cluster) -> bool {
+    thread::sleep(PAUSE);
     let Ok((_, text)) = get(&c.node1, METRICS, "/metrics") else {
         return false;
     };
