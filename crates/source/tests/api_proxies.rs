@@ -44,7 +44,7 @@ impl World {
         };
         let server = Server::start(options).await.unwrap();
         let service = json!({"apiVersion": "v1", "kind": "Service",
-            "metadata": {"name": "web", "namespace": "default"}, "spec": {"ports": [{"port": 80}]}});
+            "metadata": {"name": "web", "namespace": "default"}, "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}});
         server.apply(service).unwrap();
         let folder = Folder::new();
         folder.write("ca.crt", &authority.certificate());

@@ -32,7 +32,7 @@ fn write_pair(folder: &Folder, identity: &Identity) {
 
 fn service(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": name, "namespace": "default"},
-           "spec": {"ports": [{"port": 80, "protocol": "TCP"}]}})
+           "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80, "protocol": "TCP"}]}})
 }
 
 fn with(authority: &Authority) -> Options {

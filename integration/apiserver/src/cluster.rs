@@ -2,22 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::ops::{Bound, RangeInclusive};
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::defaults::{Allocations, nth};
 use crate::object::{Change, Key, Object, Recording};
 use crate::options::Options;
 use crate::resource::Kind;
 use crate::selector::Scope;
 use crate::status::Status;
-
-/// Where node ports come from.
-const NODE_PORTS: RangeInclusive<u16> = 30000..=32767;
 
 /// The state of an API server, shared by those that serve it and those that edit it in-process. A
 /// clone is a handle to the same state; it outlives its server, so that another can be started on
@@ -64,7 +60,6 @@ impl Cluster {
             compacted: 0,
             history: options.history.max(1),
             collections: BTreeMap::new(),
-            allocations: Allocations::new(cidrs.clone(), NODE_PORTS),
             uids: RandomState::new(),
         };
         let mut objects = vec![json!({
@@ -83,7 +78,7 @@ impl Cluster {
                     "labels": { "component": "apiserver", "provider": "kubernetes" },
                 },
                 "spec": {
-                    "clusterIP": nth(cidr, 1),
+                    "clusterIP": cidr.hosts().next(),
                     "ports": [{ "name": "https", "port": 443, "targetPort": 6443 }],
                 },
             }));
@@ -101,15 +96,14 @@ impl Cluster {
     }
 
     /// Creates or replaces an object, its status included if it has one. Identity (uid, creation
-    /// time) and values that were allocated stay; a `resourceVersion` in the object is not looked
+    /// time) stays; a `resourceVersion` in the object is not looked
     /// at. Returns the object as stored.
     pub fn apply(&self, object: Value) -> Result<Value, Status> {
         let object = self.write(|state| state.apply(object))?;
         Ok(object.value())
     }
 
-    /// Keeps an EndpointSlice as it is now, for [`Self::replay`]. (What a Service holds, its
-    /// addresses and ports, is not allocated by being stored again.)
+    /// Keeps an EndpointSlice as it is now, for [`Self::replay`].
     pub fn recording(&self, namespace: &str, name: &str) -> Option<Recording> {
         let kind = Kind::EndpointSlice;
         let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
@@ -291,7 +285,6 @@ pub(crate) struct State {
     /// How many changes each collection keeps.
     history: usize,
     collections: BTreeMap<Kind, Collection>,
-    pub(crate) allocations: Allocations,
     uids: RandomState,
 }
 

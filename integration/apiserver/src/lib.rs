@@ -3,7 +3,8 @@
 //! It serves what a kube-proxy asks for (Services, EndpointSlices, Nodes, ServiceCIDRs, Events), as
 //! JSON and as protobuf, with the semantics that a client relies on: one resource version that only
 //! grows, paged and consistent lists, lists from a watch cache, watches that resume, selectors,
-//! bookmarks, streamed initial lists, and the defaults that an API server fills in. Objects are
+//! bookmarks, streamed initial lists, and the defaults that an API server fills in (addresses and
+//! ports are none: it allocates nothing). Objects are
 //! edited over HTTP or in-process:
 //!
 //! ```no_run
@@ -18,7 +19,7 @@
 //!
 //! ```text
 //!  HTTP ─▶ service ─▶ route, media ─┬─▶ list, watch ─▶ cluster (objects, history, resource version)
-//!    (requests, faults, meter)      └─▶ write ───────▶    ▲  defaults, validation, allocation of addresses and ports
+//!    (requests, faults, meter)      └─▶ write ───────▶    ▲  defaults
 //!  tests ──────────────────── apply, delete ──────────────┘
 //! ```
 //!

@@ -91,9 +91,6 @@ impl State {
         let held = self
             .get(kind, key)
             .ok_or_else(|| Status::not_found(kind, &key.1))?;
-        if kind == Kind::Service {
-            self.allocations.hold(key, Some(&held.value()), None);
-        }
         let object = Arc::new(held.at_version(kind, self.version + 1));
         self.record(kind, object.clone(), true);
         Ok(object)
@@ -130,7 +127,7 @@ impl State {
                 fields.insert("generation".into(), 1.into());
             }
         }
-        defaults::fill(kind, key, &mut object, old.as_ref(), &mut self.allocations)
+        defaults::fill(kind, &mut object, old.as_ref())
             .map_err(|invalid| Status::invalid(kind, &key.1, &invalid.field, &invalid.why))?;
 
         if let (Some(held), Some(old)) = (held, &old) {
@@ -149,9 +146,6 @@ impl State {
         metadata(&mut object)?.insert("resourceVersion".into(), version.to_string().into());
         let stored = Object::new(kind, version, &object)
             .map_err(|mistyped| Status::bad_request(mistyped.to_string()))?;
-        if kind == Kind::Service {
-            self.allocations.hold(key, old.as_ref(), Some(&object));
-        }
         let stored = Arc::new(stored);
         self.record(kind, stored.clone(), false);
         Ok(stored)

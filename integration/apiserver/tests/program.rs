@@ -60,13 +60,13 @@ fn names_the_file_and_the_object_that_are_wrong() {
     let broken = Path::new(env!("CARGO_TARGET_TMPDIR")).join("broken.yaml");
     std::fs::write(
         &broken,
-        "{apiVersion: v1, kind: Service, metadata: {name: web}}\n",
+        "{apiVersion: v1, kind: Service, metadata: {name: web}, spec: {type: Some}}\n",
     )
     .unwrap();
     let output = apiserver(&broken, Path::new("unused")).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success());
-    for named in ["broken.yaml", "Service web", "spec.ports"] {
+    for named in ["broken.yaml", "Service web", "spec.type"] {
         assert!(text.contains(named), "{named} in {text}");
     }
 }

@@ -165,7 +165,8 @@ mod tests {
         for number in 100..220 {
             let name = format!("web{number}");
             let service = json!({"apiVersion": "v1", "kind": "Service",
-                "metadata": {"name": name, "namespace": "default"}, "spec": {"ports": [{"port": 80}]}});
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"clusterIP": format!("10.96.0.{number}"), "ports": [{"port": 80}]}});
             let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
                 "metadata": {"name": format!("{name}-a"), "namespace": "default",
                              "labels": {"kubernetes.io/service-name": name}}, "ports": [], "endpoints": []});
