@@ -14,85 +14,45 @@ use crate::subject::Subject;
 pub struct Form {
     /// `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
     pub name: &'static str,
-    make: fn(IpFamily, &'static str) -> Box<dyn Subject>,
+    make: Make,
     /// On the kernel of this machine; `None`: it is a form of the fake alone.
     on_the_kernel: Option<OnTheKernel>,
 }
 
+const fn on_the_fake(name: &'static str, make: Make) -> Form {
+    Form {
+        name,
+        make,
+        on_the_kernel: None,
+    }
+}
+
+const fn on_the_kernel(name: &'static str, make: Make, real: OnTheKernel) -> Form {
+    Form {
+        on_the_kernel: Some(real),
+        ..on_the_fake(name, make)
+    }
+}
+
+type Make = fn(IpFamily, &'static str) -> Box<dyn Subject>;
 type OnTheKernel = fn(IpFamily, &'static str) -> Result<Box<dyn Subject>, String>;
 
 /// All of them.
 pub const FORMS: &[Form] = &[
-    Form {
-        name: "ipvs",
-        make: ipvs::subject,
-        on_the_kernel: Some(ipvs::on_the_kernel),
-    },
-    Form {
-        name: "ipvs-lean",
-        make: ipvs::subject,
-        on_the_kernel: Some(ipvs::on_the_kernel),
-    },
-    Form {
-        name: "ipvs-nftables",
-        make: ipvs::subject,
-        on_the_kernel: Some(ipvs::on_the_kernel),
-    },
-    Form {
-        name: "ipvs-route",
-        make: ipvs::subject,
-        on_the_kernel: Some(ipvs::on_the_kernel),
-    },
-    Form {
-        name: "ipvs-lean-route",
-        make: ipvs::subject,
-        on_the_kernel: Some(ipvs::on_the_kernel),
-    },
-    Form {
-        name: "ipvs-nftables-route",
-        make: ipvs::subject,
-        on_the_kernel: Some(ipvs::on_the_kernel),
-    },
-    Form {
-        name: "iptables",
-        make: iptables::subject,
-        on_the_kernel: Some(iptables::on_the_kernel),
-    },
-    Form {
-        name: "nftables",
-        make: nftables::subject,
-        on_the_kernel: Some(nftables::on_the_kernel),
-    },
-    Form {
-        name: "nftables-flat",
-        make: nftables::subject,
-        on_the_kernel: Some(nftables::on_the_kernel),
-    },
-    Form {
-        name: "nftables-old",
-        make: nftables::subject,
-        on_the_kernel: None,
-    },
-    Form {
-        name: "nftables-flat-old",
-        make: nftables::subject,
-        on_the_kernel: None,
-    },
-    Form {
-        name: "nftables-localhost",
-        make: nftables::subject,
-        on_the_kernel: None,
-    },
-    Form {
-        name: "nftables-flat-localhost",
-        make: nftables::subject,
-        on_the_kernel: None,
-    },
-    Form {
-        name: "userspace",
-        make: userspace::subject,
-        on_the_kernel: None,
-    },
+    on_the_kernel("ipvs", ipvs::subject, ipvs::on_the_kernel),
+    on_the_kernel("ipvs-lean", ipvs::subject, ipvs::on_the_kernel),
+    on_the_kernel("ipvs-nftables", ipvs::subject, ipvs::on_the_kernel),
+    on_the_kernel("ipvs-route", ipvs::subject, ipvs::on_the_kernel),
+    on_the_kernel("ipvs-lean-route", ipvs::subject, ipvs::on_the_kernel),
+    on_the_kernel("ipvs-nftables-route", ipvs::subject, ipvs::on_the_kernel),
+    on_the_kernel("iptables", iptables::subject, iptables::on_the_kernel),
+    on_the_kernel("nftables", nftables::subject, nftables::on_the_kernel),
+    on_the_kernel("nftables-flat", nftables::subject, nftables::on_the_kernel),
+    on_the_fake("nftables-old", nftables::subject),
+    on_the_fake("nftables-flat-old", nftables::subject),
+    on_the_fake("nftables-localhost", nftables::subject),
+    on_the_fake("nftables-flat-localhost", nftables::subject),
+    on_the_fake("userspace", userspace::subject),
 ];
 
 impl Form {

@@ -6,9 +6,12 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use chance::Chance;
-use proxy::{Changes, IpFamily, Mode, Model, Notice, Protocol, Service};
+use proxy::{
+    Changes, IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol,
+    Service,
+};
 
-use crate::cluster::{SERVICES, at, name};
+use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
 use crate::turnstile::{Front, Lane, Write};
 use crate::verdict::Verdicts;
 
@@ -30,7 +33,9 @@ pub trait Subject {
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>);
 
     /// It is set otherwise from the next start on; how, in words. `None` if there is no other way.
-    fn switch(&mut self, chance: &mut Chance) -> Option<String>;
+    fn switch(&mut self, _chance: &mut Chance) -> Option<String> {
+        None
+    }
 
     /// The addresses of the node, those of Services left out.
     fn addresses(&self) -> BTreeSet<IpAddr>;
@@ -115,22 +120,30 @@ pub trait Subject {
     }
 
     /// All that is not ours.
-    fn foreign(&self) -> Entries;
+    fn foreign(&self) -> Entries {
+        Entries::new()
+    }
 
     /// The same, as those whose it is have left it.
-    fn foreign_left(&self) -> Entries;
+    fn foreign_left(&self) -> Entries {
+        Entries::new()
+    }
 
     /// Somebody changes what is ours: `None` if there is nothing of the kind.
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage>;
 
     /// Somebody changes what is not ours; in words.
-    fn change_foreign(&mut self, chance: &mut Chance) -> Option<String>;
+    fn change_foreign(&mut self, _chance: &mut Chance) -> Option<String> {
+        None
+    }
 
     /// The node gets an address, or loses one.
     fn change_address(&mut self, chance: &mut Chance) -> Notice;
 
     /// What the kernel may tell without a reason.
-    fn notices(&self) -> &'static [Notice];
+    fn notices(&self) -> &'static [Notice] {
+        &[Notice::Ruleset, Notice::Anything]
+    }
 
     /// Connections at what drains end.
     fn end_connections(&mut self) {}
@@ -148,9 +161,9 @@ pub trait Subject {
         Ok(self.afresh(model))
     }
 
-    /// What somebody has beside all this, and nobody of us ever changes, in words.
-    fn bystanders(&self) -> Vec<Option<String>> {
-        Vec::new()
+    /// True on the kernel of this machine.
+    fn is_real(&self) -> bool {
+        false
     }
 }
 
@@ -192,6 +205,38 @@ impl fmt::Display for Barred {
             Self::Endpoint(address) => address.fmt(f),
             Self::Portal(address, protocol, port) => write!(f, "{address} {port}/{protocol}"),
         }
+    }
+}
+
+/// The addresses of a node at first.
+pub(crate) fn node_addresses(family: IpFamily) -> [IpAddr; 3] {
+    [[127, 0, 0, 1], NODE_ADDRESS, [10, 244, 1, 254]].map(|octets| at(family, octets))
+}
+
+/// How a mode tells this node's pods apart.
+pub(crate) fn detector(family: IpFamily) -> LocalDetector {
+    net(family, [10, 244, 1, 0], 24).map_or(LocalDetector::None, LocalDetector::SourceNet)
+}
+
+/// A node that serves NodePorts at all its addresses.
+pub(crate) fn node(family: IpFamily) -> NodeFacts {
+    let mut node = NodeFacts::new(family, NODE);
+    node.node_port_addresses = NodePortAddresses::All;
+    node
+}
+
+/// Gives the node another address, or takes it away.
+pub(crate) fn toggle_address(
+    family: IpFamily,
+    chance: &mut Chance,
+    addresses: &mut BTreeSet<IpAddr>,
+) -> Notice {
+    let other = at(family, [192, 168, 99, 11 + chance.small(2)]);
+    if addresses.remove(&other) {
+        Notice::AddressRemoved(other)
+    } else {
+        addresses.insert(other);
+        Notice::AddressAdded(other)
     }
 }
 

@@ -10,6 +10,7 @@
 //! One thread runs at any moment: the driver, or the one that it has let go on and waits for. So
 //! what happens, and in which order, follows from what the driver decides.
 
+use std::array;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,7 +19,7 @@ use std::thread;
 use std::time::Instant;
 
 use netlink_batch::Worker;
-use proxy::{IpFamily, Protocol};
+use proxy::{IpFamily, Protocol, Unreadable};
 
 /// What a thread is about to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,6 +135,29 @@ pub struct Turnstile<K> {
     pub gate: Gate,
 }
 
+impl<K> Turnstile<K> {
+    /// Reads a part, unless that is to fail.
+    pub fn read<T>(
+        &mut self,
+        part: &'static str,
+        read: impl FnOnce(&mut K) -> Result<T, Unreadable>,
+    ) -> Result<T, Unreadable> {
+        match self.gate.pass(Ask::Read(part)) {
+            Permit::Go | Permit::PassOver(_) => read(&mut self.kernel),
+            _ => Err(Unreadable::new(part, "on purpose")),
+        }
+    }
+
+    /// Asks for a write that all may depend on.
+    pub fn pass_write(&mut self, what: String) -> Permit {
+        self.gate.pass(Ask::Write(Write {
+            what,
+            serves: Serves::All,
+            removes: None,
+        }))
+    }
+}
+
 /// Tells the end of a job, also if that is a panic.
 struct End(Sender<Told>);
 
@@ -223,6 +247,19 @@ impl Lane {
             heard: 0,
         };
         (lane, worker)
+    }
+
+    /// As many as a mode has, and what its engine is given for them.
+    pub fn all<const N: usize, K: Send + 'static>(
+        mut kernel: impl FnMut() -> K,
+    ) -> (Vec<Self>, [Worker<Turnstile<K>>; N]) {
+        let mut lanes = Vec::new();
+        let workers = array::from_fn(|_| {
+            let (lane, worker) = Self::new(kernel());
+            lanes.push(lane);
+            worker
+        });
+        (lanes, workers)
     }
 
     /// What it waits with.

@@ -11,17 +11,18 @@ use std::time::Instant;
 use chance::Chance;
 use iptables::{Input, Kind};
 use packet_path::Xtables;
-use proxy::{
-    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Service, Unreadable,
-};
+use proxy::{IpFamily, Mode, Model, Notice, Service, Unreadable};
 use proxy_iptables::fake::{FakeKernel, State};
 use proxy_iptables::{Config, IptablesKernel, Kernel, Lanes, Proxier, Refusal, Table};
 
-use crate::cluster::{NODE, NODE_ADDRESS, at, net};
+use crate::cluster::at;
 use crate::packets;
-use crate::real::{add_bystanders, bystanders, on_a_node, set_addresses};
-use crate::subject::{Barred, Damage, Entries, Fresh, Subject, run_afresh};
-use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+use crate::real::{add_bystanders, on_a_node, set_addresses};
+use crate::subject::{
+    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh,
+    toggle_address,
+};
+use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
 use crate::verdict::Verdicts;
 use real::Real;
 
@@ -57,19 +58,13 @@ pub(super) fn on_the_kernel(family: IpFamily, _: &'static str) -> Result<Box<dyn
 }
 
 fn on_the_fake(family: IpFamily) -> Iptables {
-    let addresses = [
-        at(family, [127, 0, 0, 1]),
-        at(family, NODE_ADDRESS),
-        at(family, [10, 244, 1, 254]),
-    ];
     let kernel = FakeKernel::new(&[]);
-    kernel.state().addresses = addresses.into();
-    let detector = net(family, [10, 244, 1, 0], 24);
+    kernel.state().addresses = node_addresses(family).into();
     Iptables {
         family,
         kernel,
         config: Config {
-            detector: detector.map_or(LocalDetector::None, LocalDetector::SourceNet),
+            detector: detector(family),
             ..Config::default()
         },
         theirs: Entries::new(),
@@ -122,17 +117,12 @@ impl Iptables {
 
     fn begin<K: Kernel>(
         &self,
-        mut kernel: impl FnMut() -> K,
+        kernel: impl FnMut() -> K,
         now: Instant,
     ) -> (Box<dyn Mode>, Vec<Lane>) {
-        let mut lanes = Vec::new();
-        let mut worker = || {
-            let (lane, worker) = Lane::new(kernel());
-            lanes.push(lane);
-            worker
-        };
-        let workers = Lanes::new([worker(), worker()]);
-        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
+        let (lanes, workers) = Lane::all::<2, _>(kernel);
+        let lanes_of = Lanes::new(workers);
+        let mode = Proxier::new(self.config.clone(), node(self.family), lanes_of, now);
         (Box::new(mode), lanes)
     }
 
@@ -155,12 +145,6 @@ impl Iptables {
             (Barred::Endpoint(address), IpFamily::V6) => format!("[{address}]:"),
             _ => format!("{barred}:"),
         }
-    }
-
-    fn node(&self) -> NodeFacts {
-        let mut node = NodeFacts::new(self.family, NODE);
-        node.node_port_addresses = NodePortAddresses::All;
-        node
     }
 
     fn entries(&self, is_theirs: bool) -> Entries {
@@ -296,20 +280,8 @@ impl Subject for Iptables {
     }
 
     fn change_address(&mut self, chance: &mut Chance) -> Notice {
-        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
-        self.change(|subject| {
-            let mut state = subject.kernel.state();
-            if state.addresses.remove(&other) {
-                Notice::AddressRemoved(other)
-            } else {
-                state.addresses.insert(other);
-                Notice::AddressAdded(other)
-            }
-        })
-    }
-
-    fn notices(&self) -> &'static [Notice] {
-        &[Notice::Ruleset, Notice::Anything]
+        let family = self.family;
+        self.change(|subject| toggle_address(family, chance, &mut subject.kernel.state().addresses))
     }
 
     fn afresh(&self, model: &Model) -> Fresh {
@@ -319,7 +291,12 @@ impl Subject for Iptables {
         kernel.state().refused = refused;
         let handle = kernel.clone();
         let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
+        let mut mode = Proxier::new(
+            self.config.clone(),
+            node(self.family),
+            lanes,
+            Instant::now(),
+        );
         let pending = run_afresh(&mut mode, model);
         let subject = Box::new(self.recorded(kernel));
         Fresh { subject, pending }
@@ -329,7 +306,7 @@ impl Subject for Iptables {
         if self.real.is_none() {
             return Ok(self.afresh(model));
         }
-        let (addresses, node) = (self.addresses(), self.node());
+        let (addresses, node) = (self.addresses(), node(self.family));
         let (family, config) = (self.family, self.config.clone());
         let made = on_a_node(family, || {
             let mut real = Real::open(family)?;
@@ -348,11 +325,8 @@ impl Subject for Iptables {
         Ok(Fresh { subject, pending })
     }
 
-    fn bystanders(&self) -> Vec<Option<String>> {
-        match &self.real {
-            Some(_) => bystanders(),
-            None => Vec::new(),
-        }
+    fn is_real(&self) -> bool {
+        self.real.is_some()
     }
 }
 
@@ -430,11 +404,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
     }
 
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
-        const PART: &str = "the addresses of this node";
-        match self.gate.pass(Ask::Read(PART)) {
-            Permit::Go | Permit::PassOver(_) => self.kernel.addresses(),
-            _ => Err(Unreadable::new(PART, "on purpose")),
-        }
+        self.read("the addresses of this node", Kernel::addresses)
     }
 
     fn save(
@@ -468,12 +438,8 @@ impl<K: Kernel> Kernel for Turnstile<K> {
             let reason = "on purpose".to_owned();
             Err(Refusal { reason, kind })
         };
-        let ask = Ask::Write(Write {
-            what: String::from_utf8_lossy(&bytes).into_owned(),
-            serves: Serves::All,
-            removes: None,
-        });
-        match self.gate.pass(ask) {
+        let what = String::from_utf8_lossy(&bytes).into_owned();
+        match self.pass_write(what) {
             Permit::Go => self.kernel.restore(text),
             // It was killed once it had done that.
             Permit::LoseDone => {

@@ -13,18 +13,16 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use chance::Chance;
-use proxy::{
-    IpFamily, LocalDetector, Mode, Model, NodeFacts, Notice, Protocol, Service, ServiceAddress,
-};
+use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Service, ServiceAddress};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
     Config, Kernel, Lanes, Member, Place, Proxier, Rules, Set, ShimStyle, Snapshot, VipMode,
     VirtualServer, VirtualServerKey,
 };
 
-use crate::cluster::{NODE, NODE_ADDRESS, at, net};
-use crate::real::{add_bystanders, bystanders, on_a_node};
-use crate::subject::{Damage, Entries, Fresh, Subject, run_afresh};
+use crate::cluster::{NODE, NODE_ADDRESS, at};
+use crate::real::{add_bystanders, on_a_node};
+use crate::subject::{Damage, Entries, Fresh, Subject, detector, run_afresh, toggle_address};
 use crate::turnstile::{Front, Lane, Write};
 use crate::verdict::{Seen, Verdicts, accepted};
 use real::Real;
@@ -64,14 +62,13 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Ipvs {
     let addresses = [at(family, NODE_ADDRESS), at(family, [10, 244, 1, 254])];
     let kernel = FakeKernel::new(family, &addresses);
     kernel.state().shim = shim;
-    let detector = net(family, [10, 244, 1, 0], 24);
     Ipvs {
         family,
         kernel,
         config: Config {
             shim,
             vip_mode,
-            detector: detector.map_or(LocalDetector::None, LocalDetector::SourceNet),
+            detector: detector(family),
             ..Config::default()
         },
         foreign: BTreeMap::new(),
@@ -143,23 +140,14 @@ impl Ipvs {
         }
     }
 
-    fn is_real(&self) -> bool {
-        self.real.is_some()
-    }
-
     fn begin<K: Kernel>(
         &self,
-        mut kernel: impl FnMut() -> K,
+        kernel: impl FnMut() -> K,
         now: Instant,
     ) -> (Box<dyn Mode>, Vec<Lane>) {
-        let mut lanes = Vec::new();
-        let mut worker = || {
-            let (lane, worker) = Lane::new(kernel());
-            lanes.push(lane);
-            worker
-        };
-        let workers = Lanes::new([worker(), worker(), worker(), worker()]);
-        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
+        let (lanes, workers) = Lane::all::<4, _>(kernel);
+        let lanes_of = Lanes::new(workers);
+        let mode = Proxier::new(self.config.clone(), self.node(), lanes_of, now);
         (Box::new(mode), lanes)
     }
 
@@ -460,16 +448,10 @@ impl Subject for Ipvs {
     }
 
     fn change_address(&mut self, chance: &mut Chance) -> Notice {
-        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
         let before = self.look(true).snapshot.clone();
         let mut state = self.kernel.state();
         let there = &mut state.snapshot.interface_addresses;
-        let notice = if there.remove(&other) {
-            Notice::AddressRemoved(other)
-        } else {
-            there.insert(other);
-            Notice::AddressAdded(other)
-        };
+        let notice = toggle_address(self.family, chance, there);
         drop(state);
         self.follow(Some(&before));
         notice
@@ -520,11 +502,8 @@ impl Subject for Ipvs {
         Ok(Fresh { subject, pending })
     }
 
-    fn bystanders(&self) -> Vec<Option<String>> {
-        match &self.real {
-            Some(_) => bystanders(),
-            None => Vec::new(),
-        }
+    fn is_real(&self) -> bool {
+        self.real.is_some()
     }
 }
 

@@ -11,21 +11,21 @@ use std::time::Instant;
 use chance::Chance;
 use nftables_netlink::{Activity, Bytes, Element, ElementData, Name, Rule, Transaction, Verdict};
 use packet_path::nft::{Held, Nft};
-use proxy::{
-    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol, Service,
-    Target, Unreadable,
-};
+use proxy::{IpFamily, Mode, Model, Notice, Protocol, Service, Target, Unreadable};
 use proxy_nftables::fake::{Content, FakeKernel, State, words};
 use proxy_nftables::{
     Blame as BlameOne, Config, Kernel, Lanes, Layout, LocalhostNodePorts, LocalhostPort,
     NetlinkKernel, Object, Proxier, Refusal, TABLE,
 };
 
-use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, net};
+use crate::cluster::SERVICES;
 use crate::packets;
-use crate::real::{add_bystanders, bystanders, on_a_node, set_addresses};
-use crate::subject::{Barred, Damage, Entries, Fresh, Subject, run_afresh};
-use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Serves, Turnstile, Write};
+use crate::real::{add_bystanders, on_a_node, set_addresses};
+use crate::subject::{
+    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh,
+    toggle_address,
+};
+use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
 use crate::verdict::{self, Seen, Verdicts, accepted};
 use real::Real;
 
@@ -55,21 +55,15 @@ fn on_the_fake(family: IpFamily, form: &'static str) -> Nftables {
     } else {
         Layout::Upstream
     };
-    let addresses = [
-        at(family, [127, 0, 0, 1]),
-        at(family, NODE_ADDRESS),
-        at(family, [10, 244, 1, 254]),
-    ];
     let kernel = FakeKernel::new(family, &[]);
-    kernel.state().addresses = addresses.into();
+    kernel.state().addresses = node_addresses(family).into();
     kernel.state().is_old = form.contains("old");
-    let detector = net(family, [10, 244, 1, 0], 24);
     Nftables {
         family,
         kernel,
         config: Config {
             layout,
-            detector: detector.map_or(LocalDetector::None, LocalDetector::SourceNet),
+            detector: detector(family),
             localhost: if form.contains("localhost") {
                 LocalhostNodePorts::Served
             } else {
@@ -126,17 +120,12 @@ impl Nftables {
 
     fn begin<K: Kernel>(
         &self,
-        mut kernel: impl FnMut() -> K,
+        kernel: impl FnMut() -> K,
         now: Instant,
     ) -> (Box<dyn Mode>, Vec<Lane>) {
-        let mut lanes = Vec::new();
-        let mut worker = || {
-            let (lane, worker) = Lane::new(kernel());
-            lanes.push(lane);
-            worker
-        };
-        let workers = Lanes::new([worker(), worker()]);
-        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
+        let (lanes, workers) = Lane::all::<2, _>(kernel);
+        let lanes_of = Lanes::new(workers);
+        let mode = Proxier::new(self.config.clone(), node(self.family), lanes_of, now);
         (Box::new(mode), lanes)
     }
 
@@ -150,12 +139,6 @@ impl Nftables {
             has_switched: self.has_switched,
             real: None,
         }
-    }
-
-    fn node(&self) -> NodeFacts {
-        let mut node = NodeFacts::new(self.family, NODE);
-        node.node_port_addresses = NodePortAddresses::All;
-        node
     }
 }
 
@@ -333,36 +316,13 @@ impl Subject for Nftables {
         entry.starts_with("chain endpoints-of-")
     }
 
-    fn foreign(&self) -> Entries {
-        Entries::new()
-    }
-
-    fn foreign_left(&self) -> Entries {
-        Entries::new()
-    }
-
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage> {
         self.change(|state| Self::damage_state(state, chance))
     }
 
-    fn change_foreign(&mut self, _: &mut Chance) -> Option<String> {
-        None
-    }
-
     fn change_address(&mut self, chance: &mut Chance) -> Notice {
-        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
-        self.change(|state| {
-            if state.addresses.remove(&other) {
-                Notice::AddressRemoved(other)
-            } else {
-                state.addresses.insert(other);
-                Notice::AddressAdded(other)
-            }
-        })
-    }
-
-    fn notices(&self) -> &'static [Notice] {
-        &[Notice::Ruleset, Notice::Anything]
+        let family = self.family;
+        self.change(|state| toggle_address(family, chance, &mut state.addresses))
     }
 
     fn afresh(&self, model: &Model) -> Fresh {
@@ -376,7 +336,12 @@ impl Subject for Nftables {
         }
         let handle = kernel.clone();
         let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
+        let mut mode = Proxier::new(
+            self.config.clone(),
+            node(self.family),
+            lanes,
+            Instant::now(),
+        );
         let pending = run_afresh(&mut mode, model);
         let subject = Box::new(self.recorded(kernel));
         Fresh { subject, pending }
@@ -386,7 +351,7 @@ impl Subject for Nftables {
         if self.real.is_none() {
             return Ok(self.afresh(model));
         }
-        let (addresses, node) = (self.addresses(), self.node());
+        let (addresses, node) = (self.addresses(), node(self.family));
         let (family, config) = (self.family, self.config.clone());
         let made = on_a_node(family, || {
             let mut real = Real::open(family, config.layout)?;
@@ -404,11 +369,8 @@ impl Subject for Nftables {
         Ok(Fresh { subject, pending })
     }
 
-    fn bystanders(&self) -> Vec<Option<String>> {
-        match &self.real {
-            Some(_) => bystanders(),
-            None => Vec::new(),
-        }
+    fn is_real(&self) -> bool {
+        self.real.is_some()
     }
 }
 
@@ -497,11 +459,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
     }
 
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
-        const PART: &str = "the addresses of this node";
-        match self.gate.pass(Ask::Read(PART)) {
-            Permit::Go | Permit::PassOver(_) => self.kernel.addresses(),
-            _ => Err(Unreadable::new(PART, "on purpose")),
-        }
+        self.read("the addresses of this node", Kernel::addresses)
     }
 
     fn table(&mut self, tell: &mut dyn FnMut(Object)) -> Result<(), Unreadable> {
@@ -524,27 +482,17 @@ impl<K: Kernel> Kernel for Turnstile<K> {
     }
 
     fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable> {
-        match self.gate.pass(Ask::Read("the rules of a chain")) {
-            Permit::Go | Permit::PassOver(_) => self.kernel.rules(chain),
-            _ => Err(Unreadable::new("the rules of a chain", "on purpose")),
-        }
+        self.read("the rules of a chain", |kernel| kernel.rules(chain))
     }
 
     fn timeout(&mut self, set: &str) -> Result<Option<u32>, Unreadable> {
-        match self.gate.pass(Ask::Read("the timeout of a set")) {
-            Permit::Go | Permit::PassOver(_) => self.kernel.timeout(set),
-            _ => Err(Unreadable::new("the timeout of a set", "on purpose")),
-        }
+        self.read("the timeout of a set", |kernel| kernel.timeout(set))
     }
 
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String> {
-        let ask = Ask::Write(Write {
-            what: format!("listen at {}: {:?}", port.number, port.serving),
-            serves: Serves::All,
-            removes: None,
-        });
+        let what = format!("listen at {}: {:?}", port.number, port.serving);
         // A thread of this process is asked: no answer of it can be lost.
-        match self.gate.pass(ask) {
+        match self.pass_write(what) {
             Permit::Go | Permit::LoseDone => self.kernel.listen(port),
             _ => Err("on purpose".to_owned()),
         }
@@ -552,15 +500,11 @@ impl<K: Kernel> Kernel for Turnstile<K> {
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
         let reason = || "on purpose".to_owned();
-        let ask = Ask::Write(Write {
-            what: {
-                let words: Vec<String> = transaction.changes.iter().map(words).collect();
-                format!("{}\n{:?}", words.join("; "), transaction.changes)
-            },
-            serves: Serves::All,
-            removes: None,
-        });
-        match self.gate.pass(ask) {
+        let what = {
+            let words: Vec<String> = transaction.changes.iter().map(words).collect();
+            format!("{}\n{:?}", words.join("; "), transaction.changes)
+        };
+        match self.pass_write(what) {
             Permit::Go => self.kernel.commit(transaction),
             Permit::LoseDone => {
                 self.kernel.commit(transaction)?;

@@ -7,10 +7,7 @@ use std::time::Instant;
 
 use chance::Chance;
 use hashbrown::HashSet;
-use proxy::{
-    IpFamily, LocalDetector, Mode, Model, NodeFacts, NodePortAddresses, Notice, Protocol, Service,
-    Target, Unreadable,
-};
+use proxy::{IpFamily, Mode, Model, Notice, Protocol, Service, Target, Unreadable};
 use proxy_userspace::fake::FakeKernel;
 use proxy_userspace::{
     Aim, Blame as BlameOf, Config, Held, Kernel, Lanes, Listener, Portal, Proxier, Redirects,
@@ -18,25 +15,22 @@ use proxy_userspace::{
 };
 use relay::Serving;
 
-use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, net};
-use crate::subject::{Barred, Damage, Entries, Fresh, Subject, run_afresh};
-use crate::turnstile::{Ask, Blame, From, Front, Lane, Permit, Serves, Turnstile, Write};
+use crate::cluster::{SERVICES, at};
+use crate::subject::{
+    Barred, Damage, Entries, Fresh, Subject, detector, node, node_addresses, run_afresh,
+    toggle_address,
+};
+use crate::turnstile::{Blame, From, Front, Lane, Permit, Turnstile, Write};
 use crate::verdict::{Seen, Verdicts, accepted};
 
 pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
-    let addresses = [
-        at(family, [127, 0, 0, 1]),
-        at(family, NODE_ADDRESS),
-        at(family, [10, 244, 1, 254]),
-    ];
     let kernel = FakeKernel::new(&[]);
-    kernel.state().addresses = addresses.into();
-    let detector = net(family, [10, 244, 1, 0], 24);
+    kernel.state().addresses = node_addresses(family).into();
     Box::new(Userspace {
         family,
         kernel,
         config: Config {
-            detector: detector.map_or(LocalDetector::None, LocalDetector::SourceNet),
+            detector: detector(family),
             localhost_node_ports: family == IpFamily::V4,
             ..Config::default()
         },
@@ -49,14 +43,6 @@ struct Userspace {
     kernel: FakeKernel,
     config: Config,
     barred: Vec<Barred>,
-}
-
-impl Userspace {
-    fn node(&self) -> NodeFacts {
-        let mut node = NodeFacts::new(self.family, NODE);
-        node.node_port_addresses = NodePortAddresses::All;
-        node
-    }
 }
 
 impl Subject for Userspace {
@@ -72,14 +58,9 @@ impl Subject for Userspace {
             state.open.clear();
             state.next_port = 40_000;
         }
-        let mut lanes = Vec::new();
-        let mut worker = || {
-            let (lane, worker) = Lane::new(self.kernel.clone());
-            lanes.push(lane);
-            worker
-        };
-        let workers = Lanes::new([worker(), worker()]);
-        let mode = Proxier::new(self.config.clone(), self.node(), workers, now);
+        let (lanes, workers) = Lane::all::<2, _>(|| self.kernel.clone());
+        let lanes_of = Lanes::new(workers);
+        let mode = Proxier::new(self.config.clone(), node(self.family), lanes_of, now);
         (Box::new(mode), lanes)
     }
 
@@ -115,10 +96,6 @@ impl Subject for Userspace {
 
     fn ends_with_process(&self) -> bool {
         true
-    }
-
-    fn switch(&mut self, _: &mut Chance) -> Option<String> {
-        None
     }
 
     fn addresses(&self) -> BTreeSet<IpAddr> {
@@ -196,14 +173,6 @@ impl Subject for Userspace {
         ours
     }
 
-    fn foreign(&self) -> Entries {
-        Entries::new()
-    }
-
-    fn foreign_left(&self) -> Entries {
-        Entries::new()
-    }
-
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage> {
         let mut state = self.kernel.state();
         let at = chance.index(state.redirects.len());
@@ -249,23 +218,8 @@ impl Subject for Userspace {
         }
     }
 
-    fn change_foreign(&mut self, _: &mut Chance) -> Option<String> {
-        None
-    }
-
     fn change_address(&mut self, chance: &mut Chance) -> Notice {
-        let other = at(self.family, [192, 168, 99, 11 + chance.small(2)]);
-        let mut state = self.kernel.state();
-        if state.addresses.remove(&other) {
-            Notice::AddressRemoved(other)
-        } else {
-            state.addresses.insert(other);
-            Notice::AddressAdded(other)
-        }
-    }
-
-    fn notices(&self) -> &'static [Notice] {
-        &[Notice::Ruleset, Notice::Anything]
+        toggle_address(self.family, chance, &mut self.kernel.state().addresses)
     }
 
     fn afresh(&self, model: &Model) -> Fresh {
@@ -275,7 +229,12 @@ impl Subject for Userspace {
         kernel.state().refused = refused;
         let handle = kernel.clone();
         let lanes = Lanes::inline(|| handle.clone());
-        let mut mode = Proxier::new(self.config.clone(), self.node(), lanes, Instant::now());
+        let mut mode = Proxier::new(
+            self.config.clone(),
+            node(self.family),
+            lanes,
+            Instant::now(),
+        );
         let pending = run_afresh(&mut mode, model);
         let subject = Box::new(Self {
             family: self.family,
@@ -295,13 +254,8 @@ impl Turnstile<FakeKernel> {
         what: String,
         act: impl FnOnce(&mut FakeKernel) -> Result<T, SocketError>,
     ) -> Result<T, SocketError> {
-        let ask = Ask::Write(Write {
-            what,
-            serves: Serves::All,
-            removes: None,
-        });
         // A thread of this process is asked: no answer of it can be lost.
-        match self.gate.pass(ask) {
+        match self.pass_write(what) {
             Permit::Go | Permit::LoseDone => act(&mut self.kernel),
             _ => Err(SocketError::Now(SOCKETS.to_owned())),
         }
@@ -310,19 +264,12 @@ impl Turnstile<FakeKernel> {
 
 impl Kernel for Turnstile<FakeKernel> {
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable> {
-        const PART: &str = "the addresses of this node";
-        match self.gate.pass(Ask::Read(PART)) {
-            Permit::Go | Permit::PassOver(_) => self.kernel.addresses(),
-            _ => Err(Unreadable::new(PART, "on purpose")),
-        }
+        self.read("the addresses of this node", Kernel::addresses)
     }
 
     fn redirects(&mut self, config: &Config) -> Result<Held, Unreadable> {
-        const PART: &str = "the rules that redirect to listening ports";
-        match self.gate.pass(Ask::Read(PART)) {
-            Permit::Go | Permit::PassOver(_) => self.kernel.redirects(config),
-            _ => Err(Unreadable::new(PART, "on purpose")),
-        }
+        let part = "the rules that redirect to listening ports";
+        self.read(part, |kernel| kernel.redirects(config))
     }
 
     fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal> {
@@ -330,12 +277,8 @@ impl Kernel for Turnstile<FakeKernel> {
             let reason = "on purpose".to_owned();
             Err(Refusal { reason, blame })
         };
-        let ask = Ask::Write(Write {
-            what: format!("{plan:?}"),
-            serves: Serves::All,
-            removes: None,
-        });
-        match self.gate.pass(ask) {
+        let what = format!("{plan:?}");
+        match self.pass_write(what) {
             Permit::Go => self.kernel.redirect(plan),
             Permit::LoseDone => {
                 self.kernel.redirect(plan)?;

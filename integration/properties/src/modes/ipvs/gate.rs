@@ -12,19 +12,6 @@ use proxy_ipvs::{
 
 use crate::turnstile::{Ask, Blame, Permit, Serves, Turnstile, Write};
 
-impl<K: Kernel> Turnstile<K> {
-    fn read<T>(
-        &mut self,
-        part: &'static str,
-        read: impl FnOnce(&mut K) -> Result<T, Unreadable>,
-    ) -> Result<T, Unreadable> {
-        match self.gate.pass(Ask::Read(part)) {
-            Permit::Go | Permit::PassOver(_) => read(&mut self.kernel),
-            _ => Err(Unreadable::new(part, "on purpose")),
-        }
-    }
-}
-
 impl<K: Kernel> Kernel for Turnstile<K> {
     fn clock(&self) -> Instant {
         self.gate.clock()
