@@ -22,7 +22,7 @@ use anyhow::{Context as _, Result};
 
 use crate::plan::is_main;
 use crate::schema::{Axis, Measured, Measurement, NO_TIME, Outcome, Report, Size};
-use axes::{SHOWN, headline};
+use axes::{HEADLINE, SHOWN};
 use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
@@ -265,7 +265,7 @@ fn main_table(report: &Report) -> String {
         .iter()
         .map(String::as_str)
         .filter(|name| {
-            headline()
+            HEADLINE
                 .iter()
                 .any(|metric| subjects(report, metric.axis).contains(name))
         })
@@ -313,7 +313,7 @@ fn main_table(report: &Report) -> String {
 fn main_figures(report: &Report) -> Vec<Figure> {
     let are_others = others::are_there(report);
     let mut figures = Vec::new();
-    for metric in headline() {
+    for metric in HEADLINE.iter() {
         let mut sizes = sizes(report, metric.axis);
         // Of ours alone, these say no more than the others do.
         let is_main =
@@ -652,7 +652,7 @@ fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>
 
 /// What addresses on a device cost more than routes to it, which is the kernel's own price.
 fn surplus(report: &Report) -> String {
-    let Some(metric) = headline().iter().find(|one| one.axis == Axis::Cold) else {
+    let Some(metric) = HEADLINE.iter().find(|one| one.axis == Axis::Cold) else {
         return String::new();
     };
     let of = |name, size| cell(report, metric, name, size).median();

@@ -240,7 +240,7 @@ fn written(cell: &Cell) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::axes::headline;
+    use crate::report::axes::HEADLINE;
     use crate::report::point::Point;
     use crate::schema::{
         About, Axis, Cell as Asked, Measured, Measurement, Other, Outcome, Subject,
@@ -357,7 +357,7 @@ mod tests {
             "Other kube-proxies, by the names that they were given: `upstream-ipvs` (`Kubernetes v1.36.2` by its `--version`, \
              sha256 0123456789ab…)."
         );
-        let metric = headline().first().unwrap();
+        let metric = HEADLINE.first().unwrap();
         let figures = ["100", "1000", "10000", "50000"].map(|size| Figure {
             title: metric.title.into(),
             metric,

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::schema::{Axis, Measured, Measurement, Outcome, Report, Size, SubjectKind};
+use super::axes::Of;
+use crate::schema::{Axis, Measurement, Outcome, Report, Size, SubjectKind};
 
 /// A figure of an axis.
 #[derive(Clone, Copy)]
@@ -12,7 +13,7 @@ pub(super) struct Metric {
     pub(super) title: &'static str,
     pub(super) unit: Unit,
     /// Its value in one cell.
-    pub(super) of: fn(&Measured) -> Option<f64>,
+    pub(super) of: Of,
 }
 
 /// How a figure is written, and which way is better.
@@ -33,6 +34,24 @@ pub(super) enum Unit {
 }
 
 impl Unit {
+    /// All of them.
+    const ALL: [Self; 10] = [
+        Self::Seconds,
+        Self::Milliseconds,
+        Self::Nanoseconds,
+        Self::Megabytes,
+        Self::PerSecond,
+        Self::GigabitsPerSecond,
+        Self::PerMinute,
+        Self::MillisecondsPerMinute,
+        Self::Count,
+        Self::Share,
+    ];
+
+    pub(super) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|unit| unit.name() == name)
+    }
+
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Seconds => "s",
@@ -142,7 +161,7 @@ pub(super) fn cell(report: &Report, metric: &Metric, subject: &str, size: Size) 
     let values: Vec<f64> = all
         .iter()
         .filter_map(|one| match &one.outcome {
-            Outcome::Measured(measured) => (metric.of)(measured),
+            Outcome::Measured(measured) => metric.of.value(measured),
             _ => None,
         })
         .collect();
