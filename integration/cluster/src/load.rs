@@ -3,13 +3,10 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use lab::Place;
+use lab::{Crew, Over, Place};
 
 /// A request that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -29,54 +26,28 @@ pub(crate) struct Account {
 }
 
 /// Clients at work; dropped, they stop.
-#[derive(Debug)]
-pub(crate) struct Load {
-    stop: Arc<AtomicBool>,
-    clients: Vec<JoinHandle<io::Result<Account>>>,
-}
+#[derive(Debug, Default)]
+pub(crate) struct Load(Crew<io::Result<Account>>);
 
 impl Load {
-    pub(crate) fn new() -> Self {
-        Self {
-            stop: Arc::default(),
-            clients: Vec::new(),
-        }
-    }
-
     /// Two clients: one with a connection for each request, one that holds its connection.
-    pub(crate) fn start(&mut self, from: &Place, to: SocketAddr) -> io::Result<()> {
+    pub(crate) fn start(&mut self, from: &Place, to: SocketAddr) {
         for held in [false, true] {
-            let (from, stop) = (from.clone(), Arc::clone(&self.stop));
-            let work = move || from.enter(|| Ok(work(from.name(), to, held, &stop)));
-            let thread = std::thread::Builder::new()
-                .name("client".into())
-                .spawn(work)?;
-            self.clients.push(thread);
+            let from = from.clone();
+            self.0
+                .begin(move |over| from.enter(|| Ok(work(from.name(), to, held, over))));
         }
-        Ok(())
     }
 
     /// Stops them after their current request.
     pub(crate) fn stop(mut self) -> Result<Vec<Account>> {
-        self.stop.store(true, Ordering::SeqCst);
-        let clients = self.clients.drain(..);
-        clients
-            .map(|client| Ok(client.join().map_err(|_| anyhow!("a client panicked"))??))
-            .collect()
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        for client in self.clients.drain(..) {
-            let _ = client.join();
-        }
+        let accounts = self.0.stop().map_err(|_| anyhow!("a client panicked"))?;
+        Ok(accounts.into_iter().collect::<io::Result<_>>()?)
     }
 }
 
 /// Asks until told to stop, in the calling thread's network namespace.
-fn work(from: &str, to: SocketAddr, held: bool, stop: &AtomicBool) -> Account {
+fn work(from: &str, to: SocketAddr, held: bool, over: &Over) -> Account {
     let kind = if held {
         "one connection"
     } else {
@@ -87,7 +58,7 @@ fn work(from: &str, to: SocketAddr, held: bool, stop: &AtomicBool) -> Account {
         ..Account::default()
     };
     let mut open = None;
-    while !stop.load(Ordering::SeqCst) {
+    while !over.is_over() {
         let started = Instant::now();
         let asked = open.take().map_or_else(|| connect(to), Ok).and_then(ask);
         account.requests += 1;

@@ -1,12 +1,13 @@
 //! Endpoints that change all the time, beside everything else.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use apiserver::{Cluster, Recording};
+use lab::Crew;
 use serde_json::{Value, json};
 
 /// An EndpointSlice of `service`, of the family IPv4, ready all.
@@ -39,9 +40,8 @@ fn name_of_slice(service: &str) -> String {
 /// one, gets others.
 #[derive(Debug)]
 pub(crate) struct Churn {
-    is_over: Arc<AtomicBool>,
     made: Arc<AtomicUsize>,
-    thread: Option<JoinHandle<Result<()>>>,
+    thread: Crew<Result<()>>,
     began: Instant,
 }
 
@@ -79,15 +79,15 @@ impl Churn {
         rate: u32,
         mut step: impl FnMut(&Cluster, u32) -> Result<u32> + Send + 'static,
     ) -> Self {
-        let is_over = Arc::new(AtomicBool::new(false));
         let made = Arc::new(AtomicUsize::new(0));
-        let (over, count) = (Arc::clone(&is_over), Arc::clone(&made));
-        let run = move || -> Result<()> {
+        let count = Arc::clone(&made);
+        let mut thread = Crew::default();
+        thread.begin(move |over| {
             let began = Instant::now();
             let mut moved = Instant::now();
             let mut is_less = false;
             let mut number: u32 = 0;
-            while !over.load(Ordering::Relaxed) {
+            while !over.is_over() {
                 if moved.elapsed() > Duration::from_millis(300) {
                     moved = Instant::now();
                     is_less = !is_less;
@@ -102,11 +102,10 @@ impl Churn {
             }
             // All there, in the end.
             apply(&objects, slice("web", &web(false)))
-        };
+        });
         Self {
-            is_over,
             made,
-            thread: Some(thread::spawn(run)),
+            thread,
             began: Instant::now(),
         }
     }
@@ -118,25 +117,15 @@ impl Churn {
 
     /// Ends, with all endpoints back; how many were made, and how many in a second.
     pub(crate) fn stop(mut self) -> Result<(usize, f64)> {
-        self.is_over.store(true, Ordering::Relaxed);
         let lasted = self.began.elapsed().as_secs_f64();
         let made = self.made();
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(done)) => done?,
-            _ => bail!("the changes ended with a panic"),
+        match self.thread.stop() {
+            Ok(done) => done.into_iter().collect::<Result<()>>()?,
+            Err(_) => bail!("the changes ended with a panic"),
         }
         #[allow(clippy::cast_precision_loss, reason = "a count of some thousands")]
         let rate = made as f64 / lasted;
         Ok((made, rate))
-    }
-}
-
-impl Drop for Churn {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 

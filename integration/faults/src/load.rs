@@ -10,13 +10,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use lab::{Connection, Failure, Place, Transport};
+use lab::{Connection, Crew, Failure, Over, Place, Transport};
 use scenarios::{FIRST_TRY, Meter};
 
 /// Between two new connections of one way.
@@ -89,7 +88,6 @@ impl fmt::Display for Account {
 #[derive(Debug, Default)]
 struct Shared {
     account: Mutex<Account>,
-    is_over: AtomicBool,
     meter: Meter,
     /// While set, only a way that has been answered once counts what fails.
     from_first_answer: bool,
@@ -103,18 +101,17 @@ impl Shared {
     fn fails(&self, reason: String) {
         *self.account().reasons.entry(reason).or_default() += 1;
     }
-
-    fn goes_on(&self) -> bool {
-        !self.is_over.load(Ordering::Relaxed)
-    }
 }
+
+/// The work of a thread.
+type Work = Box<dyn FnOnce(&Shared, &Over) + Send>;
 
 /// Traffic under way.
 #[derive(Debug)]
 pub(crate) struct Load {
     shared: Arc<Shared>,
     ways: usize,
-    threads: Vec<JoinHandle<()>>,
+    threads: Crew,
 }
 
 impl Load {
@@ -135,10 +132,10 @@ impl Load {
             from_first_answer,
             ..Shared::default()
         });
-        let mut threads = Vec::new();
-        let mut spawn = |run: Box<dyn FnOnce(&Shared) + Send>| {
+        let mut threads = Crew::default();
+        let mut spawn = |run: Work| {
             let shared = Arc::clone(&shared);
-            threads.push(thread::spawn(move || run(&shared)));
+            threads.begin(move |over| run(&shared, over));
         };
         for (number, (way, mut ports)) in ways.iter().cloned().zip(ports()).enumerate() {
             let mut held = Vec::new();
@@ -150,11 +147,13 @@ impl Load {
             shared.account().open += held.len();
             if !held.is_empty() {
                 let way = way.clone();
-                spawn(Box::new(move |shared| echo(&way, held, shared)));
+                spawn(Box::new(move |shared, over| echo(&way, held, shared, over)));
             }
-            spawn(Box::new(move |shared| ask(number, &way, &ports, shared)));
+            spawn(Box::new(move |shared, over| {
+                ask(number, &way, &ports, shared, over);
+            }));
         }
-        spawn(Box::new(|shared| shared.meter.run(|| !shared.goes_on())));
+        spawn(Box::new(|shared, over| shared.meter.run(|| over.is_over())));
         Ok(Self {
             shared,
             ways: ways.len(),
@@ -192,21 +191,8 @@ impl Load {
 
     /// Ends it, and says what became of it.
     pub(crate) fn stop(mut self) -> Account {
-        self.end();
+        let _ = self.threads.stop();
         self.account()
-    }
-
-    fn end(&mut self) {
-        self.shared.is_over.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        self.end();
     }
 }
 
@@ -215,10 +201,10 @@ fn name(way: &Way) -> String {
 }
 
 /// Opens one connection after the other.
-fn ask(number: usize, way: &Way, ports: &Range<u16>, shared: &Shared) {
+fn ask(number: usize, way: &Way, ports: &Range<u16>, shared: &Shared, over: &Over) {
     let mut was_answered = !shared.from_first_answer;
     for port in ports.clone().cycle() {
-        if !shared.goes_on() {
+        if over.is_over() {
             return;
         }
         let dial = way.from.dial(Transport::Tcp, way.to).from_port(port);
@@ -250,9 +236,9 @@ fn ask(number: usize, way: &Way, ports: &Range<u16>, shared: &Shared) {
 }
 
 /// Asks on open connections, each until it ends.
-fn echo(way: &Way, held: Vec<Connection>, shared: &Shared) {
+fn echo(way: &Way, held: Vec<Connection>, shared: &Shared, over: &Over) {
     let mut held: Vec<(Connection, Option<String>)> = held.into_iter().map(|c| (c, None)).collect();
-    while shared.goes_on() {
+    while !over.is_over() {
         held.retain_mut(|(connection, pod)| {
             let answer = connection.ask();
             // Whoever answers must be who has always answered.

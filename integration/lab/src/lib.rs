@@ -32,6 +32,7 @@
 //! What it will not do: emulate IPVS, reach the internet from the guest, or use more than one CPU
 //! (a User Mode Linux that crosses CPUs is several times slower).
 
+mod crew;
 mod doctor;
 mod init;
 mod job;
@@ -44,6 +45,7 @@ use std::ffi::OsString;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+pub use crew::{Crew, Over};
 pub use doctor::{Finding, doctor};
 pub use init::maybe_init;
 pub use lane::{Lane, Missing};

@@ -6,13 +6,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow};
 use apiserver::{Cluster, Kind, Options, Request, Server, Tls};
-use lab::Place;
+use lab::{Crew, Place};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
 
@@ -176,20 +175,19 @@ impl ApiServer {
 /// Answers every request with nonsense, until it is dropped.
 #[derive(Debug)]
 pub struct Nonsense {
-    stop: Arc<AtomicBool>,
     answers: Arc<AtomicUsize>,
-    thread: Option<JoinHandle<()>>,
+    _thread: Crew,
 }
 
 impl Nonsense {
     fn start(listener: TcpListener, bodies: &'static [&'static str]) -> Result<Self> {
         listener.set_nonblocking(true)?;
-        let stop = Arc::new(AtomicBool::new(false));
         let answers = Arc::new(AtomicUsize::new(0));
-        let (is_over, answered) = (Arc::clone(&stop), Arc::clone(&answers));
+        let answered = Arc::clone(&answers);
         let mut bodies = bodies.iter().cycle();
-        let serve = move || {
-            while !is_over.load(Ordering::Relaxed) {
+        let mut thread = Crew::default();
+        thread.begin(move |over| {
+            while !over.is_over() {
                 match listener.accept() {
                     Ok((mut socket, _)) => {
                         // Whoever does not like it goes away; that is no concern here.
@@ -203,14 +201,10 @@ impl Nonsense {
                     Err(_) => std::thread::sleep(Duration::from_millis(10)),
                 }
             }
-        };
-        let thread = std::thread::Builder::new()
-            .name("nonsense".into())
-            .spawn(serve)?;
+        });
         Ok(Self {
-            stop,
             answers,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
@@ -225,15 +219,6 @@ fn http(body: &str) -> String {
         "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
         body.len()
     )
-}
-
-impl Drop for Nonsense {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
 }
 
 /// A socket that listens at a place: made by a thread that moves there and ends.

@@ -135,7 +135,7 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
     for to in [churn::STEADY, churn::STEADY_V6, churn::STICKY] {
         cluster.until_answered(&cluster.outside, to)?;
     }
-    let mut traffic = Traffic::start(&cluster)?;
+    let mut traffic = Traffic::start(&cluster);
     let mut samples = Samples::create(&arguments.out)?;
     let rounds = run(
         &mut cluster,

@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use lab::{Connection, Failure, Place, Transport};
+use lab::{Connection, Crew, Failure, Place, Transport};
 use scenarios::{Cluster, Meter, at};
 
 use crate::churn::{Churn, STEADY, STEADY_V6, STICKY};
@@ -51,42 +50,38 @@ pub(crate) struct Account {
 /// Clients at work; dropped, they stop.
 #[derive(Debug)]
 pub(crate) struct Traffic {
-    stop: Arc<AtomicBool>,
     steady: Arc<Count>,
     elsewhere: Arc<Count>,
     meter: Meter,
     told: Arc<std::sync::Mutex<Vec<String>>>,
-    clients: Vec<JoinHandle<()>>,
+    clients: Crew,
 }
 
 impl Traffic {
     /// New TCP connections and UDP flows of both families from outside, a TCP client that is kept at
     /// its pod, one connection that is held for the whole time, and one that asks those that come
     /// and go.
-    pub(crate) fn start(cluster: &Cluster) -> std::io::Result<Self> {
+    pub(crate) fn start(cluster: &Cluster) -> Self {
         let mut traffic = Self {
-            stop: Arc::default(),
             steady: Arc::default(),
             elsewhere: Arc::default(),
             meter: Meter::default(),
             told: Arc::default(),
-            clients: Vec::new(),
+            clients: Crew::default(),
         };
-        let (meter, stop) = (traffic.meter.clone(), Arc::clone(&traffic.stop));
-        let thread = std::thread::Builder::new().name("meter".into());
-        traffic
-            .clients
-            .push(thread.spawn(move || meter.run(|| stop.load(Ordering::SeqCst)))?);
+        let meter = traffic.meter.clone();
+        let clients = &mut traffic.clients;
+        clients.begin(move |over| meter.run(|| over.is_over()));
         let (outside, client) = (&cluster.outside, &cluster.client);
         // IPVS finds a connection on its way back by the client's port and the pod's address alone:
         // no two ways from a place have a port of one protocol in common.
-        traffic.ask(outside, Transport::Tcp, STEADY, 10_000..12_500, 50)?;
-        traffic.ask(outside, Transport::Udp, STEADY, 10_000..12_500, 100)?;
-        traffic.ask(outside, Transport::Tcp, STEADY_V6, 10_000..12_500, 200)?;
-        traffic.hold(outside)?;
-        traffic.stick(client)?;
-        traffic.roam(outside)?;
-        Ok(traffic)
+        traffic.ask(outside, Transport::Tcp, STEADY, 10_000..12_500, 50);
+        traffic.ask(outside, Transport::Udp, STEADY, 10_000..12_500, 100);
+        traffic.ask(outside, Transport::Tcp, STEADY_V6, 10_000..12_500, 200);
+        traffic.hold(outside);
+        traffic.stick(client);
+        traffic.roam(outside);
+        traffic
     }
 
     /// So far.
@@ -111,10 +106,7 @@ impl Traffic {
 
     /// Stops all clients after their current request.
     pub(crate) fn stop(&mut self) {
-        self.stop.store(true, Ordering::SeqCst);
-        for client in self.clients.drain(..) {
-            let _ = client.join();
-        }
+        let _ = self.clients.stop();
     }
 
     /// A thread that asks, and rests between requests.
@@ -122,11 +114,11 @@ impl Traffic {
         &mut self,
         rest: Duration,
         mut ask: impl FnMut() -> anyhow::Result<()> + Send + 'static,
-    ) -> std::io::Result<()> {
-        let (stop, count) = (Arc::clone(&self.stop), Arc::clone(&self.steady));
+    ) {
+        let count = Arc::clone(&self.steady);
         let (told, meter) = (Arc::clone(&self.told), self.meter.clone());
-        let work = move || {
-            while !stop.load(Ordering::SeqCst) {
+        self.clients.begin(move |over| {
+            while !over.is_over() {
                 let (start, late) = (Instant::now(), meter.so_far());
                 match ask() {
                     Ok(()) => count.answered.fetch_add(1, Ordering::Relaxed),
@@ -151,10 +143,7 @@ impl Traffic {
                 };
                 std::thread::sleep(rest);
             }
-        };
-        let thread = std::thread::Builder::new().name("client".into());
-        self.clients.push(thread.spawn(work)?);
-        Ok(())
+        });
     }
 
     /// A connection for each request.
@@ -165,7 +154,7 @@ impl Traffic {
         to: &'static str,
         ports: Range<u16>,
         rest_ms: u64,
-    ) -> std::io::Result<()> {
+    ) {
         let from = from.clone();
         let mut ports = ports.cycle();
         self.spawn(Duration::from_millis(rest_ms), move || {
@@ -175,11 +164,11 @@ impl Traffic {
             asked
                 .map(drop)
                 .with_context(|| format!("{transport:?} to {to}"))
-        })
+        });
     }
 
     /// One connection for the whole time.
-    fn hold(&mut self, from: &Place) -> std::io::Result<()> {
+    fn hold(&mut self, from: &Place) {
         let from = from.clone();
         let mut held: Option<Connection> = None;
         self.spawn(Duration::from_secs(1), move || {
@@ -196,11 +185,11 @@ impl Traffic {
             asked.context("the held connection")?;
             held = Some(connection);
             Ok(())
-        })
+        });
     }
 
     /// New connections of one client, which the same pod answers.
-    fn stick(&mut self, from: &Place) -> std::io::Result<()> {
+    fn stick(&mut self, from: &Place) {
         let from = from.clone();
         let mut ports = (10_000..12_500).cycle();
         let mut first: Option<String> = None;
@@ -212,16 +201,16 @@ impl Traffic {
             let first = first.get_or_insert_with(|| who.clone());
             ensure!(*first == who, "{STICKY}: {who} answers who was at {first}");
             Ok(())
-        })
+        });
     }
 
     /// Asks those that come and go; nothing is expected of it.
-    fn roam(&mut self, from: &Place) -> std::io::Result<()> {
-        let (from, stop) = (from.clone(), Arc::clone(&self.stop));
+    fn roam(&mut self, from: &Place) {
+        let from = from.clone();
         let count = Arc::clone(&self.elsewhere);
         let mut ports = (20_000..22_500).cycle();
-        let work = move || {
-            for number in (0..).take_while(|_| !stop.load(Ordering::SeqCst)) {
+        self.clients.begin(move |over| {
+            for number in (0..).take_while(|_| !over.is_over()) {
                 let (to, transport) = Churn::somewhere(number);
                 let dial = from.dial(transport, at(&to)).timeout(BRIEF);
                 let dial = dial.from_port(ports.next().unwrap_or_default());
@@ -231,16 +220,7 @@ impl Traffic {
                 };
                 std::thread::sleep(Duration::from_millis(50));
             }
-        };
-        let thread = std::thread::Builder::new().name("roaming".into());
-        self.clients.push(thread.spawn(work)?);
-        Ok(())
-    }
-}
-
-impl Drop for Traffic {
-    fn drop(&mut self) {
-        self.stop();
+        });
     }
 }
 
