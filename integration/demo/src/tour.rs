@@ -3,17 +3,14 @@
 //! serves on node1, and clients ask.
 
 mod page;
-mod texts;
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use lab::{Connection, Node, Place, Running, World};
+use lab::{Connection, Crew, Node, Place, Running, World};
 
 use crate::Arguments;
 use crate::account::{copy, start, wait_for};
@@ -22,6 +19,8 @@ use page::Page;
 /// Where the manifests are, and, of another version, those that `plan` is asked about.
 const MANIFESTS: &str = "/tmp/shop";
 const NEXT: &str = "/tmp/next";
+/// The page; lines that begin with `@` are what happens meanwhile.
+const PAGE: &str = include_str!("tour/tour.md");
 const PORT: u16 = 8080;
 const CLUSTER: &str = "10.200.0.1:80";
 const DRAINED: &str = "10.200.0.9:80";
@@ -36,24 +35,29 @@ const BREAKS: usize = 3;
 /// Makes the page; an error if a command has not ended as its text says.
 pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     let mut stage = Stage::build(arguments)?;
-    let traffic = Traffic::start(&stage);
+    let clients = traffic(&stage);
     thread::sleep(COUNTED_AFTER);
-    let mut page = Page::new(&arguments.kube_proxy, &stage.node1, stage.askers(), flags());
-    page.title(&texts::TITLE);
-    for part in texts::SERVICES {
-        page.part(part)?;
+    let mut page = Page {
+        kube_proxy: &arguments.kube_proxy,
+        node: stage.node1.clone(),
+        places: stage.askers(),
+        flags: flags(),
+        seen: None,
+        unexpected: Vec::new(),
+    };
+    let mut connection = None;
+    for line in PAGE.lines() {
+        match line {
+            "@flags" => page.flags(),
+            "@drain" => connection = Some(stage.drain()?),
+            "@hang up" => drop(connection.take()),
+            "@break" => stage.break_until_seen(&mut page)?,
+            "@await repair" => stage.wait_for_repair()?,
+            "@write next" => write_next()?,
+            line => page.line(line)?,
+        }
     }
-    let connection = stage.drain()?;
-    page.part(&texts::DRAINS)?;
-    drop(connection);
-    page.part(&texts::BUSIEST)?;
-    page.part(&texts::IN_ORDER)?;
-    stage.break_until_seen(&mut page)?;
-    stage.wait_for_repair()?;
-    page.part(&texts::REPAIRED)?;
-    write_next()?;
-    page.part(&texts::PLANNED)?;
-    traffic.stop();
+    drop(clients);
     page.close()
 }
 
@@ -144,7 +148,7 @@ impl Stage {
         for _ in 0..BREAKS {
             let gone = ["ipvsadm", "-d", "-t", CLUSTER, "-r", "10.10.2.2:8080"];
             self.node1.read(gone)?;
-            if page.part_if_so(&texts::CHANGED)? {
+            if page.has_seen("kube-proxy diff $FLAGS", 1)? {
                 return Ok(());
             }
         }
@@ -190,43 +194,24 @@ fn flags() -> Vec<String> {
     .to_vec()
 }
 
-/// Clients that ask until they are stopped.
-struct Traffic {
-    ends: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Traffic {
-    fn start(stage: &Stage) -> Self {
-        let ends = Arc::new(AtomicBool::new(false));
-        let ways = [
-            (&stage.client, CLUSTER, 100),
-            (&stage.client, "10.200.0.7:80", 250),
-            (&stage.outside, "172.36.0.11:30002", 200),
-            (&stage.outside, "172.36.0.11:30005", 500),
-        ];
-        let threads = ways.map(|(from, to, pause)| {
-            let (from, ends) = (from.clone(), Arc::clone(&ends));
-            thread::spawn(move || {
-                let Ok(to) = to.parse() else { return };
-                while !ends.load(Ordering::Relaxed) {
-                    // Whether it is answered is told by the page.
-                    let _ = from.ask_tcp(to, PATIENCE);
-                    thread::sleep(Duration::from_millis(pause));
-                }
-            })
+/// Starts clients that ask until they are dropped.
+fn traffic(stage: &Stage) -> Crew {
+    let mut clients = Crew::default();
+    for (from, to, pause) in [
+        (&stage.client, CLUSTER, 100),
+        (&stage.client, "10.200.0.7:80", 250),
+        (&stage.outside, "172.36.0.11:30002", 200),
+        (&stage.outside, "172.36.0.11:30005", 500),
+    ] {
+        let from = from.clone();
+        clients.begin(move |over| {
+            let Ok(to) = to.parse() else { return };
+            while !over.is_over() {
+                // Whether it is answered is told by the page.
+                let _ = from.ask_tcp(to, PATIENCE);
+                thread::sleep(Duration::from_millis(pause));
+            }
         });
-        Self {
-            ends,
-            threads: threads.into(),
-        }
     }
-
-    fn stop(self) {
-        self.ends.store(true, Ordering::Relaxed);
-        for thread in self.threads {
-            // It has nothing to say.
-            let _ = thread.join();
-        }
-    }
+    clients
 }

@@ -1,4 +1,4 @@
-//! The page: sections of Markdown, and in them commands with what they print.
+//! The page: Markdown, in which lines stand for commands with what they print, and for questions.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,118 +11,81 @@ use crate::account::cut;
 /// How long somebody who asks waits.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A section: what is to be seen, and how.
-pub(super) struct Part {
-    pub(super) title: &'static str,
-    /// Before the commands.
-    pub(super) text: &'static str,
-    pub(super) looks: &'static [Look],
-    /// Then asked with packets: by whom, where, and what is to come of it.
-    pub(super) asks: &'static [(&'static str, &'static str, &'static str)],
-    /// After the commands; empty if they say it all.
-    pub(super) after: &'static str,
-}
-
-/// A command, and how it is to end.
-pub(super) struct Look {
-    /// As it is typed; `$FLAGS` are the daemon's.
-    pub(super) command: &'static str,
-    pub(super) status: i32,
-    /// So many lines of what it prints are shown.
-    pub(super) most: usize,
-}
-
-/// The first lines of the page.
-pub(super) struct Title {
-    pub(super) title: &'static str,
-    pub(super) text: &'static str,
-}
-
 /// Prints as it goes.
 pub(super) struct Page<'a> {
-    kube_proxy: &'a Path,
-    node: Node,
-    places: Vec<Place>,
-    flags: Vec<String>,
-    unexpected: Vec<String>,
+    pub(super) kube_proxy: &'a Path,
+    pub(super) node: Node,
+    pub(super) places: Vec<Place>,
+    pub(super) flags: Vec<String>,
+    /// The output of the next command, where it was run already.
+    pub(super) seen: Option<Output>,
+    pub(super) unexpected: Vec<String>,
 }
 
-impl<'a> Page<'a> {
-    pub(super) fn new(
-        kube_proxy: &'a Path,
-        node: &Node,
-        places: Vec<Place>,
-        flags: Vec<String>,
-    ) -> Self {
-        Self {
-            places,
-            kube_proxy,
-            node: node.clone(),
-            flags,
-            unexpected: Vec::new(),
+impl Page<'_> {
+    /// Prints a line: `$ STATUS MOST COMMAND` as what the command prints, of which there are `MOST`
+    /// lines at most, and `? WHO TO WANTED` as what comes of a question; any other as it is.
+    pub(super) fn line(&mut self, line: &str) -> Result<()> {
+        if let Some(look) = line.strip_prefix("$ ") {
+            let mut words = look.splitn(3, ' ');
+            let mut number = || words.next()?.parse().ok();
+            let (status, most) = (number(), number());
+            let (status, most) = status.zip(most).with_context(|| line.to_owned())?;
+            return self.look(words.next().unwrap_or_default(), status, most);
         }
-    }
-
-    /// The beginning, and the flags that some commands take.
-    pub(super) fn title(&self, title: &Title) {
-        println!("# {}\n\n{}", title.title, title.text);
-        println!("\n```\nFLAGS=\"{}\"\n```", self.flags.join(" "));
-    }
-
-    /// A section.
-    pub(super) fn part(&mut self, part: &Part) -> Result<()> {
-        self.write(part, None)
-    }
-
-    /// A section whose first command may not see what the text tells of: whether it does.
-    pub(super) fn part_if_so(&mut self, part: &Part) -> Result<bool> {
-        let first = part.looks.first().context("a part without a command")?;
-        let output = self.run(first)?;
-        let is_so = output.status.code() == Some(first.status);
-        if is_so {
-            self.write(part, Some(output))?;
+        if let Some(question) = line.strip_prefix("? ") {
+            let mut words = question.splitn(3, ' ');
+            let mut word = || words.next().unwrap_or_default();
+            let said = self.ask(word(), word())?;
+            let wanted = word();
+            if !said.contains(wanted) {
+                self.unexpected
+                    .push(format!("{said} It is to be: {wanted}"));
+            }
+            println!("{said}");
+            return Ok(());
         }
+        println!("{line}");
+        Ok(())
+    }
+
+    /// Prints the flags that some commands take.
+    pub(super) fn flags(&self) {
+        println!("```\nFLAGS=\"{}\"\n```", self.flags.join(" "));
+    }
+
+    /// Runs the next command of the page, and keeps its output where it ends with `status`: returns
+    /// true if it does.
+    pub(super) fn has_seen(&mut self, command: &str, status: i32) -> Result<bool> {
+        let output = self.run(command)?;
+        let is_so = output.status.code() == Some(status);
+        self.seen = is_so.then_some(output);
         Ok(is_so)
     }
 
-    /// Fails if a command has ended otherwise than its text says.
+    /// Fails if a command has ended otherwise than the page says.
     pub(super) fn close(self) -> Result<()> {
         let what = self.unexpected.join("\n");
         ensure!(what.is_empty(), "not as the page says:\n{what}");
         Ok(())
     }
 
-    fn write(&mut self, part: &Part, mut seen: Option<Output>) -> Result<()> {
-        println!("\n## {}\n\n{}", part.title, part.text);
-        for look in part.looks {
-            let output = match seen.take() {
-                Some(output) => output,
-                None => self.run(look)?,
-            };
-            let status = output.status.code();
-            if status != Some(look.status) {
-                self.unexpected.push(format!(
-                    "{}: {}, and not {}: {}{}",
-                    look.command, output.status, look.status, output.stdout, output.stderr
-                ));
-            }
-            println!("\n```\n$ {}", look.command);
-            print!("{}", cut(&output.stdout, look.most));
-            println!("```");
-            if look.status != 0 {
-                println!("\nExit status: {}.", look.status);
-            }
+    fn look(&mut self, command: &str, status: i32, most: i32) -> Result<()> {
+        let output = match self.seen.take() {
+            Some(output) => output,
+            None => self.run(command)?,
+        };
+        if output.status.code() != Some(status) {
+            self.unexpected.push(format!(
+                "{command}: {}, and not {status}: {}{}",
+                output.status, output.stdout, output.stderr
+            ));
         }
-        for (who, to, wanted) in part.asks {
-            let said = self.ask(who, to)?;
-            if !said.contains(wanted) {
-                self.unexpected
-                    .push(format!("{said} It is to be: {wanted}"));
-            }
-            println!("\n{said}");
-        }
-        if !part.after.is_empty() {
-            println!("\n{}", part.after);
+        println!("```\n$ {command}");
+        print!("{}", cut(&output.stdout, usize::try_from(most)?));
+        println!("```");
+        if status != 0 {
+            println!("\nExit status: {status}.");
         }
         Ok(())
     }
@@ -145,15 +108,15 @@ impl<'a> Page<'a> {
         })
     }
 
-    fn run(&self, look: &Look) -> Result<Output> {
+    fn run(&self, command: &str) -> Result<Output> {
         let mut argv = vec![self.kube_proxy.as_os_str().to_owned()];
-        for word in look.command.split_whitespace().skip(1) {
+        for word in command.split_whitespace().skip(1) {
             match word {
                 "$FLAGS" => argv.extend(self.flags.iter().map(Into::into)),
                 word => argv.push(word.into()),
             }
         }
         let output = self.node.run(argv);
-        output.with_context(|| format!("cannot run {}", look.command))
+        output.with_context(|| format!("cannot run {command}"))
     }
 }
