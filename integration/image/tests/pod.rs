@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use image::{Container, Flavour, Image, Pod, Spec, archive, maybe_container};
 use lab::{Output, Transport};
 use manifests_check::{build, merge, read};
-use scenarios::{ApiServer, Cluster, Outcome, SOON, Service, Story, at, tally, tcp, tell};
+use scenarios::{ApiServer, Cluster, Outcome, SOON, Service, at, stories, tally, tcp, tell};
 use serde_json::{Value, json};
 
 /// What the least-privilege manifests grant; no less will do.
@@ -23,54 +23,16 @@ const SERVER: &str = "http://172.35.0.9:6443";
 
 fn main() {
     maybe_container();
-    let story = |name, tell| Story {
-        name,
-        tell,
-        is_possible: || true,
+    let stories = stories! {
+        kubeadms_pod_with_the_image_swapped,
+        kubeadms_pod_with_the_image_swapped_and_ipvs_mode,
+        the_least_privilege_of_legacy_iptables,
+        the_least_privilege_of_nft_iptables if has_nft(),
+        a_mode_that_is_edited_is_taken_up_by_the_next_pod,
+        iptables_without_a_raw_socket_is_told,
+        nothing_but_the_daemon_is_in_the_image if has_nft(),
+        another_user_passes_its_capabilities_on if has_nft(),
     };
-    let stories = [
-        story(
-            "kubeadms_pod_with_the_image_swapped",
-            kubeadms_pod_with_the_image_swapped,
-        ),
-        story(
-            "kubeadms_pod_with_the_image_swapped_and_ipvs_mode",
-            kubeadms_pod_with_the_image_swapped_and_ipvs_mode,
-        ),
-        story(
-            "the_least_privilege_of_legacy_iptables",
-            the_least_privilege_of_legacy_iptables,
-        ),
-        Story {
-            is_possible: has_nft,
-            ..story(
-                "the_least_privilege_of_nft_iptables",
-                the_least_privilege_of_nft_iptables,
-            )
-        },
-        story(
-            "a_mode_that_is_edited_is_taken_up_by_the_next_pod",
-            a_mode_that_is_edited_is_taken_up_by_the_next_pod,
-        ),
-        story(
-            "iptables_without_a_raw_socket_is_told",
-            iptables_without_a_raw_socket_is_told,
-        ),
-        Story {
-            is_possible: has_nft,
-            ..story(
-                "nothing_but_the_daemon_is_in_the_image",
-                nothing_but_the_daemon_is_in_the_image,
-            )
-        },
-        Story {
-            is_possible: has_nft,
-            ..story(
-                "another_user_passes_its_capabilities_on",
-                another_user_passes_its_capabilities_on,
-            )
-        },
-    ];
     tell(&stories, Duration::from_mins(4))
 }
 

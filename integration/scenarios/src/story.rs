@@ -23,6 +23,26 @@ pub struct Story {
     pub is_possible: fn() -> bool,
 }
 
+/// Stories by the names of their functions, by themselves or by their modules, and where they can be
+/// told: `stories! { one, other if has_nft() }`, `stories! { module: one, other; }`.
+#[macro_export]
+macro_rules! stories {
+    ($($module:ident: $($name:ident $(if $possible:expr)?),+;)+) => {
+        [$($($crate::Story {
+            name: concat!(stringify!($module), "::", stringify!($name)),
+            tell: $module::$name,
+            is_possible: || true $(&& $possible)?,
+        }),+),+]
+    };
+    ($($name:ident $(if $possible:expr)?),+ $(,)?) => {
+        [$($crate::Story {
+            name: stringify!($name),
+            tell: $name,
+            is_possible: || true $(&& $possible)?,
+        }),+]
+    };
+}
+
 /// The longest that one story may take, or the time of three of its waits if that is longer; its waits and
 /// asks have shorter limits of their own.
 const LONGEST: Duration = Duration::from_mins(2);

@@ -7,76 +7,26 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use scenarios::{
-    Cluster, METRICS, Modprobe, Outcome, SOON, Service, Story, at, get, is_module, kube_proxy, tcp,
-    tell,
+    Cluster, METRICS, Modprobe, Outcome, SOON, Service, at, get, is_module, kube_proxy, stories,
+    tcp, tell,
 };
 
 fn main() {
-    let story = |name, tell| Story {
-        name,
-        tell,
-        is_possible: || true,
+    let stories = stories! {
+        a_changed_file_is_applied_while_connections_live,
+        a_changed_file_that_cannot_be_in_effect_yet_is_tried_again if is_module("ip_vs_mh"),
+        health_checks_are_answered_where_node_ports_are,
+        odd_packets_are_no_longer_dropped_in_iptables_mode,
+        what_takes_a_new_start_waits_for_it_and_is_said,
+        a_container_that_is_started_again_serves_what_its_pod_did,
+        a_setting_that_cannot_be_written_costs_what_needs_it,
+        without_what_a_mode_needs_the_one_before_goes_on_serving,
+        what_was_set_is_set_back_or_said,
+        a_file_without_a_mode_is_served_by_iptables_as_upstreams,
+        init_only_prepares_the_node_and_leaves_no_rule,
+        init_only_fails_where_the_mode_could_not_be_served,
+        init_only_names_a_module_that_is_missing if is_module("xt_set"),
     };
-    let stories = [
-        story(
-            "a_changed_file_is_applied_while_connections_live",
-            a_changed_file_is_applied_while_connections_live,
-        ),
-        Story {
-            is_possible: || is_module("ip_vs_mh"),
-            ..story(
-                "a_changed_file_that_cannot_be_in_effect_yet_is_tried_again",
-                a_changed_file_that_cannot_be_in_effect_yet_is_tried_again,
-            )
-        },
-        story(
-            "health_checks_are_answered_where_node_ports_are",
-            health_checks_are_answered_where_node_ports_are,
-        ),
-        story(
-            "odd_packets_are_no_longer_dropped_in_iptables_mode",
-            odd_packets_are_no_longer_dropped_in_iptables_mode,
-        ),
-        story(
-            "what_takes_a_new_start_waits_for_it_and_is_said",
-            what_takes_a_new_start_waits_for_it_and_is_said,
-        ),
-        story(
-            "a_container_that_is_started_again_serves_what_its_pod_did",
-            a_container_that_is_started_again_serves_what_its_pod_did,
-        ),
-        story(
-            "a_setting_that_cannot_be_written_costs_what_needs_it",
-            a_setting_that_cannot_be_written_costs_what_needs_it,
-        ),
-        story(
-            "without_what_a_mode_needs_the_one_before_goes_on_serving",
-            without_what_a_mode_needs_the_one_before_goes_on_serving,
-        ),
-        story(
-            "what_was_set_is_set_back_or_said",
-            what_was_set_is_set_back_or_said,
-        ),
-        story(
-            "a_file_without_a_mode_is_served_by_iptables_as_upstreams",
-            a_file_without_a_mode_is_served_by_iptables_as_upstreams,
-        ),
-        story(
-            "init_only_prepares_the_node_and_leaves_no_rule",
-            init_only_prepares_the_node_and_leaves_no_rule,
-        ),
-        story(
-            "init_only_fails_where_the_mode_could_not_be_served",
-            init_only_fails_where_the_mode_could_not_be_served,
-        ),
-        Story {
-            is_possible: || is_module("xt_set"),
-            ..story(
-                "init_only_names_a_module_that_is_missing",
-                init_only_names_a_module_that_is_missing,
-            )
-        },
-    ];
     tell(&stories, Duration::from_mins(4))
 }
 

@@ -6,35 +6,18 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use lab::Transport;
-use scenarios::{ApiServer, Cluster, Outcome, Service, Story, at, tally, tcp, tell};
+use scenarios::{ApiServer, Cluster, Outcome, Service, at, stories, tally, tcp, tell};
 
 const CLAIMED: &str = "192.0.2.20:80";
 const HEALTH_CHECK: &str = "FailedToStartServiceHealthcheck";
 
 fn main() {
-    let story = |name, tell| Story {
-        name,
-        tell,
-        is_possible: || true,
+    let stories = stories! {
+        the_loser_of_an_address_is_told_and_takes_over,
+        a_taken_health_check_port_is_told,
+        an_api_server_that_is_away_holds_up_nothing,
+        no_service_keeps_the_api_servers_address,
     };
-    let stories = [
-        story(
-            "the_loser_of_an_address_is_told_and_takes_over",
-            the_loser_of_an_address_is_told_and_takes_over,
-        ),
-        story(
-            "a_taken_health_check_port_is_told",
-            a_taken_health_check_port_is_told,
-        ),
-        story(
-            "an_api_server_that_is_away_holds_up_nothing",
-            an_api_server_that_is_away_holds_up_nothing,
-        ),
-        story(
-            "no_service_keeps_the_api_servers_address",
-            no_service_keeps_the_api_servers_address,
-        ),
-    ];
     tell(&stories, Duration::from_mins(3))
 }
 

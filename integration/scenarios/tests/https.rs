@@ -7,28 +7,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use apiserver::{Authority, Tls};
-use scenarios::{ApiServer, Cluster, Outcome, Service, Story, tcp, tell};
+use scenarios::{ApiServer, Cluster, Outcome, Service, stories, tcp, tell};
 
 const MOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// Where the API server is, with its port.
 const API: [&str; 2] = ["172.35.0.9", "6443"];
 
 fn main() {
-    let story = |name, tell| Story {
-        name,
-        tell,
-        is_possible: || true,
+    let stories = stories! {
+        a_pods_token_and_authority_rotate,
+        a_peer_that_vanishes_is_missed_soon,
     };
-    let stories = [
-        story(
-            "a_pods_token_and_authority_rotate",
-            a_pods_token_and_authority_rotate,
-        ),
-        story(
-            "a_peer_that_vanishes_is_missed_soon",
-            a_peer_that_vanishes_is_missed_soon,
-        ),
-    ];
     tell(&stories, Duration::from_mins(4))
 }
 

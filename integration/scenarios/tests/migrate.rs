@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use lab::{Node, Output, Place, Running, Transport, World};
-use scenarios::{Cluster, Outcome, SOON, Story, at, kube_proxy, tell, under_traffic, with_backend};
+use scenarios::{
+    Cluster, Outcome, SOON, at, kube_proxy, stories, tell, under_traffic, with_backend,
+};
 
 /// What upstream left for a case, beside its objects.
 struct Left {
@@ -67,37 +69,14 @@ const KUBERNETES: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: kubern
     spec: {clusterIP: 10.96.0.1, clusterIPs: [10.96.0.1], ipFamilies: [IPv4], ports: [{name: https, port: 443, targetPort: 6443}]}\n";
 
 fn main() {
-    let story = |name, tell| Story {
-        name,
-        tell,
-        is_possible: || true,
+    let stories = stories! {
+        no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back,
+        the_iptables_mode_serves_until_this_one_does_and_leaves_nothing,
+        the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing,
+        what_upstream_left_is_taken_over_while_connections_go_on,
+        what_was_removed_by_hand_is_told_with_its_service,
+        a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing,
     };
-    let stories = [
-        story(
-            "no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back",
-            no_request_fails_and_no_connection_ends_while_the_image_is_swapped_and_back,
-        ),
-        story(
-            "the_iptables_mode_serves_until_this_one_does_and_leaves_nothing",
-            the_iptables_mode_serves_until_this_one_does_and_leaves_nothing,
-        ),
-        story(
-            "the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing",
-            the_ipvs_mode_serves_until_the_iptables_mode_does_and_leaves_nothing,
-        ),
-        story(
-            "what_upstream_left_is_taken_over_while_connections_go_on",
-            what_upstream_left_is_taken_over_while_connections_go_on,
-        ),
-        story(
-            "what_was_removed_by_hand_is_told_with_its_service",
-            what_was_removed_by_hand_is_told_with_its_service,
-        ),
-        story(
-            "a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing",
-            a_dry_run_tells_what_differs_and_a_cleanup_leaves_nothing,
-        ),
-    ];
     tell(&stories, Duration::from_mins(3))
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use lab::Transport;
-use scenarios::{Cluster, Outcome, SOON, Service, Story, ask, at, tcp, tell, udp, with_backend};
+use scenarios::{Cluster, Outcome, SOON, Service, ask, at, stories, tcp, tell, udp, with_backend};
 
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";
@@ -18,43 +18,15 @@ const IPTABLES_MODE: [&str; 3] = [
 ];
 
 fn main() {
-    let stories = [
-        Story {
-            name: "each_mode_clears_up_after_the_other",
-            tell: each_mode_clears_up_after_the_other,
-            is_possible: || true,
-        },
-        Story {
-            name: "a_flushed_table_is_filled_again",
-            tell: a_flushed_table_is_filled_again,
-            is_possible: || true,
-        },
-        Story {
-            name: "a_table_that_somebody_has_switched_off_is_told",
-            tell: a_table_that_somebody_has_switched_off_is_told,
-            is_possible: || lab::iptables_backend() == "nft",
-        },
-        Story {
-            name: "node_ports_are_served_on_localhost",
-            tell: node_ports_are_served_on_localhost,
-            is_possible: || true,
-        },
-        Story {
-            name: "external_ips_are_not_served_where_the_gate_is_off",
-            tell: external_ips_are_not_served_where_the_gate_is_off,
-            is_possible: || true,
-        },
-        Story {
-            name: "a_node_port_is_its_services_at_the_nodes_addresses",
-            tell: a_node_port_is_its_services_at_the_nodes_addresses,
-            is_possible: || true,
-        },
-        Story {
-            name: "clients_stick_to_their_endpoint_until_it_goes",
-            tell: clients_stick_to_their_endpoint_until_it_goes,
-            is_possible: || true,
-        },
-    ];
+    let stories = stories! {
+        each_mode_clears_up_after_the_other,
+        a_flushed_table_is_filled_again,
+        a_table_that_somebody_has_switched_off_is_told if lab::iptables_backend() == "nft",
+        node_ports_are_served_on_localhost,
+        external_ips_are_not_served_where_the_gate_is_off,
+        a_node_port_is_its_services_at_the_nodes_addresses,
+        clients_stick_to_their_endpoint_until_it_goes,
+    };
     tell(&stories, Duration::from_mins(2))
 }
 

@@ -7,57 +7,24 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use lab::Transport;
 use scenarios::{
-    ApiServer, Cluster, HEALTH, METRICS, Outcome, Service, Story, ask, at, get, health, metric,
+    ApiServer, Cluster, HEALTH, METRICS, Outcome, Service, ask, at, get, health, metric, stories,
     tally, tcp, tell, with_backend,
 };
 
 fn main() {
-    let story = |name, tell| Story {
-        name,
-        tell,
-        is_possible: || true,
+    let stories = stories! {
+        every_page_is_where_it_was,
+        ready_is_the_first_full_sync,
+        a_node_about_to_go_is_left_out_by_balancers,
+        a_node_without_its_sets_is_late_until_they_are_there,
+        the_nodes_pod_networks_are_followed,
+        a_port_that_is_taken_is_told_and_tried_again,
+        an_api_server_that_comes_back_empty_is_told_and_counted,
+        idle_connections_of_a_pod_keep_no_probe_out,
+        what_single_services_carry_is_told_if_it_is_asked_for,
+        nftables_mode_tells_tracked_flows if lab::iptables_backend() == "nft",
+        the_log_has_a_line_for_what_changed_and_none_for_what_did_not,
     };
-    let stories = [
-        story("every_page_is_where_it_was", every_page_is_where_it_was),
-        story("ready_is_the_first_full_sync", ready_is_the_first_full_sync),
-        story(
-            "a_node_about_to_go_is_left_out_by_balancers",
-            a_node_about_to_go_is_left_out_by_balancers,
-        ),
-        story(
-            "a_node_without_its_sets_is_late_until_they_are_there",
-            a_node_without_its_sets_is_late_until_they_are_there,
-        ),
-        story(
-            "the_nodes_pod_networks_are_followed",
-            the_nodes_pod_networks_are_followed,
-        ),
-        story(
-            "a_port_that_is_taken_is_told_and_tried_again",
-            a_port_that_is_taken_is_told_and_tried_again,
-        ),
-        story(
-            "an_api_server_that_comes_back_empty_is_told_and_counted",
-            an_api_server_that_comes_back_empty_is_told_and_counted,
-        ),
-        story(
-            "idle_connections_of_a_pod_keep_no_probe_out",
-            idle_connections_of_a_pod_keep_no_probe_out,
-        ),
-        story(
-            "what_single_services_carry_is_told_if_it_is_asked_for",
-            what_single_services_carry_is_told_if_it_is_asked_for,
-        ),
-        Story {
-            name: "nftables_mode_tells_tracked_flows",
-            tell: nftables_mode_tells_tracked_flows,
-            is_possible: || lab::iptables_backend() == "nft",
-        },
-        story(
-            "the_log_has_a_line_for_what_changed_and_none_for_what_did_not",
-            the_log_has_a_line_for_what_changed_and_none_for_what_did_not,
-        ),
-    ];
     tell(&stories, Duration::from_mins(3))
 }
 

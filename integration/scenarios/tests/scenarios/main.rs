@@ -23,23 +23,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use scenarios::{Story, tell};
-
-macro_rules! stories {
-    ($($module:ident: $($name:ident $(if $possible:expr)?),+;)+) => {
-        &[$($(Story {
-            name: concat!(stringify!($module), "::", stringify!($name)),
-            tell: $module::$name,
-            is_possible: || true $(&& $possible)?,
-        }),+),+]
-    };
-}
+use scenarios::{stories, tell};
 
 /// The lab's own limit; each story has a shorter one.
 const LIMIT: Duration = Duration::from_mins(8);
 
 fn main() {
-    let stories: &[Story] = stories! {
+    let stories = stories! {
         // The first one, as it needs a kernel that has never loaded IPVS.
         refusals: no_ip_vs if is_ip_vs_loadable(), no_rights, a_scheduler_that_the_kernel_lacks, unknown_flag, no_folder, no_kubeconfig;
         ways_in: over_tcp, over_udp, over_sctp, by_routes_over_tcp, by_routes_over_udp, several_ports, session_affinity, an_address_of_the_node_itself, other_objects_are_left_out;
@@ -59,7 +49,7 @@ fn main() {
         economy: changes_start_no_program;
         nft: is_chosen_where_nothing_speaks_for_either if has_nft(), the_kubelets_hint_moves_rules_under_open_connections if has_both(), a_cleanup_takes_both_backends if has_both(), flows_in_other_zones_stay if has_nft(), native_rules_are_served_beside_and_left if has_nft();
     };
-    tell(stories, LIMIT)
+    tell(&stories, LIMIT)
 }
 
 /// Whether this lane's iptables is the nft one.
