@@ -12,12 +12,13 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use ipset_netlink::{Definition, Family, Ipset, SetType};
+use ipset_netlink::{Definition, Entry, Family, IpProtocol, Ipset, SetType};
 use ipvs_netlink::{Destination, DestinationKey, Ipvs, Name, Service, ServiceKey};
 use lab::Signal;
-use netlink_batch::{Batch, Connection, NLM_F_CREATE, NLM_F_EXCL, Protocol, Reply, Writer};
+use netlink_batch::{Batch, Reply};
 use proxy::{IpFamily, LocalDetector};
 use proxy_ipvs::{Config, Rules, Set, SetKind, Shim, ShimStyle};
+use route_netlink::{Address, Rtnetlink};
 
 use crate::kernel::{CLUSTER_IP, IPVS_IPS, LOOP_BACK};
 use crate::objects::{CLUSTER_CIDR, Objects, PORT, changed};
@@ -73,7 +74,7 @@ pub(crate) fn run(cell: &str) -> Result<()> {
         floor.load()?;
         let changes = Changes::prepare(&objects, &cell, &floor.ipvs);
         pause()?;
-        changes.run(&mut floor.ipvs, &mut floor.netfilter)?;
+        changes.run(&mut floor.ipvs, &mut floor.ipset)?;
     } else {
         pause()?;
         floor.load()?;
@@ -93,11 +94,10 @@ pub(crate) fn pause() -> Result<()> {
 
 struct Floor {
     ipset: Ipset,
-    netfilter: Connection,
     ipvs: Ipvs,
-    route: Connection,
+    route: Rtnetlink,
     sets: Vec<(String, Definition)>,
-    members: Batch,
+    members: [(&'static str, Vec<Entry>); 3],
     shim: [(&'static str, String); 2],
     servers: Batch,
     objects: Objects,
@@ -125,8 +125,7 @@ impl Floor {
             servers: servers(objects, &ipvs),
             objects: objects.clone(),
             ipset: Ipset::open()?,
-            netfilter: Connection::open(Protocol::Netfilter)?,
-            route: Connection::open(Protocol::Route)?,
+            route: Rtnetlink::open()?,
             ipvs,
             sets,
         })
@@ -139,12 +138,15 @@ impl Floor {
             println!("{part}_s {:.6}", lap.elapsed().as_secs_f64());
             lap = Instant::now();
         };
-        let link = self.create_link()?;
+        self.route.create_dummy("kube-ipvs0")?;
+        let link = self.route.link("kube-ipvs0")?.context("no link")?.index;
         for (name, definition) in &self.sets {
             self.ipset.create(name, definition)?;
         }
         took("write_sets");
-        accepted(&self.netfilter.execute(&self.members)?, "set members")?;
+        for (set, members) in &self.members {
+            done(&self.ipset.add(set, members)?)?;
+        }
         took("write_members");
         for (program, text) in &self.shim {
             restore(program, text)?;
@@ -158,27 +160,6 @@ impl Floor {
         took("write_addresses");
         std::io::stdout().flush()?;
         Ok(())
-    }
-
-    fn create_link(&mut self) -> Result<u32> {
-        const RTM_NEWLINK: u16 = 16;
-        const RTM_GETLINK: u16 = 18;
-        let named = |message: &mut Writer<'_>| {
-            message.bytes(&[0; 16]);
-            message.attr_str(3, "kube-ipvs0");
-        };
-        let mut batch = Batch::new();
-        batch.push(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, |message| {
-            named(message);
-            message.nest(18, |kind| kind.attr_str(1, "dummy"));
-        });
-        accepted(&self.route.execute(&batch)?, "the link")?;
-        let answer = self.route.request(RTM_GETLINK, 0, named)?;
-        let (_, payload) = answer.iter().next().context("no answer about the link")?;
-        let index = payload.get(4..8).and_then(|bytes| bytes.first_chunk());
-        Ok(u32::from_ne_bytes(
-            *index.context("a link without a number")?,
-        ))
     }
 }
 
@@ -243,87 +224,42 @@ fn restore(program: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Members of the three sets, 32 KiB to a message.
-fn members(objects: &Objects) -> Batch {
-    let mut batch = Batch::new();
-    let all = 0..objects.services();
-    let at = |service| SocketAddrV4::new(Objects::address(service), PORT);
-    let local = all.clone().flat_map(|service| objects.endpoints(service));
-    let local = local
-        .filter(|endpoint| endpoint.is_local)
-        .map(|endpoint| endpoint.at);
-    write_members(&mut batch, ADD, LOOP_BACK, local, loop_back);
-    write_members(
-        &mut batch,
-        ADD,
-        CLUSTER_IP,
-        all.clone().map(at),
-        |data, at| {
-            address(data, 1, at);
-            port(data, at);
-        },
-    );
-    write_members(&mut batch, ADD, IPVS_IPS, all.map(at), |data, at| {
-        address(data, 1, at);
-    });
-    batch
+/// The members of the three sets.
+fn members(objects: &Objects) -> [(&'static str, Vec<Entry>); 3] {
+    let all = || (0..objects.services()).map(|service| IpAddr::V4(Objects::address(service)));
+    let local = (0..objects.services()).flat_map(|service| objects.endpoints(service));
+    let local = local.filter(|endpoint| endpoint.is_local);
+    let cluster_ip = |ip| Entry::IpPort {
+        ip,
+        protocol: TCP,
+        port: PORT,
+    };
+    [
+        (LOOP_BACK, local.map(|one| loop_back(one.at)).collect()),
+        (CLUSTER_IP, all().map(cluster_ip).collect()),
+        (IPVS_IPS, all().map(Entry::Ip).collect()),
+    ]
 }
 
-/// `NLA_F_NET_BYTEORDER`
-const BIG_ENDIAN: u16 = 1 << 14;
-
-fn address(data: &mut Writer<'_>, kind: u16, at: SocketAddrV4) {
-    data.nest(kind, |ip| ip.attr(1 | BIG_ENDIAN, &at.ip().octets()));
-}
-
-fn port(data: &mut Writer<'_>, at: SocketAddrV4) {
-    data.attr(4 | BIG_ENDIAN, &at.port().to_be_bytes());
-    data.attr_u8(7, 6);
-}
+const TCP: IpProtocol = IpProtocol(6);
 
 /// A local endpoint, with itself as the source.
-fn loop_back(data: &mut Writer<'_>, at: SocketAddrV4) {
-    address(data, 1, at);
-    port(data, at);
-    address(data, 20, at);
+fn loop_back(at: SocketAddrV4) -> Entry {
+    let ip = IpAddr::V4(*at.ip());
+    Entry::IpPortIp {
+        ip,
+        protocol: TCP,
+        port: at.port(),
+        ip2: ip,
+    }
 }
 
-/// `IPSET_CMD_ADD` and `IPSET_CMD_DEL` of nfnetlink's subsystem 6
-/// (`include/uapi/linux/netfilter/ipset/ip_set.h`).
-const ADD: u16 = 0x0609;
-const DELETE: u16 = 0x060a;
-
-/// Adds or deletes members, 32 KiB to a message.
-fn write_members(
-    batch: &mut Batch,
-    command: u16,
-    set: &str,
-    members: impl Iterator<Item = SocketAddrV4>,
-    encode: impl Fn(&mut Writer<'_>, SocketAddrV4),
-) {
-    const MESSAGE_BYTES: usize = 32 * 1024;
-    let mut members = members.peekable();
-    while members.peek().is_some() {
-        batch.push(command, 0, |message| {
-            message.bytes(&[libc::AF_INET.to_le_bytes()[0], 0, 0, 0]);
-            message.attr_u8(1, 7);
-            message.attr_str(2, set);
-            message.attr_be32(9 | BIG_ENDIAN, 0);
-            message.nest(8, |list| {
-                let full = list.len() + MESSAGE_BYTES;
-                let mut line = 0;
-                while list.len() < full
-                    && let Some(member) = members.next()
-                {
-                    line += 1;
-                    list.nest(7, |data| {
-                        encode(data, member);
-                        data.attr_be32(9 | BIG_ENDIAN, line);
-                    });
-                }
-            });
-        });
-    }
+/// Fails with the first member that was refused.
+fn done(outcomes: &[ipset_netlink::Outcome]) -> Result<()> {
+    let done = ipset_netlink::Outcome::Done;
+    let refused = outcomes.iter().find(|outcome| **outcome != done);
+    ensure!(refused.is_none(), "set members: {refused:?}");
+    Ok(())
 }
 
 fn key(service: u32) -> ServiceKey {
@@ -352,17 +288,9 @@ fn servers(objects: &Objects, ipvs: &Ipvs) -> Batch {
 }
 
 fn addresses(objects: &Objects, link: u32) -> Batch {
-    const RTM_NEWADDR: u16 = 20;
-    const IFA_F_PERMANENT: u8 = 0x80;
     let mut batch = Batch::new();
-    let [a, b, c, d] = link.to_ne_bytes();
     for service in 0..objects.services() {
-        let address = Objects::address(service).octets();
-        batch.push(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, |message| {
-            message.bytes(&[2, 32, IFA_F_PERMANENT, 0, a, b, c, d]);
-            message.attr(2, &address);
-            message.attr(1, &address);
-        });
+        Address::host(link, Objects::address(service).into()).push_new(&mut batch);
     }
     batch
 }
@@ -377,7 +305,7 @@ struct OneChange {
     /// It goes.
     removed: Batch,
     /// What the set of local endpoints loses.
-    members: Batch,
+    members: Vec<Entry>,
 }
 
 impl Changes {
@@ -389,13 +317,12 @@ impl Changes {
             let old = objects.endpoints(service).get(index).copied();
             let new = objects.replace(service, index, turn);
             let key = key(service);
-            let (mut made, mut removed, mut members) = (Batch::new(), Batch::new(), Batch::new());
+            let (mut made, mut removed, mut members) = (Batch::new(), Batch::new(), Vec::new());
             family.new_destination(&mut made, &key, &Destination::new(real(new.at), 1));
             if let Some(old) = old {
                 family.set_destination(&mut made, &key, &Destination::new(real(old.at), 0));
                 family.del_destination(&mut removed, &key, &real(old.at));
-                let local = std::iter::once(old.at).filter(|_| old.is_local);
-                write_members(&mut members, DELETE, LOOP_BACK, local, loop_back);
+                members.extend(old.is_local.then(|| loop_back(old.at)));
             }
             OneChange {
                 key,
@@ -408,7 +335,7 @@ impl Changes {
     }
 
     /// Sends one after another, and prints how long each took, in milliseconds.
-    fn run(&self, ipvs: &mut Ipvs, netfilter: &mut Connection) -> Result<()> {
+    fn run(&self, ipvs: &mut Ipvs, ipset: &mut Ipset) -> Result<()> {
         let mut took = Vec::with_capacity(self.0.len());
         for change in &self.0 {
             let started = Instant::now();
@@ -416,7 +343,7 @@ impl Changes {
             // Whether it has connections left; here nobody has any.
             ipvs.destinations(&change.key)?;
             accepted(&ipvs.execute(&change.removed)?, "a removal")?;
-            accepted(&netfilter.execute(&change.members)?, "a change's member")?;
+            done(&ipset.delete(LOOP_BACK, &change.members)?)?;
             took.push(started.elapsed().as_secs_f64() * 1e3);
         }
         println!("changes_ms {}", serde_json::to_string(&took)?);

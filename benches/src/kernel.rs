@@ -9,13 +9,14 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result, ensure};
 use ipset_netlink::{Entry, Ipset, Reason};
 use ipvs_netlink::{DestinationEntry, Ipvs, ServiceKey};
 use lab::Place;
-use netlink_batch::{Attributes, Batch, Connection, Protocol, Reply};
+use netlink_batch::{Batch, Reply};
+use route_netlink::{Family, LocalRoute, Lookup, Rtnetlink};
 
 use crate::nat::Nat;
 use crate::nft::{self, Tables};
@@ -28,13 +29,8 @@ pub(crate) const CLUSTER_IP: &str = "KUBE-CLUSTER-IP";
 pub(crate) const IPVS_IPS: &str = "KUBE-IPVS-IPS";
 pub(crate) const LOOP_BACK: &str = "KUBE-LOOP-BACK";
 
-const RTM_GETROUTE: u16 = 26;
-/// `struct rtmsg`
-const RTMSG: usize = 12;
-const RTA_DST: u16 = 1;
-const RTN_LOCAL: u8 = 2;
-const RT_TABLE_LOCAL: u8 = 255;
-const AF_INET: u8 = 2;
+/// The number that our daemon marks its routes by (`--ipvs-vip-mode=route`).
+const OWN_ROUTES: u8 = 107;
 
 /// How many differences are named.
 const NAMED: usize = 5;
@@ -187,7 +183,7 @@ pub(crate) struct Kernel {
     mode: Mode,
     ipvs: Option<Ipvs>,
     ipset: Option<Ipset>,
-    route: Connection,
+    route: Rtnetlink,
     nat: Option<Nat>,
     tables: Option<Tables>,
 }
@@ -205,7 +201,7 @@ impl Kernel {
                     mode,
                     ipvs: is_ipvs.then(Ipvs::open).transpose()?,
                     ipset: has_ipset.then(Ipset::open).transpose()?,
-                    route: Connection::open(Protocol::Route)?,
+                    route: Rtnetlink::open()?,
                     nat: (!has_tables).then(Nat::open).transpose()?,
                     tables: has_tables.then(Tables::open).transpose()?,
                 })
@@ -252,17 +248,13 @@ impl Kernel {
 
     /// Whether an address is local to the node.
     pub(crate) fn is_local(&mut self, address: Ipv4Addr) -> Result<bool> {
-        let answer = self.route.request(RTM_GETROUTE, 0, |message| {
-            message.bytes(&[AF_INET, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-            message.attr(RTA_DST, &address.octets());
-        });
-        match answer {
-            // Nothing leads there.
-            Err(netlink_batch::Error::Refused(_)) => Ok(false),
-            answer => Ok(answer?
-                .iter()
-                .any(|(_, payload)| payload.get(7) == Some(&RTN_LOCAL))),
-        }
+        let asked = Lookup {
+            destination: address.into(),
+            source: None,
+            link: None,
+            mark: 0,
+        };
+        Ok(self.route.way(&asked)?.is_ok_and(|way| way.is_local()))
     }
 
     /// How many members a set has; 0 if there is none.
@@ -396,7 +388,7 @@ impl Kernel {
         }
         for entry in self.list(CLUSTER_IP)? {
             if let Entry::IpPort {
-                ip: std::net::IpAddr::V4(ip),
+                ip: IpAddr::V4(ip),
                 port,
                 ..
             } = entry
@@ -405,13 +397,13 @@ impl Kernel {
             }
         }
         for entry in self.list(IPVS_IPS)? {
-            if let Entry::Ip(std::net::IpAddr::V4(ip)) = entry {
+            if let Entry::Ip(IpAddr::V4(ip)) = entry {
                 snapshot.ipvs_ips.insert(ip);
             }
         }
         for entry in self.list(LOOP_BACK)? {
             if let Entry::IpPortIp {
-                ip: std::net::IpAddr::V4(ip),
+                ip: IpAddr::V4(ip),
                 port,
                 ..
             } = entry
@@ -423,20 +415,13 @@ impl Kernel {
     }
 
     fn local_routes(&mut self) -> Result<BTreeSet<Ipv4Addr>> {
-        let dump = self.route.dump(RTM_GETROUTE, 0, |message| {
-            message.bytes(&[AF_INET, 0, 0, 0, RT_TABLE_LOCAL, 0, 0, 0, 0, 0, 0, 0]);
-        })?;
         let mut found = BTreeSet::new();
-        for (_, payload) in dump.iter() {
-            let [_, 32, _, _, RT_TABLE_LOCAL, _, _, RTN_LOCAL, ..] = payload else {
-                continue;
-            };
-            for attribute in Attributes::after(RTMSG, payload)? {
-                let attribute = attribute?;
-                if attribute.kind == RTA_DST {
-                    found.insert(Ipv4Addr::from(attribute.array::<4>()?));
-                }
-            }
+        for protocol in [LocalRoute::KERNEL, OWN_ROUTES] {
+            let routes = self.route.local_routes(Family::Inet, protocol)?;
+            found.extend(routes.iter().filter_map(|route| match route.address {
+                IpAddr::V4(address) => Some(address),
+                IpAddr::V6(_) => None,
+            }));
         }
         found.retain(|address| is_service(*address));
         Ok(found)
@@ -456,8 +441,8 @@ impl Kernel {
 fn at(entry: &DestinationEntry) -> Option<SocketAddrV4> {
     let key = entry.destination.key;
     match key.address {
-        std::net::IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, key.port)),
-        std::net::IpAddr::V6(_) => None,
+        IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, key.port)),
+        IpAddr::V6(_) => None,
     }
 }
 

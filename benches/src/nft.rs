@@ -13,7 +13,6 @@ use nftables_netlink::{
 };
 
 use crate::rules::Servers;
-use flat::Lookups;
 
 /// The table of nftables mode, ours and upstream's.
 pub(crate) const TABLE: &str = "kube-proxy";
@@ -46,7 +45,6 @@ pub(crate) struct Tables {
     chains: HashMap<SocketAddrV4, Name>,
     /// In which layout nftables mode's table is, once it is there.
     layout: Option<Layout>,
-    lookups: Lookups,
     /// What was asked last and was not as wanted, in this generation: it need not be read again.
     unwanted: Option<(Ipv4Addr, Generation)>,
 }
@@ -74,15 +72,14 @@ impl Tables {
             nft,
             chains: HashMap::new(),
             layout: None,
-            lookups: Lookups::open()?,
             unwanted: None,
         })
     }
 
     /// Upstream's, as long as there is no table.
     fn layout(&mut self) -> Result<Layout> {
-        if self.layout.is_none() && self.lookups.has_set(SERVICES)? {
-            let is_flat = self.lookups.has_set(flat::MANY)?;
+        if self.layout.is_none() && self.has_set(SERVICES)? {
+            let is_flat = self.has_set(flat::MANY)?;
             self.layout = Some(if is_flat {
                 Layout::Flat
             } else {
@@ -114,7 +111,7 @@ impl Tables {
             return Ok(false);
         }
         if self.layout()? == Layout::Flat {
-            let serves = self.lookups.endpoints(at)? == *wanted;
+            let serves = self.flat_endpoints(at)? == *wanted;
             self.unwanted = (!serves).then_some((*at.ip(), generation));
             return Ok(serves);
         }

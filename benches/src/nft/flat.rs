@@ -9,8 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;
 
 use anyhow::{Context as _, Result, ensure};
-use netlink_batch::{Attribute, Attributes, Connection, Protocol};
-use nftables_netlink::{Element, ElementData, Verdict};
+use nftables_netlink::{Element, ElementData, Family, Name, Verdict};
 
 use super::{PROTOCOL_TCP, SERVICES, TABLE, Tables, address, endpoint};
 use crate::rules::Servers;
@@ -24,49 +23,30 @@ const FEW: [(u32, &str); 3] = [
     (3, "endpoints-tcp-3"),
 ];
 
-/// Asks for single elements.
-pub(super) struct Lookups(Connection);
+/// What an element leads to.
+enum Found {
+    Endpoint(SocketAddrV4),
+    Chain(Name),
+}
 
-impl Lookups {
-    pub(super) fn open() -> Result<Self> {
-        Ok(Self(Connection::open(Protocol::Netfilter)?))
-    }
-
+impl Tables {
     /// Whether the table has this set or map.
     pub(super) fn has_set(&mut self, name: &str) -> Result<bool> {
-        const GET_SET: u16 = 10;
-        let answer = self.0.request(message(GET_SET), 0, |to| {
-            to.bytes(&HEADER);
-            to.attr_str(1, TABLE);
-            to.attr_str(2, name);
-        });
-        match answer {
-            Err(error) if is_absent(&error) => Ok(false),
-            answer => answer.map(|_| true).context("cannot ask for a set"),
-        }
+        Ok(self.nft.set(Family::Ip, TABLE, name)?.is_some())
     }
 
     /// What a map has for a key.
     fn find(&mut self, map: &str, key: &[u8]) -> Result<Option<Found>> {
-        const GET_ELEMENTS: u16 = 13;
-        let answer = self.0.request(message(GET_ELEMENTS), 0, |to| {
-            to.bytes(&HEADER);
-            to.attr_str(1, TABLE);
-            to.attr_str(2, map);
-            to.nest(3, |list| {
-                list.nest(1, |element| element.nest(1, |data| data.attr(1, key)));
-            });
-        });
-        let answer = match answer {
-            Err(error) if is_absent(&error) => return Ok(None),
-            answer => answer.context("cannot ask for an element")?,
-        };
-        let (_, payload) = answer.iter().next().context("no answer for an element")?;
-        found(payload)
+        let element = self.nft.element(Family::Ip, TABLE, map, key)?;
+        Ok(match element.and_then(|element| element.data) {
+            Some(ElementData::Value(value)) => endpoint(&value).map(Found::Endpoint),
+            Some(ElementData::Verdict(Verdict::Goto(chain))) => Some(Found::Chain(chain)),
+            _ => None,
+        })
     }
 
     /// Where new connections to a Service get; nowhere if it is not there, or not whole.
-    pub(super) fn endpoints(&mut self, at: SocketAddrV4) -> Result<BTreeSet<SocketAddrV4>> {
+    pub(super) fn flat_endpoints(&mut self, at: SocketAddrV4) -> Result<BTreeSet<SocketAddrV4>> {
         let service = service_key(at);
         let (mut map, mut count) = (MANY, 0);
         if let Some(Found::Chain(chain)) = self.find(SERVICES, &service)? {
@@ -88,16 +68,7 @@ impl Lookups {
         }
         Ok(ends)
     }
-}
 
-/// What an element leads to.
-#[derive(Debug, PartialEq, Eq)]
-enum Found {
-    Endpoint(SocketAddrV4),
-    Chain(String),
-}
-
-impl Tables {
     /// All Services with their endpoints.
     pub(super) fn flat_servers(&mut self) -> Result<Servers> {
         let mut chosen: BTreeMap<SocketAddrV4, u32> = BTreeMap::new();
@@ -190,40 +161,6 @@ fn slot(number: u32, at: SocketAddrV4) -> Vec<u8> {
 fn served(key: &[u8]) -> Option<(u32, SocketAddrV4)> {
     let (number, at) = key.split_first_chunk::<4>()?;
     Some((u32::from_ne_bytes(*number), endpoint(at)?))
-}
-
-/// `nfgenmsg`: the family `ip`.
-const HEADER: [u8; 4] = [2, 0, 0, 0];
-
-const fn message(command: u16) -> u16 {
-    (10 << 8) | command
-}
-
-fn is_absent(error: &netlink_batch::Error) -> bool {
-    matches!(error, netlink_batch::Error::Refused(refusal) if refusal.errno == libc::ENOENT)
-}
-
-fn get(attributes: Attributes<'_>, kind: u16) -> Option<Attribute<'_>> {
-    attributes
-        .filter_map(Result::ok)
-        .find(|one| one.kind == kind)
-}
-
-/// The data of the one element of an answer.
-fn found(payload: &[u8]) -> Result<Option<Found>> {
-    let list = get(Attributes::after(HEADER.len(), payload)?, 3);
-    let element = list.and_then(|list| get(list.nested(), 1));
-    let Some(data) = element.and_then(|element| get(element.nested(), 2)) else {
-        return Ok(None);
-    };
-    if let Some(value) = get(data.nested(), 1) {
-        return Ok(endpoint(value.payload).map(Found::Endpoint));
-    }
-    let verdict = get(data.nested(), 2);
-    let chain = verdict.and_then(|verdict| get(verdict.nested(), 2));
-    chain
-        .map(|chain| Ok(Found::Chain(chain.string()?.to_owned())))
-        .transpose()
 }
 
 #[cfg(test)]

@@ -1,11 +1,15 @@
 //! What was to be reached, each with its figure from this run, met or not.
 
-use super::axes::{COLD, FROM_EVENT, SHARE, SHOWN};
+use super::axes::{COLD, SHOWN};
 use super::point::{self, cell};
 use super::table::{self, short};
 use super::{anatomy, api};
 use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, Measured, Outcome, Report, Size};
+
+/// The aims: a text, its kind and bound, and the figures of the report that it is told from, as `axes.txt`
+/// has them.
+const AIMS: &str = include_str!("aims.txt");
 
 /// A figure in words, and whether it is what was aimed at; some have no bound.
 type Figure = (String, Option<bool>);
@@ -39,191 +43,55 @@ pub(super) fn table(report: &Report) -> String {
 }
 
 fn aims(report: &Report) -> Vec<Aim> {
-    let of =
-        |axis, title: &str, subject: &str, size: &str| point(report, axis, title, subject, size);
-    let median =
-        |axis, title: &str, subject: &str, size: &str| of(axis, title, subject, size).median();
-    let cold = |subject: &str, size| median(Axis::Cold, COLD, subject, size);
-    let loaded = |subject: &str| median(Axis::Loaded, COLD, subject, "10000");
-    let change = |title: &str, size| median(Axis::Change, title, "ipvs", size);
-    let memory = |title: &str| median(Axis::Memory, title, "ipvs", "10000x50");
-    let last = |subject: &str, size| median(Axis::First, "to the last Service", subject, size);
-    let least = |subject: &str, size| {
-        let title = "to the last Service, best block";
-        of(Axis::First, title, subject, size).best()
+    let aim = |text: &'static str| {
+        let mut lines = text.lines();
+        let text = lines.next()?;
+        let kind: Vec<&str> = lines.next()?.split(' ').collect();
+        let figure = figure(report, &kind, &lines.collect::<Vec<_>>());
+        Some(Aim { text, figure })
     };
-    // A virtual server comes to the head of its bucket.
-    let deepest = |subject: &str, size| {
-        let title = "to the first Service, best block";
-        of(Axis::First, title, subject, size).best()
+    AIMS.split("\n\n").filter_map(aim).collect()
+}
+
+/// The figure of an aim of a kind, from the figures of the report that it names.
+fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
+    let cell = |at: usize| {
+        let mut words = rows.get(at).map_or("", |row| row).split(" | ");
+        let mut word = || words.next().unwrap_or_default();
+        let (axis, title, subject, size) = (word(), word(), word(), word());
+        let cell = axis.parse().map_or(point::Cell::Absent, |axis| {
+            point(report, axis, title, subject, size)
+        });
+        (cell, word() == "best")
     };
-    let answered = |subject: &str| {
-        let title = "to the first Service, with its answer, best block";
-        of(Axis::First, title, subject, "1").best()
+    let value = |at| match cell(at) {
+        (cell, true) => cell.best(),
+        (cell, false) => cell.median(),
     };
-    let share = |axis, subject| of(axis, SHARE, subject, "10000");
-    let idle = median(Axis::Idle, "processes started", "ipvs", "10000");
-    let aim = |text, figure| Aim { text, figure };
-    vec![
-        aim(
-            "Cold start at 10,000 × 2: at most 1.25 × the bare loader",
-            ratio(cold("ipvs", "10000"), cold("floor", "10000"), 1.25),
-        ),
-        aim(
-            "Cold start at 10,000 × 2 in nftables mode: at most 1.25 × the bare loader",
-            ratio(cold("nftables", "10000"), cold("nft-floor", "10000"), 1.25),
-        ),
-        aim(
-            "One endpoint changed at 50,000 in nftables mode, from the event that the API sends: at most 1.5 × the bare loader",
-            ratio(
-                median(Axis::Change, FROM_EVENT, "nftables", "50000"),
-                median(Axis::Change, "median", "nft-floor", "50000"),
-                1.5,
-            ),
-        ),
-        aim(
-            "One endpoint changed at 50,000 in nftables mode: what is our own, of that",
-            own(
-                median(Axis::Change, FROM_EVENT, "nftables", "50000"),
-                median(Axis::Change, "median", "nft-floor", "50000"),
-                5.0,
-            ),
-        ),
-        aim(
-            "Cold start at 10,000 × 2 in nftables mode's flat layout: at most 1.25 × the bare loader",
-            ratio(
-                cold("nftables-flat", "10000"),
-                cold("nft-flat-floor", "10000"),
-                1.25,
-            ),
-        ),
-        aim(
-            "One endpoint changed at 50,000 in the flat layout: what is our own",
-            own(
-                median(Axis::Change, FROM_EVENT, "nftables-flat", "50000"),
-                median(Axis::Change, "median", "nft-flat-floor", "50000"),
-                5.0,
-            ),
-        ),
-        aim(
-            "First packet at one Service with the shim of nftables: best at most that of iptables mode, in the same kernel (anatomy)",
-            anatomy::against(report, "ipvs-nftables")
-                .and_then(|found| ratio(Some(found.best), Some(found.base), 1.0))
-                .or_else(|| ratio(least("ipvs-nftables", "1"), least("iptables", "1"), 1.0)),
-        ),
-        aim(
-            "Cold start at 10,000 × 2 with all kernel modules loaded before: against the bare loader, which does not load them together as our daemon does",
-            compared(loaded("ipvs"), loaded("floor")),
-        ),
-        aim(
-            "Cold start at 10,000 × 2: faster than the bulk tools",
-            ratio(cold("ipvs", "10000"), cold("tools", "10000"), 1.0),
-        ),
-        aim(
-            "Cold start at 10,000 × 2 with routes: at most 1.5 × our iptables mode",
-            ratio(cold("ipvs-route", "10000"), cold("iptables", "10000"), 1.5),
-        ),
-        aim(
-            "Cold start at 10,000 × 2: what addresses cost more than routes",
-            surplus(cold("ipvs", "10000"), cold("ipvs-route", "10000")),
-        ),
-        aim(
-            "Cold start at 50,000 × 2: what addresses cost more than routes",
-            surplus(cold("ipvs", "50000"), cold("ipvs-route", "50000")),
-        ),
-        aim(
-            "Cold start at 50,000 × 2: what the kernel's own tables cost, by the bare loader",
-            tables(report),
-        ),
-        aim(
-            "One endpoint changed: median at 50,000 within 1.2 × of that at 100, from the request to the API",
-            ratio(change("median", "50000"), change("median", "100"), 1.2),
-        ),
-        aim(
-            "One endpoint changed: the same from the event that the API sends",
-            ratio(change(FROM_EVENT, "50000"), change(FROM_EVENT, "100"), 1.2),
-        ),
-        aim(
-            "One endpoint changed: what that grows by, and what the same messages do, sent by the bare loader",
-            grown(
-                ["100", "50000"].map(|size| change(FROM_EVENT, size)),
-                ["100", "50000"].map(|size| median(Axis::Change, "median", "floor", size)),
-            ),
-        ),
-        aim(
-            "One endpoint changed: 99th percentile at 50,000 within 2 × of that at 100",
-            ratio(
-                change("99th percentile", "50000"),
-                change("99th percentile", "100"),
-                2.0,
-            ),
-        ),
-        aim(
-            "One endpoint changed at 50,000: median below 2 ms, from the event that the API sends",
-            below(change(FROM_EVENT, "50000"), "ms", 2.0),
-        ),
-        aim(
-            "One endpoint replaced by another: a message for the one that comes, for the one that goes (weight 0) and when it has drained, and for a local one's entry in the loop-back set",
-            writes_for_change(report),
-        ),
-        aim("Restart on a programmed kernel: no write", writes(report)),
-        aim(
-            "Idle at 10,000 × 2: at most the read-back of each family and resync period (30 s)",
-            idle.map(|count| {
-                let figure = format!("{} processes or threads per min", short(count));
-                (figure, Some(count <= 4.0))
-            }),
-        ),
-        aim(
-            "Peak memory at 10,000 × 50: below 60 MB",
-            below(memory("peak memory"), "MB", 60.0),
-        ),
-        aim(
-            "Steady memory at 10,000 × 50: below 40 MB",
-            below(memory("steady memory"), "MB", 40.0),
-        ),
-        aim(
-            "What the API server sends on each occasion: no more bytes than to another kube-proxy in the same mode, within 5 %",
-            api::bytes(report),
-        ),
-        aim(
-            "First packet to the last of 10,000 Services: at most 1/5 of iptables mode's",
-            ratio(last("ipvs", "10000"), last("iptables", "10000"), 0.2),
-        ),
-        aim(
-            "First packet to the first Service made, best: its growth from 1 to 50,000 is that of bare virtual servers, within a half",
-            growth(
-                ["1", "50000"].map(|size| deepest("ipvs", size)),
-                ["1", "50000"].map(|size| deepest("bare-ipvs", size)),
-            ),
-        ),
-        aim(
-            "First packet at one Service with the leaner shim: best at most 1.2 × iptables mode's best",
-            ratio(least("ipvs-lean", "1"), least("iptables", "1"), 1.2),
-        ),
-        aim(
-            "First packet with its answer at one Service with the leaner shim, best, against iptables mode's best",
-            compared(answered("ipvs-lean"), answered("iptables")),
-        ),
-        aim(
-            "First packet at one Service with upstream's shim, best, against iptables mode's best",
-            compared(least("ipvs", "1"), least("iptables", "1")),
-        ),
-        aim(
-            "Requests on a kept connection at 10,000, against direct: as in iptables mode, within the noise",
-            equal(
-                &share(Axis::Keptalive, "ipvs"),
-                &share(Axis::Keptalive, "iptables"),
-            ),
-        ),
-        aim(
-            "Throughput at 10,000, against direct: as in iptables mode, within the noise",
-            equal(
-                &share(Axis::Throughput, "ipvs"),
-                &share(Axis::Throughput, "iptables"),
-            ),
-        ),
-    ]
+    let bound = kind.get(1).and_then(|most| most.parse().ok());
+    let most = bound.unwrap_or(f64::INFINITY);
+    match *kind.first()? {
+        "ratio" => ratio(value(0), value(1), most),
+        "compared" => compared(value(0), value(1)),
+        "own" => own(value(0), value(1), most),
+        "surplus" => surplus(value(0), value(1)),
+        "below" => below(value(0), kind.get(2)?, most),
+        "equal" => equal(&cell(0).0, &cell(1).0),
+        "growth" => growth([value(0), value(1)], [value(2), value(3)]),
+        "grown" => grown([value(0), value(1)], [value(2), value(3)]),
+        "in-anatomy" => anatomy::against(report, "ipvs-nftables")
+            .and_then(|found| ratio(Some(found.best), Some(found.base), most))
+            .or_else(|| ratio(value(0), value(1), most)),
+        "idle" => value(0).map(|count| {
+            let figure = format!("{} processes or threads per min", short(count));
+            (figure, Some(count <= most))
+        }),
+        "tables" => tables(report),
+        "writes" => writes(report),
+        "writes-for-change" => writes_for_change(report),
+        "api-bytes" => api::bytes(report),
+        other => unreachable!("aims.txt has no kind {other}"),
+    }
 }
 
 /// A figure that has a table of its own, by its title there.

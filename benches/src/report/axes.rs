@@ -38,14 +38,8 @@ pub(super) fn counted(cell: &Cell, measured: &Measured) -> String {
     }
 }
 
-/// The title of the share: the least disturbed of the rates, as both sides take turns in one guest.
-pub(super) const SHARE: &str = "to the last Service, against direct in the same guest";
-
 /// The title of the time of a cold start.
 pub(super) const COLD: &str = "until the kernel holds everything";
-
-/// The title of what is the daemon's and the kernel's of a change.
-pub(super) const FROM_EVENT: &str = "of it, from that event until the kernel has it: median";
 
 /// The figures with tables of their own; the first of an axis has the chart.
 pub(super) static SHOWN: LazyLock<Vec<Metric>> = LazyLock::new(|| {
