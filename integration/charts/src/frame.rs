@@ -30,6 +30,54 @@ pub(crate) const COLOURS: [&str; 7] = [
 ];
 pub(crate) const STYLE: &str = "<style>text{font:13px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:600}.s{font-size:12px;fill:#57606a}.g{stroke:#8c959f;stroke-opacity:.35}.a{stroke:#8c959f}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#a6b0bb}}</style>";
 
+/// Marks of an axis: where they are, and what stands there.
+pub(crate) type Marks = Vec<(f64, String)>;
+
+/// Draws the axes: the unit above, marks at the left and below, and what the lower axis is.
+pub(crate) fn axes(svg: &mut String, unit: &str, left: Marks, below: Marks, name: &str) {
+    _ = write!(
+        svg,
+        "<text class=\"s\" x=\"{LEFT}\" y=\"42\">{}</text>",
+        escape(unit)
+    );
+    for (at, text) in left {
+        _ = write!(
+            svg,
+            "<line class=\"g\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text class=\"s\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>",
+            LEFT - 8.0,
+            at + 4.0
+        );
+    }
+    for (at, text) in below {
+        _ = write!(
+            svg,
+            "<line class=\"a\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{BOTTOM}\" y2=\"{:.0}\"/><text class=\"s\" x=\"{at:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{text}</text>",
+            BOTTOM + 5.0,
+            BOTTOM + 20.0
+        );
+    }
+    _ = write!(
+        svg,
+        "<line class=\"a\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{BOTTOM}\" y2=\"{BOTTOM}\"/><text class=\"s\" x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{name}</text>",
+        f64::midpoint(LEFT, RIGHT),
+        BOTTOM + 40.0
+    );
+}
+
+/// Draws a line through places on the sheet.
+pub(crate) fn polyline(svg: &mut String, number: usize, width: &str, places: &[(f64, f64)]) {
+    let (colour, dash) = look(number);
+    let places: Vec<String> = places
+        .iter()
+        .map(|(x, y)| format!("{x:.1},{y:.1}"))
+        .collect();
+    _ = write!(
+        svg,
+        "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\"{dash} points=\"{}\"/>",
+        places.join(" ")
+    );
+}
+
 /// The names, each beside the end of its line as far as the others leave room.
 pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
     let mut ends: Vec<(f64, &str, &str)> = lines

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use crate::figure::short;
-use crate::frame::{BOTTOM, COLOURS, HEIGHT, LEFT, Line, RIGHT, TOP, escape, look, names, open};
+use crate::frame::{
+    BOTTOM, COLOURS, HEIGHT, LEFT, Line, RIGHT, TOP, axes, escape, look, names, open, polyline,
+};
 
 /// A logarithmic scale between two ends.
 #[derive(Debug, Clone, Copy)]
@@ -105,49 +107,19 @@ pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
     let x = Scale::exact(&sizes, LEFT, RIGHT);
     let y = Scale::round(all().map(|point| point.1), BOTTOM, TOP);
     let mut svg = open(title, HEIGHT);
-    _ = write!(
-        svg,
-        "<text class=\"s\" x=\"{LEFT}\" y=\"42\">{}</text>",
-        escape(unit)
-    );
-    for tick in y.ticks() {
-        let at = y.at(tick);
-        _ = write!(
-            svg,
-            "<line class=\"g\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text class=\"s\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            LEFT - 8.0,
-            at + 4.0,
-            thousands(tick)
-        );
-    }
-    for tick in sizes {
-        let at = x.at(tick);
-        _ = write!(
-            svg,
-            "<line class=\"a\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{BOTTOM}\" y2=\"{:.0}\"/><text class=\"s\" x=\"{at:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
-            BOTTOM + 5.0,
-            BOTTOM + 20.0,
-            thousands(tick)
-        );
-    }
-    _ = write!(
-        svg,
-        "<line class=\"a\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{BOTTOM}\" y2=\"{BOTTOM}\"/><text class=\"s\" x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">Services</text>",
-        f64::midpoint(LEFT, RIGHT),
-        BOTTOM + 40.0
-    );
+    let left = y
+        .ticks()
+        .into_iter()
+        .map(|tick| (y.at(tick), thousands(tick)));
+    let below = sizes.iter().map(|size| (x.at(*size), thousands(*size)));
+    axes(&mut svg, unit, left.collect(), below.collect(), "Services");
     for line in lines {
-        let (colour, dash) = look(line.look);
-        let path: Vec<String> = line
-            .points
-            .iter()
-            .map(|(services, value)| format!("{:.1},{:.1}", x.at(*services), y.at(*value)))
+        let (colour, _) = look(line.look);
+        let places = line.points.iter();
+        let places: Vec<_> = places
+            .map(|(services, value)| (x.at(*services), y.at(*value)))
             .collect();
-        _ = write!(
-            svg,
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{dash} points=\"{}\"/>",
-            path.join(" ")
-        );
+        polyline(&mut svg, line.look, "2", &places);
         for (services, value) in &line.points {
             _ = write!(
                 svg,

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::figure::short;
-use crate::frame::{BOTTOM, HEIGHT, LEFT, Line, RIGHT, TOP, escape, look, names, open};
+use crate::frame::{BOTTOM, HEIGHT, LEFT, Line, RIGHT, TOP, axes, names, open, polyline};
 
 /// About as many marks as an axis has.
 const TICKS: f64 = 6.0;
@@ -57,49 +57,22 @@ pub fn over_time(title: &str, unit: &str, settled: f64, lines: &[Line]) -> Optio
     let mut svg = open(title, HEIGHT);
     let _ = write!(
         svg,
-        "<text class=\"s\" x=\"{LEFT}\" y=\"42\">{}</text><rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{:.0}\" fill=\"#8c959f\" fill-opacity=\".15\"><title>not judged: the first minutes</title></rect>",
-        escape(unit),
+        "<rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{:.1}\" height=\"{:.0}\" fill=\"#8c959f\" fill-opacity=\".15\"><title>not judged: the first minutes</title></rect>",
         x.at(settled) - LEFT,
         BOTTOM - TOP
     );
-    for tick in y.ticks() {
-        let at = y.at(tick);
-        let _ = write!(
-            svg,
-            "<line class=\"g\" x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/><text class=\"s\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            LEFT - 8.0,
-            at + 4.0,
-            short(tick)
-        );
-    }
-    for tick in x.ticks() {
-        let at = x.at(tick);
-        let _ = write!(
-            svg,
-            "<line class=\"a\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{BOTTOM}\" y2=\"{:.0}\"/><text class=\"s\" x=\"{at:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
-            BOTTOM + 5.0,
-            BOTTOM + 20.0,
-            short(tick)
-        );
-    }
-    let _ = write!(
-        svg,
-        "<text class=\"s\" x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">minutes</text>",
-        f64::midpoint(LEFT, RIGHT),
-        BOTTOM + 40.0
-    );
+    let marks = |axis: Linear| {
+        axis.ticks()
+            .map(|tick| (axis.at(tick), short(tick)))
+            .collect()
+    };
+    axes(&mut svg, unit, marks(y), marks(x), "minutes");
     for line in lines {
-        let (colour, dash) = look(line.look);
-        let path: Vec<String> = line
-            .points
-            .iter()
-            .map(|(minutes, value)| format!("{:.1},{:.1}", x.at(*minutes), y.at(*value)))
+        let places = line.points.iter();
+        let places: Vec<_> = places
+            .map(|(minutes, value)| (x.at(*minutes), y.at(*value)))
             .collect();
-        let _ = write!(
-            svg,
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\"{dash} points=\"{}\"/>",
-            path.join(" ")
-        );
+        polyline(&mut svg, line.look, "1.5", &places);
     }
     names(&mut svg, lines, |value| y.at(value));
     svg.push_str("</svg>\n");
