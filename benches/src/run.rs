@@ -621,30 +621,9 @@ fn cpu() -> String {
 
 /// `2026-11-21T11:45:00Z`
 fn utc(time: SystemTime) -> String {
-    let seconds = time
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs();
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Howard Hinnant's days-to-civil, for days from 1970 on.
-    let shifted = days + 719_468;
-    let (era, of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_index = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month_index + 2) / 5 + 1;
-    let month = if month_index < 10 {
-        month_index + 3
-    } else {
-        month_index - 9
-    };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z",
-        rest / 3_600,
-        rest / 60 % 60,
-        rest % 60
-    )
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH);
+    let seconds = i64::try_from(seconds.unwrap_or_default().as_secs()).unwrap_or_default();
+    jiff::Timestamp::from_second(seconds).map_or_else(|_| String::new(), |at| at.to_string())
 }
 
 /// The command line without the folders of this machine, which say nothing about what was measured.

@@ -139,7 +139,6 @@ mod tests {
 
     use footprint::OwnSet;
     use inet::Protocol;
-    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
     use super::*;
 
@@ -177,13 +176,7 @@ mod tests {
             ..Footprint::none("ipvs")
         };
         let look = || {
-            let none = CapabilitySet::empty();
-            let sets = CapabilitySets {
-                effective: none,
-                permitted: none,
-                inheritable: none,
-            };
-            set_capabilities(None, sets).unwrap();
+            namespace::drop_rights();
             let is_here = !matches!(nftables_netlink::Nftables::open(), Err(Error::NoNftables));
             let mut cleanup = Cleanup::default();
             let read = read(&[MODE], IpFamily::V4, &mut Evidence::default());

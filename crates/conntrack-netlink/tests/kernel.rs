@@ -7,7 +7,6 @@
 use std::process::Command;
 
 use conntrack_netlink::{Conntrack, Family, Flow, Outcome, Protocol};
-use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 /// A connection in a new network namespace, in which the calling thread stays.
 fn new_namespace() -> Conntrack {
@@ -247,12 +246,7 @@ fn without_the_right_to_it_the_capability_is_named() {
     let mut conntrack = new_namespace();
     udp(40000);
     let flow = flows(&mut conntrack, Family::Inet, Protocol::Udp);
-    let none = CapabilitySets {
-        effective: CapabilitySet::empty(),
-        permitted: CapabilitySet::empty(),
-        inheritable: CapabilitySet::empty(),
-    };
-    set_capabilities(None, none).unwrap();
+    namespace::drop_rights();
     let mut conntrack = Conntrack::open().unwrap();
     let find = conntrack.find(Family::Inet, Protocol::Udp, |_| true);
     let find = find.unwrap_err().to_string();

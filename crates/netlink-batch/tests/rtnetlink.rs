@@ -243,12 +243,7 @@ fn requests_and_refused_dumps() {
 fn without_rights_each_message_is_refused() {
     in_namespace(|| {
         let mut connection = open();
-        let none = rustix::thread::CapabilitySets {
-            effective: rustix::thread::CapabilitySet::empty(),
-            permitted: rustix::thread::CapabilitySet::empty(),
-            inheritable: rustix::thread::CapabilitySet::empty(),
-        };
-        rustix::thread::set_capabilities(None, none).unwrap();
+        namespace::drop_rights();
         let mut batch = Batch::new();
         address(&mut batch, RTM_NEWADDR, LOOPBACK, 0x0a00_0001);
         address(&mut batch, RTM_NEWADDR, LOOPBACK, 0x0a00_0002);

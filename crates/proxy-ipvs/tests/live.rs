@@ -33,7 +33,6 @@ use proxy_ipvs::{
     NetlinkKernel, Op, Outcome, Plan, Properties, Proxier, RealServer, Rules, Set, Shim, VipMode,
     VirtualServer, VirtualServerKey, probe_scheduler,
 };
-use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use support::{NODE, Synced, Whole as _, ip, name, read_ahead, server, service, slice};
 
 /// Runs a story on a thread of its own, on a node of its own.
@@ -1431,12 +1430,7 @@ fn without_rights_the_capability_is_named() {
     on_a_node(|| {
         let iptables = Iptables::choose(None).unwrap();
         let mut kernel = open(IpFamily::V4);
-        let none = CapabilitySets {
-            effective: CapabilitySet::empty(),
-            permitted: CapabilitySet::empty(),
-            inheritable: CapabilitySet::empty(),
-        };
-        set_capabilities(None, none).unwrap();
+        namespace::drop_rights();
         let outcomes = apply(
             &mut kernel,
             [

@@ -5,7 +5,9 @@
 
 use std::{io, panic, thread};
 
-use rustix::thread::{UnshareFlags, unshare_unsafe};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe,
+};
 
 /// Runs a story on a thread of its own in a new network namespace, and waits for it. The kernel
 /// removes the namespace when the last thread, program and socket in it has ended.
@@ -45,6 +47,22 @@ pub fn enter() -> io::Result<()> {
     })
 }
 
+/// Takes all capabilities from the calling thread; those of other threads stay.
+///
+/// # Panics
+///
+/// The kernel refuses.
+#[allow(clippy::expect_used, reason = "a test stops at the first surprise")]
+pub fn drop_rights() {
+    let none = CapabilitySet::empty();
+    let none = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
+    set_capabilities(None, none).expect("a thread may give up what it has");
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -54,9 +72,7 @@ mod tests {
     use std::process::Command;
     use std::{fs, panic};
 
-    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-
-    use super::{enter, in_namespace};
+    use super::{drop_rights, enter, in_namespace};
 
     /// That of the calling thread.
     fn here() -> PathBuf {
@@ -113,14 +129,9 @@ mod tests {
 
     #[test]
     fn without_the_right_the_words_say_which() {
-        let none = CapabilitySets {
-            effective: CapabilitySet::empty(),
-            permitted: CapabilitySet::empty(),
-            inheritable: CapabilitySet::empty(),
-        };
-        let (told, is_moved) = std::thread::spawn(move || {
+        let (told, is_moved) = std::thread::spawn(|| {
             let before = here();
-            set_capabilities(None, none).unwrap();
+            drop_rights();
             (enter().unwrap_err(), here() != before)
         })
         .join()

@@ -285,8 +285,6 @@ fn has_ipset() -> bool {
 mod tests {
     use std::thread;
 
-    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-
     use super::*;
 
     #[test]
@@ -302,13 +300,7 @@ mod tests {
     fn what_cannot_be_asked_for_is_not_known_to_be_absent() {
         const MODES: Footprints = &[&footprint::NFTABLES];
         let look = || {
-            let none = CapabilitySet::empty();
-            let sets = CapabilitySets {
-                effective: none,
-                permitted: none,
-                inheritable: none,
-            };
-            set_capabilities(None, sets).unwrap();
+            namespace::drop_rights();
             let former = Former {
                 family: IpFamily::V4,
                 carrier: &Carrier::Nftables,
