@@ -1,6 +1,6 @@
 //! The floor: a bare loader that sends the final state of the IPVS mode as messages that were
-//! encoded before the clock starts, in the batches and in the order that the daemon has: sets,
-//! members, rules, virtual servers with destinations, addresses.
+//! encoded before the clock starts (set members: as they are sent), in the order that the daemon has:
+//! sets, members, rules, virtual servers with destinations, addresses.
 //!
 //! It has no API server, no model and no read-back. The shim is one `iptables-restore` for each
 //! family, as the daemon's. It prepares, stops itself (SIGSTOP), and starts its work when it is

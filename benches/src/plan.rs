@@ -36,52 +36,28 @@ enum Often {
     Spare,
 }
 
-/// The points of a run without arguments, the most telling first.
-const POINTS: [(Axis, &str, Often); 43] = [
-    (Axis::Cold, "10000", Often::All),
-    (Axis::Loaded, "10000", Often::All),
-    (Axis::Cold, "100", Often::All),
-    (Axis::Cold, "1000", Often::All),
-    (Axis::First, "1", Often::All),
-    (Axis::First, "10000", Often::All),
-    (Axis::Change, "100", Often::Twice),
-    (Axis::Change, "50000", Often::Twice),
-    (Axis::Change, "1000", Often::Beside),
-    (Axis::Restart, "10000", Often::Twice),
-    (Axis::Restart, "1000", Often::Beside),
-    (Axis::Memory, "10000x50", Often::Once),
-    (Axis::Memory, "1000x50", Often::Beside),
-    (Axis::First, "1000", Often::Beside),
-    (Axis::Api, "1000x10", Often::Once),
-    (Axis::Anatomy, "1", Often::Twice),
-    (Axis::Keptalive, "10000", Often::Twice),
-    (Axis::Throughput, "10000", Often::Twice),
-    (Axis::Connect, "10000", Often::Twice),
-    (Axis::Udp, "10000", Often::Twice),
-    (Axis::Idle, "10000", Often::Once),
-    (Axis::Cold, "50000", Often::Once),
-    (Axis::First, "100", Often::Twice),
-    (Axis::First, "50000", Often::Once),
-    (Axis::Big, "1x10000", Often::Twice),
-    (Axis::Rolling, "10000", Often::Twice),
-    (Axis::Delete, "10000", Often::Twice),
-    (Axis::Add, "10000", Often::Twice),
-    (Axis::Change, "10000", Often::Once),
-    (Axis::Cold, "1", Often::Once),
-    (Axis::Cold, "5000", Often::Once),
-    (Axis::Cold, "1000x50", Often::Once),
-    (Axis::Cold, "10000x50", Often::Once),
-    (Axis::First, "5000", Often::Spare),
-    (Axis::Restart, "100", Often::Spare),
-    (Axis::Connect, "1", Often::Spare),
-    (Axis::Connect, "100", Often::Spare),
-    (Axis::Add, "100", Often::Spare),
-    (Axis::Delete, "100", Often::Spare),
-    (Axis::Rolling, "100", Often::Spare),
-    (Axis::Restart, "50000", Often::Spare),
-    (Axis::Connect, "50000", Often::Spare),
-    (Axis::Add, "50000", Often::Spare),
-];
+/// The points of a run without arguments, the most telling first: an axis, a size, and how often.
+const POINTS: &str = include_str!("points.txt");
+
+impl Often {
+    fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "all" => Self::All,
+            "twice" => Self::Twice,
+            "once" => Self::Once,
+            "beside" => Self::Beside,
+            "spare" => Self::Spare,
+            _ => return None,
+        })
+    }
+}
+
+/// Reads a row of the points.
+fn point(row: &str) -> Option<(Axis, Size, Often)> {
+    let mut words = row.split(' ');
+    let (axis, size) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    Some((axis, size, Often::named(words.next()?)?))
+}
 
 /// An axis, at sizes of the plan or at one of its own: `change@50000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -282,13 +258,13 @@ impl Plan<'_> {
         }
         if self.sizes.is_empty() && !self.is_full {
             let are_others = self.subjects.iter().any(|one| one.kind.is_other());
-            for (axis, size, often) in POINTS {
+            for (axis, size, often) in POINTS.lines().filter_map(point) {
                 let often = match often {
                     Often::Beside if are_others => Often::Once,
                     Often::Beside => Often::Spare,
                     often => often,
                 };
-                if let (true, Ok(size)) = (is_whole(axis), size.parse()) {
+                if is_whole(axis) {
                     add(axis, size, often, false);
                 }
             }
@@ -494,6 +470,12 @@ mod tests {
             }
         }
         points
+    }
+
+    #[test]
+    fn every_point_is_read() {
+        assert_eq!(POINTS.lines().filter_map(point).count(), 43);
+        assert_eq!(POINTS.lines().count(), 43);
     }
 
     #[test]

@@ -6,12 +6,12 @@
 //! ```
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 
 use crate::cluster::Cluster;
+use crate::programs::{find, put_first, write_program};
 
 /// Wrappers around the programs.
 #[derive(Debug)]
@@ -31,26 +31,20 @@ impl Faults {
     pub fn prepare(cluster: &mut Cluster) -> Result<Self> {
         let folder = cluster.folder().join("faults");
         fs::create_dir_all(&folder)?;
-        let search = std::env::var("PATH").unwrap_or_default();
         for stem in ["iptables", "ip6tables"] {
             for verb in ["save", "restore"] {
                 let name = name(stem, verb);
-                let real = std::env::split_paths(&search)
-                    .map(|dir| dir.join(&name))
-                    .find(|file| file.is_file())
-                    .with_context(|| format!("there is no {name}"))?;
+                let real = find(&name).with_context(|| format!("there is no {name}"))?;
                 let file = folder.join(&name);
                 let script = format!(
                     "#!/bin/sh\nfault={}.fault\n[ ! -e $fault ] || . $fault\nexec {} \"$@\"\n",
                     file.display(),
                     real.display()
                 );
-                fs::write(&file, script)?;
-                fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+                write_program(&file, &script)?;
             }
         }
-        let path = format!("PATH={}:{search}", folder.display());
-        cluster.prefix = vec!["env".into(), path.into()];
+        put_first(cluster, &folder);
         Ok(Self(folder))
     }
 

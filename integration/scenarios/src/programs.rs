@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
@@ -36,14 +36,8 @@ impl Programs {
         fs::create_dir_all(&folder)?;
         let log = folder.join("calls");
         fs::write(&log, "")?;
-        let search = std::env::var("PATH").unwrap_or_default();
         for name in PROGRAMS {
-            let Some(real) = std::env::split_paths(&search)
-                .map(|dir| dir.join(name))
-                .find(|file| file.is_file())
-            else {
-                continue;
-            };
+            let Some(real) = find(name) else { continue };
             let (real, log) = (real.display(), log.display());
             let script = if name.ends_with("-restore") {
                 format!(
@@ -53,12 +47,9 @@ impl Programs {
             } else {
                 format!("#!/bin/sh\necho {name} >>{log}\nexec {real} \"$@\"\n")
             };
-            let file = folder.join(name);
-            fs::write(&file, script)?;
-            fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?;
+            write_program(&folder.join(name), &script)?;
         }
-        let path = format!("PATH={}:{search}", folder.display());
-        cluster.prefix = vec!["env".into(), path.into()];
+        put_first(cluster, &folder);
         Ok(Self(log))
     }
 
@@ -70,4 +61,26 @@ impl Programs {
         fs::write(&self.0, "")?;
         Ok(text.lines().map(str::to_owned).collect())
     }
+}
+
+/// Finds a program in the PATH.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let search = std::env::var("PATH").unwrap_or_default();
+    let mut files = std::env::split_paths(&search).map(|dir| dir.join(name));
+    files.find(|file| file.is_file())
+}
+
+pub(crate) fn write_program(file: &Path, script: &str) -> Result<()> {
+    fs::write(file, script)?;
+    Ok(fs::set_permissions(
+        file,
+        fs::Permissions::from_mode(0o755),
+    )?)
+}
+
+/// Puts a folder in front of the PATH of daemons that are started from now on.
+pub(crate) fn put_first(cluster: &mut Cluster, folder: &Path) {
+    let search = std::env::var("PATH").unwrap_or_default();
+    let path = format!("PATH={}:{search}", folder.display());
+    cluster.prefix = vec!["env".into(), path.into()];
 }

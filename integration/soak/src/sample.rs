@@ -73,50 +73,19 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
         let target = fs::read_link(entry.path()).unwrap_or_default();
         sockets += u32::from(target.to_string_lossy().starts_with("socket:"));
     }
+    let own = [of("VmRSS")?, descriptors, sockets, of("Threads")?];
     let kernel = counted(&cluster.sh(KERNEL)?)?;
-    let [
-        servers,
-        destinations,
-        members,
-        addresses,
-        rules,
-        lines,
-        connections,
-        flows,
-    ] = kernel;
-    Ok([
-        of("VmRSS")?,
-        descriptors,
-        sockets,
-        of("Threads")?,
-        servers,
-        destinations,
-        members,
-        addresses,
-        rules,
-        lines,
-        connections,
-        flows,
-    ])
+    let mut values = Values::default();
+    for (place, value) in values.iter_mut().zip(own.into_iter().chain(kernel)) {
+        *place = value;
+    }
+    Ok(values)
 }
 
 /// What Services leave in the kernel: the same after all of them are gone as before they came.
 pub(crate) fn left(values: &Values) -> [u32; 6] {
-    let [
-        _,
-        _,
-        _,
-        _,
-        servers,
-        destinations,
-        members,
-        addresses,
-        rules,
-        lines,
-        _,
-        _,
-    ] = *values;
-    [servers, destinations, members, addresses, rules, lines]
+    let [_, _, _, _, left @ .., _, _] = *values;
+    left
 }
 
 /// One number a line, in the order of [`take`]. Link-local addresses are those of pods' cables. A kernel without a part holds none of it.

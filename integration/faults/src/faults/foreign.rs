@@ -22,10 +22,21 @@ struct Damage<'a> {
     kinds: &'a [&'a str],
     /// What kube-proxy did.
     did: &'a str,
-    within: Duration,
+    /// How soon; `None` for the sync period, and what the repair takes.
+    within: Option<Duration>,
     /// Whether traffic is promised to go on all the while.
     is_harmless: bool,
 }
+
+/// What most damages have in common.
+const DAMAGE: Damage<'_> = Damage {
+    script: "",
+    holds: "",
+    kinds: &[],
+    did: "",
+    within: None,
+    is_harmless: false,
+};
 
 /// Does it with traffic, and holds what is seen against what is promised.
 fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
@@ -39,7 +50,7 @@ fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     let took = s.until_holds(damage.holds, damaged)?;
     s.repaired(took);
     s.did(damage.did);
-    let limit = damage.within;
+    let limit = damage.within.unwrap_or_else(|| period(s));
     ensure!(
         took <= limit,
         "repaired after {took:.1?}, and not within {limit:.1?}"
@@ -112,8 +123,7 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
             holds: rules_hold(s),
             kinds,
             did: "wrote chains, rules and jumps anew",
-            within: period(s),
-            is_harmless: false,
+            ..DAMAGE
         },
     )
 }
@@ -136,10 +146,9 @@ pub(super) fn flush_ruleset(s: &mut Stage<'_>) -> Result<Row> {
         &Damage {
             script: "nft flush ruleset",
             holds: rules_hold(s),
-            kinds: &[],
             did: "wrote its tables anew",
-            within: if is_told { AT_ONCE } else { period(s) },
-            is_harmless: false,
+            within: is_told.then_some(AT_ONCE),
+            ..DAMAGE
         },
     )
 }
@@ -155,8 +164,7 @@ pub(super) fn sets_deleted(s: &mut Stage<'_>) -> Result<Row> {
                     iptables-$backend -t nat -S KUBE-NODE-PORT | grep -q KUBE-NODE-PORT-TCP",
             kinds: &["set", "set_member", "rule"],
             did: "made and filled the sets, and wrote the rule",
-            within: period(s),
-            is_harmless: false,
+            ..DAMAGE
         },
     )
 }
@@ -171,8 +179,8 @@ pub(super) fn virtual_server(s: &mut Stage<'_>) -> Result<Row> {
             holds: SERVER,
             kinds: &["virtual_server"],
             did: "made the virtual server and its real servers anew",
-            within: GLANCED,
-            is_harmless: false,
+            within: Some(GLANCED),
+            ..DAMAGE
         },
     )
 }
@@ -187,8 +195,8 @@ pub(super) fn all_virtual_servers(s: &mut Stage<'_>) -> Result<Row> {
             ),
             kinds: &["virtual_server"],
             did: "made all of them anew",
-            within: GLANCED,
-            is_harmless: false,
+            within: Some(GLANCED),
+            ..DAMAGE
         },
     )
 }
@@ -201,8 +209,7 @@ pub(super) fn real_server(s: &mut Stage<'_>) -> Result<Row> {
             holds: SERVER,
             kinds: &["destination"],
             did: "added it again",
-            within: period(s),
-            is_harmless: false,
+            ..DAMAGE
         },
     )
 }
@@ -216,8 +223,8 @@ pub(super) fn weight(s: &mut Stage<'_>) -> Result<Row> {
             holds: SERVER,
             kinds: &["destination"],
             did: "set both back to 1",
-            within: period(s),
             is_harmless: true,
+            ..DAMAGE
         },
     )
 }
@@ -230,8 +237,8 @@ pub(super) fn address(s: &mut Stage<'_>) -> Result<Row> {
             holds: "ip address show dev kube-ipvs0 | grep -q 10.96.0.10/32",
             kinds: &["address"],
             did: "bound it again",
-            within: AT_ONCE,
-            is_harmless: false,
+            within: Some(AT_ONCE),
+            ..DAMAGE
         },
     )
 }
@@ -244,8 +251,8 @@ pub(super) fn link(s: &mut Stage<'_>) -> Result<Row> {
             holds: "ip address show dev kube-ipvs0 | grep -q 10.96.0.10/32; ip address show dev kube-ipvs0 | grep -q fd96::10/128",
             kinds: &["link"],
             did: "made it, and bound all addresses to it",
-            within: AT_ONCE,
-            is_harmless: false,
+            within: Some(AT_ONCE),
+            ..DAMAGE
         },
     )
 }
@@ -258,8 +265,7 @@ pub(super) fn rules_deleted(s: &mut Stage<'_>) -> Result<Row> {
             holds: rules_hold(s),
             kinds: &["rule"],
             did: "wrote it again, at its place",
-            within: period(s),
-            is_harmless: false,
+            ..DAMAGE
         },
     )
 }
@@ -281,10 +287,9 @@ pub(super) fn table_damaged(s: &mut Stage<'_>) -> Result<Row> {
                 }
                 _ => rules_hold(s),
             },
-            kinds: &[],
             did: "read the table, and wrote what was not as it was",
-            within: AT_ONCE,
-            is_harmless: false,
+            within: Some(AT_ONCE),
+            ..DAMAGE
         },
     )
 }
