@@ -58,3 +58,64 @@ pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
     // Each is among them.
     all.iter().position(|of| of == one).unwrap_or_default()
 }
+
+/// Declares the [`Kinds`] of a mode with its lanes and parts: each part with the lane that reads it,
+/// and its name in an operator's words.
+#[macro_export]
+macro_rules! kinds {
+    (
+        $(#[$about:meta])*
+        $kinds:ident { config: $config:ty, plan: $plan:ty }
+        lanes { $($(#[$about_lane:meta])* $lane:ident,)+ }
+        parts { $($(#[$about_part:meta])* $part:ident on $reader:ident: $name:literal,)+ }
+    ) => {
+        $(#[$about])*
+        pub enum $kinds {}
+
+        impl $crate::Kinds for $kinds {
+            type Config = $config;
+            type Lane = Lane;
+            type Part = Part;
+            type Plan = $plan;
+        }
+
+        /// State that the engine keeps for this mode.
+        pub(crate) type State = $crate::State<$kinds>;
+
+        /// A kernel thread of one IP family.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Lane { $($(#[$about_lane])* $lane,)+ }
+
+        impl $crate::Lane for Lane {
+            const ALL: &'static [Self] = &[$(Self::$lane),+];
+        }
+
+        /// A part of the kernel's state that is read by itself.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Part { $($(#[$about_part])* $part,)+ }
+
+        impl Part {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$part),+];
+
+            /// Its name in an operator's words.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$part => $name,)+ }
+            }
+        }
+
+        impl $crate::Part for Part {
+            type Lane = Lane;
+
+            const ALL: &'static [Self] = Self::ALL;
+
+            fn name(self) -> &'static str {
+                self.name()
+            }
+
+            fn lane(self) -> Lane {
+                match self { $(Self::$part => Lane::$reader,)+ }
+            }
+        }
+    };
+}

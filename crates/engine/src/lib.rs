@@ -1,5 +1,15 @@
 //! What every proxy mode does between the model and the kernel, done once.
 //!
+//! Three things, each with a name of its own and, where there is one for each mode, one for that:
+//!
+//! | thing | name | in one mode |
+//! |---|---|---|
+//! | what the daemon drives, one for each IP family | [`Mode`] | `Proxier` |
+//! | what a mode brings: its tables, its order and its kernel, pure but for [`KernelAccess`] | [`Scheme`] | `Ipvs`, `Iptables`, `Nftables`, `Userspace` |
+//! | what drives a scheme, the same for all modes | [`Engine`] | |
+//!
+//! [`Engine`] is the one [`Mode`], and a `Proxier` is an `Engine` of that mode's scheme.
+//!
 //! ```text
 //!            model ─ update ─▶ ┌────────┐ next ─ Step: a plan, a query ▶ ┌───────┐
 //!                              │ Scheme │                                │ lanes │ kernel threads
@@ -8,12 +18,24 @@
 //!   State: the node, what is known of each part, what is being written, what is to be told
 //! ```
 //!
-//! [`Engine`] is the [`Mode`]. It owns the order in which things go on: when a part of
-//! the kernel is read, and read again with back-off; when a lane is free for its next [`Step`];
-//! whether anything may be taken away yet; when a Service is settled; what is told of drift,
-//! conflicts and parts that cannot be read; since when something is late, or stuck. A mode is a
-//! [`Scheme`]: its tables, its order and its kernel. Its [`Kinds`] name its lanes, parts and
-//! plans: [`State`] is made of these, so that what a scheme is built from knows only them.
+//! The engine owns the order in which things go on: when a part of the kernel is read, and read again
+//! with back-off; when a lane is free for its next [`Step`]; whether anything may be taken away yet;
+//! when a Service is settled; what is told of drift, conflicts and parts that cannot be read; since
+//! when something is late, or stuck. [`Kinds`] name a mode's lanes, parts and plans: [`State`] is
+//! made of these, so that what a scheme is built from knows only them.
+//!
+//! # The path of one EndpointSlice
+//!
+//! ```text
+//!  source   Event::SliceApplied ─▶ Model::apply ─▶ Model::take_changes ─▶ Changes { default/web }
+//!                                                                            │ the daemon's loop
+//!  Mode::update        Scheme::update: compile(default/web) ─▶ Claims ─▶ Table::claim
+//!                                                       wanted ≠ actual: these entries are pending
+//!  Mode::proceed       Scheme::prepare; for each free lane: Scheme::next ─▶ Step { plan }
+//!                      KernelAccess::write(plan)                         on the lane's thread
+//!  Mode::book          Scheme::settle(plan, outcomes) ─▶ Table::set_actual, or fail: once more later
+//!                      Scheme::is_settled(default/web)? ─▶ Report::settled ─▶ health, metrics, log
+//! ```
 //!
 //! # What a mode brings
 //!

@@ -1,10 +1,14 @@
 //! What is to be told of Services, and of what somebody else has changed.
 
+use std::fmt::Display;
+use std::hash::Hash;
 use std::mem;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
-use proxy::{Drift, NamespacedName, Report};
+use proxy::{Drift, NamespacedName, Owner, Report};
+use reconcile::Table;
 
 /// How long what somebody else has changed is gathered, if it takes long to be repaired, until it
 /// is told.
@@ -73,6 +77,21 @@ impl News {
     pub fn drifted(&mut self, now: Instant, kind: &'static str, name: impl FnOnce() -> String) {
         self.drift.add(kind, name);
         self.drifting.get_or_insert(now);
+    }
+
+    /// The same for entries of a table, with the Services that they belong to.
+    pub fn drifted_of<K: Clone + Eq + Hash + Display, V: Clone + Eq>(
+        &mut self,
+        now: Instant,
+        kind: &'static str,
+        table: &Table<K, V, Arc<Owner>>,
+        keys: Vec<K>,
+    ) {
+        for key in keys {
+            self.drifted(now, kind, || key.to_string());
+            let owner = table.owner(&key);
+            self.disturb(owner.map(|owner| owner.name.service.clone()));
+        }
     }
 
     /// The same for as many entries as `note` tells.

@@ -7,7 +7,7 @@ use crate::chain::Table;
 use crate::config::Config;
 use crate::exchange::{Answer, Found, Query};
 use crate::kernel::Kernel;
-use crate::part::Part;
+use crate::kinds::Part;
 use crate::plan::{Plan, Verdicts};
 use crate::proxier::Iptables;
 use crate::saved::{Reader, Saved};

@@ -1,20 +1,21 @@
-//! What this mode can be set to, what it reads and where, what it writes: by their types.
-
-use engine::Kinds;
+//! Types that the [`engine`] is told of for this mode.
 
 use crate::config::Config;
-use crate::part::{Lane, Part};
 use crate::plan::Plan;
 
-/// The types that the [`engine`] is told of for this mode.
-pub enum IptablesKinds {}
-
-/// What the engine keeps for this mode.
-pub(crate) type State = engine::State<IptablesKinds>;
-
-impl Kinds for IptablesKinds {
-    type Config = Config;
-    type Lane = Lane;
-    type Part = Part;
-    type Plan = Plan;
+engine::kinds! {
+    /// The kinds of things of the iptables mode.
+    IptablesKinds { config: Config, plan: Plan }
+    lanes {
+        /// It writes rules, and reads them between.
+        Rules,
+        /// It only looks: at addresses, and for the canary.
+        Looks,
+    }
+    parts {
+        /// All rules of all tables.
+        Rules on Rules: "the iptables rules",
+        /// The node's addresses.
+        Addresses on Looks: "the addresses of this node",
+    }
 }

@@ -12,15 +12,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use engine::{Concern, Engine, Extent, Served, Step};
-use proxy::{Failure, Fate, IptablesReport, Model, NamespacedName, Notice, Selection, Subject};
+use proxy::{
+    Failure, Fate, IptablesReport, Model, NamespacedName, Notice, Selection, Subject, is_outside,
+};
 use reconcile::Rows;
 
 use crate::base::Base;
 use crate::chain::Table;
 use crate::claims::{Claims, Counts};
 use crate::exchange::{Answer, Found, Query};
-use crate::kinds::{IptablesKinds, State};
-use crate::part::{Lane, Part};
+use crate::kinds::{IptablesKinds, Lane, Part, State};
 use crate::plan::{Manner, Plan, Verdict, Verdicts};
 use crate::planner::Planner;
 use crate::port::compile;
@@ -69,20 +70,16 @@ impl Iptables {
     /// Wants the base for the addresses as they are.
     fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
-        let outside = |ip: &IpAddr| match ip {
-            IpAddr::V4(ip) => !ip.is_loopback(),
-            IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
-        };
         let selection = state.node.node_port_addresses.of(family);
         let (base, addresses) = if selection == Selection::All {
             let all = state.node.interface_addresses.iter().copied();
             (
                 Base::new(family, config, None),
-                all.filter(outside).collect(),
+                all.filter(is_outside).collect(),
             )
         } else if let Some(selected) = state.node.serving_node_ports([]) {
             let base = Base::new(family, config, Some(&selected));
-            (base, selected.into_iter().filter(outside).collect())
+            (base, selected.into_iter().filter(is_outside).collect())
         } else {
             // They go on to be served where they are.
             let mut base = Base::new(family, config, Some(&[]));
@@ -133,16 +130,8 @@ impl Iptables {
             return;
         }
         let (now, news) = (state.now, &mut state.news);
-        for chain in chains {
-            news.drifted(now, "chain", || chain.to_string());
-            let owner = self.tables.chains.owner(&chain);
-            news.disturb(owner.map(|owner| owner.name.service.clone()));
-        }
-        for slot in slots {
-            news.drifted(now, "rule", || slot.to_string());
-            let owner = self.tables.slots.owner(&slot);
-            news.disturb(owner.map(|owner| owner.name.service.clone()));
-        }
+        news.drifted_of(now, "chain", &self.tables.chains, chains);
+        news.drifted_of(now, "rule", &self.tables.slots, slots);
         if let Some(before) = before.filter(|before| *before != base) {
             for (table, name, _) in before.differing(&base) {
                 let name = || format!("{name} of table {}", table.name());
@@ -416,7 +405,7 @@ impl engine::Scheme for Iptables {
             Ok(is_there) => {
                 self.canary.succeed(state.now);
                 if is_there {
-                    state.tell_readable(engine::Part::name(Part::Rules));
+                    state.tell_readable(Part::Rules.name());
                 } else {
                     state.ask(Part::Rules);
                 }

@@ -26,8 +26,7 @@ use proxy::Unreadable;
 
 use crate::exchange::Dump;
 use crate::kernel::Glance;
-use crate::kinds::State;
-use crate::part::Part;
+use crate::kinds::{Part, State};
 use crate::plan::{Op, Outcome, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;

@@ -11,8 +11,7 @@ use proxy::{Model, NamespacedName, Protocol, Service};
 
 use crate::drift::{tell_address, tell_member, tell_server};
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets};
-use crate::kinds::State;
-use crate::part::Part;
+use crate::kinds::{Part, State};
 use crate::proxier::Ipvs;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use engine::Part as _;
 use proxy::{IpFamily, Subject, Target};
 
+use crate::kinds::{Lane, Part};
 use crate::leftovers::{Leftovers, Place};
 use crate::native::TABLE;
-use crate::part::{Lane, Part};
 use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
@@ -212,7 +212,7 @@ impl Plan {
     /// Those parts that it writes to.
     pub fn parts(&self) -> impl Iterator<Item = Part> {
         let has = |part: &Part| self.ops.iter().any(|op| op.part() == *part);
-        Part::ALL.into_iter().filter(has)
+        Part::ALL.iter().copied().filter(has)
     }
 }
 

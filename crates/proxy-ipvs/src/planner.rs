@@ -31,10 +31,9 @@ use reconcile::Table;
 
 use crate::claims::Claims;
 use crate::cover::Cover;
-use crate::kinds::State;
+use crate::kinds::{Part, State};
 use crate::leftovers::Place;
 use crate::masquerading::{self, Changing, EXEMPT};
-use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};

@@ -913,7 +913,7 @@ fn lost_acknowledgements_are_answered_by_a_dump() {
 #[test]
 fn an_unreadable_kernel_is_an_error_that_changes_nothing() {
     let mut world = web();
-    for part in Part::ALL {
+    for &part in Part::ALL {
         let unreadable = (part.name(), "interrupted".to_owned());
         world.kernel.state().unreadable.extend([unreadable]);
     }

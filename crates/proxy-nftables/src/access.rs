@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::exchange::Found;
 use crate::found::Reader;
 use crate::kernel::Kernel;
-use crate::part::Part;
+use crate::kinds::Part;
 use crate::plan::{Plan, Verdicts};
 use crate::proxier::Nftables;
 

@@ -1,20 +1,21 @@
-//! What this mode can be set to, what it reads and where, what it writes: by their types.
-
-use engine::Kinds;
+//! Types that the [`engine`] is told of for this mode.
 
 use crate::config::Config;
-use crate::part::{Lane, Part};
 use crate::plan::Plan;
 
-/// The types that the [`engine`] is told of for this mode.
-pub enum NftablesKinds {}
-
-/// What the engine keeps for this mode.
-pub(crate) type State = engine::State<NftablesKinds>;
-
-impl Kinds for NftablesKinds {
-    type Config = Config;
-    type Lane = Lane;
-    type Part = Part;
-    type Plan = Plan;
+engine::kinds! {
+    /// The kinds of things of the nftables mode.
+    NftablesKinds { config: Config, plan: Plan }
+    lanes {
+        /// It writes the table, and reads it between.
+        Table,
+        /// It looks at addresses alone.
+        Looks,
+    }
+    parts {
+        /// The table, whole.
+        Table on Table: "the nftables table kube-proxy",
+        /// The node's addresses.
+        Addresses on Looks: "the addresses of this node",
+    }
 }

@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::HashSet;
 use nftables_netlink::{Name, Rule};
-use proxy::{Failure, Fate, Model, NamespacedName, NodeFacts, Notice, Selection, Subject};
+use proxy::{
+    Failure, Fate, Model, NamespacedName, NodeFacts, Notice, Selection, Subject, is_outside,
+};
 use reconcile::Rows;
 
 use crate::base::{Base, NodePortIps, unallocated};
@@ -26,9 +28,8 @@ use crate::clients::Room;
 use crate::config::LocalhostNodePorts;
 use crate::exchange::Found;
 use crate::found::Snapshot;
-use crate::kinds::{NftablesKinds, State};
+use crate::kinds::{Lane, NftablesKinds, Part, State};
 use crate::layout::Layout;
-use crate::part::{Lane, Part};
 use crate::plan::{Plan, Removal, Timeouts, Verdict, Verdicts};
 use crate::planner::Planner;
 use crate::port::{ServedPort, compile};
@@ -176,10 +177,6 @@ impl Nftables {
         match serving {
             Serving::All => {
                 self.tables.node_ports.release(&());
-                let is_outside = |ip: &IpAddr| match ip {
-                    IpAddr::V4(ip) => !ip.is_loopback(),
-                    IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
-                };
                 let all = state.node.interface_addresses.iter().copied();
                 state.serving.addresses = all.filter(is_outside).collect();
             }
@@ -262,26 +259,11 @@ impl Nftables {
         for address in node_ports {
             news.drifted(now, "set member", || address.to_string());
         }
-        for slot in slots {
-            news.drifted(now, "set member", || slot.to_string());
-            let owner = self.tables.slots.owner(&slot);
-            news.disturb(owner.map(|owner| owner.name.service.clone()));
-        }
-        for member in members {
-            news.drifted(now, "set member", || member.to_string());
-            let owner = self.tables.members.owner(&member);
-            news.disturb(owner.map(|owner| owner.name.service.clone()));
-        }
-        for chain in chains {
-            news.drifted(now, "chain", || chain.to_string());
-            let owner = self.tables.chains.owner(&chain);
-            news.disturb(owner.map(|owner| owner.name.service.clone()));
-        }
-        for set in affinity {
-            news.drifted(now, "set", || set.to_string());
-            let owner = self.tables.affinity.owner(&set);
-            news.disturb(owner.map(|owner| owner.name.service.clone()));
-        }
+        let tables = &self.tables;
+        news.drifted_of(now, "set member", &tables.slots, slots);
+        news.drifted_of(now, "set member", &tables.members, members);
+        news.drifted_of(now, "chain", &tables.chains, chains);
+        news.drifted_of(now, "set", &tables.affinity, affinity);
     }
 }
 

@@ -10,7 +10,7 @@ use proxy::{Protocol, Unreadable};
 use crate::config::Config;
 use crate::exchange::Found;
 use crate::kernel::Kernel;
-use crate::part::Part;
+use crate::kinds::Part;
 use crate::plan::{
     Blame, Change, Extent, Outcomes, Plan, Redirects, Refusal, SocketError, Sockets, Written,
 };

@@ -1,20 +1,21 @@
-//! What this mode can be set to, what it reads and where, what it writes: by their types.
-
-use engine::Kinds;
+//! Types that the [`engine`] is told of for this mode.
 
 use crate::config::Config;
-use crate::part::{Lane, Part};
 use crate::plan::Plan;
 
-/// The types that the [`engine`] is told of for this mode.
-pub enum UserspaceKinds {}
-
-/// What the engine keeps for this mode.
-pub(crate) type State = engine::State<UserspaceKinds>;
-
-impl Kinds for UserspaceKinds {
-    type Config = Config;
-    type Lane = Lane;
-    type Part = Part;
-    type Plan = Plan;
+engine::kinds! {
+    /// The kinds of things of the userspace mode.
+    UserspaceKinds { config: Config, plan: Plan }
+    lanes {
+        /// It opens and closes listening ports, and looks at addresses.
+        Sockets,
+        /// It writes rules, and reads them between.
+        Rules,
+    }
+    parts {
+        /// The rules that redirect packets to our listening ports.
+        Rules on Rules: "the rules that redirect to listening ports",
+        /// The node's addresses.
+        Addresses on Sockets: "the addresses of this node",
+    }
 }

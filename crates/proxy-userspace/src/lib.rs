@@ -24,7 +24,6 @@ pub mod fuzzed;
 mod held;
 mod kernel;
 mod kinds;
-mod part;
 mod plan;
 mod port;
 mod probe;
@@ -38,8 +37,7 @@ pub use config::Config;
 pub use exchange::Found;
 pub use held::Held;
 pub use kernel::{Kernel, UserspaceKernel};
-pub use kinds::UserspaceKinds;
-pub use part::{Lane, Part};
+pub use kinds::{Lane, Part, UserspaceKinds};
 pub use plan::{
     Aim, Base, Blame, Change, Extent, NodePortsAt, Outcomes, Plan, Redirects, Refusal, SocketError,
     Sockets, Written,

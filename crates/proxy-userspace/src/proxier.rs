@@ -20,15 +20,14 @@ use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::{HashMap, HashSet};
 use proxy::{
     Failure, Fate, Model, NamespacedName, Notice, Owner, Protocol, Selection, ServicePortName,
-    Subject,
+    Subject, is_outside,
 };
 use reconcile::Rows;
 
 use crate::claims::{Claims, Surroundings};
 use crate::exchange::Found;
 use crate::held::Held;
-use crate::kinds::{State, UserspaceKinds};
-use crate::part::{Lane, Part};
+use crate::kinds::{Lane, Part, State, UserspaceKinds};
 use crate::plan::{
     Base, Blame, Change, Extent as Writes, NodePortsAt, Outcomes, Plan, Redirects, Refusal,
     SocketError, Sockets, Written,
@@ -70,11 +69,7 @@ impl Userspace {
                 NodePortsAt::NotAtLocalhost
             };
             let all = node.interface_addresses.iter().copied();
-            let not_local = |ip: &IpAddr| match ip {
-                IpAddr::V4(ip) => !ip.is_loopback(),
-                IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
-            };
-            (Some(at), all.filter(not_local).collect())
+            (Some(at), all.filter(is_outside).collect())
         } else if let Some(selected) = node.serving_node_ports([]) {
             let addresses = selected.iter().copied().filter(outside).collect();
             (Some(NodePortsAt::These(selected)), addresses)
@@ -270,11 +265,7 @@ impl Userspace {
             return is_other;
         }
         let (now, news) = (state.now, &mut state.news);
-        for portal in drifted {
-            news.drifted(now, "rule", || portal.to_string());
-            let owner = self.tables.redirects.owner(&portal);
-            news.disturb(owner.map(|owner| owner.name.service.clone()));
-        }
+        news.drifted_of(now, "rule", &self.tables.redirects, drifted);
         if had_base.is_some() && self.tables.base.actual(&()) != had_base.as_ref() {
             news.drifted(now, "chain", || "the ways to the redirects".to_owned());
         }

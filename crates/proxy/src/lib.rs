@@ -45,7 +45,7 @@ pub use mode::{
 };
 pub use model::{Changes, ExternalIps, FamilySet, Model, ServiceView, Trigger, Vanished};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
-pub use node::{NodeFacts, NodePortAddresses, NodePorts, Selection};
+pub use node::{NodeFacts, NodePortAddresses, NodePorts, Selection, is_outside};
 pub use object::{
     Endpoint, EndpointList, EndpointPort, EndpointSlice, EndpointView, Node, Placement, Service,
     ServiceAddress, ServiceCidr, ServicePort, ServiceType,

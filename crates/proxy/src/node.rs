@@ -32,6 +32,15 @@ pub struct NodeFacts {
     pub service_cidrs: Option<Vec<IpNet>>,
 }
 
+/// True of an address that other hosts can reach: not of localhost, and not of one link alone. IPv4
+/// link-local addresses count, as upstream.
+pub fn is_outside(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(ip) => !ip.is_loopback(),
+        IpAddr::V6(ip) => !ip.is_loopback() && !ip.is_unicast_link_local(),
+    }
+}
+
 impl NodeFacts {
     /// Facts of a node of which only the name is known.
     pub fn new(family: IpFamily, name: &str) -> Self {

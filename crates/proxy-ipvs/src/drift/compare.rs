@@ -8,8 +8,7 @@ use hashbrown::HashSet;
 use ipnet::IpNet;
 
 use crate::kernel::{Evidence, FoundAddresses, FoundSets};
-use crate::kinds::State;
-use crate::part::Part;
+use crate::kinds::{Part, State};
 use crate::plan::Op;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};

@@ -202,7 +202,7 @@ fn a_check_of_much_is_made_in_pieces() {
 #[test]
 fn a_check_that_cannot_read_a_part_compares_the_others() {
     let mut world = web();
-    for part in Part::ALL {
+    for &part in Part::ALL {
         let damaged = || {
             let mut state = world.kernel.state();
             state.snapshot.servers.clear();

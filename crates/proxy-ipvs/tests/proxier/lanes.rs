@@ -124,7 +124,7 @@ fn an_address_with_source_ranges_is_not_served_without_them() {
 
 #[test]
 fn what_cannot_be_read_at_the_start_stops_only_what_builds_on_it() {
-    for part in Part::ALL {
+    for &part in Part::ALL {
         let left = web();
         {
             // Of a Service that is gone meanwhile, and somebody else's.
@@ -187,7 +187,7 @@ fn what_cannot_be_read_at_the_start_stops_only_what_builds_on_it() {
 
 #[test]
 fn what_cannot_be_read_later_stops_nothing() {
-    for part in Part::ALL {
+    for &part in Part::ALL {
         let mut world = web();
         let unreadable = (part.name(), "interrupted".to_owned());
         world.kernel.state().unreadable = [unreadable].into();

@@ -32,7 +32,7 @@ fn on(kernel: FakeKernel, scheduler: &str) -> World {
 fn schedulers(world: &World) -> [(String, u32); 2] {
     let state = world.kernel.state();
     ["10.96.0.10:80", "10.96.0.11:80"].map(|at| {
-        let of = &state.snapshot.servers[&server(at)].properties;
+        let of = &state.snapshot.servers.get(&server(at)).unwrap().properties;
         (of.scheduler.to_string(), of.flags)
     })
 }

@@ -93,7 +93,7 @@ impl Redirect for IptablesRedirect {
         let mut saved = Saved::new(self.family, config);
         let mut line = |line: &str| saved.line(line);
         let read = self.iptables.save_lines(self.family, None, &mut line);
-        read.map_err(|error| Unreadable::new(engine::Part::name(crate::part::Part::Rules), error))?;
+        read.map_err(|error| Unreadable::new(crate::kinds::Part::Rules.name(), error))?;
         let (held, jumps) = saved.finish();
         self.jumps = jumps;
         Ok(held)

@@ -75,9 +75,8 @@ impl NftablesRedirect {
 impl Redirect for NftablesRedirect {
     fn read(&mut self, config: &Config) -> Result<Held, Unreadable> {
         let whole = self.nftables.read(Family::from(self.family), TABLE);
-        let whole = whole.map_err(|error| {
-            Unreadable::new(engine::Part::name(crate::part::Part::Rules), error)
-        })?;
+        let whole =
+            whole.map_err(|error| Unreadable::new(crate::kinds::Part::Rules.name(), error))?;
         Ok(held::held(self.family, config, &whole))
     }
 
