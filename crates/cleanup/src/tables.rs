@@ -171,6 +171,7 @@ mod tests {
                 vec![OwnSet {
                     name: "KUBE-CLUSTER-IP".to_owned(),
                     says: Says::VirtualServers,
+                    origin: "",
                 }]
             },
             ..Footprint::none("ipvs")

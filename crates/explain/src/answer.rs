@@ -9,6 +9,7 @@
 
 use std::net::SocketAddr;
 
+use footprint::Footprints;
 use packet_path::{Fate, Source};
 use proxy::Protocol;
 use view::{Step, Walk};
@@ -50,10 +51,10 @@ pub(crate) fn follow(
     let Some(first) = failing.next() else {
         walk.answer = ways
             .first()
-            .map_or_else(Vec::new, |way| steps(way, planned));
+            .map_or_else(Vec::new, |way| steps(way, planned, around.modes));
         return;
     };
-    walk.answer = steps(first, planned);
+    walk.answer = steps(first, planned, around.modes);
     let said = said(first, &walk.answer);
     let is_certain = ways
         .iter()
@@ -69,10 +70,10 @@ fn arrives(way: &packet_path::Walk) -> bool {
     matches!(way.fate, Fate::Local | Fate::Forwarded)
 }
 
-fn steps(way: &packet_path::Walk, planned: &Planned<'_>) -> Vec<Step> {
+fn steps(way: &packet_path::Walk, planned: &Planned<'_>, modes: Footprints) -> Vec<Step> {
     way.steps
         .iter()
-        .map(|step| in_view(step, planned))
+        .map(|step| in_view(step, planned, modes))
         .collect()
 }
 

@@ -32,6 +32,7 @@ pub use text::{Style, render};
 pub use walked::Listening;
 
 use answer::Answers;
+use footprint::Footprints;
 use journeys::Planned;
 use view::{Explanation, Fate, Journey, Walk};
 use walked::Surroundings;
@@ -59,6 +60,7 @@ pub(crate) fn explain(
     kernel: &impl Follow,
     listening: Listening<'_>,
     quotes: Quotes,
+    modes: Footprints,
 ) -> Explanation {
     let planned = journeys::plan(asked, objects, kernel);
     let mut explanation = Explanation {
@@ -67,7 +69,11 @@ pub(crate) fn explain(
         notes: planned.notes,
         ..Explanation::default()
     };
-    let around = Surroundings { kernel, listening };
+    let around = Surroundings {
+        kernel,
+        listening,
+        modes,
+    };
     let count = planned.planned.len();
     let (mut listed, mut is_cut) = (0, false);
     for planned in planned.planned.iter().take(JOURNEYS_MAX) {
@@ -153,6 +159,14 @@ pub fn read_question(to: &str, from: &str, namespace: &str) {
 pub fn read_sockets(text: &str) {
     listeners::read(text);
 }
+
+#[cfg(test)]
+const MODES: Footprints = &[
+    &proxy_ipvs::FOOTPRINT,
+    &proxy_iptables::FOOTPRINT,
+    &proxy_userspace::FOOTPRINT,
+    &proxy_nftables::FOOTPRINT,
+];
 
 #[cfg(test)]
 mod tests;

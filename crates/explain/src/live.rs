@@ -37,7 +37,7 @@ pub fn answer(
     let mut tries = 1;
     loop {
         let kernel = Live::open(modes)?;
-        let mut explanation = explain(asked, objects, &kernel, listening, quotes);
+        let mut explanation = explain(asked, objects, &kernel, listening, quotes, modes);
         let has_changed = kernel.has_changed();
         if has_changed && tries == TRIES {
             let note = "the rules of nf_tables were changed while they were read: ways may mix what was and what is";

@@ -1,11 +1,10 @@
 //! What each step of a way comes from, in Kubernetes' words: a Service's field, an EndpointSlice's
 //! endpoint, a flag; or that it is not kube-proxy's.
 
-mod names;
+use footprint::Footprints;
+use footprint::origin::{Space, origin_of};
 
 use super::objects::Place;
-pub(crate) use names::LISTENING;
-use names::{Space, origin_of};
 
 /// How the origin of what is somebody else's begins.
 pub(crate) const NOT_OURS: &str = "not kube-proxy's";
@@ -26,9 +25,9 @@ pub(crate) struct Met<'a> {
     pub(crate) members: &'a [String],
 }
 
-/// What a step of a packet comes from; empty where it is the kernel's own. `of`: whose address the
-/// packet was sent to.
-pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>) -> String {
+/// Says what a step of a packet comes from; empty where it is the kernel's own. `of` has the address
+/// that the packet was sent to; `modes` may have left what it meets.
+pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -> String {
     let (place, members) = (met.place, met.members);
     if place == "IPVS" {
         return of.map_or_else(
@@ -42,20 +41,19 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>) -> String {
         );
     }
     let Some(at) = Chain::parse(place) else {
-        let by_link = met.entry.contains("kube-ipvs0");
-        let link = by_link
-            .then(|| origin_of(Space::Link, "kube-ipvs0"))
-            .flatten();
+        let links = footprint::links(modes).into_iter();
+        let mut met_links = links.filter(|link| met.entry.contains(link));
+        let link = met_links.find_map(|link| origin_of(modes, Space::Link, link));
         return link.map_or_else(String::new, |says| in_words(says, of, None));
     };
     let named = at.service().or_else(|| commented(met.entry));
     // The last of them is the one that decides.
     let mut sets = members.iter().rev().filter_map(|member| {
         let set = member.split([' ', ',']).next()?;
-        origin_of(at.sets(), set)
+        origin_of(modes, at.sets(), set)
     });
-    let target = || target_of(met.entry).and_then(|target| origin_of(at.space(), target));
-    let own = origin_of(at.space(), at.name);
+    let target = || target_of(met.entry).and_then(|target| origin_of(modes, at.space(), target));
+    let own = origin_of(modes, at.space(), at.name);
     // A chain of others that asks a set of ours, or leads to a chain of ours, is where theirs begin.
     let is_ours = own.is_some() || at.is_built_in();
     let says = match own {
@@ -204,10 +202,13 @@ fn target_of(entry: &str) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use footprint::Footprint;
+    use footprint::origin::{ADDRESSES, ENDPOINTS, Origin};
     use proptest::prelude::*;
     use view::{Address, AddressKind, Port, Service, ServiceName};
 
     use super::*;
+    use crate::MODES;
     use crate::objects::Objects;
 
     fn objects() -> Objects {
@@ -235,6 +236,30 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_new_mode_is_explained_by_its_footprint_alone() {
+        const TABLE: Space<'static> = Space::Nftables("small");
+        const SMALL: Footprint = Footprint {
+            nft_tables: &["small"],
+            origins: &[
+                Origin::of(TABLE, "services", ADDRESSES),
+                Origin::beginning(TABLE, "port-", ENDPOINTS),
+            ],
+            ..Footprint::none("small")
+        };
+        let at = |place| {
+            let met = Met {
+                place,
+                ..Met::default()
+            };
+            origin(&met, None, &[&SMALL])
+        };
+        assert_eq!(at("table ip small, chain services"), ADDRESSES);
+        assert_eq!(at("table ip small, chain port-80"), ENDPOINTS);
+        let other = at("table ip small, chain other");
+        assert_eq!(other, format!("{NOT_OURS}: table small of nftables"));
+    }
+
     fn known(place: &str, entry: &str, members: &[&str]) -> String {
         let objects = objects();
         let of = objects.places().next();
@@ -244,7 +269,7 @@ mod tests {
             entry,
             members: &members,
         };
-        origin(&met, of.as_ref())
+        origin(&met, of.as_ref(), MODES)
     }
 
     fn unknown(place: &str, entry: &str) -> String {
@@ -253,7 +278,7 @@ mod tests {
             entry,
             members: &[],
         };
-        origin(&met, None)
+        origin(&met, None, MODES)
     }
 
     #[test]
@@ -359,8 +384,8 @@ mod tests {
             let members = [member];
             let met = Met { place: &place, entry: &entry, members: &members };
             let objects = objects();
-            let _ = origin(&met, objects.places().next().as_ref());
-            let _ = origin(&met, None);
+            let _ = origin(&met, objects.places().next().as_ref(), MODES);
+            let _ = origin(&met, None, MODES);
         }
     }
 

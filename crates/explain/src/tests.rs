@@ -89,6 +89,7 @@ fn explained(ports: u16, ways: u16) -> Explanation {
         &Fake(ways),
         &|_, _, _| None,
         Quotes::All,
+        MODES,
     )
 }
 

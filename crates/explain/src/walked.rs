@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use footprint::Footprints;
+use footprint::origin::LISTENING;
 use packet_path::{Doubt, Packet, Source};
 use proxy::{IpFamily, Protocol};
 use service_counters::Relayed;
@@ -9,7 +11,7 @@ use view::{AddressKind, Chance, Fate, Step, Walk};
 
 use super::answer::{self, Answers};
 use super::journeys::Planned;
-use super::origin::{LISTENING, Met, origin};
+use super::origin::{Met, origin};
 
 /// How the source is told that an endpoint of userspace mode sees.
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
@@ -26,6 +28,8 @@ pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
 pub(crate) struct Surroundings<'a> {
     pub(crate) kernel: &'a dyn Answers,
     pub(crate) listening: Listening<'a>,
+    /// Modes that may have left what is met.
+    pub(crate) modes: Footprints,
 }
 
 /// A way in words; several where the daemon itself goes on with it.
@@ -52,7 +56,9 @@ pub(crate) fn told(
         endpoint: followed.endpoint.map(|at| at.to_string()),
         rules_passed: followed.passed,
         doubts: followed.doubts.iter().map(doubt).collect(),
-        steps: steps.map(|step| in_view(step, planned)).collect(),
+        steps: steps
+            .map(|step| in_view(step, planned, around.modes))
+            .collect(),
         ..Walk::default()
     };
     match walk.fate {
@@ -128,7 +134,7 @@ fn doubt(doubt: &Doubt) -> String {
     format!("{}; taken {taken}", doubt.what)
 }
 
-pub(super) fn in_view(step: &packet_path::Step, planned: &Planned<'_>) -> Step {
+pub(super) fn in_view(step: &packet_path::Step, planned: &Planned<'_>, modes: Footprints) -> Step {
     let met = Met {
         place: &step.place,
         entry: &step.entry,
@@ -138,7 +144,7 @@ pub(super) fn in_view(step: &packet_path::Step, planned: &Planned<'_>) -> Step {
         place: step.place.clone(),
         entry: step.entry.clone(),
         says: step.says.clone(),
-        origin: origin(&met, planned.of.as_ref()),
+        origin: origin(&met, planned.of.as_ref(), modes),
         packets: step.counters.map(|counted| counted.packets),
         bytes: step.counters.map(|counted| counted.bytes),
         members: step.members.clone(),

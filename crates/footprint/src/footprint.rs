@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use inet::{IpFamily, Protocol};
 use iptables::{Jump, Table};
 
+use crate::origin::Origin;
+
 /// Chains that are the kubelet's, even where a mode makes or fills them, too. They stay, as
 /// upstream leaves them.
 const KUBELET: [&str; 4] = [
@@ -44,6 +46,8 @@ pub struct Footprint {
     pub virtual_servers: Option<VirtualServers>,
     /// Who carries what it leads packets to.
     pub served_by: ServedBy,
+    /// Origins of its chains, and of what is in its tables of nftables.
+    pub origins: &'static [Origin],
 }
 
 /// Who carries the packets of a mode.
@@ -62,6 +66,8 @@ pub struct OwnSet {
     pub name: String,
     /// What its members say of other things.
     pub says: Says,
+    /// The object or flag that its members come from.
+    pub origin: &'static str,
 }
 
 /// What the members of an ipset say.
@@ -86,6 +92,8 @@ pub struct Link {
     pub route_protocol: u8,
     /// An address that is no Service's, and is there for the routes.
     pub anchor: Option<IpAddr>,
+    /// The objects that its addresses come from.
+    pub origin: &'static str,
 }
 
 /// What tells virtual servers apart, beside the mode's link and sets.
@@ -112,6 +120,7 @@ impl Footprint {
             link: None,
             virtual_servers: None,
             served_by: ServedBy::Kernel,
+            origins: &[],
         }
     }
 

@@ -13,6 +13,7 @@
 mod footprint;
 mod leftovers;
 pub mod nft;
+pub mod origin;
 pub mod uses;
 
 pub use footprint::{

@@ -58,6 +58,7 @@ pub const FOOTPRINT: Footprint = Footprint {
     prefixes: &PREFIXES,
     jumps: &JUMPS,
     older_comments: &["kubernetes ", "kube-proxy "],
+    origins: &crate::origins::ORIGINS,
     ..Footprint::none("iptables")
 };
 

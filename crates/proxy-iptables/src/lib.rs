@@ -29,6 +29,7 @@ pub mod fuzzed;
 mod kernel;
 mod kinds;
 mod nfacct;
+mod origins;
 mod plan;
 mod planner;
 mod port;

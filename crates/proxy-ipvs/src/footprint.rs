@@ -1,5 +1,7 @@
 //! What this mode leaves in the kernel.
 
+mod origins;
+
 use std::net::{IpAddr, Ipv4Addr};
 
 use footprint::{Footprint, Link, OwnSet, Says, VirtualServers};
@@ -40,11 +42,13 @@ pub const FOOTPRINT: Footprint = Footprint {
         name: LINK,
         route_protocol: ROUTE_PROTOCOL,
         anchor: Some(ANCHOR),
+        origin: "Services: the addresses that this node serves",
     }),
     virtual_servers: Some(VirtualServers {
         node_port_flag: Properties::NODE_PORT,
         probe: Some((PROBE.socket(), PROBE.protocol)),
     }),
+    origins: &origins::ORIGINS,
     ..Footprint::none("ipvs")
 };
 
@@ -54,10 +58,12 @@ fn sets(family: IpFamily) -> Vec<OwnSet> {
     let own = Set::all().map(|set| OwnSet {
         name: set.name(family),
         says: set.says(),
+        origin: origins::of_set(set),
     });
     let spare = OwnSet {
         name: spare(family).to_owned(),
         says: Says::Nothing,
+        origin: "kube-proxy: a set that is about to be replaced by a larger one",
     };
     own.chain([spare]).collect()
 }

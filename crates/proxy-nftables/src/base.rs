@@ -15,7 +15,7 @@ use nftables_netlink::{
 };
 use proxy::{IpFamily, Protocol};
 
-pub use footprint::NFTABLES as FOOTPRINT;
+use footprint::Footprint;
 
 use crate::choice::{Chooser, Map};
 use crate::config::{Config, LocalhostNodePorts};
@@ -113,6 +113,12 @@ pub(crate) struct Base {
     counters: BTreeSet<&'static str>,
     chains: BTreeMap<Key, (Chain, Vec<Rule>)>,
 }
+
+/// What this mode leaves in the kernel.
+pub const FOOTPRINT: Footprint = Footprint {
+    origins: &crate::origins::ORIGINS,
+    ..footprint::NFTABLES
+};
 
 /// The names of all chains, sets and maps of a family that are there whatever the Services are, in
 /// any layout.

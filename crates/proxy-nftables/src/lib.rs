@@ -37,6 +37,7 @@ mod layout;
 mod localhost;
 mod name;
 mod netlink;
+mod origins;
 mod plan;
 mod planner;
 mod port;

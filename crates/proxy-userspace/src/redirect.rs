@@ -2,6 +2,7 @@
 
 pub(crate) mod iptables;
 pub(crate) mod nftables;
+mod origins;
 
 use crate::config::Config;
 use crate::held::Held;

@@ -5,6 +5,7 @@ use proxy::{NamespacedName, ServicePortName};
 use view::{Address, Port, Service};
 
 use super::*;
+use crate::MODES;
 use crate::journeys::{Hop, Routing, Sender, Way};
 use crate::objects::Objects;
 
@@ -112,6 +113,7 @@ fn walks(
     let around = Surroundings {
         kernel: &Node,
         listening: &listening,
+        modes: MODES,
     };
     told(followed, planned, &around)
 }

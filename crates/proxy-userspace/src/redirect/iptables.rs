@@ -66,6 +66,7 @@ pub const FOOTPRINT: Footprint = Footprint {
     nft_tables: &[super::nftables::TABLE],
     older_comments: &["Ensure that non-local NodePort traffic can flow"],
     served_by: ServedBy::Process,
+    origins: &super::origins::ORIGINS,
     ..Footprint::none("userspace")
 };
 
