@@ -1,0 +1,294 @@
+//! All that is added or changed in virtual servers and sets.
+
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
+
+use proxy::{Rank, Share, Shares};
+
+use super::budget::Budget;
+use super::situation::{GUARDS, SHARE, Situation, are_rules_under_way, gone, rank, share};
+use crate::kinds::Part;
+use crate::masquerading::{self, Changing, EXEMPT};
+use crate::plan::{Op, Plan};
+use crate::server::{RealServer, VirtualServer, VirtualServerKey};
+use crate::sets::{Member, Set, SetKind};
+use crate::tables::{SET_SIZE, Tables, sorted};
+
+pub(super) fn make(
+    tables: &Tables,
+    budget: Budget,
+    last: Option<VirtualServerKey>,
+    of: &Situation<'_>,
+) -> Plan {
+    let mut ops = Vec::new();
+    if of.knows(Part::Sets) {
+        for set in sorted(tables.sets.due(of.now)) {
+            let size = tables.sets.wanted(&set).copied().unwrap_or(SET_SIZE);
+            ops.push(Op::CreateSet(set, size));
+        }
+    }
+    let has_sets = !ops.is_empty();
+    let is_there = |set: &Set| {
+        let there = tables.sets.actual(set);
+        there.is_some() || (has_sets && ops.iter().any(|op| creates(op, *set)))
+    };
+    let usable: BTreeSet<Set> = Set::all().filter(is_there).collect();
+    let is_urgent = |rank: Rank| rank < Rank::Other;
+    let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
+    let due = due.into_iter().flatten();
+    // Of those that are not urgent, the plan looks only at as many as it has room for.
+    let is_made = |key: &VirtualServerKey| makes(tables, key) && !waits_for_rules(tables, key, of);
+    let due = due.filter(|key| !is_urgent(rank(&tables.servers, key)) || is_made(key));
+    let servers = sorted(due).into_iter();
+    let mut shares = Shares::new(SHARE);
+    let servers = servers.map(|key| {
+        let place = (
+            rank(&tables.servers, &key),
+            share(&mut shares, tables, &key),
+        );
+        (place, key)
+    });
+    let mut servers: Vec<((Rank, Share), VirtualServerKey)> = servers.collect();
+    servers.sort_unstable();
+    begin_behind(&mut servers, last);
+    let changing = OnceCell::new();
+    let exempted = |set: Set, member: &Member| {
+        let keys = servers.iter().map(|(_, key)| key);
+        let keys = keys.filter(|key| makes(tables, key));
+        let changing = || changing.get_or_init(|| Changing::of(tables, keys));
+        EXEMPT
+            .contains(&set)
+            .then(|| changing().exempted(set, member))?
+    };
+    let mut members = Vec::new();
+    // Nor what refuses all others before the rules ask for those that it is to let through, unless
+    // these rules are refused: then it is better closed.
+    let are_guards_asked = !of.are_rules_pending
+        || !are_rules_under_way(tables, of)
+        || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
+    let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
+    let sets = tables.all_members();
+    for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
+        // An exemption comes once its virtual server has the destinations that it is for.
+        let is_early = |member: &Member| exempted(set, member) == Some(true);
+        let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
+        let added = added.filter(|member| !is_early(member));
+        let added = added.map(|member| (rank(table, member), set, *member));
+        members.extend(added);
+    }
+    let mut ended = Vec::new();
+    if of.claims.may_delete {
+        let is_ended = |set, member: &Member| exempted(set, member).is_some();
+        ended = masquerading::end_exemptions(tables, of.now, is_ended);
+    }
+    // Whatever else there is to do: the API server and DNS come in a plan of their own.
+    let has_urgent = servers
+        .first()
+        .is_some_and(|((rank, _), _)| is_urgent(*rank))
+        || members.iter().any(|(rank, ..)| is_urgent(*rank));
+    if has_urgent {
+        members.retain(|(rank, ..)| is_urgent(*rank));
+        servers.retain(|((rank, _), _)| is_urgent(*rank));
+    }
+    // What lets clients through comes before what refuses all others.
+    let refuses = |set: Set| set == Set::LoadBalancerFirewall;
+    members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
+    let members = members.into_iter();
+    ops.extend(members.map(|(_, set, member)| Op::AddMember(set, member)));
+    ops.extend(ended);
+    for ((rank, _), key) in servers {
+        if !is_urgent(rank) && !is_made(&key) {
+            continue;
+        }
+        make_server(tables, key, budget, of, &mut ops);
+        if budget.is_used_up(ops.len()) {
+            break;
+        }
+    }
+    Plan { ops }
+}
+
+/// Brings what follows the last one before it, so that a virtual server with very many changes
+/// comes between the others, not before them. What is more urgent comes first all the same.
+fn begin_behind<P: PartialEq>(
+    servers: &mut [(P, VirtualServerKey)],
+    last: Option<VirtualServerKey>,
+) {
+    let Some(last) = last else {
+        return;
+    };
+    for alike in servers.chunk_by_mut(|one, next| one.0 == next.0) {
+        let behind = alike.partition_point(|(_, key)| *key <= last);
+        alike.rotate_left(behind);
+    }
+}
+
+fn creates(op: &Op, set: Set) -> bool {
+    matches!(op, Op::CreateSet(of, _) if *of == set)
+}
+
+/// Whether something is to be added to a virtual server, or changed.
+pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
+    let Some(wanted) = tables.servers.wanted(key) else {
+        return false;
+    };
+    let Some(actual) = tables.servers.actual(key) else {
+        return tables.foreign.may_be_tried(key);
+    };
+    let mut wanted_ones = wanted.destinations.iter();
+    let may_lower = tables.may_lower(key);
+    actual.properties != wanted.properties
+        || wanted_ones.any(|real| match actual.destination(real.target) {
+            Some(there) => there != real && (may_lower || !is_lowered(there, real)),
+            None => true,
+        })
+}
+
+fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
+    there.weight > wanted.weight
+}
+
+/// What comes is made before weights go down, so that there is a destination at all times.
+fn make_server(
+    tables: &Tables,
+    key: VirtualServerKey,
+    budget: Budget,
+    of: &Situation<'_>,
+    ops: &mut Vec<Op>,
+) {
+    let before = ops.len();
+    let Some(wanted) = tables.servers.wanted(&key) else {
+        return;
+    };
+    let actual = tables.servers.actual(&key);
+    if actual.is_none() && tables.foreign.stands_at(&key) {
+        // The kernel refuses it as long as the other one is there, which gets no destination.
+        ops.push(Op::AddServer(key, wanted.properties.clone()));
+        return;
+    }
+    match actual {
+        None => ops.push(Op::AddServer(key, wanted.properties.clone())),
+        Some(actual) if actual.properties != wanted.properties => {
+            ops.push(Op::SetServer(key, wanted.properties.clone()));
+        }
+        Some(_) => {}
+    }
+    let mut lowered = Vec::new();
+    for real in wanted.destinations.iter() {
+        match actual.and_then(|actual| actual.destination(real.target)) {
+            None => ops.push(Op::AddDestination(key, real)),
+            Some(there) if there == real => {}
+            Some(there) if is_lowered(there, real) => {
+                lowered.push(Op::SetDestination(key, real));
+            }
+            Some(_) => ops.push(Op::SetDestination(key, real)),
+        }
+        if budget.is_used_up(ops.len() - before) {
+            return;
+        }
+    }
+    if tables.may_lower(&key) {
+        ops.extend(lowered);
+    }
+    if let Some(actual) = actual.filter(|actual| goes_on_without(tables, &key, actual, wanted, of))
+    {
+        let left = budget.left(ops.len() - before);
+        let gone = gone(actual, wanted).into_iter().take(left);
+        ops.extend(gone.map(|target| Op::RemoveDestination(key, target)));
+    }
+}
+
+/// Whether those that go do not wait for all that come any longer: some of these were tried, and
+/// refused, and others are there.
+fn goes_on_without(
+    tables: &Tables,
+    key: &VirtualServerKey,
+    actual: &VirtualServer,
+    wanted: &VirtualServer,
+    of: &Situation<'_>,
+) -> bool {
+    let serves = |real: RealServer| {
+        let there = actual.destination(real.target);
+        real.weight > 0 && there.is_some_and(|there| there.weight > 0)
+    };
+    tables.servers.is_failing(key)
+        && !tables.uncertain.contains(key)
+        && of.state.may_delete()
+        && wanted.destinations.iter().any(serves)
+}
+
+/// Reports whether a virtual server that serves nobody yet has to wait for rules. One that was made
+/// while another program's could have been there has none of its own yet: no set named it.
+fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
+    let serves = |there: &VirtualServer| !there.destinations.is_empty();
+    if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {
+        return false;
+    }
+    let Some(at) = key.address() else {
+        return false;
+    };
+    let by_address = Member::from(at);
+    let wants = |set: Set, member: Member| tables.members(set).wanted(&member).is_some();
+    if wants(Set::ClusterIp, by_address) && of.cover.gives_head_start(of.now) {
+        return true;
+    }
+    let is_uncovered = |set: &Set| of.cover.uncovered.contains(set);
+    let by_address_sets = [
+        Set::ExternalIp,
+        Set::ExternalIpLocal,
+        Set::LoadBalancer,
+        Set::LoadBalancerLocal,
+        Set::LoadBalancerFirewall,
+        Set::NodePortSctp,
+        Set::NodePortLocalSctp,
+    ];
+    let mut named = by_address_sets
+        .into_iter()
+        .filter(|set| wants(*set, by_address));
+    if named.any(|set| is_uncovered(&set)) {
+        return true;
+    }
+    if wants(Set::LoadBalancerFirewall, by_address) && GUARDS.iter().any(is_uncovered) {
+        return true;
+    }
+    if of.claims.is_forbidden_to_node(&at) {
+        return true;
+    }
+    let mut node_port_sets = [
+        Set::node_port(at.protocol),
+        Set::node_port_local(at.protocol),
+    ]
+    .into_iter()
+    .filter(|set| set.kind() == SetKind::Port && wants(*set, Member::Port(at.port)));
+    !wants(Set::ClusterIp, by_address) && node_port_sets.any(|set| is_uncovered(&set))
+}
+
+#[cfg(test)]
+mod tests {
+    use proxy::{Protocol, ServiceAddress};
+
+    use super::*;
+
+    #[test]
+    fn what_is_behind_the_last_one_comes_next_among_its_rank() {
+        let key = |host| -> VirtualServerKey {
+            ServiceAddress::new([10, 96, 0, host].into(), 80, Protocol::Tcp).into()
+        };
+        let others = [1, 2, 3].map(|host| (Rank::Other, key(host)));
+        let urgent = (Rank::ApiServer, key(9));
+        let with = |last| {
+            let mut servers = vec![urgent, others[0], others[1], others[2]];
+            begin_behind(&mut servers, last);
+            servers
+        };
+        assert_eq!(with(None), [urgent, others[0], others[1], others[2]]);
+        assert_eq!(
+            with(Some(key(1))),
+            [urgent, others[1], others[2], others[0]]
+        );
+        assert_eq!(
+            with(Some(key(3))),
+            [urgent, others[0], others[1], others[2]]
+        );
+    }
+}

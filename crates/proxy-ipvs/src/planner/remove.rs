@@ -1,0 +1,163 @@
+//! What serves no more, and the set members that said that it was ours.
+
+use std::cell::OnceCell;
+use std::net::IpAddr;
+
+use hashbrown::HashSet;
+use proxy::{Protocol, ServiceAddress, Shares};
+
+use super::budget::Budget;
+use super::make::makes;
+use super::situation::{GUARDS, SHARE, Situation, are_rules_under_way, gone, is_left, left, share};
+use crate::masquerading;
+use crate::plan::{Op, Plan};
+use crate::sets::{Member, Set};
+use crate::tables::{Tables, sorted};
+
+/// Destinations and virtual servers that go, the last ones first: what returns soon is then found
+/// first in the kernel's trash (see `order` of the writes).
+pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
+    let mut ops = Vec::new();
+    let mut removed_servers = Vec::new();
+    // Of one of which an answer was lost it is not known who still gets anything.
+    let due = tables.servers.due(of.now);
+    let due = due.filter(|key| !tables.uncertain.contains(*key));
+    let due = due.filter(|key| tables.servers.actual(key).is_some());
+    let mut shares = Shares::new(SHARE);
+    let due = sorted(due).into_iter().rev();
+    let mut due: Vec<_> = due
+        .map(|key| (share(&mut shares, tables, &key), key))
+        .collect();
+    due.sort_by_key(|(share, _)| *share);
+    for (_, key) in due {
+        let Some(actual) = tables.servers.actual(&key) else {
+            continue;
+        };
+        let address = key.address().map(|at| at.address);
+        match tables.servers.wanted(&key) {
+            // Its address first: as long as that is local, another process of the node would get
+            // its clients.
+            None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
+            // It may be wanted there again as soon as that is read.
+            None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
+            None => removed_servers.push(Op::RemoveServer(key)),
+            // What comes is made first.
+            Some(_) if makes(tables, &key) => {}
+            Some(wanted) => {
+                let before = ops.len();
+                for target in gone(actual, wanted) {
+                    ops.push(Op::RemoveDestination(key, target));
+                    if budget.is_used_up(ops.len() - before) {
+                        break;
+                    }
+                }
+            }
+        }
+        if budget.is_used_up(ops.len() + removed_servers.len()) {
+            break;
+        }
+    }
+    ops.extend(removed_servers);
+    Plan { ops }
+}
+
+/// Whether an address is on the link, in whichever form, and is still to be taken off.
+fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
+    let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
+    bound.wanted(address).is_none()
+        && ((bound.actual(address).is_some() && !bound.is_failing(address))
+            || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
+}
+
+/// Set members that go.
+pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
+    // What filters and masquerades stays until nothing is served there, and nothing can arrive.
+    let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
+    if tables.servers.due(of.now).any(|key| is_left(tables, key))
+        || tables.addresses.due(of.now).any(is_unwanted_address)
+    {
+        return Plan::default();
+    }
+    // Virtual servers that could not be removed yet, by their ports.
+    let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
+    // Of those that nothing else names (a member was refused): the set of addresses also rejects,
+    // which an address that has become the node's own is not to meet for longer than needed.
+    let unnamed = left(tables).filter(|at| !is_named(tables, *at));
+    let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
+    // Whether a member still says that one of these is ours.
+    let is_evidence = |set: Set, member: &Member| match (set, *member) {
+        (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
+        (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
+        (Set::IpvsIps, Member::Address(address)) => unnamed.contains(&address),
+        (set, Member::AddressPort(address, protocol, port)) if set.marks_ownership() => {
+            let at = ServiceAddress::new(address, port, protocol);
+            is_left(tables, &at.into())
+        }
+        _ => false,
+    };
+    let still_served = OnceCell::new();
+    let may_loop_back = |member: &Member| {
+        let target = member.looped_back();
+        let still_served = || still_served.get_or_init(|| masquerading::still_served(tables));
+        target.is_some_and(|target| still_served().contains(&target))
+    };
+    let mut ops = Vec::new();
+    for (set, table) in tables.all_members() {
+        let removed = sorted(table.due(of.now)).into_iter().filter(|member| {
+            table.wanted(member).is_none()
+                && !is_evidence(set, member)
+                && !may_loop_back(member)
+                && !is_taken_over(tables, set, member, of)
+        });
+        let left = budget.left(ops.len());
+        ops.extend(
+            removed
+                .take(left)
+                .map(|member| Op::RemoveMember(set, member)),
+        );
+    }
+    Plan { ops }
+}
+
+/// Reports whether a virtual server goes on to be served by another set, which does not name it yet,
+/// or by another set or range of sources, which no rule asks yet: without both, it would be rejected, or
+/// its clients dropped.
+fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
+    // The firewall serves nobody: without its ranges, it would drop all clients.
+    if set == Set::LoadBalancerFirewall {
+        return false;
+    }
+    let Some(at) = set.service_address(member) else {
+        return false;
+    };
+    if tables.servers.wanted(&at.into()).is_none() {
+        return false;
+    }
+    let by_address = Member::from(at);
+    let wants = |set: Set| tables.members(set).wanted(&by_address).is_some();
+    let comes = |other: Set| {
+        let is_there = tables.members(other).actual(&by_address).is_some();
+        other != set && wants(other) && !is_there
+    };
+    if *member == by_address && Set::all().any(comes) {
+        return true;
+    }
+    if !of.are_rules_pending {
+        return false;
+    }
+    let mut uncovered = of.cover.uncovered.iter();
+    if GUARDS.contains(&set) {
+        // Where rules are refused, a range that was taken back is not admitted for that.
+        return are_rules_under_way(tables, of)
+            && wants(Set::LoadBalancerFirewall)
+            && uncovered.any(|of| GUARDS.contains(of));
+    }
+    uncovered.any(|of| *of != set && wants(*of))
+}
+
+/// Whether a set says by address and port that a virtual server is ours.
+fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
+    let member = Member::from(at);
+    let mut sets = Set::all().filter(|set| set.marks_ownership());
+    sets.any(|set| tables.members(set).actual(&member).is_some())
+}
