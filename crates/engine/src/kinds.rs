@@ -59,16 +59,11 @@ pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
     all.iter().position(|of| of == one).unwrap_or_default()
 }
 
-/// Declares the [`Kinds`] of a mode with its lanes and parts: each part with the lane that reads it,
-/// and its name in an operator's words.
+/// Declares the [`Kinds`] of a mode, by the names `Lane` and `Part` that are in scope, and the type
+/// `State` of what the engine keeps for it.
 #[macro_export]
 macro_rules! kinds {
-    (
-        $(#[$about:meta])*
-        $kinds:ident { config: $config:ty, plan: $plan:ty }
-        lanes { $($(#[$about_lane:meta])* $lane:ident,)+ }
-        parts { $($(#[$about_part:meta])* $part:ident on $reader:ident: $name:literal,)+ }
-    ) => {
+    ($(#[$about:meta])* $kinds:ident { config: $config:ty, plan: $plan:ty }) => {
         $(#[$about])*
         pub enum $kinds {}
 
@@ -81,7 +76,17 @@ macro_rules! kinds {
 
         /// State that the engine keeps for this mode.
         pub(crate) type State = $crate::State<$kinds>;
+    };
+}
 
+/// Declares the lanes and parts of a mode: each part with the lane that reads it, and its name in an
+/// operator's words.
+#[macro_export]
+macro_rules! parts {
+    (
+        lanes { $($(#[$about_lane:meta])* $lane:ident,)+ }
+        parts { $($(#[$about_part:meta])* $part:ident on $reader:ident: $name:literal,)+ }
+    ) => {
         /// A kernel thread of one IP family.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Lane { $($(#[$about_lane])* $lane,)+ }

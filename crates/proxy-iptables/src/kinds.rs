@@ -6,6 +6,9 @@ use crate::plan::Plan;
 engine::kinds! {
     /// The kinds of things of the iptables mode.
     IptablesKinds { config: Config, plan: Plan }
+}
+
+engine::parts! {
     lanes {
         /// It writes rules, and reads them between.
         Rules,

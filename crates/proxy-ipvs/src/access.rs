@@ -6,7 +6,7 @@ use proxy::Unreadable;
 use crate::config::Config;
 use crate::exchange::{Answer, Dump, Found, Query, Written};
 use crate::kernel::Kernel;
-use crate::kinds::{Lane, Part};
+use crate::part::{Lane, Part};
 use crate::plan::Plan;
 use crate::planner::Budget;
 use crate::proxier::Ipvs;

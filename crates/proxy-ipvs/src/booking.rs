@@ -14,7 +14,7 @@ use reconcile::Table;
 use smallvec::SmallVec;
 
 use crate::draft::Draft;
-use crate::kinds::Part;
+use crate::part::Part;
 use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;

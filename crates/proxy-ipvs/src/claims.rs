@@ -123,7 +123,8 @@ impl Claims {
         tables: &mut Tables,
     ) {
         let owners = fragments.iter().map(|fragment| fragment.owner.clone());
-        self.release_others(service, owners.collect(), tables);
+        let owners: SmallVec<[Arc<Owner>; 1]> = owners.collect();
+        self.release_others(service, &owners, tables);
         for fragment in fragments {
             self.claim(fragment, tables);
         }
@@ -152,16 +153,16 @@ impl Claims {
     pub(crate) fn release_others(
         &mut self,
         service: &NamespacedName,
-        owners: SmallVec<[Arc<Owner>; 1]>,
+        owners: &[Arc<Owner>],
         tables: &mut Tables,
     ) {
         let before = if owners.is_empty() {
             self.owners.remove(service)
         } else {
-            self.owners.insert(service.clone(), owners.clone())
+            self.owners.insert(service.clone(), owners.into())
         };
         let before = before.map_or_else(Vec::new, SmallVec::into_vec);
-        for gone in released(before, &owners, |owner| owner) {
+        for gone in released(before, owners, |owner| owner) {
             self.claim(Fragment::of_nothing(gone), tables);
         }
     }

@@ -26,7 +26,8 @@ use proxy::Unreadable;
 
 use crate::exchange::Dump;
 use crate::kernel::Glance;
-use crate::kinds::{Part, State};
+use crate::kinds::State;
+use crate::part::Part;
 use crate::plan::{Op, Outcome, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;

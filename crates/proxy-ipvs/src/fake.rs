@@ -18,7 +18,7 @@ pub use table::NativeTable;
 
 use crate::config::ShimStyle;
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
-use crate::kinds::Part;
+use crate::part::Part;
 use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};

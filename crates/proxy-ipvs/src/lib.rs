@@ -35,6 +35,7 @@ mod native;
 mod netlink;
 mod observe;
 mod pace;
+mod part;
 mod pieces;
 mod plan;
 mod planner;
@@ -53,12 +54,13 @@ pub use compile::{Fragment, NodePortAddresses, compile};
 pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
-pub use kinds::{IpvsKinds, Lane, Part};
+pub use kinds::IpvsKinds;
 pub use leftovers::{Leftovers, Place, beside_the_shim};
 pub use netlink::{
     Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, SetInTheWay, check_ipset,
     check_nftables, foresee_scheduler, prepare, probe, probe_nftables, probe_scheduler,
 };
+pub use part::{Lane, Part};
 pub use plan::{Fault, Op, Outcome, Plan};
 pub use proxier::{Ipvs, Lanes, Proxier};
 pub use rules::{Rules, Table};

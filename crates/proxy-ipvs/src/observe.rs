@@ -11,7 +11,8 @@ use proxy::{Model, NamespacedName, Protocol, Service};
 
 use crate::drift::{tell_address, tell_member, tell_server};
 use crate::kernel::{FoundAddresses, FoundRules, FoundSets};
-use crate::kinds::{Part, State};
+use crate::kinds::State;
+use crate::part::Part;
 use crate::proxier::Ipvs;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;

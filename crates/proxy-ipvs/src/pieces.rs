@@ -99,7 +99,7 @@ impl Ipvs {
         if piece.ports < all.len() {
             self.pieces.0.push_front(piece);
         } else {
-            claims.release_others(&piece.service, piece.owners.into(), tables);
+            claims.release_others(&piece.service, &piece.owners, tables);
             state.news.review();
         }
         self.compute(state, model, &[])

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use engine::Part as _;
 use proxy::{IpFamily, Subject, Target};
 
-use crate::kinds::{Lane, Part};
 use crate::leftovers::{Leftovers, Place};
 use crate::native::TABLE;
+use crate::part::{Lane, Part};
 use crate::rules::Rules;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};

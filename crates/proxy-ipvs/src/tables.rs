@@ -14,8 +14,8 @@ use proxy::Owner;
 use reconcile::{Removals, Rows, Table};
 
 use crate::foreign::Foreign;
-use crate::kinds::Part;
 use crate::leftovers::{Leftovers, Place};
+use crate::part::Part;
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};

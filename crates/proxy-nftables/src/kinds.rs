@@ -6,6 +6,9 @@ use crate::plan::Plan;
 engine::kinds! {
     /// The kinds of things of the nftables mode.
     NftablesKinds { config: Config, plan: Plan }
+}
+
+engine::parts! {
     lanes {
         /// It writes the table, and reads it between.
         Table,

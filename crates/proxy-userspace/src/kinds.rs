@@ -6,6 +6,9 @@ use crate::plan::Plan;
 engine::kinds! {
     /// The kinds of things of the userspace mode.
     UserspaceKinds { config: Config, plan: Plan }
+}
+
+engine::parts! {
     lanes {
         /// It opens and closes listening ports, and looks at addresses.
         Sockets,

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 
 use hashbrown::HashSet;
 
-use crate::model::ServiceView;
 use crate::names::IpFamily;
+use crate::view::ServiceView;
 
 /// What one Service's health-check node port says in one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

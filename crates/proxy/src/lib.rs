@@ -12,6 +12,7 @@
 //! into the kernel entries it wants.
 
 mod admission;
+mod changes;
 pub mod contested;
 mod detect;
 mod entry;
@@ -31,9 +32,11 @@ mod service_cidrs;
 mod shares;
 mod stale_flows;
 mod topology;
+mod view;
 mod writes;
 
 pub use admission::{AddressField, AddressRules, Refusal, RefusedAddress};
+pub use changes::{Changes, FamilySet, Left, Trigger, Vanished};
 pub use detect::LocalDetector;
 pub use entry::EntryChange;
 pub use event::{Event, Kind};
@@ -43,7 +46,7 @@ pub use mode::{
     Conflict, Draining, Drains, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport,
     Notice, Report, Standing, Unreadable,
 };
-pub use model::{Changes, ExternalIps, FamilySet, Model, ServiceView, Trigger, Vanished};
+pub use model::{ExternalIps, Model};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 pub use node::{NodeFacts, NodePortAddresses, NodePorts, Selection, is_outside};
 pub use object::{
@@ -52,9 +55,10 @@ pub use object::{
 };
 pub use options::{OptionRow, Scheduler, ServiceOptions, UnavailableOption, WrongOption};
 pub use owner::{Owner, Rank};
-pub use pieces::{Left, Pieces};
+pub use pieces::Pieces;
 pub use released::released;
 pub use shares::{Share, Shares};
 pub use stale_flows::{Frontend, StaleOf, UdpService, UdpServices};
 pub use topology::{Backends, Endpoints, Judged, Reason, Target};
+pub use view::ServiceView;
 pub use writes::{Fate, Subject, Writes};

@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 
-use crate::model::{Changes, Model};
+use crate::changes::Changes;
+use crate::model::Model;
 use crate::names::{IpFamily, NamespacedName, Protocol, ServicePortName};
 use crate::node::NodePorts;
 use crate::object::ServiceAddress;

@@ -13,14 +13,14 @@
 //! one piece.
 
 use std::mem;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::model::{Changes, Model, ServiceView};
+use crate::changes::{Changes, Place, frontends, places};
+use crate::model::Model;
 use crate::names::NamespacedName;
-use crate::object::Service;
+use crate::view::ServiceView;
 
 /// The [work](ServiceView::work) that a namespace has in one piece: milliseconds for the daemon.
 pub const SHARE: usize = 16_384;
@@ -28,71 +28,6 @@ pub const SHARE: usize = 16_384;
 /// The longest that a piece of what is above the shares waits for the one before to be written.
 /// Some of that may never be: it is refused, or waits for somebody else.
 const PATIENCE: Duration = Duration::from_millis(500);
-
-/// A place that one Service can leave to another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Place {
-    Address(IpAddr),
-    NodePort(u16),
-}
-
-/// All places of a Service.
-fn places(service: &Service) -> impl Iterator<Item = Place> + use<'_> {
-    let addresses = [
-        &service.cluster_ips[..],
-        &service.ingress_ips,
-        &service.external_ips,
-    ];
-    let addresses = addresses.into_iter().flatten().copied();
-    let node_ports = service.ports.iter().filter_map(|port| port.node_port);
-    let addresses = addresses.map(Place::Address);
-    addresses.chain(node_ports.map(Place::NodePort))
-}
-
-/// What changed Services had, of which they may have less now.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Left {
-    places: HashSet<Place>,
-    work: usize,
-}
-
-impl Left {
-    /// All that a Service has; `None` if another one has no less.
-    pub(crate) fn of(service: &Service, by: Option<&Service>) -> Option<Self> {
-        let has_all = |by: &Service| {
-            by.ports == service.ports
-                && by.yielded == service.yielded
-                && by.cluster_ips == service.cluster_ips
-                && by.ingress_ips == service.ingress_ips
-                && by.external_ips == service.external_ips
-        };
-        (!by.is_some_and(has_all)).then(|| Self {
-            places: places(service).collect(),
-            work: frontends(service),
-        })
-    }
-
-    /// Adds what was left before.
-    pub(crate) fn extend(&mut self, other: Self) {
-        self.places.extend(other.places);
-        self.work = self.work.max(other.work);
-    }
-
-    fn has_one_of(&self, places: &HashSet<Place>) -> bool {
-        let (few, many) = if self.places.len() < places.len() {
-            (&self.places, places)
-        } else {
-            (places, &self.places)
-        };
-        few.iter().any(|place| many.contains(place))
-    }
-}
-
-/// The addresses × ports of a Service. All of the node's addresses count as one.
-fn frontends(service: &Service) -> usize {
-    let addresses = service.cluster_ips.len() + service.ingress_ips.len();
-    (addresses + service.external_ips.len() + 1) * service.ports.len()
-}
 
 impl ServiceView<'_> {
     /// Returns the work that it is to compute the Service: its addresses × ports × endpoints.
@@ -292,10 +227,12 @@ fn take_out(waiting: &mut Changes, services: HashSet<NamespacedName>) -> Changes
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
     use crate::event::Event;
     use crate::names::{IpFamily, Protocol};
-    use crate::object::{Endpoint, EndpointPort, EndpointSlice, Placement, ServicePort};
+    use crate::object::{Endpoint, EndpointPort, EndpointSlice, Placement, Service, ServicePort};
 
     fn name(text: &str) -> NamespacedName {
         let (namespace, name) = text.split_once('/').unwrap();

@@ -30,10 +30,10 @@ use std::net::{IpAddr, SocketAddr};
 use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
-use crate::model::ServiceView;
 use crate::names::{IpFamily, NamespacedName, Protocol};
 use crate::node::NodePorts;
 use crate::object::ServiceAddress;
+use crate::view::ServiceView;
 
 /// Destination of the packets of a Service's clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

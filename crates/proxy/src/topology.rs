@@ -10,10 +10,10 @@ use std::net::IpAddr;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::model::ServiceView;
 use crate::names::{IpFamily, Protocol};
 use crate::node::NodeFacts;
 use crate::object::{EndpointSlice, EndpointView, Service, ServicePort};
+use crate::view::ServiceView;
 
 /// Address and port of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -8,7 +8,8 @@ use hashbrown::HashSet;
 use ipnet::IpNet;
 
 use crate::kernel::{Evidence, FoundAddresses, FoundSets};
-use crate::kinds::{Part, State};
+use crate::kinds::State;
+use crate::part::Part;
 use crate::plan::Op;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use hashbrown::HashSet;
 
 use super::situation::{Situation, rank};
-use crate::kinds::Part;
+use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};

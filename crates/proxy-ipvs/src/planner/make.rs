@@ -7,7 +7,7 @@ use proxy::{Rank, Share, Shares};
 
 use super::budget::Budget;
 use super::situation::{GUARDS, SHARE, Situation, are_rules_under_way, gone, rank, share};
-use crate::kinds::Part;
+use crate::part::Part;
 use crate::masquerading::{self, Changing, EXEMPT};
 use crate::plan::{Op, Plan};
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::situation::{Situation, left};
-use crate::kinds::Part;
+use crate::part::Part;
 use crate::leftovers::Place;
 use crate::plan::{Op, Plan};
 use crate::sets::Set;

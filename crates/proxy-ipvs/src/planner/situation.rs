@@ -8,7 +8,8 @@ use reconcile::Table;
 
 use crate::claims::Claims;
 use crate::cover::Cover;
-use crate::kinds::{Part, State};
+use crate::kinds::State;
+use crate::part::Part;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 use crate::tables::Tables;

@@ -1,0 +1,20 @@
+use std::sync::mpsc;
+use std::thread;
+
+use super::*;
+
+#[test]
+fn a_look_at_one_table_does_not_wait_for_who_reads_all() {
+    let iptables = Iptables {
+        backend: Backend::Legacy,
+        infix: "-legacy",
+        is_modern: true,
+        readings: Arc::default(),
+        why: Why::Alone,
+    };
+    let looker = iptables.clone();
+    let _reading = iptables.readings.of(Backend::Legacy, IpFamily::V4).lock();
+    let (say, told) = mpsc::channel();
+    thread::spawn(move || say.send(looker.kept(IpFamily::V4)));
+    assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(None));
+}

@@ -1,0 +1,76 @@
+//! Values that are held once, and what is kept of a placement.
+
+use std::hash::Hash;
+use std::sync::Arc;
+
+use hashbrown::HashSet;
+
+use crate::object::Placement;
+
+/// So many shared values are not worth a look at which of them are in use.
+pub(super) const FEW_SHARED: usize = 64;
+
+/// Stands for all other nodes in hints; no node is called so.
+pub(super) const ELSEWHERE: &str = "";
+
+/// Equal values that are held once.
+#[derive(Debug)]
+pub(super) struct Shared<T: ?Sized> {
+    pub(super) known: HashSet<Arc<T>>,
+    /// How many were in use when the others were last dropped.
+    used: usize,
+}
+
+impl<T: ?Sized> Default for Shared<T> {
+    fn default() -> Self {
+        Self {
+            known: HashSet::new(),
+            used: 0,
+        }
+    }
+}
+
+impl<T: Eq + Hash + ?Sized> Shared<T> {
+    /// The one that is equal. Drops those that nobody uses, each time their number has doubled:
+    /// amortised O(1).
+    pub(super) fn one(&mut self, value: &Arc<T>) -> Arc<T> {
+        if self.known.len() > 2 * self.used + FEW_SHARED {
+            self.known.retain(|known| Arc::strong_count(known) > 1);
+            self.used = self.known.len();
+        }
+        Arc::clone(self.known.get_or_insert_with(value, Arc::clone))
+    }
+}
+
+/// Whether nothing is to be kept of a placement: it is on another node, and meant for all. Nearly
+/// all are.
+pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
+    let Placement {
+        node: Some(node),
+        for_nodes,
+        for_zones,
+    } = placement
+    else {
+        return false;
+    };
+    own_node.is_some_and(|own| **node != *own) && for_nodes.is_empty() && for_zones.is_empty()
+}
+
+/// What is kept of a placement on the node of this name.
+pub(super) fn seen(placement: &Arc<Placement>, own_node: Option<&str>) -> Arc<Placement> {
+    let Some(own) = own_node else {
+        return Arc::clone(placement);
+    };
+    let is_elsewhere = placement.node.as_deref().is_some_and(|node| node != own);
+    let names_others = placement.for_nodes.iter().any(|node| **node != *own);
+    if !is_elsewhere && !names_others {
+        return Arc::clone(placement);
+    }
+    let mut seen = Placement::clone(placement);
+    seen.node = seen.node.filter(|_| !is_elsewhere);
+    if names_others {
+        let is_for_own = seen.for_nodes.iter().any(|node| **node == *own);
+        seen.for_nodes = [if is_for_own { own } else { ELSEWHERE }.into()].into();
+    }
+    Arc::new(seen)
+}
