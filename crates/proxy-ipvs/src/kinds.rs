@@ -1,7 +1,7 @@
 //! Types that the [`engine`] is told of for this mode.
 
 use crate::config::Config;
-use crate::part::{Lane, Part};
+pub(crate) use crate::part::{Lane, Part};
 use crate::plan::Plan;
 
 engine::kinds! {

@@ -7,8 +7,8 @@ use proxy::{Rank, Share, Shares};
 
 use super::budget::Budget;
 use super::situation::{GUARDS, SHARE, Situation, are_rules_under_way, gone, rank, share};
-use crate::part::Part;
 use crate::masquerading::{self, Changing, EXEMPT};
+use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set, SetKind};

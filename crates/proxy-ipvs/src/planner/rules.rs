@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::situation::{Situation, left};
-use crate::part::Part;
 use crate::leftovers::Place;
+use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::sets::Set;
 use crate::tables::{Tables, sorted};

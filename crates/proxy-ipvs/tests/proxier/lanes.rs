@@ -287,7 +287,10 @@ fn beside_a_wide_one(ports: u16) -> (World, Service) {
     let mut endpoints = slice("tenant/wide", &pods);
     let mut wide = service("tenant/wide", "10.96.0.9", 80);
     wide.external_ips = (1..=19).map(|n| ip(&format!("198.51.100.{n}"))).collect();
-    let (port, target) = (wide.ports[0].clone(), endpoints.ports[0].clone());
+    let (port, target) = (
+        wide.ports.first().unwrap().clone(),
+        endpoints.ports.first().unwrap().clone(),
+    );
     wide.ports.clear();
     endpoints.ports.clear();
     for number in 1..=ports {
