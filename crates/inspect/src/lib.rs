@@ -105,6 +105,8 @@ pub struct About {
     pub kubernetes: String,
     /// The modes of this build.
     pub modes: Footprints,
+    /// Returns why IPVS cannot schedule by this name here; `None` if nothing speaks against it.
+    pub missing_scheduler: fn(&str) -> Option<String>,
     /// Gives free memory back to the system, by blocking.
     pub trim: fn(),
 }

@@ -14,6 +14,9 @@ use proxy::IpFamily;
 use rustix::process::{Resource, getrlimit};
 use view::{Feature, Limit, OFF};
 
+/// Returns why IPVS cannot schedule by a name.
+type MissingScheduler = fn(&str) -> Option<String>;
+
 /// Where the kernel's files are.
 const ROOT: &str = "/";
 
@@ -96,8 +99,13 @@ fn number(file: &Path) -> Option<u64> {
 }
 
 /// What the mode uses, found or missing.
-pub(super) fn features(uses: &Uses) -> Vec<Feature> {
-    let mut features: Vec<Feature> = uses.parts.iter().flat_map(of_part).collect();
+pub(super) fn features(uses: &Uses, missing_scheduler: MissingScheduler) -> Vec<Feature> {
+    let mut features: Vec<Feature> = {
+        let parts = uses.parts.iter();
+        parts
+            .flat_map(|part| of_part(part, missing_scheduler))
+            .collect()
+    };
     features.push(tracking(Path::new(CONNTRACK)));
     features.extend(flow_counters(Path::new(CONNTRACK)));
     for family in IpFamily::ALL {
@@ -119,13 +127,13 @@ fn feature(name: &str, found: Result<String, String>) -> Feature {
     }
 }
 
-fn of_part(part: &Part) -> Vec<Feature> {
+fn of_part(part: &Part, missing_scheduler: MissingScheduler) -> Vec<Feature> {
     match part {
         Part::Ipvs { scheduler } => vec![
             feature("IPVS", ipvs()),
             feature(
                 &format!("scheduler {scheduler}"),
-                proxy_ipvs::foresee_scheduler(scheduler).map_or(Ok(String::new()), Err),
+                missing_scheduler(scheduler).map_or(Ok(String::new()), Err),
             ),
         ],
         Part::Ipset => {

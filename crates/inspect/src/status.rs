@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant, SystemTime};
 
-use footprint::Footprints;
 use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Standing};
 use service_counters::{At, Counters, Which};
@@ -81,22 +80,17 @@ impl Outer {
         if let Some(facts) = facts {
             let drains = facts.families.iter().flat_map(|of| &of.drains.first);
             let drains: Vec<proxy::Draining> = drains.copied().collect();
-            add(&mut status, facts, &self.updated, self.about.modes);
+            status.limits = limits(&facts.uses.parts, self.about.modes);
+            status.features = features(&facts.uses, self.about.missing_scheduler);
+            add(&mut status, facts, &self.updated);
             add_connections(&mut status, &drains, &self.counters);
         }
         status
     }
 }
 
-fn add(
-    status: &mut Status,
-    facts: Facts,
-    updated: &BTreeMap<IpFamily, Instant>,
-    modes: Footprints,
-) {
+fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>) {
     facts.mode.clone_into(&mut status.mode);
-    status.limits = limits(&facts.uses.parts, modes);
-    status.features = features(&facts.uses);
     let switched_off = switched_off(&facts.uses.parts).into_iter();
     status
         .errors

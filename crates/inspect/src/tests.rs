@@ -30,6 +30,7 @@ fn starting() -> (Arc<Inspect>, mpsc::Receiver<Question>) {
         version: "0.1.0",
         kubernetes: "v1.37.0".to_owned(),
         modes: &[],
+        missing_scheduler: |_| None,
         trim: || {},
     };
     Inspect::new(about, Arc::new(Starting), &Apart::default())

@@ -61,6 +61,7 @@ impl Observed {
             version: OWN_VERSION,
             kubernetes: KUBERNETES.git_version(),
             modes: footprints::ALL,
+            missing_scheduler: proxy_ipvs::foresee_scheduler,
             trim: memory::trim,
         };
         let counters = Apart::default();

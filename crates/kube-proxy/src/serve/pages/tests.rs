@@ -32,6 +32,7 @@ fn server_with(flags: &[&str]) -> Server {
         version: "",
         kubernetes: String::new(),
         modes: &[],
+        missing_scheduler: |_| None,
         trim: || {},
     };
     let (inspect, _) = Inspect::new(about, status, &Apart::default());
