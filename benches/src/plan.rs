@@ -270,7 +270,7 @@ impl Plan<'_> {
             }
             return points;
         }
-        for axis in Axis::ALL.into_iter().filter(|axis| is_whole(*axis)) {
+        for axis in Axis::all().filter(|axis| is_whole(*axis)) {
             for size in self.sizes(axis) {
                 add(axis, size, often(axis), true);
             }
@@ -528,7 +528,7 @@ mod tests {
         let subjects = subjects();
         let cells = plan(&[], &[], &subjects).cells();
         let axes: BTreeSet<Axis> = cells.iter().map(|cell| cell.axis).collect();
-        assert_eq!(axes.len(), Axis::ALL.len());
+        assert_eq!(axes.len(), Axis::all().count());
         let direct = |cell: &&Cell| cell.axis == Axis::First && cell.subject.name == "direct";
         assert_eq!(
             cells.iter().filter(direct).count(),

@@ -10,10 +10,13 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 /// What is asked of a subject.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Axis {
     /// From exec to the whole state in an empty kernel.
@@ -54,58 +57,21 @@ pub(crate) enum Axis {
 }
 
 impl Axis {
-    pub(crate) const ALL: [Self; 17] = [
-        Self::Cold,
-        Self::Loaded,
-        Self::Restart,
-        Self::Add,
-        Self::Change,
-        Self::Rolling,
-        Self::Delete,
-        Self::Idle,
-        Self::Memory,
-        Self::Big,
-        Self::Api,
-        Self::First,
-        Self::Connect,
-        Self::Keptalive,
-        Self::Udp,
-        Self::Throughput,
-        Self::Anatomy,
-    ];
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        Self::value_variants().iter().copied()
+    }
 
     /// Whether packets are measured, not writes.
     pub(crate) fn is_data_plane(self) -> bool {
         self >= Self::First
     }
-
-    /// The word on the command line and in the report.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Cold => "cold",
-            Self::Loaded => "loaded",
-            Self::Restart => "restart",
-            Self::Add => "add",
-            Self::Change => "change",
-            Self::Rolling => "rolling",
-            Self::Delete => "delete",
-            Self::Idle => "idle",
-            Self::Memory => "memory",
-            Self::Big => "big",
-            Self::Api => "api",
-            Self::First => "first",
-            Self::Connect => "connect",
-            Self::Keptalive => "keptalive",
-            Self::Udp => "udp",
-            Self::Throughput => "throughput",
-            Self::Anatomy => "anatomy",
-        }
-    }
 }
 
+/// The word on the command line and in the report.
 impl fmt::Display for Axis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        let name = self.to_possible_value();
+        f.pad(name.as_ref().map_or("", |name| name.get_name()))
     }
 }
 
@@ -113,11 +79,10 @@ impl FromStr for Axis {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let known = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL
-            .into_iter()
-            .find(|axis| axis.name() == name)
-            .ok_or_else(|| format!("no axis `{name}`: there are {}", known()))
+        <Self as ValueEnum>::from_str(name, false).map_err(|_| {
+            let known: Vec<String> = Self::all().map(|axis| axis.to_string()).collect();
+            format!("no axis `{name}`: there are {}", known.join(", "))
+        })
     }
 }
 

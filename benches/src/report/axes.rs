@@ -47,7 +47,7 @@ pub(super) static SHOWN: LazyLock<Vec<Metric>> = LazyLock::new(|| {
         let rows = section(axis).1.lines();
         rows.filter_map(move |row| Some(metric(axis, row.strip_prefix("- ")?)))
     };
-    Axis::ALL.into_iter().flat_map(of_axis).collect()
+    Axis::all().flat_map(of_axis).collect()
 });
 
 /// The figures of the main table.

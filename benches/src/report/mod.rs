@@ -70,7 +70,7 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
             "### Where ours is not ahead\n\nThe first figure of each axis, at all sizes. {BESIDE}{beside}"
         );
     }
-    for axis in Axis::ALL {
+    for axis in Axis::all() {
         let metrics: Vec<&Metric> = SHOWN.iter().filter(|one| one.axis == axis).collect();
         if subjects(report, axis).is_empty() {
             continue;
@@ -334,7 +334,7 @@ fn main_figures(report: &Report) -> Vec<Figure> {
 fn first_figures(report: &Report) -> Vec<Figure> {
     let first = |axis| SHOWN.iter().find(|one| one.axis == axis);
     let mut figures = Vec::new();
-    for metric in Axis::ALL.into_iter().filter_map(first) {
+    for metric in Axis::all().filter_map(first) {
         let sizes = sizes(report, metric.axis).into_iter();
         figures.extend(sizes.map(|size| Figure {
             title: format!("{}, {}", axes::title(metric.axis), metric.title),
@@ -523,7 +523,7 @@ fn parts(report: &Report, axis: Axis) -> String {
 fn counted(report: &Report) -> String {
     let number = |value: u64| count(u32::try_from(value).unwrap_or(u32::MAX));
     let mut rows = Vec::new();
-    for axis in Axis::ALL {
+    for axis in Axis::all() {
         for one in report
             .measurements
             .iter()

@@ -34,37 +34,31 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    /// All of them.
-    const ALL: [Self; 10] = [
-        Self::Seconds,
-        Self::Milliseconds,
-        Self::Nanoseconds,
-        Self::Megabytes,
-        Self::PerSecond,
-        Self::GigabitsPerSecond,
-        Self::PerMinute,
-        Self::MillisecondsPerMinute,
-        Self::Count,
-        Self::Share,
+    const NAMES: [(Self, &'static str); 10] = [
+        (Self::Seconds, "s"),
+        (Self::Milliseconds, "ms"),
+        (Self::Nanoseconds, "ns"),
+        (Self::Megabytes, "MB"),
+        (Self::PerSecond, "per s"),
+        (Self::GigabitsPerSecond, "Gbit/s"),
+        (Self::PerMinute, "per min"),
+        (Self::MillisecondsPerMinute, "ms per min"),
+        (Self::Count, "number"),
+        (Self::Share, "share"),
     ];
 
     pub(super) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|unit| unit.name() == name)
+        let mut names = Self::NAMES.iter();
+        names
+            .find(|(_, known)| *known == name)
+            .map(|(unit, _)| *unit)
     }
 
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Seconds => "s",
-            Self::Milliseconds => "ms",
-            Self::Nanoseconds => "ns",
-            Self::Megabytes => "MB",
-            Self::PerSecond => "per s",
-            Self::GigabitsPerSecond => "Gbit/s",
-            Self::PerMinute => "per min",
-            Self::MillisecondsPerMinute => "ms per min",
-            Self::Count => "number",
-            Self::Share => "share",
-        }
+        let mut names = Self::NAMES.iter();
+        names
+            .find(|(unit, _)| *unit == self)
+            .map_or("", |(_, name)| name)
     }
 
     /// Whether more is better.

@@ -85,7 +85,7 @@ impl Case {
             .with_context(|| format!("{} has no objects.yaml", folder.display()))?;
         let flags = flags(&text("flags")?.unwrap_or_default());
         let mut expected = Dumps::new();
-        for table in Table::ALL {
+        for table in Table::all() {
             if let Some(text) = text(table.file())? {
                 expected.insert(table, text);
             }

@@ -53,35 +53,31 @@ impl Table {
     /// Those of the nftables mode, and all that is compared after each phase.
     pub(crate) const NFT: [Self; 3] = [Self::NftIp, Self::NftIp6, Self::NftOthers];
 
-    pub(crate) const ALL: [Self; 11] = [
-        Self::NftIp,
-        Self::NftIp6,
-        Self::NftOthers,
-        Self::IpvsadmSave,
-        Self::IpsetSave,
-        Self::IptablesSave,
-        Self::Ip6tablesSave,
-        Self::KubeIpvs0Addresses,
-        Self::IpvsTimeouts,
-        Self::SysctlChanges,
-        Self::HealthCheckNodePort,
+    /// The files of a case that hold them.
+    const FILES: [(Self, &'static str); 11] = [
+        (Self::NftIp, "nft-ip"),
+        (Self::NftIp6, "nft-ip6"),
+        (Self::NftOthers, "nft-others"),
+        (Self::IpvsadmSave, "ipvsadm-save"),
+        (Self::IpsetSave, "ipset-save"),
+        (Self::IptablesSave, "iptables-save"),
+        (Self::Ip6tablesSave, "ip6tables-save"),
+        (Self::KubeIpvs0Addresses, "kube-ipvs0-addresses"),
+        (Self::IpvsTimeouts, "ipvs-timeouts"),
+        (Self::SysctlChanges, "sysctl-changes"),
+        (Self::HealthCheckNodePort, "health-check-node-port"),
     ];
+
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        Self::FILES.iter().map(|(table, _)| *table)
+    }
 
     /// The file of a case that holds it.
     pub(crate) fn file(self) -> &'static str {
-        match self {
-            Self::NftIp => "nft-ip",
-            Self::NftIp6 => "nft-ip6",
-            Self::NftOthers => "nft-others",
-            Self::IpvsadmSave => "ipvsadm-save",
-            Self::IpsetSave => "ipset-save",
-            Self::IptablesSave => "iptables-save",
-            Self::Ip6tablesSave => "ip6tables-save",
-            Self::KubeIpvs0Addresses => "kube-ipvs0-addresses",
-            Self::IpvsTimeouts => "ipvs-timeouts",
-            Self::SysctlChanges => "sysctl-changes",
-            Self::HealthCheckNodePort => "health-check-node-port",
-        }
+        let mut files = Self::FILES.iter();
+        files
+            .find(|(table, _)| *table == self)
+            .map_or("", |(_, file)| file)
     }
 
     /// What of a dump matters.
@@ -295,9 +291,9 @@ mod tests {
 
     #[test]
     fn files_are_distinct_and_the_order_is_that_of_the_enum() {
-        let mut all = Table::ALL;
+        let mut all: Vec<Table> = Table::all().collect();
         all.sort();
-        assert_eq!(all, Table::ALL);
+        assert_eq!(all, Table::all().collect::<Vec<_>>());
         let files: std::collections::BTreeSet<_> = all.iter().map(|table| table.file()).collect();
         assert_eq!(files.len(), all.len());
     }

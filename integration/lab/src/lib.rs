@@ -52,8 +52,8 @@ pub use lane::{Lane, Missing};
 pub use runner::{Options, run};
 pub use rustix::process::Signal;
 pub use world::{
-    Addresses, Answer, Connection, Dial, Error, Failure, Node, Output, Place, Running, Server,
-    Transport, World,
+    Answer, Connection, Dial, Error, Failure, Node, Output, Place, Running, Server, Transport,
+    World,
 };
 
 /// Whether this process runs in the lab (`LAB=1`, which the lab's init sets).

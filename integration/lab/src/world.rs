@@ -101,70 +101,23 @@ pub enum Error {
     },
 }
 
-/// One or several addresses, each with a prefix length or not: a string (separated by commas or
-/// blanks; `""` for none), an [`IpNet`], an [`IpAddr`], or a list of such.
-pub trait Addresses {
-    /// The addresses; one without a prefix length stands alone (/32, /128).
-    fn addresses(&self) -> Result<Vec<IpNet>, Error>;
-}
-
-impl Addresses for str {
-    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
-        let parts = self
-            .split(|letter: char| letter == ',' || letter.is_whitespace())
-            .filter(|part| !part.is_empty());
-        parts
-            .map(|part| {
-                let net = part
-                    .parse::<IpNet>()
-                    .or_else(|_| part.parse::<IpAddr>().map(IpNet::from));
-                net.map_err(|error| Error::Address {
-                    text: part.to_owned(),
-                    why: error.to_string(),
-                })
+/// Reads addresses, separated by commas or blanks; one without a prefix length stands alone (/32,
+/// /128).
+fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
+    let parts = text
+        .split(|letter: char| letter == ',' || letter.is_whitespace())
+        .filter(|part| !part.is_empty());
+    parts
+        .map(|part| {
+            let net = part
+                .parse::<IpNet>()
+                .or_else(|_| part.parse::<IpAddr>().map(IpNet::from));
+            net.map_err(|error| Error::Address {
+                text: part.to_owned(),
+                why: error.to_string(),
             })
-            .collect()
-    }
-}
-
-impl Addresses for IpNet {
-    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
-        Ok(vec![*self])
-    }
-}
-
-impl Addresses for IpAddr {
-    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
-        Ok(vec![IpNet::from(*self)])
-    }
-}
-
-impl<T: Addresses> Addresses for [T] {
-    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
-        let lists = self
-            .iter()
-            .map(Addresses::addresses)
-            .collect::<Result<Vec<_>, _>>()?;
-        Ok(lists.into_iter().flatten().collect())
-    }
-}
-
-impl<T: Addresses, const N: usize> Addresses for [T; N] {
-    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
-        self.as_slice().addresses()
-    }
-}
-
-impl<T: Addresses> Addresses for Vec<T> {
-    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
-        self.as_slice().addresses()
-    }
-}
-
-impl<T: Addresses + ?Sized> Addresses for &T {
-    fn addresses(&self) -> Result<Vec<IpNet>, Error> {
-        (**self).addresses()
-    }
+        })
+        .collect()
 }
 
 /// The fabric and all that is on it. Dropped, it removes every namespace, link, server and process
@@ -222,13 +175,8 @@ impl World {
     /// the gateway of its range (`"192.167.1.1/24"`); `""` for a node without pods. It forwards,
     /// passes bridged packets through iptables, and it and the nodes before it route each other's
     /// pod ranges.
-    pub fn node(
-        &mut self,
-        name: &str,
-        addresses: impl Addresses,
-        gateways: impl Addresses,
-    ) -> Result<Node, Error> {
-        let gateways = gateways.addresses()?;
+    pub fn node(&mut self, name: &str, addresses: &str, gateways: &str) -> Result<Node, Error> {
+        let gateways = parse(gateways)?;
         let node = Node {
             place: self.host(name, addresses)?,
             gateways,
@@ -256,22 +204,17 @@ impl World {
 
     /// An outside host on the fabric: it knows the fabric's range, and else what
     /// [`route`](Self::route) tells it.
-    pub fn host(&mut self, name: &str, addresses: impl Addresses) -> Result<Place, Error> {
-        let addresses = addresses.addresses()?;
+    pub fn host(&mut self, name: &str, addresses: &str) -> Result<Place, Error> {
+        let addresses = parse(addresses)?;
         let fabric = self.fabric.clone();
         self.connect(name, addresses, &fabric, "fabric", &[])
     }
 
     /// A pod on `node` with `addresses`, each in the range of one of the node's gateways, which is
     /// its default route.
-    pub fn pod(
-        &mut self,
-        node: &Node,
-        name: &str,
-        addresses: impl Addresses,
-    ) -> Result<Place, Error> {
+    pub fn pod(&mut self, node: &Node, name: &str, addresses: &str) -> Result<Place, Error> {
         let (mut own, mut routes) = (Vec::new(), Vec::new());
-        for address in addresses.addresses()? {
+        for address in parse(addresses)? {
             let ip = address.addr();
             let gateway = node
                 .gateways
@@ -291,8 +234,8 @@ impl World {
     }
 
     /// Lets `from` send what is for `ranges` by way of `via`: its first address of the family.
-    pub fn route(&self, from: &Place, ranges: impl Addresses, via: &Place) -> Result<(), Error> {
-        let lines = ranges.addresses()?.into_iter().map(|range| {
+    pub fn route(&self, from: &Place, ranges: &str, via: &Place) -> Result<(), Error> {
+        let lines = parse(ranges)?.into_iter().map(|range| {
             let gateway = via.ip_like(&range).ok_or_else(|| Error::Address {
                 text: range.to_string(),
                 why: format!("{} has no address of its family", via.name()),
@@ -626,18 +569,10 @@ mod tests {
             "10.0.0.1/24".parse().unwrap(),
             "fd00::1/64".parse().unwrap(),
         ];
-        assert_eq!("10.0.0.1/24, fd00::1/64".addresses().unwrap(), both);
-        assert_eq!(["10.0.0.1/24", "fd00::1/64"].addresses().unwrap(), both);
-        assert_eq!(both.addresses().unwrap(), both);
-        assert_eq!(
-            "10.0.0.1".addresses().unwrap(),
-            ["10.0.0.1/32".parse().unwrap()]
-        );
-        assert_eq!("".addresses().unwrap(), []);
-        let error = "10.0.0.1/24 10.0.0.256"
-            .addresses()
-            .unwrap_err()
-            .to_string();
+        assert_eq!(parse("10.0.0.1/24, fd00::1/64").unwrap(), both);
+        assert_eq!(parse("10.0.0.1").unwrap(), ["10.0.0.1/32".parse().unwrap()]);
+        assert_eq!(parse("").unwrap(), []);
+        let error = parse("10.0.0.1/24 10.0.0.256").unwrap_err().to_string();
         assert!(error.starts_with("10.0.0.256"), "{error}");
     }
 
