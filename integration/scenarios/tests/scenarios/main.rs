@@ -11,6 +11,7 @@ mod economy;
 mod foreign;
 mod manifests;
 mod nft;
+mod options;
 mod refusals;
 mod restart;
 mod shim;
@@ -43,6 +44,7 @@ fn main() {
         addresses: node_ports_follow, node_ports_at_an_address_that_has_moved_away_go;
         drain: an_open_connection_is_served_to_its_end, udp_moves_at_once, no_question_is_lost_by_changes;
         conflicts: the_older_service_wins;
+        options: a_service_chooses_its_scheduler, an_option_that_is_not_heeded_is_told;
         wrong: wrong_objects_are_named, an_endpoint_that_the_kernel_refuses, a_set_in_the_way;
         asking: what_is_told_is_what_the_kernel_has, a_sender_with_a_services_address_is_followed, an_address_taken_from_another_node_is_named;
         top: the_terminal_is_given_back_however_it_ends;

@@ -1,0 +1,195 @@
+//! Options of Services: what they do to packets, and what is said of those that are not heeded.
+
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use lab::Transport;
+use scenarios::under_traffic;
+use scenarios::{Cluster, FIRST_TRY, Modprobe, Outcome, Service, ask, at, is_module, tally, tcp};
+use serde_json::Value;
+
+const VIP: &str = "10.96.0.10:80";
+
+/// A Service with this scheduler; the empty one is the node's.
+fn with(scheduler: &str) -> Service {
+    Service::new("web", "10.96.0.10 fd96::10")
+        .port(tcp(80, 8080).node_port(30080))
+        .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
+        .metadata(&format!(
+            "annotations: {{other.io/x: \"1\", kube-proxy-ipvs/scheduler: {scheduler:?}}}"
+        ))
+}
+
+/// Waits until all virtual servers of the Service have this scheduler, with its flags.
+fn until_scheduled(c: &Cluster, properties: &str) -> Outcome {
+    let took = c.until(properties, || {
+        let servers = c.servers()?;
+        let own = servers.iter().filter(|(at, _)| !at.contains("10.96.0.11"));
+        let own: Vec<&str> = own.map(|(_, server)| &*server.properties).collect();
+        Ok(own.len() == 4 && own.iter().all(|has| *has == properties))
+    })?;
+    println!("    {properties}: within {took:.1?}");
+    Ok(())
+}
+
+/// How many pods answer.
+fn answering(c: &Cluster, to: &str) -> anyhow::Result<usize> {
+    Ok(tally(&c.client, Transport::Tcp, at(to), 8)?.len())
+}
+
+/// The program has neither the right to load modules nor their files: the kernel has `modprobe` load
+/// them, on the host.
+fn without_modules(c: &mut Cluster) -> Outcome {
+    // Those of iptables are loaded by its programs alone.
+    c.sh("modprobe -qa ip_vs iptable_nat iptable_filter ip6table_nat ip6table_filter || true")?;
+    let script = "mount -t tmpfs none /lib/modules && exec setpriv --bounding-set=-sys_module --inh-caps=-sys_module \"$@\"";
+    c.prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
+        .map(Into::into)
+        .to_vec();
+    Ok(())
+}
+
+pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
+    let other = Service::new("other", "10.96.0.11")
+        .port(tcp(80, 8080))
+        .endpoints("10.244.1.10 10.244.2.10");
+    let module = Path::new("/sys/module/ip_vs_sh");
+    let was_loaded = module.exists();
+    without_modules(c)?;
+    let mut api = c.api_server(true)?;
+    api.apply(&with("sh"))?;
+    api.apply(&other)?;
+    api.start()?;
+    c.launch_on(&api, &["--nodeport-addresses=primary"])?;
+    c.await_first_sync()?;
+    c.until_served(&with("sh"))?;
+    until_scheduled(c, "sh")?;
+    println!(
+        "    ip_vs_sh: loaded before {was_loaded}, now {}",
+        module.exists()
+    );
+    ensure!(
+        module.exists() || !is_module("ip_vs_sh"),
+        "the kernel has loaded it"
+    );
+    // One client stays at one endpoint; at the other Service the endpoints take turns.
+    ensure!(answering(c, VIP)? == 1 && answering(c, "[fd96::10]:80")? == 1);
+    let turns = tally(&c.client, Transport::Tcp, at("10.96.0.11:80"), 8)?;
+    assert_eq!(turns.into_values().collect::<Vec<_>>(), [4, 4]);
+
+    let (client, outside) = (&c.client, &c.outside);
+    let ways = [
+        (client, VIP),
+        (client, "[fd96::10]:80"),
+        (outside, "172.35.0.100:30080"),
+    ];
+    under_traffic(&ways, 4, FIRST_TRY, || {
+        for (scheduler, properties, pods) in [
+            ("", "rr", Some(2)),
+            ("mh", "mh -b mh-port", None),
+            ("lc", "lc", None),
+            ("rr", "rr", Some(2)),
+            ("sh", "sh", Some(1)),
+        ] {
+            api.apply(&with(scheduler))?;
+            until_scheduled(c, properties)?;
+            let answering = answering(c, VIP)?;
+            ensure!(
+                pods.is_none_or(|pods| pods == answering),
+                "{scheduler}: {answering}"
+            );
+        }
+        Ok(())
+    })?;
+
+    let (code, shown) = ask(c, &["services", "default/web"])?;
+    ensure!(
+        code == 0 && shown.contains("kube-proxy-ipvs/scheduler: sh"),
+        "{code} {shown}"
+    );
+    let (_, way) = ask(c, &["explain", "default/web", "--from", "pod"])?;
+    let origin = "spec.clusterIPs; annotation kube-proxy-ipvs/scheduler";
+    ensure!(way.contains(origin), "{way}");
+
+    // A new start finds it, and writes nothing.
+    let before = c.state()?;
+    c.stop()?;
+    c.launch_on(&api, &["--nodeport-addresses=primary"])?;
+    for _family in 0..2 {
+        let line = c.await_line("first sync done")?;
+        ensure!(line.contains("written=0"), "{line}");
+    }
+    assert_eq!(c.state()?, before);
+    Ok(())
+}
+
+pub(crate) fn an_option_that_is_not_heeded_is_told(c: &mut Cluster) -> Outcome {
+    let mut api = c.api_server(true)?;
+    api.apply(&with("best"))?;
+    api.start()?;
+    c.launch_on(&api, &["--nodeport-addresses=primary"])?;
+    let line = c.await_line("cannot heed")?;
+    let parts = [
+        "default/web",
+        "kube-proxy-ipvs/scheduler",
+        "best",
+        "one of rr, wrr, lc",
+    ];
+    ensure!(parts.iter().all(|part| line.contains(part)), "{line}");
+    c.until_served(&with("best"))?;
+    until_scheduled(c, "rr")?;
+    until_told(c, &api, "one of rr, wrr, lc")?;
+
+    // It is corrected; then it names one that cannot be loaded.
+    api.apply(&with("sh"))?;
+    until_scheduled(c, "sh")?;
+    let (code, shown) = ask(c, &["services", "default/web"])?;
+    ensure!(code == 0, "{shown}");
+    if is_module("ip_vs_lblc") && !Path::new("/sys/module/ip_vs_lblc").exists() {
+        let taken_away = Modprobe::take_away()?;
+        api.apply(&with("lblc"))?;
+        let line = c.await_line("cannot heed")?;
+        ensure!(line.contains("modprobe ip_vs_lblc"), "{line}");
+        until_scheduled(c, "rr")?;
+        until_told(c, &api, "modprobe ip_vs_lblc")?;
+        c.until_answered(&c.client, VIP)?;
+        drop(taken_away);
+    }
+    // All is foreseen of a folder of manifests, too.
+    c.stop()?;
+    c.apply(&with("best"))?;
+    for (flags, why) in [
+        (&[][..], "give one of rr, wrr, lc"),
+        (
+            &["--proxy-mode=iptables"][..],
+            "means nothing in iptables mode, only in: ipvs",
+        ),
+    ] {
+        let wrong = if flags.is_empty() { "best" } else { "sh" };
+        c.apply(&with(wrong))?;
+        let foreseen = c.check(flags)?;
+        let line = foreseen.lines().find(|line| line.contains("cannot heed"));
+        let line = line.with_context(|| foreseen.clone())?;
+        ensure!(line.contains(why), "{line}");
+    }
+    Ok(())
+}
+
+/// Waits for the event on the Service, and for its error.
+fn until_told(c: &Cluster, api: &scenarios::ApiServer, why: &str) -> Outcome {
+    c.until("an event", || {
+        Ok(api.events().iter().any(|event| {
+            let has = |path, part| {
+                let text = event.pointer(path).and_then(Value::as_str);
+                text.is_some_and(|text| text.contains(part))
+            };
+            has("/reason", "OptionNotHeeded") && has("/regarding/name", "web") && has("/note", why)
+        }))
+    })?;
+    let (code, shown) = ask(c, &["services", "default/web"])?;
+    ensure!(
+        code == 1 && shown.contains("cannot heed") && shown.contains(why),
+        "{code} {shown}"
+    );
+    Ok(())
+}
