@@ -253,6 +253,10 @@ fn services_are_as_documented() {
         session_affinity_seconds: Some(1),
         source_ranges: vec![text()],
         health_check_node_port: Some(1),
+        options: vec![ServiceOption {
+            annotation: text(),
+            value: text(),
+        }],
         errors: vec![text()],
         ports: vec![port],
         notes: vec![text()],

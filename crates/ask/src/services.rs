@@ -280,6 +280,9 @@ fn render_one(service: &Service, is_wide: bool, has_colours: bool) -> String {
     if let Some(port) = service.health_check_node_port {
         line("Health check", format!("node port {port}"));
     }
+    for option in &service.options {
+        line("Option", format!("{}: {}", option.annotation, option.value));
+    }
     let mut text = head.render("", has_colours);
     for error in &service.errors {
         let mark = coloured("Error:", Tone::Bad, has_colours);

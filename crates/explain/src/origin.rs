@@ -4,6 +4,8 @@
 use footprint::Footprints;
 use footprint::origin::{Space, origin_of};
 
+use proxy::options;
+
 use super::objects::Place;
 
 /// How the origin of what is somebody else's begins.
@@ -33,10 +35,9 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -
         return of.map_or_else(
             || "a virtual server; --ipvs-scheduler".to_owned(),
             |of| {
-                service_words(
-                    Some(&of.port_name()),
-                    &format!("{}; --ipvs-scheduler", of.field()),
-                )
+                let chosen = scheduler_origin(met.entry, of);
+                let what = format!("{}; {chosen}", of.field());
+                service_words(Some(&of.port_name()), &what)
             },
         );
     }
@@ -64,6 +65,17 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -
     match says {
         Some(says) if is_ours => in_words(says, of, named.as_deref()),
         _ => format!("{NOT_OURS}: {}", at.words()),
+    }
+}
+
+/// What chose the scheduler of a virtual server, `TCP 10.96.0.10:80 sh`: the Service's own option, where
+/// it is that one.
+fn scheduler_origin(entry: &str, of: &Place<'_>) -> String {
+    let mut options = of.service.options.iter();
+    let own = options.find(|option| option.annotation == options::SCHEDULER);
+    match own.filter(|own| entry.split(' ').any(|word| word == own.value)) {
+        Some(_) => format!("annotation {}", options::SCHEDULER),
+        None => "--ipvs-scheduler".to_owned(),
     }
 }
 
@@ -205,7 +217,7 @@ mod tests {
     use footprint::Footprint;
     use footprint::origin::{ADDRESSES, ENDPOINTS, Origin};
     use proptest::prelude::*;
-    use view::{Address, AddressKind, Port, Service, ServiceName};
+    use view::{Address, AddressKind, Port, Service, ServiceName, ServiceOption};
 
     use super::*;
     use crate::MODES;
@@ -298,6 +310,27 @@ mod tests {
             known("IPVS", "TCP 10.96.0.10:80 rr", &[]),
             format!("{web}spec.clusterIPs; --ipvs-scheduler")
         );
+        let mut asking = objects();
+        asking.services[0].options = vec![ServiceOption {
+            annotation: options::SCHEDULER.to_owned(),
+            value: "sh".to_owned(),
+        }];
+        for (entry, chosen) in [
+            (
+                "TCP 10.96.0.10:80 sh",
+                "annotation kube-proxy-ipvs/scheduler",
+            ),
+            // It was not heeded.
+            ("TCP 10.96.0.10:80 rr", "--ipvs-scheduler"),
+        ] {
+            let met = Met {
+                place: "IPVS",
+                entry,
+                members: &[],
+            };
+            let told = origin(&met, asking.places().next().as_ref(), MODES);
+            assert_eq!(told, format!("{web}spec.clusterIPs; {chosen}"));
+        }
         assert_eq!(
             known(
                 "table ip kube-proxy, chain services",

@@ -11,7 +11,7 @@ use service_counters::{At, Count, Counted};
 use source::Places;
 use view::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, EndpointCounts, Port,
-    ServiceName,
+    ServiceName, ServiceOption,
 };
 
 use draining::Held;
@@ -117,6 +117,7 @@ impl<'a> Seen<'a> {
                 .map(ToString::to_string)
                 .collect(),
             health_check_node_port: service.health_check_node_port,
+            options: options(service),
             errors: self.errors(service),
             ports: ports
                 .map(|port| self.port(service, port, &endpoints, detail))
@@ -131,12 +132,9 @@ impl<'a> Seen<'a> {
         let refused = refused.filter(|one| one.service == service.name);
         let mut errors: Vec<String> = refused
             .map(|one| {
-                format!(
-                    "{}: cannot {}: {}",
-                    one.family(),
-                    one.object(),
-                    one.reason(None)
-                )
+                let of = one.family().map(|of| format!("{of}: "));
+                let of = of.unwrap_or_default();
+                format!("{of}cannot {}: {}", one.object(), one.reason(None))
             })
             .collect();
         for of in &self.ground.families {
@@ -325,6 +323,21 @@ pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
             protocol,
         })
     })
+}
+
+/// Those that are given, and then those that are wrong.
+fn options(service: &Service) -> Vec<ServiceOption> {
+    let options = service.options.as_deref().into_iter();
+    let all = options.flat_map(|of| {
+        let given = of.given().map(|(row, value)| (row.annotation, value));
+        let wrong = of.wrong.iter();
+        given.chain(wrong.map(|one| (&*one.annotation, one.value.to_string())))
+    });
+    all.map(|(annotation, value)| ServiceOption {
+        annotation: annotation.to_owned(),
+        value,
+    })
+    .collect()
 }
 
 fn counts(judged: &[Judged<'_>]) -> EndpointCounts {

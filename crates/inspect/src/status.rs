@@ -117,7 +117,7 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
         add_seen(status, of, facts.now);
     }
     let refused = facts.refused.iter().map(|(one, since)| Refused {
-        family: one.family().to_string(),
+        family: one.family().map(|of| of.to_string()).unwrap_or_default(),
         object: one.object(),
         service: Some(one.service.to_string()),
         reason: one.reason(None),

@@ -181,6 +181,24 @@ impl Event {
         }
     }
 
+    /// A warning on the Service that has an annotation which is not heeded, on any node in this mode or on
+    /// this one.
+    pub fn option_not_heeded(
+        service: &NamespacedName,
+        model: &Model,
+        node: Option<&str>,
+        line: String,
+    ) -> Self {
+        let note = match node {
+            Some(node) => format!("on node {node}, {line}"),
+            None => line,
+        };
+        Self {
+            is_everywhere: node.is_none(),
+            ..Self::service_warning(service, model, ("OptionNotHeeded", "SyncProxyRules"), note)
+        }
+    }
+
     /// A warning on the Service whose health checks this node cannot answer. Reason and action are
     /// upstream's.
     pub fn health_check_failed(

@@ -26,7 +26,7 @@ use inspect::{DRAINS, GroundOfFamily, OfFamily};
 use modes::metrics::Extent;
 use proxy::{
     Changes, IpFamily, Mode, Model, NamespacedName, NodeFacts, NodePorts, Pieces, Report, Standing,
-    Trigger,
+    Trigger, UnavailableOption,
 };
 use service_counters::Counters;
 
@@ -168,6 +168,11 @@ impl Family {
     /// The node's addresses of this family, as far as they are known.
     pub(crate) fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
         self.mode.node_addresses()
+    }
+
+    /// Values of Services' options that this node cannot give.
+    pub(crate) fn unavailable_options(&self) -> Vec<UnavailableOption> {
+        self.mode.unavailable_options()
     }
 
     /// The node's addresses that serve NodePorts, but for those that only hold service addresses;

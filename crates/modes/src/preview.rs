@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use engine::{Engine, KernelAccess, Kinds, Part as _, Scheme};
-use proxy::{Changes, EntryChange, IpFamily, Mode as _, Unreadable};
+use proxy::{Changes, EntryChange, IpFamily, Mode as _, UnavailableOption, Unreadable};
 use serde::Serialize;
 
 use super::definition::Start;
@@ -27,6 +27,8 @@ pub struct Preview {
     pub kept: Vec<Kept>,
     /// What the operator should know.
     pub warnings: Vec<String>,
+    /// Values of Services' options that the kernel cannot give.
+    pub unavailable: Vec<UnavailableOption>,
     /// State of others because of which the kernel would refuse writes, and what to do.
     pub obstacles: Vec<Obstacle>,
 }
@@ -223,6 +225,7 @@ impl Preview {
             let read = mode.read(model, now).await;
             read.map_err(unreadable(family))?;
             mode.update(model, told, now);
+            self.unavailable.extend(mode.unavailable_options());
             let kept = mode.kept(now).into_iter();
             self.kept.extend(kept.map(|(part, entries)| Kept {
                 of: family.to_string(),

@@ -1,4 +1,5 @@
-//! Addresses and parts of Services that are not served, or that are the node's own, and why.
+//! Addresses and parts of Services that are not served, or that are the node's own, and options that are
+//! not heeded; and why.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
@@ -8,6 +9,7 @@ use ipnet::IpNet;
 use crate::limits::{
     FEW_FRONTENDS, MAX_DESTINATIONS, MAX_DESTINATIONS_OF_FEW, MAX_ENDPOINTS, MAX_FRONTENDS,
 };
+use crate::unheeded::Unheeded;
 use crate::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, ServiceAddress};
 
 /// Part of a Service that is not served as it was meant.
@@ -20,12 +22,14 @@ pub struct Contested {
 }
 
 /// The part of a Service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
     /// An address in a field.
     Address(IpAddr, AddressField, Why),
     /// The part above the limits.
     TooLarge(Left),
+    /// An option that is not heeded.
+    Option(Unheeded),
 }
 
 /// The part above the limits. One for each family: how large it is makes no other one of it, so that
@@ -80,9 +84,9 @@ impl What {
         "limit",
     ];
 
-    /// Returns the reason, as the gauge has it.
-    pub fn label(self) -> &'static str {
-        match self {
+    /// Returns the reason, as the gauge has it; `None` of what is no address.
+    pub fn label(&self) -> Option<&'static str> {
+        Some(match self {
             Self::Address(_, _, Why::Refused(Refusal::ClusterIp)) => "cluster-ip",
             Self::Address(_, _, Why::Refused(Refusal::ApiServer(_))) => "api-server",
             Self::Address(_, _, Why::Refused(Refusal::NotAllowed)) => "not-allowed",
@@ -92,38 +96,41 @@ impl What {
             Self::Address(_, _, Why::NextHop) => "next-hop",
             Self::Address(_, _, Why::InNetwork(_)) => "node-network",
             Self::TooLarge(_) => "limit",
-        }
+            Self::Option(_) => return None,
+        })
     }
 
     /// Counts the addresses that it stands for.
-    pub fn addresses(self) -> usize {
+    pub fn addresses(&self) -> usize {
         match self {
             Self::Address(..) => 1,
             Self::TooLarge(Left(excess)) => excess.addresses(),
+            Self::Option(_) => 0,
         }
     }
 }
 
 impl Contested {
-    /// Returns the family of its addresses.
-    pub fn family(&self) -> IpFamily {
-        match self.what {
-            What::Address(address, ..) => IpFamily::of(address),
-            What::TooLarge(Left(excess)) => excess.family,
+    /// Returns the family of its addresses; `None` where it concerns all of the Service.
+    pub fn family(&self) -> Option<IpFamily> {
+        match &self.what {
+            What::Address(address, ..) => Some(IpFamily::of(*address)),
+            What::TooLarge(Left(excess)) => Some(excess.family),
+            What::Option(_) => None,
         }
     }
 
     /// Whether it is not served.
     pub fn is_refused(&self) -> bool {
-        match self.what {
-            What::TooLarge(_) => true,
+        match &self.what {
+            What::TooLarge(_) | What::Option(_) => true,
             What::Address(_, _, why) => matches!(why, Why::Refused(_)),
         }
     }
 
     /// What is not done, or done: `serve 192.0.2.1 (spec.externalIPs)`.
     pub fn object(&self) -> String {
-        match self.what {
+        match &self.what {
             What::Address(
                 ip,
                 field,
@@ -131,18 +138,20 @@ impl Contested {
                     Refusal::LoadBalancer(port, protocol) | Refusal::NodePort(port, protocol),
                 ),
             ) => {
-                let at = ServiceAddress::new(ip, port, protocol);
+                let at = ServiceAddress::new(*ip, *port, *protocol);
                 format!("serve {at} ({})", field.name())
             }
             What::Address(address, field, _) => format!("serve {address} ({})", field.name()),
             What::TooLarge(Left(excess)) => format!("serve {excess}"),
+            What::Option(unheeded) => unheeded.object(),
         }
     }
 
     /// Why, and what to do.
     pub fn reason(&self, model: Option<&Model>) -> String {
-        let (address, field, why) = match self.what {
-            What::Address(address, field, why) => (address, field.name(), why),
+        let (address, field, why) = match &self.what {
+            What::Option(unheeded) => return unheeded.reason.clone(),
+            What::Address(address, field, why) => (*address, field.name(), *why),
             What::TooLarge(Left(excess)) => {
                 return format!(
                     "one Service may have {MAX_FRONTENDS} addresses x ports, {MAX_ENDPOINTS} endpoints of a port, and \
@@ -200,10 +209,11 @@ impl Contested {
         }
     }
 
-    /// Reports whether it depends on the addresses of this node.
+    /// Reports whether it depends on this node: its addresses, or its kernel.
     pub fn is_of_this_node(&self) -> bool {
-        match self.what {
+        match &self.what {
             What::TooLarge(_) => false,
+            What::Option(unheeded) => unheeded.is_of_this_node,
             What::Address(_, _, Why::Refused(why)) => matches!(why, Refusal::NodePort(..)),
             What::Address(..) => true,
         }

@@ -32,6 +32,7 @@ mod service_cidrs;
 mod shares;
 mod stale_flows;
 mod topology;
+mod unheeded;
 mod view;
 mod writes;
 
@@ -60,5 +61,6 @@ pub use released::released;
 pub use shares::{Share, Shares};
 pub use stale_flows::{Frontend, StaleOf, UdpService, UdpServices};
 pub use topology::{Backends, Endpoints, Judged, Reason, Target};
+pub use unheeded::{Heeding, Unheeded};
 pub use view::ServiceView;
 pub use writes::{Fate, Subject, Writes};

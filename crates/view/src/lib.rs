@@ -13,7 +13,7 @@ mod top;
 pub use explanation::{Chance, Explanation, Fate, Journey, Step, Walk};
 pub use services::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Drain, Endpoint, EndpointCounts,
-    Port, Service, ServiceList, ServiceName,
+    Port, Service, ServiceList, ServiceName, ServiceOption,
 };
 pub use shown::shown;
 pub use status::{

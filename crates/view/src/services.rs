@@ -61,6 +61,9 @@ pub struct Service {
     /// `spec.healthCheckNodePort`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub health_check_node_port: Option<u16>,
+    /// Its options, also those that are not heeded: then one of the errors says why.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub options: Vec<ServiceOption>,
     /// What is wrong with it, in words: refused writes, claims that it lost.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub errors: Vec<String>,
@@ -69,6 +72,15 @@ pub struct Service {
     /// What could not be told, and why.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
+}
+
+/// An annotation that is an option of this proxy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceOption {
+    /// Its key.
+    pub annotation: String,
+    /// Its value.
+    pub value: String,
 }
 
 /// One of its ports.

@@ -107,7 +107,7 @@ pub struct Source {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Refused {
-    /// `IPv4` or `IPv6`.
+    /// `IPv4` or `IPv6`; empty where it concerns all of a Service.
     pub family: String,
     /// What could not be written: `add virtual server 10.0.0.1:80/TCP`.
     pub object: String,

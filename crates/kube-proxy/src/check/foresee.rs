@@ -10,7 +10,7 @@ use modes::families::require;
 use modes::node_ports;
 use modes::open::{open_to_read, primary};
 use modes::preview::{Change, Kept, NODE, Obstacle};
-use proxy::Model;
+use proxy::{Heeding, Model};
 use serde::Serialize;
 use source::{ApiServerAddress, Way};
 
@@ -111,7 +111,6 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
                 .to_owned(),
         );
     }
-    warnings.extend(external_addresses::refused(&model));
     let told = model.take_changes();
     require(kernel.left_out(), primary(settings, &model))?;
     let start = Start {
@@ -122,6 +121,11 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     };
     let predecessor = kernel.predecessor(settings).filter(|_| may_remove);
     let mut preview = kernel.preview(&start, &told).await?;
+    let heeding = Heeding {
+        mode: settings.chosen.name(),
+        unavailable: std::mem::take(&mut preview.unavailable),
+    };
+    warnings.extend(external_addresses::refused(&model, &heeding));
     let sysctls = sysctls.into_iter().map(Into::into);
     let settings = preview.settings.drain(..).chain(sysctls);
     let mut changes: Vec<Change> = settings.map(Change::setting).collect();

@@ -1,6 +1,6 @@
 //! Saying which external and load-balancer addresses of Services are not served, and which are the
 //! node's own: what somebody names in `spec.externalIPs` takes packets from whoever had them. Also
-//! which Services are larger than one Service may be.
+//! which Services are larger than one Service may be, and which of their options are not heeded.
 //!
 //! Each is told once, in the log and as an event, few at a time: whoever may write a Service must
 //! not be able to flood either.
@@ -16,7 +16,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use proxy::contested::{Contested, Left, What, Why};
-use proxy::{AddressField, IpFamily, Model, NamespacedName, Service};
+use proxy::{AddressField, Heeding, IpFamily, Model, NamespacedName, Service, UnavailableOption};
 use route_netlink::{Lookup, Rtnetlink};
 use tracing::{info, warn};
 
@@ -48,8 +48,8 @@ pub(crate) fn counts() -> Counts {
 }
 
 /// What is refused, in lines, some of them.
-pub(crate) fn refused(model: &Model) -> Vec<String> {
-    let mut all: Vec<Contested> = all_refused(model).collect();
+pub(crate) fn refused(model: &Model, heeding: &Heeding) -> Vec<String> {
+    let mut all: Vec<Contested> = all_refused(model, heeding).collect();
     all.sort_unstable();
     let lines = all.iter().take(TOLD_MAX).map(|one| one.line(model));
     let more = all.len().saturating_sub(TOLD_MAX);
@@ -58,15 +58,17 @@ pub(crate) fn refused(model: &Model) -> Vec<String> {
     lines.chain(rest).collect()
 }
 
-fn all_refused(model: &Model) -> impl Iterator<Item = Contested> {
+fn all_refused<'a>(model: &'a Model, heeding: &'a Heeding) -> impl Iterator<Item = Contested> + 'a {
     let addresses = model.refused_addresses().map(|(service, one)| {
         let what = What::Address(one.address, one.field, Why::Refused(one.why));
         (service, what)
     });
     let oversized = model.oversized();
     let oversized = oversized.map(|(service, excess)| (service, What::TooLarge(Left(*excess))));
-    // A Service that is too large is not to be hidden behind the addresses of others.
-    let all = oversized.chain(addresses);
+    let options = heeding.unheeded(model);
+    let options = options.map(|(service, one)| (service, What::Option(one)));
+    // Addresses are most easily named: all else is not to be hidden behind those of others.
+    let all = oversized.chain(options).chain(addresses);
     all.map(|(service, what)| Contested {
         service: service.clone(),
         what,
@@ -78,8 +80,10 @@ pub(crate) struct ExternalAddresses {
     node: String,
     recorder: Recorder,
     counts: Counts,
-    /// What was last looked at: a state of the model, and addresses of the node that Services name.
-    looked_at: (u64, Vec<IpAddr>),
+    heeding: Heeding,
+    /// What was last looked at: a state of the model, addresses of the node that Services name, and what
+    /// options are heeded.
+    looked_at: (u64, Vec<IpAddr>, Heeding),
     /// What is near this node, as it was read when its addresses were these.
     near: Near,
     read_for: Vec<IpAddr>,
@@ -104,12 +108,22 @@ struct Known {
 
 impl ExternalAddresses {
     /// Nothing is known yet.
-    pub(crate) fn new(node: &str, recorder: Recorder, counts: Counts, now: Instant) -> Self {
+    pub(crate) fn new(
+        node: &str,
+        mode: &'static str,
+        recorder: Recorder,
+        counts: Counts,
+        now: Instant,
+    ) -> Self {
         Self {
             node: node.to_owned(),
+            heeding: Heeding {
+                mode,
+                unavailable: Vec::new(),
+            },
             recorder,
             counts,
-            looked_at: (0, Vec::new()),
+            looked_at: (0, Vec::new(), Heeding::default()),
             near: Near::default(),
             read_for: Vec::new(),
             guarded: Vec::new(),
@@ -125,6 +139,11 @@ impl ExternalAddresses {
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&Contested, Instant)> {
         let known = self.known.iter().map(|(one, known)| (one, known.since));
         known.filter(|(one, _)| one.is_refused())
+    }
+
+    /// Takes over which values of options this node cannot give.
+    pub(crate) fn lack(&mut self, unavailable: Vec<UnavailableOption>) {
+        self.heeding.unavailable = unavailable;
     }
 
     /// Looks at what Services name now, on a node with these addresses. While they are not known, as
@@ -154,9 +173,11 @@ impl ExternalAddresses {
         };
         of_node.sort_unstable();
         of_node.dedup();
-        let looked_at = (model.external_addresses_version(), of_node);
-        if looked_at != self.looked_at || has_moved {
-            self.looked_at = looked_at;
+        // Neither ever goes down.
+        let version = model.external_addresses_version() + model.options_version();
+        let (before, of_node_before, heeding) = &self.looked_at;
+        if (*before, of_node_before, heeding) != (version, &of_node, &self.heeding) || has_moved {
+            self.looked_at = (version, of_node, self.heeding.clone());
             self.learn(model, now);
         }
         if self.untold > 0 {
@@ -182,8 +203,9 @@ impl ExternalAddresses {
         // What is served comes first: nobody is to hide it behind what is refused anyway.
         let served = on_node(model, &self.looked_at.1);
         let served = served.chain(near(model, &self.near, &self.looked_at.1));
-        for one in served.chain(all_refused(model)) {
-            let place = What::LABELS.iter().position(|of| *of == one.what.label());
+        for one in served.chain(all_refused(model, &self.heeding)) {
+            let label = one.what.label();
+            let place = What::LABELS.iter().position(|of| Some(*of) == label);
             if let Some(count) = place.and_then(|at| counted.get_mut(at)) {
                 *count += one.what.addresses();
             }
@@ -234,6 +256,10 @@ impl ExternalAddresses {
             warn!("{line}");
             let event = match one.what {
                 What::TooLarge(_) => Event::service_too_large(&one.service, model, line),
+                What::Option(_) => {
+                    let at = one.is_of_this_node().then_some(&*self.node);
+                    Event::option_not_heeded(&one.service, model, at, line)
+                }
                 What::Address(..) => {
                     let at = one.is_of_this_node().then_some(&*self.node);
                     let is_refused = one.is_refused();
@@ -244,7 +270,7 @@ impl ExternalAddresses {
         }
         if self.untold > 0 {
             warn!(
-                "and {} more external addresses, which are told in the minutes to come; all are counted by \
+                "and {} more, which are told in the minutes to come; all external addresses are counted by \
                  kubeproxy_contested_external_addresses",
                 self.untold
             );
@@ -337,7 +363,7 @@ fn near<'a>(
     });
     all.filter(move |one| match one.what {
         What::Address(address, field, _) => known.insert((one.service.clone(), address, field)),
-        What::TooLarge(_) => true,
+        What::TooLarge(_) | What::Option(_) => true,
     })
 }
 
@@ -366,9 +392,11 @@ fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = 
 
 #[cfg(test)]
 mod tests {
+    use std::iter::from_fn;
     use std::net::Ipv4Addr;
 
-    use proxy::{AddressRules, Event as Told};
+    use proxy::options::SCHEDULER;
+    use proxy::{AddressRules, Event as Told, ServiceOptions};
 
     use super::*;
 
@@ -387,7 +415,7 @@ mod tests {
         let (recorder, mut recorded) = Recorder::queued();
         let now = Instant::now();
         let counts = counts();
-        let mut addresses = ExternalAddresses::new("node1", recorder, counts.clone(), now);
+        let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts.clone(), now);
         let mut model = Model::new();
         let limited = OfReason { reason: "limit" };
         for (count, left) in [(200, 3_905), (250, 5_905)] {
@@ -410,6 +438,70 @@ mod tests {
         model.apply(service(1, [10, 96, 0, 1].into()));
         addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
         assert_eq!(counts.get_or_create(&limited).get(), 0);
+    }
+
+    #[test]
+    fn an_option_that_is_not_heeded_is_a_line_and_an_event_once() {
+        let (recorder, mut recorded) = Recorder::queued();
+        let now = Instant::now();
+        let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts(), now);
+        let mut model = Model::new();
+        let give = |model: &mut Model, value: &str| {
+            let options = [(SCHEDULER, value)].into_iter();
+            model.apply(Told::ServiceApplied(Service {
+                options: ServiceOptions::read(options),
+                ..Service::at(
+                    NamespacedName::new("default", "web"),
+                    [[10, 96, 0, 1].into()],
+                )
+            }));
+        };
+        let lack = || UnavailableOption {
+            annotation: SCHEDULER,
+            value: "lblc".to_owned(),
+            reason: "the kernel has no scheduler `lblc`".to_owned(),
+        };
+        let wrong = "cannot heed annotation kube-proxy-ipvs/scheduler \"best\" for Service default/web: give one of rr, ";
+        let lacking = "cannot heed annotation kube-proxy-ipvs/scheduler \"lblc\" for Service default/web: the kernel has no \
+                       scheduler `lblc`; --ipvs-scheduler holds until then";
+        for (value, lacks, line, is_everywhere) in [
+            ("best", vec![], Some(wrong), true),
+            ("sh", vec![], None, true),
+            ("lblc", vec![], None, true),
+            ("lblc", vec![lack()], Some(lacking), false),
+            ("lblc", vec![], None, true),
+        ] {
+            give(&mut model, value);
+            addresses.lack(lacks);
+            addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+            addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+            let told: Vec<_> = addresses
+                .refused()
+                .map(|(one, _)| one.line(&model))
+                .collect();
+            assert_eq!(told.len(), usize::from(line.is_some()), "{told:?}");
+            assert!(
+                line.is_none_or(|line| told[0].starts_with(line)),
+                "{told:?}"
+            );
+            let events: Vec<Event> = from_fn(|| Some(recorded.try_recv().ok()?.event)).collect();
+            let wanted = line.map(|_| {
+                let node = (!is_everywhere).then_some("node1");
+                let name = NamespacedName::new("default", "web");
+                Event::option_not_heeded(&name, &model, node, told[0].clone())
+            });
+            assert_eq!(events, Vec::from_iter(wanted));
+        }
+        let heeding = Heeding {
+            mode: "iptables",
+            unavailable: Vec::new(),
+        };
+        let foreseen = refused(&model, &heeding);
+        let here = "it means nothing in iptables mode, only in: ipvs";
+        assert!(
+            foreseen.len() == 1 && foreseen[0].ends_with(here),
+            "{foreseen:?}"
+        );
     }
 
     fn port(number: u16) -> proxy::ServicePort {
@@ -436,7 +528,7 @@ mod tests {
         }));
         let (recorder, mut recorded) = Recorder::queued();
         let now = Instant::now();
-        let mut addresses = ExternalAddresses::new("node1", recorder, counts(), now);
+        let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts(), now);
         addresses.read = || Near {
             next_hops: vec![[172, 35, 0, 9].into()],
             networks: vec!["172.35.0.0/24".parse().unwrap()],
@@ -473,7 +565,7 @@ mod tests {
         ] {
             assert!(has(&parts), "{parts:?}: {told:?}");
         }
-        assert_eq!(std::iter::from_fn(|| recorded.try_recv().ok()).count(), 4);
+        assert_eq!(from_fn(|| recorded.try_recv().ok()).count(), 4);
         // The Service is corrected.
         model.apply(Told::ServiceApplied(Service {
             external_ips: ips(&["192.0.2.20"]),
@@ -505,7 +597,7 @@ mod tests {
         give("z", vec![node]);
         let (recorder, mut recorded) = Recorder::queued();
         let mut now = Instant::now();
-        let mut addresses = ExternalAddresses::new("node1", recorder, counts(), now);
+        let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts(), now);
         let mut told = |now| {
             addresses.look(&model, Some([node].iter()), now);
             let mut count = 0;

@@ -118,6 +118,7 @@ impl Daemon {
         let served = families.iter().map(Family::family);
         observed.status.expect(served.collect());
         let node = &*options.process.node_name.clone();
+        let mode = options.modes.chosen.name();
         let metrics = observed.metrics.clone();
         let pod_networks = model.node().map(|node| node.pod_cidrs.clone());
         Ok(Self {
@@ -129,6 +130,7 @@ impl Daemon {
             pod_networks: pod_networks.unwrap_or_default(),
             external_addresses: ExternalAddresses::new(
                 node,
+                mode,
                 recorder.clone(),
                 metrics.contested.clone(),
                 now,
@@ -220,6 +222,8 @@ impl Daemon {
         }
         let of_node: Option<Vec<_>> = self.families.iter().map(Family::node_addresses).collect();
         let of_node = of_node.map(|all| all.into_iter().flatten());
+        let lacks = self.families.iter().flat_map(Family::unavailable_options);
+        self.external_addresses.lack(lacks.collect());
         self.external_addresses.look(&self.model, of_node, now);
         let changed = self.model.has_changes().then(|| {
             let services = self.model.changes().services.len();

@@ -123,3 +123,28 @@ fn a_mode_is_opened_anew_only_for_what_it_reads() {
         assert_eq!(lean == settings(&[]), !same, "{mode}");
     }
 }
+
+#[test]
+fn options_of_services_name_modes_that_there_are_and_are_documented() {
+    let names = ProxyMode::ALL.map(ProxyMode::name);
+    let document = include_str!("../../../../docs/service-options.md");
+    for row in proxy::options::ROWS {
+        for mode in row.modes {
+            assert!(names.contains(mode), "{mode}");
+        }
+        let line = format!(
+            "| `{}` | {} | `{}` | {} | {} |",
+            row.annotation,
+            (row.allowed)(),
+            row.default,
+            row.modes.join(", "),
+            row.doc
+        );
+        assert!(
+            document.contains(&line),
+            "docs/service-options.md lacks {line}"
+        );
+    }
+    let line = format!("| `{}", proxy::options::PREFIX);
+    assert_eq!(document.matches(&line).count(), proxy::options::ROWS.len());
+}

@@ -1,5 +1,6 @@
 //! The kernel, opened for IPVS mode.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use footprint::uses::{self, Part, Uses};
 use futures::future::{FutureExt as _, LocalBoxFuture};
 use netlink_batch::Worker;
 use nftables_netlink::OwnSockets;
-use proxy::{Changes, EntryChange, IpFamily, Mode};
+use proxy::{Changes, EntryChange, IpFamily, Mode, Model, Scheduler};
 use proxy_ipvs::{
     Carrier, Config, Lanes, NetlinkKernel, Op, Part as OfKernel, Plan, Proxier, ShimStyle, VipMode,
 };
@@ -115,7 +116,11 @@ impl Ipvs {
             .collect())
     }
 
-    fn into_proxiers(self, start: &Start<'_>) -> Result<Vec<Proxier<NetlinkKernel>>> {
+    fn into_proxiers(
+        self,
+        start: &Start<'_>,
+        foreseen: &[(Scheduler, Result<(), String>)],
+    ) -> Result<Vec<Proxier<NetlinkKernel>>> {
         let Self {
             shim,
             written,
@@ -137,7 +142,10 @@ impl Ipvs {
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
             let facts = start.node_facts(family);
-            let config = config(start, family, &shim);
+            let config = Config {
+                foreseen_schedulers: foreseen.to_vec(),
+                ..config(start, family, &shim)
+            };
             Ok(Proxier::new(config, facts, lanes, start.now))
         };
         families.opened.into_iter().map(into_proxier).collect()
@@ -167,7 +175,7 @@ impl Ipvs {
             writes: plan.ops.len(),
             changes: plan_changes(of, plan, |op| known.entry(of, op)),
         };
-        let modes = self.into_proxiers(start)?;
+        let modes = self.into_proxiers(start, &foreseen_schedulers(start.model))?;
         Box::pin(preview.add(modes, start, told, show)).await?;
         Ok(preview)
     }
@@ -226,7 +234,7 @@ impl Opened for Ipvs {
     }
 
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>> {
-        Ok(boxed(self.into_proxiers(start)?))
+        Ok(boxed(self.into_proxiers(start, &[])?))
     }
 
     fn preview<'a>(
@@ -244,6 +252,18 @@ pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     Some(format!(
         "{lack}: the start will end with an error; install it, or choose another --ipvs-scheduler"
     ))
+}
+
+/// The schedulers that Services name, and whether the kernel has them as far as can be seen without a
+/// write.
+fn foreseen_schedulers(model: &Model) -> Vec<(Scheduler, Result<(), String>)> {
+    let named = model.services_with_options();
+    let named: BTreeSet<Scheduler> = named.filter_map(|(_, of)| of.scheduler).collect();
+    let foreseen = named.into_iter().map(|scheduler| {
+        let lack = proxy_ipvs::foresee_scheduler(scheduler.name());
+        (scheduler, lack.map_or(Ok(()), Err))
+    });
+    foreseen.collect()
 }
 
 fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {

@@ -28,6 +28,7 @@ export function draw(main, _place, { answer: service, rates, all }) {
       ['Affinity', service.sessionAffinitySeconds === undefined ? null : `client IP, ${duration(service.sessionAffinitySeconds)}`],
       ['Source ranges', service.sourceRanges?.join(', ')],
       ['Health check node port', service.healthCheckNodePort],
+      ['Options', service.options?.map((option) => `${option.annotation}: ${option.value}`).join(', ')],
     )),
     h('p', { class: 'senders', 'data-key': 'senders' }, 'What becomes of a packet from ',
       ['pod', 'node', 'external'].map((from, at) => [at > 0 ? ' · ' : '', h('a', { href: link(['explain'], { to: name, from }) }, SENDERS[from])])),
