@@ -75,7 +75,7 @@ pub(crate) struct Turns {
 impl Default for Turns {
     fn default() -> Self {
         Self {
-            budgets: [Budget::MOST, Budget::OF_REMOVALS, Budget::OF_REMOVALS],
+            budgets: [Budget::FIRST; 3],
             last: None,
             last_server: None,
         }

@@ -10,10 +10,10 @@ use std::time::Duration;
 pub(crate) struct Budget(usize);
 
 impl Budget {
-    pub(super) const MOST: Self = Self(32_768);
+    const MOST: Self = Self(32_768);
     const LEAST: Self = Self(64);
-    /// The first of removals: they take the kernel longer, and nobody waits for them.
-    pub(super) const OF_REMOVALS: Self = Self(1_024);
+    /// The first one, while nobody knows how fast the kernel is.
+    pub(super) const FIRST: Self = Self(1_024);
     /// About as long as a plan may take, and how much longer for each virtual server that is pending:
     /// the next plan looks at all of them.
     const TIME: Duration = Duration::from_millis(25);
