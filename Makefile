@@ -7,10 +7,12 @@ MODE ?= ipvs
 CASES ?= integration/golden/cases/$(MODE)
 # Every program: with another choice of packages cargo would build what they depend on once more, as other features of it are asked for.
 programs = $(CARGO) build --locked --workspace --bins
-# The daemon by itself, as it is shipped: without what tests ask for of its dependencies. Last, as others may have built it with that.
-release = $(CARGO) build --locked --release $(1) && $(CARGO) build --locked --release -p kube-proxy
+# The daemon as it is shipped, by itself: without what tests ask for of its dependencies.
+shipped = $(CARGO) build --locked --profile shipped -p kube-proxy
+# What measures, and the daemon beside it.
+release = $(CARGO) build --locked --release $(1) && $(shipped) && cp $(patsubst %/debug,%/shipped,$(TARGET))/kube-proxy $(patsubst %/debug,%/release,$(TARGET))/
 
-.PHONY: help demo tour test test-full test-kernels properties fuzz faults golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
+.PHONY: help demo tour test check test-full test-kernels properties fuzz faults golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,11 +91,14 @@ bench: deps ## Measure, beside a bare loader and other kube-proxies: SIZES= AXES
 		$(if $(REPEATS),--repeats $(REPEATS)) $(if $(SUBJECTS),--subjects $(SUBJECTS)) $(if $(FULL),--full) $(if $(MINUTES),--minutes $(MINUTES)) \
 		$(if $(LANE),--lane $(LANE)) $(foreach other,$(KUBE_PROXY),--kube-proxy $(other))
 
+check: ## Lint and unit tests, for each edit: what needs no kernel
+	integration/test check
+
 lint: ## Formatting, clippy, licences and sources of dependencies
 	integration/test lint
 
-build: ## The release binary
-	$(CARGO) build --locked --release -p kube-proxy
+build: ## The program as it is shipped, in target/shipped
+	$(shipped)
 
 image: ## The container image, as an OCI archive, and its SBOM (says what it installs; FLAVOUR=nftables: of one static binary)
 	@image/build
