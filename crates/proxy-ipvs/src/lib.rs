@@ -15,6 +15,7 @@ mod access;
 mod booking;
 mod claims;
 mod compile;
+mod compute;
 mod config;
 mod cover;
 mod draft;

@@ -9,21 +9,18 @@
 //! Each lane is a kernel thread: virtual servers and sets, addresses, rules. None waits for another
 //! but where an entry of one needs one of the other's ([`planner`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::slice;
 use std::time::Instant;
 
 use engine::{Concern, Engine, Extent, Served, Step};
 use hashbrown::HashSet;
-use proxy::{
-    Fate, IpFamily, Model, NamespacedName, Notice, ServiceAddress, Target, UnavailableOption,
-};
+use proxy::{Fate, Model, NamespacedName, Notice, ServiceAddress, Target, UnavailableOption};
 use reconcile::Rows;
 
 use crate::booking::Booked;
 use crate::claims::Claims;
-use crate::compile::{NodePortAddresses, compile};
+use crate::compile::NodePortAddresses;
 use crate::config::VipMode;
 use crate::cover::Cover;
 use crate::drain::Drains;
@@ -38,7 +35,6 @@ use crate::plan::{Op, Outcome, Plan};
 use crate::planner::{self, Room, Situation, Turns};
 use crate::schedulers::Schedulers;
 use crate::server::{RealServer, VirtualServerKey};
-use crate::sets::{Member, Set};
 use crate::tables::Tables;
 use crate::takeover::TakeOver;
 
@@ -76,87 +72,6 @@ impl Ipvs {
     fn compare_table(&mut self, state: &mut State) {
         state.ask(Part::Rules);
         self.drifts.ask();
-    }
-
-    /// Computes again which addresses serve NodePorts; whether they changed.
-    pub(crate) fn refresh_node_ports(&mut self, state: &mut State) -> bool {
-        let bound = self.tables.addresses.iter_actual();
-        let bound = bound.map(|(address, ())| *address);
-        let known = state.node.serving_node_ports(bound);
-        let node_ports = NodePortAddresses {
-            are_known: known.is_some(),
-            addresses: known.unwrap_or_else(|| self.found_node_ports(state)),
-        };
-        let has_changed = node_ports != self.node_ports;
-        if has_changed {
-            let serving = &mut state.serving.addresses;
-            serving.clone_from(&node_ports.addresses);
-            self.node_ports = node_ports;
-        }
-        has_changed
-    }
-
-    /// The node's addresses at which NodePorts are served as it is: they go on to be, until it is
-    /// known where they are to be.
-    fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
-        let is_node_port = |at: &ServiceAddress| {
-            let members = self.tables.members(Set::node_port(at.protocol));
-            let is_there = |member| members.actual(&member).is_some();
-            state.node.interface_addresses.contains(&at.address)
-                && (is_there(Member::Port(at.port)) || is_there((*at).into()))
-        };
-        let servers = self.tables.servers.iter_actual();
-        let at = servers.filter_map(|(key, _)| key.address());
-        let found: BTreeSet<IpAddr> = at.filter(is_node_port).map(|at| at.address).collect();
-        found.into_iter().collect()
-    }
-
-    /// Computes these Services, and those that lose an address and port by it, or get one back; the
-    /// virtual servers that the latter had.
-    pub(crate) fn compute(
-        &mut self,
-        state: &mut State,
-        model: &Model,
-        names: &[NamespacedName],
-    ) -> Vec<VirtualServerKey> {
-        for name in names {
-            self.update_service(state, model, name);
-        }
-        let mut had = Vec::new();
-        // Once more these claim the same virtual servers, so that nothing new becomes disputed.
-        while let Some(name) = self.claims.next_disputed() {
-            had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
-            self.update_service(state, model, &name);
-        }
-        had
-    }
-
-    fn update_service(&mut self, state: &mut State, model: &Model, name: &NamespacedName) {
-        let schedulers = &mut self.schedulers;
-        let compiled = model.view(name).map(|view| {
-            let scheduler = schedulers.of(view.service, &state.config);
-            compile(&view, &state.node, &self.node_ports, &scheduler)
-        });
-        let fragments = compiled.unwrap_or_default();
-        self.pieces.forget(name);
-        self.claims.put(name, fragments, &mut self.tables);
-        state.news.changed(name);
-    }
-
-    /// Makes room for the Services that come, which is far cheaper than to grow with them.
-    fn reserve(&mut self, model: &Model, family: IpFamily, names: &HashSet<NamespacedName>) {
-        let is_ours = |name: &&NamespacedName| {
-            let view = model.view(name);
-            view.is_some_and(|view| view.service.cluster_ip(family).is_some())
-        };
-        let is_new = |name: &&NamespacedName| !self.claims.knows(name);
-        let services = names.iter().filter(is_new).filter(is_ours).count();
-        self.claims.reserve(services);
-        self.tables.servers.reserve(services);
-        self.tables.addresses.reserve(services);
-        for set in [Set::ClusterIp, Set::IpvsIps] {
-            self.tables.members_mut(set).reserve(services);
-        }
     }
 
     /// Whether another mode's rules go on serving because not all that they serve is known: an

@@ -1,0 +1,169 @@
+//! Has Services compiled and claimed: those that have changed, and those that lose or get back an
+//! address and port by it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::slice;
+
+use engine::Extent;
+use hashbrown::HashSet;
+use proxy::pieces::SHARE;
+use proxy::{IpFamily, Model, NamespacedName, ServiceAddress};
+
+use crate::compile::{NodePortAddresses, compile, compile_ports};
+use crate::kinds::State;
+use crate::pieces::Piece;
+use crate::proxier::Ipvs;
+use crate::server::VirtualServerKey;
+use crate::sets::{Member, Set};
+
+impl Ipvs {
+    /// Computes again which addresses serve NodePorts; whether they changed.
+    pub(crate) fn refresh_node_ports(&mut self, state: &mut State) -> bool {
+        let bound = self.tables.addresses.iter_actual();
+        let bound = bound.map(|(address, ())| *address);
+        let known = state.node.serving_node_ports(bound);
+        let node_ports = NodePortAddresses {
+            are_known: known.is_some(),
+            addresses: known.unwrap_or_else(|| self.found_node_ports(state)),
+        };
+        let has_changed = node_ports != self.node_ports;
+        if has_changed {
+            let serving = &mut state.serving.addresses;
+            serving.clone_from(&node_ports.addresses);
+            self.node_ports = node_ports;
+        }
+        has_changed
+    }
+
+    /// The node's addresses at which NodePorts are served as it is: they go on to be, until it is
+    /// known where they are to be.
+    fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
+        let is_node_port = |at: &ServiceAddress| {
+            let members = self.tables.members(Set::node_port(at.protocol));
+            let is_there = |member| members.actual(&member).is_some();
+            state.node.interface_addresses.contains(&at.address)
+                && (is_there(Member::Port(at.port)) || is_there((*at).into()))
+        };
+        let servers = self.tables.servers.iter_actual();
+        let at = servers.filter_map(|(key, _)| key.address());
+        let found: BTreeSet<IpAddr> = at.filter(is_node_port).map(|at| at.address).collect();
+        found.into_iter().collect()
+    }
+
+    /// Computes these Services, and those that lose an address and port by it, or get one back; the
+    /// virtual servers that the latter had.
+    pub(crate) fn compute(
+        &mut self,
+        state: &mut State,
+        model: &Model,
+        names: &[NamespacedName],
+    ) -> Vec<VirtualServerKey> {
+        for name in names {
+            self.update_service(state, model, name);
+        }
+        let mut had = Vec::new();
+        // Once more these claim the same virtual servers, so that nothing new becomes disputed.
+        while let Some(name) = self.claims.next_disputed() {
+            had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
+            self.update_service(state, model, &name);
+        }
+        had
+    }
+
+    fn update_service(&mut self, state: &mut State, model: &Model, name: &NamespacedName) {
+        let schedulers = &mut self.schedulers;
+        let compiled = model.view(name).map(|view| {
+            let scheduler = schedulers.of(view.service, &state.config);
+            compile(&view, &state.node, &self.node_ports, &scheduler)
+        });
+        let fragments = compiled.unwrap_or_default();
+        self.pieces.forget(name);
+        self.claims.put(name, fragments, &mut self.tables);
+        state.news.changed(name);
+    }
+
+    /// Makes room for the Services that come, which is far cheaper than to grow with them.
+    pub(crate) fn reserve(
+        &mut self,
+        model: &Model,
+        family: IpFamily,
+        names: &HashSet<NamespacedName>,
+    ) {
+        let is_ours = |name: &&NamespacedName| {
+            let view = model.view(name);
+            view.is_some_and(|view| view.service.cluster_ip(family).is_some())
+        };
+        let is_new = |name: &&NamespacedName| !self.claims.knows(name);
+        let services = names.iter().filter(is_new).filter(is_ours).count();
+        self.claims.reserve(services);
+        self.tables.servers.reserve(services);
+        self.tables.addresses.reserve(services);
+        for set in [Set::ClusterIp, Set::IpvsIps] {
+            self.tables.members_mut(set).reserve(services);
+        }
+    }
+
+    /// Begins with a Service that has changed alone, if it is much work. One that changes with others
+    /// may exchange addresses with them, and is computed with them.
+    pub(crate) fn begin_pieces(
+        &mut self,
+        state: &mut State,
+        model: &Model,
+        extent: Extent<'_>,
+    ) -> bool {
+        let Extent::These(names) = extent else {
+            return false;
+        };
+        let [Some(service), None] = [names.iter().next(), names.iter().nth(1)] else {
+            return false;
+        };
+        let family = state.node.family;
+        let is_much = model.view(service).is_some_and(|view| {
+            view.service.cluster_ip(family).is_some()
+                && view.service.ports.len() > 1
+                && view.work() > SHARE
+        });
+        self.pieces.forget(service);
+        if is_much {
+            self.pieces.0.push_back(Piece {
+                service: service.clone(),
+                ports: 0,
+                owners: Vec::new(),
+            });
+            state.news.changed(service);
+        }
+        is_much
+    }
+
+    /// Computes the next ports; the virtual servers that Services had that lose one by it.
+    pub(crate) fn go_on_with_pieces(
+        &mut self,
+        state: &mut State,
+        model: &Model,
+    ) -> Vec<VirtualServerKey> {
+        let Some(mut piece) = self.pieces.0.pop_front() else {
+            return Vec::new();
+        };
+        let Some(view) = model.view(&piece.service) else {
+            return self.compute(state, model, slice::from_ref(&piece.service));
+        };
+        let scheduler = self.schedulers.of(view.service, &state.config);
+        let all = &view.service.ports;
+        let at_once = (SHARE * all.len() / view.work().max(1)).max(1);
+        let ports = all.iter().skip(piece.ports).take(at_once);
+        let ports: Vec<_> = ports.cloned().collect();
+        let fragments = compile_ports(&view, &ports, &state.node, &self.node_ports, &scheduler);
+        piece.ports += ports.len();
+        let (claims, tables) = (&mut self.claims, &mut self.tables);
+        let owners = claims.put_some(&piece.service, fragments, tables);
+        piece.owners.extend(owners);
+        if piece.ports < all.len() {
+            self.pieces.0.push_front(piece);
+        } else {
+            claims.release_others(&piece.service, &piece.owners, tables);
+            state.news.review();
+        }
+        self.compute(state, model, &[])
+    }
+}
