@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use anyhow::Result;
+use ipvs_netlink::ServiceKey;
 use serde::Serialize;
 use service_counters::{At, Count, OfAddress, OfEndpoint, ReadCounters, Which};
 
@@ -24,7 +25,9 @@ pub(super) struct VirtualServers {
 #[serde(rename_all = "camelCase")]
 struct VirtualServer {
     at: String,
-    protocol: String,
+    /// Absent for a mark: packets of any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    protocol: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     scheduler: Option<String>,
     connections: u64,
@@ -62,14 +65,22 @@ impl VirtualServers {
             .into_iter()
             .map(|(at, (of, endpoints))| VirtualServer {
                 at: SocketAddr::new(at.address, at.port).to_string(),
-                protocol: at.protocol.to_string(),
+                protocol: Some(at.protocol.to_string()),
                 scheduler: of.scheduler,
                 connections: of.count.connections,
                 endpoints: endpoints.into_iter().map(real_server).collect(),
             });
+        let marks: BTreeMap<_, _> = counted.marks.into_iter().collect();
+        let marks = marks.into_iter().map(|((family, mark), of)| VirtualServer {
+            at: ServiceKey::Fwmark { family, mark }.to_string(),
+            protocol: None,
+            scheduler: of.scheduler,
+            connections: of.count.connections,
+            endpoints: Vec::new(),
+        });
         Ok(Self {
             daemon: false,
-            virtual_servers: virtual_servers.collect(),
+            virtual_servers: virtual_servers.chain(marks).collect(),
         })
     }
 
@@ -79,7 +90,7 @@ impl VirtualServers {
             daemon: false,
             virtual_servers: vec![VirtualServer {
                 at: "10.96.0.1:80".to_owned(),
-                protocol: "TCP".to_owned(),
+                protocol: Some("TCP".to_owned()),
                 scheduler: Some("rr".to_owned()),
                 connections: 1,
                 endpoints: vec![RealServer {
@@ -113,7 +124,7 @@ impl VirtualServers {
         for server in &self.virtual_servers {
             let dash = || Cell::from("-");
             table.row([
-                format!("{}/{}", server.at, server.protocol).into(),
+                server.name().into(),
                 server.scheduler.as_deref().unwrap_or("-").into(),
                 dash(),
                 dash(),
@@ -138,6 +149,15 @@ impl VirtualServers {
     }
 }
 
+impl VirtualServer {
+    fn name(&self) -> String {
+        match &self.protocol {
+            Some(protocol) => format!("{}/{protocol}", self.at),
+            None => self.at.clone(),
+        }
+    }
+}
+
 fn real_server((at, of): (SocketAddr, OfEndpoint)) -> RealServer {
     let Count {
         connections,
@@ -149,5 +169,50 @@ fn real_server((at, of): (SocketAddr, OfEndpoint)) -> RealServer {
         weight: of.weight,
         connections,
         active,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipvs_netlink::IpFamily;
+    use service_counters::Told;
+
+    use super::*;
+
+    /// A kernel with a virtual server of a firewall mark in each family.
+    struct OfMarks;
+
+    impl ReadCounters for OfMarks {
+        fn tell(&mut self, _: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+            let count = Count {
+                connections: 3,
+                ..Count::default()
+            };
+            for family in IpFamily::ALL {
+                take(Told::Mark(family, 7, "wlc", count));
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn those_of_marks_are_shown() {
+        let servers = VirtualServers::read(&mut OfMarks).unwrap();
+        let text = servers.render(false);
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .filter(|line| line.starts_with("FWM"))
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        let rest = ["wlc", "-", "-", "3", "-"];
+        assert_eq!(rows[0], [&["FWM", "7"], &rest[..]].concat(), "{text}");
+        assert_eq!(
+            rows[1],
+            [&["FWM", "7", "IPv6"], &rest[..]].concat(),
+            "{text}"
+        );
+        assert!(text.contains("2 virtual servers"), "{text}");
+        let json = serde_json::to_string(&servers).unwrap();
+        assert!(!json.contains("protocol"), "{json}");
     }
 }
