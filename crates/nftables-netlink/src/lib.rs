@@ -26,6 +26,7 @@ mod expression;
 #[doc(hidden)]
 pub mod fuzzed;
 mod nftables;
+mod numbered;
 mod object;
 mod own;
 mod probe;

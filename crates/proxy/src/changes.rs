@@ -9,7 +9,7 @@ use crate::event::Kind;
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::Service;
 
-/// What changed since [`Model::take_changes`] was last called.
+/// What changed since [`Model::take_changes`](crate::Model::take_changes) was last called.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Services that changed, or whose endpoints did, or that are gone.
@@ -68,7 +68,7 @@ pub struct Trigger {
     pub service: NamespacedName,
     /// Their family.
     pub family: IpFamily,
-    /// When it happened, by [`EndpointSlice::change_trigger`].
+    /// When it happened, by [`EndpointSlice::change_trigger`](crate::EndpointSlice::change_trigger).
     pub at: SystemTime,
 }
 

@@ -13,7 +13,7 @@
 //! Several owners may claim one key (two ports of a Service share an address). The claim of the
 //! smallest owner is the wanted value, so the outcome of a conflict does not depend on the order of
 //! events, and the next owner takes over when the first lets go. The table knows neither a clock
-//! (an [`Instant`] is passed in) nor the kernel; it never writes.
+//! (an [`Instant`](std::time::Instant) is passed in) nor the kernel; it never writes.
 //!
 //! A table also knows since when its oldest row has been pending, so that whoever asks whether all
 //! that was asked before some time is there is told in O(1). A row that cannot be written for a

@@ -177,12 +177,7 @@ fn object_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
 }
 
 fn payload_of(fields: &Fields<'_>) -> Option<Expression> {
-    let base = match fields.number(payload::BASE)? {
-        0 => PayloadBase::Link,
-        1 => PayloadBase::Network,
-        2 => PayloadBase::Transport,
-        _ => return None,
-    };
+    let base = PayloadBase::by_number(fields.number(payload::BASE)?)?;
     let offset = fields.number(payload::OFFSET)?;
     let len = fields.number(payload::LEN)?;
     Some(if fields.has(payload::FROM) {
@@ -203,8 +198,7 @@ fn payload_of(fields: &Fields<'_>) -> Option<Expression> {
 }
 
 fn meta_of(fields: &Fields<'_>) -> Option<Expression> {
-    let number = fields.number(meta::KEY)?;
-    let key = MetaKey::ALL.into_iter().find(|of| *of as u32 == number)?;
+    let key = MetaKey::by_number(fields.number(meta::KEY)?)?;
     Some(if fields.has(meta::FROM) {
         Expression::SetMeta {
             key,
@@ -222,9 +216,7 @@ fn ct_of(fields: &Fields<'_>) -> Option<Expression> {
     let number = fields.number(ct::KEY)?;
     if let Some(direction) = fields.get(ct::DIRECTION) {
         return Some(Expression::CtTuple {
-            key: TupleKey::ALL
-                .into_iter()
-                .find(|key| *key as u32 == number)?,
+            key: TupleKey::by_number(number)?,
             direction: match direction.u8().ok()? {
                 0 => Direction::Original,
                 1 => Direction::Reply,
@@ -233,13 +225,7 @@ fn ct_of(fields: &Fields<'_>) -> Option<Expression> {
             to: fields.register(ct::TO)?,
         });
     }
-    let key = match number {
-        0 => CtKey::State,
-        1 => CtKey::Direction,
-        2 => CtKey::Status,
-        3 => CtKey::Mark,
-        _ => return None,
-    };
+    let key = CtKey::by_number(number)?;
     Some(if fields.has(ct::FROM) {
         Expression::SetCt {
             key,
@@ -256,15 +242,7 @@ fn ct_of(fields: &Fields<'_>) -> Option<Expression> {
 fn compare(fields: &Fields<'_>) -> Option<Expression> {
     Some(Expression::Compare {
         register: fields.register(cmp::FROM)?,
-        how: match fields.number(cmp::OP)? {
-            0 => Comparison::Equal,
-            1 => Comparison::NotEqual,
-            2 => Comparison::Less,
-            3 => Comparison::LessOrEqual,
-            4 => Comparison::Greater,
-            5 => Comparison::GreaterOrEqual,
-            _ => return None,
-        },
+        how: Comparison::by_number(fields.number(cmp::OP)?)?,
         with: fields.bytes(cmp::DATA)?,
     })
 }
@@ -355,11 +333,7 @@ fn lookup_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
 
 fn numgen_of(fields: &Fields<'_>) -> Option<Expression> {
     Some(Expression::NumGen {
-        how: match fields.number(numgen::TYPE)? {
-            0 => NumGenKind::Incremental,
-            1 => NumGenKind::Random,
-            _ => return None,
-        },
+        how: NumGenKind::by_number(fields.number(numgen::TYPE)?)?,
         modulus: fields.number(numgen::MODULUS)?,
         offset: fields.number_or_0(numgen::OFFSET),
         to: fields.register(numgen::TO)?,
@@ -411,11 +385,7 @@ fn nat_of(fields: &Fields<'_>) -> Option<Expression> {
     }
     let (address, port) = (address.register(), port.register());
     Some(Expression::Nat {
-        kind: match fields.number(nat::TYPE)? {
-            0 => NatKind::Source,
-            1 => NatKind::Destination,
-            _ => return None,
-        },
+        kind: NatKind::by_number(fields.number(nat::TYPE)?)?,
         family: Family::of_wire(u8::try_from(fields.number(nat::FAMILY)?).ok()?)?,
         address,
         port,
@@ -446,12 +416,7 @@ fn redirect(fields: &Fields<'_>) -> Option<Expression> {
 
 fn fib_of(fields: &Fields<'_>) -> Option<Expression> {
     Some(Expression::Fib {
-        result: match fields.number(fib::RESULT)? {
-            1 => FibResult::Oif,
-            2 => FibResult::OifName,
-            3 => FibResult::AddressType,
-            _ => return None,
-        },
+        result: FibResult::by_number(fields.number(fib::RESULT)?)?,
         flags: fields.number(fib::FLAGS)?,
         to: fields.register(fib::TO)?,
     })
@@ -461,11 +426,9 @@ fn dynset_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
     let Some(set) = set_name(fields, dynset::SET)? else {
         return Ok(None);
     };
-    let operation = match fields.number(dynset::OP) {
-        Some(0) => DynsetOperation::Add,
-        Some(1) => DynsetOperation::Update,
-        Some(2) => DynsetOperation::Delete,
-        _ => return Ok(None),
+    let operation = fields.number(dynset::OP);
+    let Some(operation) = operation.and_then(DynsetOperation::by_number) else {
+        return Ok(None);
     };
     let other = fields.number_or_0(dynset::FLAGS) != 0
         || [dynset::DATA, dynset::EXPRESSION, dynset::EXPRESSIONS]

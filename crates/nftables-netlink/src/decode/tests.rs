@@ -179,7 +179,7 @@ fn membership() -> impl Strategy<Value = Membership> {
 }
 
 fn meta_key() -> impl Strategy<Value = MetaKey> {
-    prop::sample::select(&MetaKey::ALL[..])
+    prop::sample::select(MetaKey::ALL)
 }
 
 fn translation() -> impl Strategy<Value = Expression> {
@@ -334,7 +334,7 @@ fn compared() -> impl Strategy<Value = Expression> {
 
 fn further() -> impl Strategy<Value = Expression> {
     let base = prop_oneof![Just(PayloadBase::Network), Just(PayloadBase::Transport)];
-    let tuple_key = prop::sample::select(&TupleKey::ALL[..]);
+    let tuple_key = prop::sample::select(TupleKey::ALL);
     let direction = prop_oneof![Just(Direction::Original), Just(Direction::Reply)];
     prop_oneof![
         (base, any::<(u32, u32)>(), register()).prop_map(|(base, (offset, len), from)| {
