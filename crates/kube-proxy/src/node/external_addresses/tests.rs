@@ -1,0 +1,229 @@
+use std::iter::from_fn;
+use std::net::Ipv4Addr;
+
+use proxy::options::SCHEDULER;
+use proxy::{AddressRules, Event as Told, ServiceOptions};
+
+use super::*;
+
+#[test]
+fn a_service_that_is_too_large_is_told_once_by_name() {
+    let name = NamespacedName::new("tenant", "big");
+    let service = |addresses: u8, cluster_ip: IpAddr| {
+        let hosts = (0..40).flat_map(|net| (0..addresses).map(move |host| (net, host)));
+        let external_ips = hosts.map(|(net, host)| Ipv4Addr::new(198, 51, net, host).into());
+        Told::ServiceApplied(Service {
+            external_ips: external_ips.collect(),
+            ports: [80].map(port).into_iter().collect(),
+            ..Service::at(name.clone(), [cluster_ip])
+        })
+    };
+    let (recorder, mut recorded) = Recorder::queued();
+    let now = Instant::now();
+    let counts = counts();
+    let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts.clone(), now);
+    let mut model = Model::new();
+    let limited = OfReason { reason: "limit" };
+    for (count, left) in [(200, 3_905), (250, 5_905)] {
+        model.apply(service(count, [10, 96, 0, 1].into()));
+        addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+        assert_eq!(counts.get_or_create(&limited).get(), left);
+        let told: Vec<_> = addresses.refused().collect();
+        let [(one, _)] = told[..] else {
+            panic!("{told:?}");
+        };
+        let line = one.line(&model);
+        let start = format!("cannot serve {left} of its external IPs for Service tenant/big: ");
+        assert!(line.starts_with(&start), "{line}");
+    }
+    assert!(recorded.try_recv().is_ok());
+    assert!(
+        recorded.try_recv().is_err(),
+        "it was told, though not how large it is now"
+    );
+    model.apply(service(1, [10, 96, 0, 1].into()));
+    addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+    assert_eq!(counts.get_or_create(&limited).get(), 0);
+}
+
+#[test]
+fn an_option_that_is_not_heeded_is_a_line_and_an_event_once() {
+    let (recorder, mut recorded) = Recorder::queued();
+    let now = Instant::now();
+    let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts(), now);
+    let mut model = Model::new();
+    let give = |model: &mut Model, value: &str| {
+        let options = [(SCHEDULER, value)].into_iter();
+        model.apply(Told::ServiceApplied(Service {
+            options: ServiceOptions::read(options),
+            ..Service::at(
+                NamespacedName::new("default", "web"),
+                [[10, 96, 0, 1].into()],
+            )
+        }));
+    };
+    let lack = || UnavailableOption {
+        annotation: SCHEDULER,
+        value: "lblc".to_owned(),
+        reason: "the kernel has no scheduler `lblc`".to_owned(),
+    };
+    let wrong = "cannot heed annotation kube-proxy-ipvs/scheduler \"best\" for Service default/web: give one of rr, ";
+    let lacking = "cannot heed annotation kube-proxy-ipvs/scheduler \"lblc\" for Service default/web: the kernel has no \
+                   scheduler `lblc`; --ipvs-scheduler holds until then";
+    for (value, lacks, line, is_everywhere) in [
+        ("best", vec![], Some(wrong), true),
+        ("sh", vec![], None, true),
+        ("lblc", vec![], None, true),
+        ("lblc", vec![lack()], Some(lacking), false),
+        ("lblc", vec![], None, true),
+    ] {
+        give(&mut model, value);
+        addresses.lack(lacks);
+        addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+        addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+        let told: Vec<_> = addresses
+            .refused()
+            .map(|(one, _)| one.line(&model))
+            .collect();
+        assert_eq!(told.len(), usize::from(line.is_some()), "{told:?}");
+        assert!(
+            line.is_none_or(|line| told[0].starts_with(line)),
+            "{told:?}"
+        );
+        let events: Vec<Event> = from_fn(|| Some(recorded.try_recv().ok()?.event)).collect();
+        let wanted = line.map(|_| {
+            let node = (!is_everywhere).then_some("node1");
+            let name = NamespacedName::new("default", "web");
+            Event::option_not_heeded(&name, &model, node, told[0].clone())
+        });
+        assert_eq!(events, Vec::from_iter(wanted));
+    }
+    let heeding = Heeding {
+        mode: "iptables",
+        unavailable: Vec::new(),
+    };
+    let foreseen = refused(&model, &heeding);
+    let here = "it means nothing in iptables mode, only in: ipvs";
+    assert!(
+        foreseen.len() == 1 && foreseen[0].ends_with(here),
+        "{foreseen:?}"
+    );
+}
+
+fn port(number: u16) -> proxy::ServicePort {
+    proxy::ServicePort {
+        name: "".into(),
+        protocol: proxy::Protocol::Tcp,
+        port: number,
+        node_port: None,
+    }
+}
+
+#[test]
+fn what_is_near_this_node_is_told_with_service_and_field() {
+    let mut model = Model::new();
+    let name = |name| NamespacedName::new("default", name);
+    let ips = |ips: &[&str]| ips.iter().map(|ip| ip.parse().unwrap()).collect();
+    model.apply(Told::ServiceApplied(Service {
+        external_ips: ips(&["172.35.0.101", "172.35.0.100", "172.35.0.9", "192.0.2.20"]),
+        ..Service::at(name("nginx"), [[10, 96, 0, 1].into()])
+    }));
+    model.apply(Told::ServiceApplied(Service {
+        ingress_ips: ips(&["172.35.0.102", "172.35.0.9"]),
+        ..Service::at(name("lb"), [[10, 96, 0, 2].into()])
+    }));
+    let (recorder, mut recorded) = Recorder::queued();
+    let now = Instant::now();
+    let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts(), now);
+    addresses.read = || Near {
+        next_hops: vec![[172, 35, 0, 9].into()],
+        networks: vec!["172.35.0.0/24".parse().unwrap()],
+    };
+    let node: IpAddr = [172, 35, 0, 100].into();
+    addresses.look(&model, Some([node].iter()), now);
+    let told: Vec<String> = addresses.known.keys().map(|one| one.line(&model)).collect();
+    let has = |parts: &[&str]| {
+        let mut told = told.iter();
+        told.any(|line| parts.iter().all(|part| line.contains(part)))
+    };
+    assert_eq!(told.len(), 4, "{told:?}");
+    for parts in [
+        [
+            "172.35.0.101 (spec.externalIPs)",
+            "Service default/nginx",
+            "in 172.35.0.0/24",
+        ],
+        [
+            "172.35.0.100 (spec.externalIPs)",
+            "Service default/nginx",
+            "address of this node",
+        ],
+        [
+            "172.35.0.9 (spec.externalIPs)",
+            "Service default/nginx",
+            "next hop",
+        ],
+        [
+            "172.35.0.9 (status.loadBalancer",
+            "Service default/lb",
+            "next hop",
+        ],
+    ] {
+        assert!(has(&parts), "{parts:?}: {told:?}");
+    }
+    assert_eq!(from_fn(|| recorded.try_recv().ok()).count(), 4);
+    // The Service is corrected.
+    model.apply(Told::ServiceApplied(Service {
+        external_ips: ips(&["192.0.2.20"]),
+        ..Service::at(name("nginx"), [[10, 96, 0, 1].into()])
+    }));
+    addresses.look(&model, Some([node].iter()), now);
+    assert_eq!(addresses.known.len(), 1, "{:?}", addresses.known);
+}
+
+#[test]
+fn what_is_refused_hides_nothing_that_is_served_and_all_is_told_in_time() {
+    let node: IpAddr = [192, 0, 2, 1].into();
+    let mut model = Model::new().with_address_rules(AddressRules {
+        allowed: Some(vec!["192.0.2.0/24".parse().unwrap()]),
+    });
+    let mut give = |name: &str, external_ips: Vec<IpAddr>| {
+        let name = NamespacedName::new("default", name);
+        let service = Service::at(name, [[10, 96, 0, 1].into()]);
+        model.apply(Told::ServiceApplied(Service {
+            external_ips,
+            ..service
+        }));
+    };
+    // Whoever floods has names that come first.
+    for number in 0..60 {
+        let many = (0..100).map(|host| Ipv4Addr::new(198, 51, number, host).into());
+        give(&format!("a-{number}"), many.collect());
+    }
+    give("z", vec![node]);
+    let (recorder, mut recorded) = Recorder::queued();
+    let mut now = Instant::now();
+    let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts(), now);
+    let mut told = |now| {
+        addresses.look(&model, Some([node].iter()), now);
+        let mut count = 0;
+        while recorded.try_recv().is_ok() {
+            count += 1;
+        }
+        let is_told = |(one, known): (&Contested, &Known)| known.is_told && !one.is_refused();
+        (count, addresses.known.iter().any(is_told))
+    };
+    assert_eq!(told(now), (TOLD_MAX, true));
+    assert_eq!(told(now), (0, true), "a minute has not passed");
+    let mut all = TOLD_MAX;
+    for _ in 0..60 {
+        now += WINDOW;
+        all += told(now).0;
+    }
+    assert_eq!(all, KNOWN_MAX);
+
+    // Another mode that has not read them yet forgets nothing.
+    addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
+    assert!(addresses.known.keys().any(|one| !one.is_refused()));
+    assert_eq!(addresses.untold, 0);
+}
