@@ -4,15 +4,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http_server::{Accepted, Client, Listen, Respond};
+use local_socket::{OwnFile, Places};
 use rustix::process::geteuid;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
-
-use local_socket::{OwnFile, Places};
-
-use http_server::{Accepted, Client, Listen, Respond};
 
 /// How often a socket that another process holds is tried again: it is free once that ends.
 const RETRY_PERIOD: Duration = if cfg!(test) {

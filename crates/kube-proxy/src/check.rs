@@ -15,7 +15,6 @@
 //! -L` does.
 
 mod answer;
-pub mod asked;
 mod counts;
 mod diff;
 mod finding;
@@ -40,9 +39,9 @@ use anyhow::Result;
 use modes::footprints;
 use view::shown;
 
+use crate::config::asked::{Asked, Output, Question};
 use crate::config::options::Options;
 use answer::Answer;
-use asked::{Asked, Output, Question};
 use diff::Colour;
 use foresee::{Foreseen, foresee};
 use migration::Migration;

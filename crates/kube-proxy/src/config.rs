@@ -13,6 +13,7 @@
 //! What is not here: other versions of the format, and the merging of several files. Neither exists
 //! upstream.
 
+pub mod asked;
 pub mod command_line;
 pub mod configz;
 mod file;

@@ -1,7 +1,6 @@
-//! The servers of health and metrics: what they read of the flags, and the pages of the second. The
-//! pages of the first are in `healthz`.
+//! The pages of the metrics server, and the page that shows the daemon. Pages of health are in
+//! `health::healthz`.
 
 pub(crate) mod pages;
-pub mod settings;
 pub mod ui;
 mod zpages;

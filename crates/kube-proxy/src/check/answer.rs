@@ -6,11 +6,11 @@ use anyhow::Result;
 use serde::Serialize;
 use view::shown;
 
-use super::asked::Output;
 use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::finding::{self, Finding, Status};
 use super::foresee::Foreseen;
 use super::migration::Migration;
+use crate::config::asked::Output;
 
 /// The answer. As an object: what is foreseen (`wouldChange`, `whole`, `warnings`, `writes`, by
 /// `node`,

@@ -7,8 +7,8 @@ use modes::preview::{Action, Change};
 use serde::Serialize;
 use view::shown;
 
-use super::asked::Output;
 use super::foresee::Foreseen;
+use crate::config::asked::Output;
 
 /// Whether lines are coloured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

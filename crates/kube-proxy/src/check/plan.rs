@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use view::shown;
 
-use super::asked::Output;
 use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::foresee::Foreseen;
+use crate::config::asked::Output;
 
 /// The plan.
 ///

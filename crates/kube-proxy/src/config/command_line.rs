@@ -26,7 +26,7 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use flags::Flags;
 use flags::unusable::UnusableFlag;
 
-use crate::check::asked::{Asked, Question};
+use crate::config::asked::{Asked, Question};
 use crate::config::{self, Configuration, ConfigurationError, Given, Waiting};
 
 use crate::config::options::Options;

@@ -4,7 +4,7 @@
 //!             ┌─▶ Process           the process and its loop
 //!             ├─▶ logging           the log
 //!   Flags ────┼─▶ ObjectSource      where Services come from
-//!             ├─▶ serve             the servers of health and metrics
+//!             ├─▶ servers           the servers of health and metrics
 //!             ├─▶ modes             what all modes read, and what each does
 //!             ├─▶ sysctl            settings of the kernel
 //!             └─▶ Said              what the operator is told
@@ -14,6 +14,7 @@
 
 pub(crate) mod object_source;
 pub mod process;
+pub mod servers;
 
 use std::env;
 
@@ -26,7 +27,7 @@ use proxy::{AddressRules, ExternalIps};
 use tracing::{info, warn};
 
 use crate::config::{Configuration, command_line};
-use crate::{logging, serve};
+use crate::logging;
 use process::Process;
 
 /// What is meant.
@@ -39,7 +40,7 @@ pub struct Options {
     /// Where Services come from.
     pub source: source::Settings,
     /// What the servers of health and metrics read.
-    pub serve: serve::settings::Settings,
+    pub serve: servers::Settings,
     /// What the modes read.
     pub modes: modes::settings::Settings,
     /// Settings of the kernel that are asked for.
@@ -107,7 +108,7 @@ impl Options {
         Ok(Self {
             log,
             source: object_source::read(flags, &gates, chosen.definition().service_cidrs())?,
-            serve: serve::settings::Settings::read(flags)?,
+            serve: servers::Settings::read(flags)?,
             modes: modes::settings::Settings::read(flags, chosen, &periods)?,
             kernel: sysctl::settings::Settings::read(flags)?,
             said: Said {

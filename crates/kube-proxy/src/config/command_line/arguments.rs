@@ -6,7 +6,7 @@ use flags::go;
 use flags::unusable::UnusableFlag;
 use flags::words::word as word_of;
 
-use crate::check::asked::{Output, Question};
+use crate::config::asked::{Output, Question};
 
 /// The flag that asks as `plan` does.
 const DRY_RUN: &str = "--dry-run";

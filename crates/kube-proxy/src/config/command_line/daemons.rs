@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use super::CommandLineError;
-use crate::check::asked::Question;
+use crate::config::asked::Question;
 
 /// The variable that units of distributions keep the flags in.
 const VARIABLE: &str = "KUBE_PROXY_ARGS";

@@ -15,12 +15,13 @@ use proxy_nftables::Layout;
 use source::{Api, ContentType, Lists, Settings};
 
 use super::*;
-use crate::check::asked::Output;
+use crate::config::asked::Output;
 use crate::config::options::Said;
 use crate::config::options::process::Process;
+use crate::config::options::servers;
 use crate::logging::settings::LogFormat;
 use crate::metrics::services::settings::Detail;
-use crate::{logging, metrics, serve};
+use crate::{logging, metrics};
 
 fn options(line: &str) -> Options {
     match read(line) {
@@ -70,7 +71,7 @@ fn the_defaults_are_upstreams() {
                 is_split: false,
             },
             source: Settings::Api(Api::default()),
-            serve: serve::settings::Settings {
+            serve: servers::Settings {
                 healthz_address: Some("0.0.0.0:10256".parse().unwrap()),
                 metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
                 when_taken: WhenTaken::Retry,
