@@ -132,8 +132,15 @@ pub trait Scheme: Sized + Send + 'static {
     /// Whether all that a Service wants is there.
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
-    /// Whom it concerns when a part is not as it is to be.
-    fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern;
+    /// Whom it concerns when a part is not as it is to be. By default nobody needs the node's
+    /// addresses where NodePorts are served at all of them.
+    fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
+        if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
+            Concern::Nobody
+        } else {
+            Concern::Clients
+        }
+    }
 
     // ---- what is wanted ----
 
@@ -158,14 +165,16 @@ pub trait Scheme: Sized + Send + 'static {
     // ---- what is done next ----
 
     /// Wants what follows from what is there, before the lanes are asked what they do.
-    fn prepare(&mut self, state: &mut State<Self::Kinds>);
+    fn prepare(&mut self, _: &mut State<Self::Kinds>) {}
 
     /// What a lane that is free does. It has nothing to read, and something is wanted.
     fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
     /// When something is due beside retries and reading; later than `now`, or now if there is more
     /// to do at once.
-    fn next_due(&self, now: Instant) -> Option<Instant>;
+    fn next_due(&self, _now: Instant) -> Option<Instant> {
+        None
+    }
 
     /// The entries by which Services are served that another program holds: the kernel refuses ours
     /// until it lets go of them, and the node is none the worse for that.

@@ -159,8 +159,6 @@ impl engine::Scheme for Userspace {
         state.ask(Addresses);
     }
 
-    fn prepare(&mut self, _: &mut State<Kinds>) {}
-
     fn next(&mut self, _: Sockets, state: &mut State<Kinds>) -> Step<Self> {
         let due = self.open.due(state.now);
         let due = due.map(|at| (*at, self.open.wanted(at).is_some()));
@@ -169,10 +167,6 @@ impl engine::Scheme for Userspace {
             .collect();
         let plan = Some(plan).filter(|plan| !plan.is_empty());
         Step { plan, query: None }
-    }
-
-    fn next_due(&self, _: Instant) -> Option<Instant> {
-        None
     }
 
     fn observe(&mut self, state: &mut State<Kinds>, _: &Model, found: BTreeSet<IpAddr>) {

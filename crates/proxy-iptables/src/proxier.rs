@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use engine::{Concern, Engine, Extent, Served, Step};
+use engine::{Engine, Extent, Served, Step};
 use proxy::{
     Failure, Fate, IptablesReport, Model, NamespacedName, Notice, Selection, Subject, is_outside,
 };
@@ -249,14 +249,6 @@ impl engine::Scheme for Iptables {
 
     fn is_settled(&self, service: &NamespacedName) -> bool {
         self.claims.is_settled(service, &self.tables)
-    }
-
-    fn concern(&self, state: &State, part: Part) -> Concern {
-        if part == Part::Addresses && state.node.serves_node_ports_everywhere() {
-            Concern::Nobody
-        } else {
-            Concern::Clients
-        }
     }
 
     fn removals_change(&mut self, state: &State) {

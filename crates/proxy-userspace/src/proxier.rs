@@ -505,18 +505,12 @@ impl engine::Scheme for Userspace {
         state.ask(Part::Addresses);
     }
 
-    fn prepare(&mut self, _: &mut State) {}
-
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         let plan = match lane {
             Lane::Sockets => self.next_of_sockets(state),
             Lane::Rules => self.next_of_rules(state),
         };
         Step { plan, query: None }
-    }
-
-    fn next_due(&self, _: Instant) -> Option<Instant> {
-        None
     }
 
     fn observe(&mut self, state: &mut State, model: &Model, found: Found) {
