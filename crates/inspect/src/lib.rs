@@ -25,7 +25,7 @@
 //! any other. User 0 and the user that runs the daemon may ask.
 //!
 //! At the metrics address whoever is on the node may ask. They are not told what the kernel tells root
-//! alone: rules of others are named there, and not quoted ([`rooms`] keeps both from each other).
+//! alone: rules of others are named there, and not quoted (`rooms` keeps both from each other).
 
 mod explain;
 mod facts;
