@@ -36,6 +36,12 @@ impl Budget {
         ops >= self.0
     }
 
+    /// With more writes than this in one plan, a Service or a namespace comes after the others: they do
+    /// not wait for it.
+    pub(super) fn share(self) -> usize {
+        (self.0 / 2).min(2_048)
+    }
+
     /// How many more.
     pub(super) fn left(self, ops: usize) -> usize {
         self.0.saturating_sub(ops)

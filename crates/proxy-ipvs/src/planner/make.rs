@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use proxy::{Rank, Share, Shares};
 
 use super::budget::Budget;
-use super::situation::{GUARDS, SHARE, Situation, are_rules_under_way, gone, rank, share};
+use super::situation::{GUARDS, Situation, are_rules_under_way, gone, rank, share};
 use crate::masquerading::{self, Changing, EXEMPT};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
@@ -40,7 +40,7 @@ pub(super) fn make(
     let is_made = |key: &VirtualServerKey| makes(tables, key) && !waits_for_rules(tables, key, of);
     let due = due.filter(|key| !is_urgent(rank(&tables.servers, key)) || is_made(key));
     let servers = sorted(due).into_iter();
-    let mut shares = Shares::new(SHARE);
+    let mut shares = Shares::new(budget.share());
     let servers = servers.map(|key| {
         let place = (
             rank(&tables.servers, &key),

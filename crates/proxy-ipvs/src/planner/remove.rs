@@ -8,7 +8,7 @@ use proxy::{Protocol, ServiceAddress, Shares};
 
 use super::budget::Budget;
 use super::make::makes;
-use super::situation::{GUARDS, SHARE, Situation, are_rules_under_way, gone, is_left, left, share};
+use super::situation::{GUARDS, Situation, are_rules_under_way, gone, is_left, left, share};
 use crate::masquerading;
 use crate::plan::{Op, Plan};
 use crate::sets::{Member, Set};
@@ -23,7 +23,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
-    let mut shares = Shares::new(SHARE);
+    let mut shares = Shares::new(budget.share());
     let due = sorted(due).into_iter().rev();
     let mut due: Vec<_> = due
         .map(|key| (share(&mut shares, tables, &key), key))

@@ -14,10 +14,6 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 use crate::tables::Tables;
 
-/// With more writes than this in one plan, a Service or a namespace comes after the others: they do
-/// not wait for it.
-pub(super) const SHARE: usize = 2_048;
-
 /// What a plan depends on beside the tables.
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
