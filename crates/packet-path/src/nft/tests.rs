@@ -362,7 +362,7 @@ fn load() -> impl Strategy<Value = Expression> {
                 to,
             }
         }),
-        (prop::sample::select(&MetaKey::ALL[..]), register())
+        (prop::sample::select(MetaKey::ALL), register())
             .prop_map(|(key, to)| Expression::Meta { key, to }),
         (ct, register()).prop_map(|(key, to)| Expression::Ct { key, to }),
         (result, any::<u32>(), register()).prop_map(|(result, flags, to)| Expression::Fib {
