@@ -313,21 +313,16 @@ impl Claims {
         tables: &Tables,
     ) -> VirtualServer {
         let is_drained = key.address().is_some_and(|at| at.protocol == Protocol::Tcp);
-        let leftovers: Vec<RealServer> = tables
-            .servers
-            .actual(&key)
-            .into_iter()
-            .flat_map(|actual| actual.destinations.iter())
-            .filter(|real| compiled.destination(real.target).is_none())
-            .filter(|_| is_drained || !self.may_delete)
-            .map(|real| {
-                if self.may_delete {
-                    real.with_weight(0)
-                } else {
-                    real
-                }
-            })
-            .collect();
+        let actual = tables.servers.actual(&key).into_iter();
+        let pairs = actual.flat_map(|actual| actual.destinations.beside(&compiled.destinations));
+        let left =
+            pairs.filter(|(_, compiled)| compiled.is_none() && (is_drained || !self.may_delete));
+        let left = left.filter_map(|(there, _)| there);
+        let leftovers: Vec<RealServer> = if self.may_delete {
+            left.map(|real| real.with_weight(0)).collect()
+        } else {
+            left.collect()
+        };
         let targets = leftovers.iter().map(|real| real.target);
         self.drains.set(key, targets.collect());
         if leftovers.is_empty() {

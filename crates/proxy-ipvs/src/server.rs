@@ -1,5 +1,6 @@
 //! Virtual servers and real servers, as values.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -215,6 +216,26 @@ impl Destinations {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
+    /// All targets of these and others, in order, each with what stands there in these and in the
+    /// others. One pass over both: of thousands of virtual servers each plan asks for it.
+    pub(crate) fn beside(
+        &self,
+        others: &Self,
+    ) -> impl Iterator<Item = (Option<RealServer>, Option<RealServer>)> {
+        let (mut own, mut others) = (self.iter().peekable(), others.iter().peekable());
+        std::iter::from_fn(move || {
+            let order = match (own.peek(), others.peek()) {
+                (Some(one), Some(other)) => one.target.cmp(&other.target),
+                (Some(_), None) => Ordering::Less,
+                (None, Some(_)) => Ordering::Greater,
+                (None, None) => return None,
+            };
+            let one = order.is_le().then(|| own.next()).flatten();
+            let other = order.is_ge().then(|| others.next()).flatten();
+            Some((one, other))
+        })
+    }
+
     fn get(&self, at: usize) -> Option<RealServer> {
         match &self.0 {
             Packed::Alike {
@@ -342,6 +363,15 @@ mod tests {
             for real in &reals {
                 assert_eq!(list.find(real.target), Some(*real));
             }
+            let beside: Vec<_> = list
+                .beside(&Destinations::from([real("10.0.0.1:81")]))
+                .collect();
+            let one = |of: &(Option<RealServer>, _)| of.0;
+            assert_eq!(beside.iter().filter_map(one).collect::<Vec<_>>(), reals);
+            let is_both = |(one, other): &&(Option<RealServer>, Option<RealServer>)| one == other;
+            let both = list.find(real("10.0.0.1:81").target).is_some();
+            assert_eq!(beside.iter().filter(is_both).count(), usize::from(both));
+            assert!(beside.is_sorted_by_key(|(one, other)| one.or(*other).unwrap().target));
             for missing in ["10.0.0.1:82", "10.0.0.0:80", "[fd00::1]:82"] {
                 assert_eq!(list.find(real(missing).target), None);
             }

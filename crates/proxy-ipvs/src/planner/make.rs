@@ -135,12 +135,12 @@ pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     let Some(actual) = tables.servers.actual(key) else {
         return tables.foreign.may_be_tried(key);
     };
-    let mut wanted_ones = wanted.destinations.iter();
+    let mut pairs = wanted.destinations.beside(&actual.destinations);
     let may_lower = tables.may_lower(key);
     actual.properties != wanted.properties
-        || wanted_ones.any(|real| match actual.destination(real.target) {
-            Some(there) => there != real && (may_lower || !is_lowered(there, real)),
-            None => true,
+        || pairs.any(|pair| match pair {
+            (Some(real), Some(there)) => there != real && (may_lower || !is_lowered(there, real)),
+            (wanted, _) => wanted.is_some(),
         })
 }
 

@@ -52,11 +52,10 @@ pub(super) fn share<'a>(
 
 /// The destinations that go, the last ones first.
 pub(super) fn gone(actual: &VirtualServer, wanted: &VirtualServer) -> Vec<Target> {
-    let targets = actual.destinations.iter().map(|real| real.target);
-    let mut gone: Vec<Target> = targets
-        .filter(|target| wanted.destination(*target).is_none())
-        .collect();
-    gone.sort_unstable_by(|one, other| other.cmp(one));
+    let pairs = actual.destinations.beside(&wanted.destinations);
+    let gone = pairs.filter(|(_, wanted)| wanted.is_none());
+    let mut gone: Vec<Target> = gone.filter_map(|(there, _)| Some(there?.target)).collect();
+    gone.reverse();
     gone
 }
 
