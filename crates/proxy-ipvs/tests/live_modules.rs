@@ -136,7 +136,7 @@ fn missing_modules_are_named() {
         .map(|outcome| match outcome {
             Outcome::Refused {
                 reason,
-                fault: Fault::Node,
+                fault: Fault::Node | Fault::Scheduler,
             } => reason,
             other => panic!("{other:?}"),
         })
