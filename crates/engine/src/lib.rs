@@ -434,8 +434,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
 
     fn standing(&self) -> Standing {
         let mut standing = Standing {
-            is_settled: S::WRITING.iter().all(|lane| self.lanes.is_free(*lane))
-                && !self.scheme.wants_update(),
+            is_settled: S::WRITING.iter().all(|lane| self.lanes.is_free(*lane)),
             ..Standing::default()
         };
         let all = PartOf::<S>::ALL.iter();

@@ -264,6 +264,8 @@ impl Family {
         };
         if self.changes.is_empty() {
             self.late.taken();
+        } else {
+            self.late.go_on(self.heard.first_of(&self.changes));
         }
         self.has_taken_in = true;
         self.mode.update(model, &changes, now);
@@ -409,7 +411,7 @@ impl Family {
                 || (round.has_written && since.is_none_or(|since| since > round.began))
         };
         if let Some(round) = self.round.take_if(is_over) {
-            self.end(&round, &standing, now);
+            self.end(&round, &shown, now);
         }
         self.complete_unwritten(&standing);
         if self.is_served {
@@ -514,6 +516,12 @@ impl Heard {
 
     fn take(&mut self, service: &NamespacedName) -> Option<Instant> {
         self.0.remove(service)
+    }
+
+    /// When the first of these was heard of, as far as is known.
+    fn first_of(&self, changes: &Changes) -> Option<Instant> {
+        let services = changes.services.iter();
+        services.filter_map(|name| self.0.get(name)).min().copied()
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Claims {
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
     /// Services that lost an address and port to another, or got it back, and so have other set
     /// members now.
-    disputed: Vec<NamespacedName>,
+    disputed: BTreeSet<NamespacedName>,
     /// See [`Fragment::forbidden_to_node`].
     forbidden_to_node: Table<ServiceAddress, (), Arc<Owner>>,
     /// Another number whenever these may have changed.
@@ -49,7 +49,7 @@ impl Claims {
     pub(crate) fn new(drains: Drains) -> Self {
         Self {
             owners: HashMap::new(),
-            disputed: Vec::new(),
+            disputed: BTreeSet::new(),
             forbidden_to_node: Table::new(),
             forbidden_version: 0,
             prefixes: Table::new(),
@@ -122,55 +122,28 @@ impl Claims {
         fragments: Vec<Fragment>,
         tables: &mut Tables,
     ) {
-        let owners = fragments.iter().map(|fragment| fragment.owner.clone());
-        let owners: SmallVec<[Arc<Owner>; 1]> = owners.collect();
-        self.release_others(service, &owners, tables);
-        for fragment in fragments {
-            self.claim(fragment, tables);
-        }
-    }
-
-    /// Makes these all that some of the ports of a Service claim. Its other ports claim what they
-    /// did. Returns whose these are.
-    pub(crate) fn put_some(
-        &mut self,
-        service: &NamespacedName,
-        fragments: Vec<Fragment>,
-        tables: &mut Tables,
-    ) -> Vec<Arc<Owner>> {
-        let put: Vec<_> = fragments.iter().map(|of| of.owner.clone()).collect();
-        let owners = self.owners.entry(service.clone()).or_default();
-        let known: HashSet<_> = owners.iter().cloned().collect();
-        let fresh = put.iter().filter(|owner| !known.contains(*owner));
-        owners.extend(fresh.cloned());
-        for fragment in fragments {
-            self.claim(fragment, tables);
-        }
-        put
-    }
-
-    /// Releases what a Service claims for others than these.
-    pub(crate) fn release_others(
-        &mut self,
-        service: &NamespacedName,
-        owners: &[Arc<Owner>],
-        tables: &mut Tables,
-    ) {
+        let owners: SmallVec<[Arc<Owner>; 1]> = fragments
+            .iter()
+            .map(|fragment| fragment.owner.clone())
+            .collect();
         let before = if owners.is_empty() {
             self.owners.remove(service)
         } else {
-            self.owners.insert(service.clone(), owners.into())
+            self.owners.insert(service.clone(), owners.clone())
         };
         let before = before.map_or_else(Vec::new, SmallVec::into_vec);
-        for gone in released(before, owners, |owner| owner) {
+        for gone in released(before, &owners, |owner| owner) {
             self.claim(Fragment::of_nothing(gone), tables);
+        }
+        for fragment in fragments {
+            self.claim(fragment, tables);
         }
     }
 
     /// A Service that has to be compiled again, because it has lost an address and port, or got it
     /// back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
-        self.disputed.pop()
+        self.disputed.pop_first()
     }
 
     fn claim(&mut self, fragment: Fragment, tables: &mut Tables) {
@@ -266,7 +239,7 @@ impl Claims {
         match tables.servers.owner(&key) {
             Some(first) if first < owner => return compiled,
             Some(first) if first > owner => {
-                self.disputed.push(first.name.service.clone());
+                self.disputed.insert(first.name.service.clone());
                 if let Some((second, its)) = self.compiled(&key, tables) {
                     tables.servers.amend(&second, &key, its);
                 }
@@ -280,7 +253,7 @@ impl Claims {
     fn take_over(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         let owner = tables.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, tables.servers.wanted(&key).cloned()) {
-            self.disputed.push(owner.name.service.clone());
+            self.disputed.insert(owner.name.service.clone());
             let claim = self.with_leftovers(key, compiled, tables);
             tables.servers.amend(&owner, &key, claim);
         }

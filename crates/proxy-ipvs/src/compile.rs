@@ -66,23 +66,12 @@ pub fn compile(
     node_ports: &NodePortAddresses,
     scheduler: &Arc<str>,
 ) -> Vec<Fragment> {
-    compile_ports(view, &view.service.ports, node, node_ports, scheduler)
-}
-
-/// Compiles some ports of a Service, each into its fragment.
-pub(crate) fn compile_ports(
-    view: &ServiceView<'_>,
-    ports: &[ServicePort],
-    node: &NodeFacts,
-    node_ports: &NodePortAddresses,
-    scheduler: &Arc<str>,
-) -> Vec<Fragment> {
     let Some(cluster_ip) = view.service.cluster_ip(node.family) else {
         return Vec::new();
     };
     let endpoints = Endpoints::of(view, node);
+    let ports = view.service.ports.iter();
     ports
-        .iter()
         .map(|port| {
             let backends = endpoints.serving(port);
             Compiler::new(view.service, port, backends, node, scheduler)

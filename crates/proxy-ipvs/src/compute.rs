@@ -5,14 +5,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::slice;
 
-use engine::Extent;
 use hashbrown::HashSet;
-use proxy::pieces::SHARE;
 use proxy::{IpFamily, Model, NamespacedName, ServiceAddress};
 
-use crate::compile::{NodePortAddresses, compile, compile_ports};
+use crate::compile::{NodePortAddresses, compile};
 use crate::kinds::State;
-use crate::pieces::Piece;
 use crate::proxier::Ipvs;
 use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set};
@@ -78,7 +75,6 @@ impl Ipvs {
             compile(&view, &state.node, &self.node_ports, &scheduler)
         });
         let fragments = compiled.unwrap_or_default();
-        self.pieces.forget(name);
         self.claims.put(name, fragments, &mut self.tables);
         state.news.changed(name);
     }
@@ -102,68 +98,5 @@ impl Ipvs {
         for set in [Set::ClusterIp, Set::IpvsIps] {
             self.tables.members_mut(set).reserve(services);
         }
-    }
-
-    /// Begins with a Service that has changed alone, if it is much work. One that changes with others
-    /// may exchange addresses with them, and is computed with them.
-    pub(crate) fn begin_pieces(
-        &mut self,
-        state: &mut State,
-        model: &Model,
-        extent: Extent<'_>,
-    ) -> bool {
-        let Extent::These(names) = extent else {
-            return false;
-        };
-        let [Some(service), None] = [names.iter().next(), names.iter().nth(1)] else {
-            return false;
-        };
-        let family = state.node.family;
-        let is_much = model.view(service).is_some_and(|view| {
-            view.service.cluster_ip(family).is_some()
-                && view.service.ports.len() > 1
-                && view.work() > SHARE
-        });
-        self.pieces.forget(service);
-        if is_much {
-            self.pieces.0.push_back(Piece {
-                service: service.clone(),
-                ports: 0,
-                owners: Vec::new(),
-            });
-            state.news.changed(service);
-        }
-        is_much
-    }
-
-    /// Computes the next ports; the virtual servers that Services had that lose one by it.
-    pub(crate) fn go_on_with_pieces(
-        &mut self,
-        state: &mut State,
-        model: &Model,
-    ) -> Vec<VirtualServerKey> {
-        let Some(mut piece) = self.pieces.0.pop_front() else {
-            return Vec::new();
-        };
-        let Some(view) = model.view(&piece.service) else {
-            return self.compute(state, model, slice::from_ref(&piece.service));
-        };
-        let scheduler = self.schedulers.of(view.service, &state.config);
-        let all = &view.service.ports;
-        let at_once = (SHARE * all.len() / view.work().max(1)).max(1);
-        let ports = all.iter().skip(piece.ports).take(at_once);
-        let ports: Vec<_> = ports.cloned().collect();
-        let fragments = compile_ports(&view, &ports, &state.node, &self.node_ports, &scheduler);
-        piece.ports += ports.len();
-        let (claims, tables) = (&mut self.claims, &mut self.tables);
-        let owners = claims.put_some(&piece.service, fragments, tables);
-        piece.owners.extend(owners);
-        if piece.ports < all.len() {
-            self.pieces.0.push_front(piece);
-        } else {
-            claims.release_others(&piece.service, &piece.owners, tables);
-            state.news.review();
-        }
-        self.compute(state, model, &[])
     }
 }

@@ -37,7 +37,6 @@ mod netlink;
 mod observe;
 mod pace;
 mod part;
-mod pieces;
 mod plan;
 mod planner;
 mod proxier;

@@ -30,7 +30,6 @@ use crate::kernel::CONNECTIONS;
 use crate::kinds::{IpvsKinds, Lane, Part, State};
 use crate::link::{Link, Loss};
 use crate::pace::Pace;
-use crate::pieces::Pieces;
 use crate::plan::{Op, Outcome, Plan};
 use crate::planner::{self, Room, Situation, Turns};
 use crate::schedulers::Schedulers;
@@ -64,7 +63,6 @@ pub struct Ipvs {
     /// How often the table is compared because somebody may have changed it.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
-    pub(crate) pieces: Pieces,
 }
 
 impl Ipvs {
@@ -228,7 +226,6 @@ impl engine::Scheme for Ipvs {
             drifts: Drifts::new(config.glance_period, now),
             pace: Pace::default(),
             schedulers: Schedulers::new(config, now),
-            pieces: Pieces::default(),
         }
     }
 
@@ -256,7 +253,7 @@ impl engine::Scheme for Ipvs {
     }
 
     fn is_settled(&self, service: &NamespacedName) -> bool {
-        !self.pieces.contains(service) && self.claims.is_settled(service, &self.tables)
+        self.claims.is_settled(service, &self.tables)
     }
 
     fn concern(&self, state: &State, part: Part) -> Concern {
@@ -298,12 +295,8 @@ impl engine::Scheme for Ipvs {
         {
             self.reserve(model, state.node.family, names);
         }
-        let (mut services, mut had) = (Vec::new(), Vec::new());
-        if !self.begin_pieces(state, model, extent) {
-            services = extent.services(model, self.claims.services());
-            had = self.compute(state, model, &services);
-        }
-        had.extend(self.go_on_with_pieces(state, model));
+        let services = extent.services(model, self.claims.services());
+        let had = self.compute(state, model, &services);
         // These may change by what nobody has told yet.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
@@ -312,7 +305,7 @@ impl engine::Scheme for Ipvs {
     }
 
     fn wants_update(&self) -> bool {
-        !self.pieces.is_empty() || self.tables.foreign.has_changed() || self.schedulers.has_news()
+        self.tables.foreign.has_changed() || self.schedulers.has_news()
     }
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
@@ -386,7 +379,6 @@ impl engine::Scheme for Ipvs {
             .filter(|due| *due > now)
             .chain(self.drifts.next_due(&self.tables, now))
             .chain(self.pace.next_due())
-            .chain((!self.pieces.is_empty()).then_some(now))
             .min()
     }
 

@@ -191,7 +191,7 @@ impl Left {
         };
         (!by.is_some_and(has_all)).then(|| Self {
             places: places(service).collect(),
-            work: frontends(service),
+            work: work(service, 0),
         })
     }
 
@@ -199,15 +199,6 @@ impl Left {
     pub(crate) fn extend(&mut self, other: Self) {
         self.places.extend(other.places);
         self.work = self.work.max(other.work);
-    }
-
-    pub(crate) fn has_one_of(&self, places: &HashSet<Place>) -> bool {
-        let (few, many) = if self.places.len() < places.len() {
-            (&self.places, places)
-        } else {
-            (places, &self.places)
-        };
-        few.iter().any(|place| many.contains(place))
     }
 }
 
@@ -231,8 +222,11 @@ pub(crate) fn places(service: &Service) -> impl Iterator<Item = Place> + use<'_>
     addresses.chain(node_ports.map(Place::NodePort))
 }
 
-/// The addresses × ports of a Service. All of the node's addresses count as one.
-pub(crate) fn frontends(service: &Service) -> usize {
-    let addresses = service.cluster_ips.len() + service.ingress_ips.len();
-    (addresses + service.external_ips.len() + 1) * service.ports.len()
+/// The work that it is to compute a Service with so many endpoints: its ports × addresses × endpoints,
+/// and × source ranges. All of the node's addresses count as one.
+pub(crate) fn work(service: &Service, endpoints: usize) -> usize {
+    let ingress = service.ingress_ips.len();
+    let addresses = service.cluster_ips.len() + ingress + service.external_ips.len() + 1;
+    let ranges = ingress * service.source_ranges.len();
+    service.ports.len() * (addresses * (1 + endpoints) + ranges)
 }

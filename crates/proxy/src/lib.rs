@@ -26,7 +26,7 @@ mod node;
 pub mod object;
 pub mod options;
 mod owner;
-pub mod pieces;
+mod pieces;
 mod released;
 mod service_cidrs;
 mod shares;

@@ -236,8 +236,11 @@ impl Model {
             self.admission.leave(&given);
             self.changes.note_service(known);
         }
+        let had = known.map(|known| &known.options);
+        if had.map_or(service.options.is_some(), |had| *had != service.options) {
+            self.note_options(&service.name, service.options.is_some());
+        }
         service.name = self.shared_name(service.name);
-        self.note_options(&service.name, service.options.is_some());
         self.admission.enter(&service);
         let slices = slices_of(&self.slices, &service.name);
         self.admission.admit(&mut service, slices);
@@ -256,7 +259,7 @@ impl Model {
         self.judge_again();
     }
 
-    /// Notes that a Service has come, changed or gone, and whether it has options now.
+    /// Notes that the options of a Service have changed, or are gone, and whether it has any now.
     fn note_options(&mut self, name: &NamespacedName, has_options: bool) {
         let had_options = if has_options {
             !self.with_options.insert(name.clone())

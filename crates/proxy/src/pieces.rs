@@ -12,29 +12,28 @@
 //! An address that goes from one Service to another is never nobody's in between: the two are in
 //! one piece.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::changes::{Changes, Place, frontends, places};
+use crate::changes::{Changes, Place, places, work};
 use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::view::ServiceView;
 
-/// The [work](ServiceView::work) that a namespace has in one piece: milliseconds for the daemon.
-pub const SHARE: usize = 8_192;
+/// The work that a namespace has in one piece: milliseconds for the daemon.
+const SHARE: usize = 8_192;
 
 /// The longest that a piece of what is above the shares waits for the one before to be written.
 /// Some of that may never be: it is refused, or waits for somebody else.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-impl ServiceView<'_> {
-    /// Returns the work that it is to compute the Service: its addresses × ports × endpoints.
-    pub fn work(&self) -> usize {
-        let endpoints = self.slices().map(|slice| slice.endpoints.len());
-        frontends(self.service) * (1 + endpoints.sum::<usize>())
-    }
+/// The work that it is to compute a Service as it is.
+fn work_now(view: &ServiceView<'_>) -> usize {
+    let endpoints = view.slices().map(|slice| slice.endpoints.len());
+    work(view.service, endpoints.sum())
 }
 
 /// The state of a family's pieces.
@@ -42,8 +41,10 @@ impl ServiceView<'_> {
 pub struct Pieces {
     /// True if the last piece was of the others.
     had_others: bool,
-    /// The last Service above a share; the next piece begins behind it.
-    last: Option<NamespacedName>,
+    /// The last Service above the share of each namespace. Its next piece begins behind it.
+    last_of: BTreeMap<String, NamespacedName>,
+    /// The namespace that the last of these pieces was of. The next one is of that behind it.
+    last: String,
     /// When the last piece of what is above the shares was taken.
     taken: Option<Instant>,
     /// True if all that could be written of what is taken is written.
@@ -88,27 +89,35 @@ impl Pieces {
         Some(take_out(waiting, piece))
     }
 
-    /// Chooses Services above the shares, behind the last one, and all that they exchange places
-    /// with.
+    /// Chooses Services of the next namespace that is above its share, behind its last one, and all
+    /// that they exchange places with.
     fn piece(
         &mut self,
         waiting: &Changes,
         model: &Model,
         above: &[(NamespacedName, usize)],
     ) -> HashSet<NamespacedName> {
-        let last = self.last.as_ref();
-        let behind = above.partition_point(|(name, _)| Some(name) <= last);
-        let (before, behind) = above.split_at(behind);
+        let behind = above.partition_point(|(name, _)| name.namespace() <= &*self.last);
+        let first = above.get(behind).or(above.first());
+        let namespace = first.map_or("", |(name, _)| name.namespace());
+        let of = |(name, _): &&(NamespacedName, usize)| name.namespace() == namespace;
+        let last = self.last_of.get(namespace);
+        let is_behind = |(name, _): &&(NamespacedName, usize)| last.is_none_or(|last| name > last);
+        let all = above.iter().filter(of);
+        let before = all.clone().filter(|one| !is_behind(one));
         let mut total = 0;
-        let mut piece = HashSet::new();
-        for (name, work) in behind.iter().chain(before) {
+        let mut piece = Vec::new();
+        for (name, work) in all.filter(is_behind).chain(before) {
             if total > 0 && total + work > SHARE {
                 break;
             }
             total += work;
-            piece.insert(name.clone());
-            self.last = Some(name.clone());
+            piece.push(name.clone());
         }
+        if let Some(last) = piece.last() {
+            self.last_of.insert(namespace.to_owned(), last.clone());
+        }
+        namespace.clone_into(&mut self.last);
         with_exchanges(waiting, model, piece)
     }
 }
@@ -122,7 +131,7 @@ fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName,
     }
     let work_of = |name: &NamespacedName| {
         let left = waiting.left.get(name).map_or(0, |left| left.work);
-        left.max(model.view(name).map_or(0, |view| view.work()))
+        left.max(model.view(name).map_or(0, |view| work_now(&view)))
     };
     let mut all: Vec<(&NamespacedName, usize)> = Vec::with_capacity(waiting.services.len());
     all.extend(waiting.services.iter().map(|name| (name, work_of(name))));
@@ -153,55 +162,54 @@ fn others(
     waiting.services.difference(&kept).cloned().collect()
 }
 
-/// Adds all that exchange places with these Services, or with one that does.
+/// Adds all that exchange places with these Services, or with one that does: who has what another
+/// one has left. O(the places of all that wait).
 fn with_exchanges(
     waiting: &Changes,
     model: &Model,
-    mut services: HashSet<NamespacedName>,
+    mut queue: Vec<NamespacedName>,
 ) -> HashSet<NamespacedName> {
-    let mut fresh: Vec<NamespacedName> = services.iter().cloned().collect();
-    while !fresh.is_empty() && !waiting.left.is_empty() {
-        let exchange = Exchange::of(waiting, model, &fresh);
-        let all = waiting.services.iter();
-        let joining = all.filter(|name| !services.contains(*name) && exchange.is_with(name));
-        fresh = joining.cloned().collect();
-        services.extend(fresh.iter().cloned());
+    let mut services: HashSet<NamespacedName> = queue.iter().cloned().collect();
+    if waiting.left.is_empty() {
+        return services;
+    }
+    let places_of = |name: &NamespacedName| {
+        let view = model.view(name);
+        let has = view.map(|view| places(view.service).collect::<Vec<_>>());
+        has.unwrap_or_default()
+    };
+    let (mut having, mut leaving) = (
+        HashMap::<Place, Vec<_>>::new(),
+        HashMap::<Place, Vec<_>>::new(),
+    );
+    for (name, left) in &waiting.left {
+        for place in &left.places {
+            leaving.entry(*place).or_default().push(name);
+        }
+    }
+    for name in &waiting.services {
+        for place in places_of(name) {
+            if leaving.contains_key(&place) {
+                having.entry(place).or_default().push(name);
+            }
+        }
+    }
+    while let Some(name) = queue.pop() {
+        let left = waiting.left.get(&name).map(|left| &left.places);
+        let heirs = left
+            .into_iter()
+            .flatten()
+            .filter_map(|place| having.remove(place));
+        let has = places_of(&name);
+        let former = has.iter().filter_map(|place| leaving.remove(place));
+        let joining = heirs.flatten().chain(former.flatten());
+        for other in joining.filter(|other| waiting.services.contains(*other)) {
+            if services.insert(other.clone()) {
+                queue.push(other.clone());
+            }
+        }
     }
     services
-}
-
-/// The places that some Services have, or have left.
-struct Exchange<'a> {
-    waiting: &'a Changes,
-    model: &'a Model,
-    has: HashSet<Place>,
-    left: HashSet<Place>,
-}
-
-impl<'a> Exchange<'a> {
-    fn of(waiting: &'a Changes, model: &'a Model, services: &[NamespacedName]) -> Self {
-        let left = services.iter().filter_map(|name| waiting.left.get(name));
-        let views = services.iter().filter_map(|name| model.view(name));
-        Self {
-            waiting,
-            model,
-            has: views.flat_map(|view| places(view.service)).collect(),
-            left: left.flat_map(|left| left.places.iter().copied()).collect(),
-        }
-    }
-
-    /// Reports whether a Service has left a place that they have, or has one that they have left.
-    fn is_with(&self, name: &NamespacedName) -> bool {
-        let left = self.waiting.left.get(name);
-        if left.is_some_and(|left| left.has_one_of(&self.has)) {
-            return true;
-        }
-        let has_left = |view: ServiceView<'_>| {
-            let mut places = places(view.service);
-            places.any(|place| self.left.contains(&place))
-        };
-        !self.left.is_empty() && self.model.view(name).is_some_and(has_left)
-    }
 }
 
 /// Takes these Services out of what waits, with all that is told of them. What is of no Service
@@ -376,6 +384,28 @@ mod tests {
         // The first one has the share of the namespace, and what is elsewhere.
         assert_eq!(sizes[0], SHARE / 2 + 1);
         assert!(sizes.iter().all(|size| *size <= sizes[0]), "{sizes:?}");
+    }
+
+    #[test]
+    fn namespaces_above_their_shares_take_turns() {
+        let mut world = World::new();
+        for of in ["a/1", "a/2", "a/3", "c/1", "d/1"] {
+            world.told(large(of, &[]));
+        }
+        // Source ranges are work, too.
+        let ranged = Service {
+            ingress_ips: vec![IpAddr::from([203, 0, 113, 1])],
+            source_ranges: vec!["10.0.0.0/8".parse().unwrap(); 1_000],
+            ..match service("d/1", 90, &[]) {
+                Event::ServiceApplied(service) => service,
+                other => panic!("{other:?}"),
+            }
+        };
+        world.told([Event::ServiceApplied(ranged)]);
+        world.told([Event::SliceDeleted(name("d/1"))]);
+        let all: Vec<_> = (0..5).flat_map(|_| world.take_at_rest()).collect();
+        assert_eq!(all, ["a/1", "c/1", "d/1", "a/2", "a/3"]);
+        assert!(world.waiting.is_empty());
     }
 
     #[test]

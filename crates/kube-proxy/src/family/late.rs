@@ -34,6 +34,11 @@ impl Late {
         self.heard = None;
     }
 
+    /// The mode has taken over a piece; the first of the others was heard of then, as far as is known.
+    pub(super) fn go_on(&mut self, heard: Option<Instant>) {
+        self.heard = heard.or(self.heard);
+    }
+
     /// Looks whether something stays because objects cannot be read.
     pub(super) fn look(
         &mut self,
