@@ -70,11 +70,11 @@ fn metric(axis: Axis, row: &'static str) -> Metric {
     }
 }
 
-/// Where a figure is in a cell.
+/// Place of a figure in a cell.
 #[derive(Clone, Copy)]
 pub(super) struct Of {
     statistic: &'static str,
-    /// Of the series or figure; of several the first that is there.
+    /// Names of the series or figure; of several the first that is there.
     names: &'static str,
 }
 

@@ -79,7 +79,7 @@ impl News {
         self.drifting.get_or_insert(now);
     }
 
-    /// The same for entries of a table, with the Services that they belong to.
+    /// Notes entries of a table that somebody else has changed, with the Services that they belong to.
     pub fn drifted_of<K: Clone + Eq + Hash + Display, V: Clone + Eq>(
         &mut self,
         now: Instant,

@@ -132,8 +132,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// Whether all that a Service wants is there.
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
-    /// Whom it concerns when a part is not as it is to be. By default nobody needs the node's
-    /// addresses where NodePorts are served at all of them.
+    /// Returns whom it concerns when a part is not as it is to be. By default nobody needs the
+    /// node's addresses where NodePorts are served at all of them.
     fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
         if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
             Concern::Nobody

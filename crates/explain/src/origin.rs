@@ -68,8 +68,8 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -
     }
 }
 
-/// What chose the scheduler of a virtual server, `TCP 10.96.0.10:80 sh`: the Service's own option, where
-/// it is that one.
+/// Names what chose the scheduler of a virtual server, `TCP 10.96.0.10:80 sh`: the Service's own
+/// option, where it is that one.
 fn scheduler_origin(entry: &str, of: &Place<'_>) -> String {
     let mut options = of.service.options.iter();
     let own = options.find(|option| option.annotation == options::SCHEDULER);

@@ -325,7 +325,7 @@ pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     })
 }
 
-/// Those that are given, and then those that are wrong.
+/// Lists the options that a Service gives, and then those that are wrong.
 fn options(service: &Service) -> Vec<ServiceOption> {
     let options = service.options.as_deref().into_iter();
     let all = options.flat_map(|of| {

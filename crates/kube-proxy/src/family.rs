@@ -518,7 +518,7 @@ impl Heard {
         self.0.remove(service)
     }
 
-    /// When the first of these was heard of, as far as is known.
+    /// Returns when the first of these was heard of, as far as is known.
     fn first_of(&self, changes: &Changes) -> Option<Instant> {
         let services = changes.services.iter();
         services.filter_map(|name| self.0.get(name)).min().copied()

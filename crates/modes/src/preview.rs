@@ -60,7 +60,7 @@ pub struct Change {
     pub of: String,
     /// `virtual servers`, `rules`, ...
     pub kind: &'static str,
-    /// What is done to it.
+    /// The write: an entry comes, goes or becomes another.
     pub action: Action,
     /// The change in words.
     pub write: String,

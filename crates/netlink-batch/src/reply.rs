@@ -1,10 +1,10 @@
-//! What the kernel says to messages.
+//! The kernel's answers to messages.
 
 use crate::attributes::align;
 use crate::error::Refusal;
 use crate::message::Messages;
 
-/// What became of one message of a [`Batch`](crate::Batch).
+/// Fate of one message of a [`Batch`](crate::Batch).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// The kernel did it.
@@ -26,7 +26,7 @@ impl Reply {
     }
 }
 
-/// What the kernel said to a batch that went in one send ([`Connection::transact`](crate::Connection::transact)).
+/// The kernel's answers to a batch that went in one send ([`Connection::transact`](crate::Connection::transact)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answers {
     /// The refused messages, by index, in the kernel's order.

@@ -1,4 +1,4 @@
-//! How the answer of a tracked flow becomes what was asked for, hook by hook.
+//! The way of a tracked flow's answer, hook by hook, until it has the addresses that the client expects.
 
 use crate::branch::Branch;
 use crate::kernel::{Kernel, Route, RouteQuestion};

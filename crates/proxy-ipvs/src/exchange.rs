@@ -35,7 +35,7 @@ pub enum Query {
     Connections(Vec<VirtualServerKey>),
     /// Whether the virtual servers are all there, this one among them.
     Glance(VirtualServerKey),
-    /// Whether the kernel has this scheduler.
+    /// True if the kernel has this scheduler.
     Scheduler(Scheduler),
     /// All but the rules, to be compared.
     All,
@@ -50,7 +50,7 @@ pub enum Answer {
     ),
     /// How many there are, or whether the one is there.
     Glance(Result<Glance, Unreadable>),
-    /// Why the kernel lacks it, if it does.
+    /// The reason if the kernel lacks it.
     Scheduler(Scheduler, Result<(), String>),
     /// All.
     Dump(Box<Dump>),

@@ -75,7 +75,7 @@ pub(crate) struct Chains {
 }
 
 impl Rules {
-    /// Those of a shim in iptables.
+    /// Renders the chains of a shim in iptables.
     pub(crate) fn in_iptables(of: &Chains) -> Self {
         let chains = of.chains.iter().map(|(table, name, chain)| {
             let lines = chain.iter().map(|rule| rule.line(name)).collect();

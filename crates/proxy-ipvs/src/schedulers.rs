@@ -14,7 +14,7 @@ use proxy::{Scheduler, Service, UnavailableOption, options};
 use crate::config::Config;
 use crate::server::VirtualServer;
 
-/// How long a scheduler that the kernel lacks is not asked for again: its module may be installed.
+/// The pause until a scheduler that the kernel lacks is asked for again: its module may be installed.
 const RETRY: Duration = Duration::from_mins(5);
 
 /// The schedulers that Services ask for.
@@ -41,7 +41,7 @@ enum State {
     /// The kernel has not answered yet.
     Unknown,
     There,
-    /// Why it is not, and since when that is known.
+    /// The reason, and since when it is known.
     Missing(String, Instant),
 }
 
@@ -160,7 +160,7 @@ impl Schedulers {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Those that the kernel lacks, as values of the option.
+    /// Lists the schedulers that the kernel lacks, as values of the option.
     pub(crate) fn unavailable(&self) -> Vec<UnavailableOption> {
         let missing = self
             .known

@@ -1,4 +1,4 @@
-//! What has changed of the model since it was last asked.
+//! Changes of the model since it was last asked.
 
 use std::net::IpAddr;
 use std::time::SystemTime;
@@ -9,12 +9,12 @@ use crate::event::Kind;
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::Service;
 
-/// What changed since [`Model::take_changes`](crate::Model::take_changes) was last called.
+/// Changes since [`Model::take_changes`](crate::Model::take_changes) was last called.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
     /// Services that changed, or whose endpoints did, or that are gone.
     pub services: HashSet<NamespacedName>,
-    /// What those of them had that had more than they have now.
+    /// The former places of those of them that may have fewer now.
     pub left: HashMap<NamespacedName, Left>,
     /// Families in which these Services have a cluster IP, or had one, or whose endpoints changed.
     pub families: FamilySet,
@@ -68,7 +68,7 @@ pub struct Trigger {
     pub service: NamespacedName,
     /// Their family.
     pub family: IpFamily,
-    /// When it happened, by [`EndpointSlice::change_trigger`](crate::EndpointSlice::change_trigger).
+    /// The time at which it happened, by [`EndpointSlice::change_trigger`](crate::EndpointSlice::change_trigger).
     pub at: SystemTime,
 }
 
@@ -172,7 +172,7 @@ impl Changes {
     }
 }
 
-/// What changed Services had, of which they may have less now.
+/// The former places of a changed Service, and the work that it was.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Left {
     pub(crate) places: HashSet<Place>,

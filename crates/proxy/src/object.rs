@@ -64,7 +64,7 @@ pub struct Service {
     pub source_ranges: Vec<IpNet>,
     /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
     pub health_check_node_port: Option<u16>,
-    /// What it asks of this proxy beyond Kubernetes' fields; nearly no Service does.
+    /// Options of this proxy beyond Kubernetes' fields; nearly no Service has any.
     pub options: Option<Box<ServiceOptions>>,
 }
 

@@ -162,7 +162,7 @@ impl ServiceOptions {
 pub struct Scheduler(&'static str);
 
 impl Scheduler {
-    /// Those of Linux (`net/netfilter/ipvs`).
+    /// All schedulers of Linux (`net/netfilter/ipvs`).
     pub const ALL: [Self; 14] = [
         Self("rr"),
         Self("wrr"),

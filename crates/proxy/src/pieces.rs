@@ -45,7 +45,7 @@ pub struct Pieces {
     last_of: BTreeMap<String, NamespacedName>,
     /// The namespace that the last of these pieces was of. The next one is of that behind it.
     last: String,
-    /// When the last piece of what is above the shares was taken.
+    /// The time at which the last piece of what is above the shares was taken.
     taken: Option<Instant>,
     /// True if all that could be written of what is taken is written.
     is_at_rest: bool,

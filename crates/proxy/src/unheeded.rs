@@ -26,7 +26,7 @@ impl Unheeded {
     }
 }
 
-/// Where options are heeded: the mode, and what the kernel lacks.
+/// The limits of heeding options: the mode, and what the kernel lacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Heeding {
     /// The mode's name.

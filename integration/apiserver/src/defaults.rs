@@ -1,4 +1,4 @@
-//! What an API server adds to an object that it is given: defaults. It allocates neither addresses nor
+//! Adds defaults to an object, as an API server does. It allocates neither addresses nor
 //! ports: whoever wants them says which. Nor does it look for more mistakes than those without which
 //! the defaults make no sense.
 //!

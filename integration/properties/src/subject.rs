@@ -213,7 +213,7 @@ pub(crate) fn node_addresses(family: IpFamily) -> [IpAddr; 3] {
     [[127, 0, 0, 1], NODE_ADDRESS, [10, 244, 1, 254]].map(|octets| at(family, octets))
 }
 
-/// How a mode tells this node's pods apart.
+/// Returns the network by which a mode tells this node's pods apart.
 pub(crate) fn detector(family: IpFamily) -> LocalDetector {
     net(family, [10, 244, 1, 0], 24).map_or(LocalDetector::None, LocalDetector::SourceNet)
 }

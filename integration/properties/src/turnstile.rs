@@ -249,7 +249,7 @@ impl Lane {
         (lane, worker)
     }
 
-    /// As many as a mode has, and what its engine is given for them.
+    /// Makes as many turnstiles as a mode has lanes, and the workers that its engine is given.
     pub fn all<const N: usize, K: Send + 'static>(
         mut kernel: impl FnMut() -> K,
     ) -> (Vec<Self>, [Worker<Turnstile<K>>; N]) {

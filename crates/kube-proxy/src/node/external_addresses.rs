@@ -81,8 +81,8 @@ pub(crate) struct ExternalAddresses {
     recorder: Recorder,
     counts: Counts,
     heeding: Heeding,
-    /// What was last looked at: a state of the model, addresses of the node that Services name, and what
-    /// options are heeded.
+    /// The state that was last looked at: of the model, addresses of the node that Services name, and
+    /// the options that are heeded.
     looked_at: (u64, Vec<IpAddr>, Heeding),
     /// What is near this node, as it was read when its addresses were these.
     near: Near,

@@ -1,4 +1,4 @@
-//! What a dump says that is not believed, a piece at a time.
+//! Compares a dump with what is believed, a piece at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;

@@ -1,4 +1,4 @@
-//! What somebody else has changed, told.
+//! Tells entries that somebody else has changed.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

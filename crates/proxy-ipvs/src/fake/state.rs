@@ -1,4 +1,4 @@
-//! What the fake kernel holds, and what it refuses.
+//! State of the fake kernel, and the writes that it refuses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

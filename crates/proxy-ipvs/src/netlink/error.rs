@@ -1,4 +1,4 @@
-//! What is missing where this machine cannot carry the IPVS mode, and what is in its way.
+//! Errors of a machine that cannot carry the IPVS mode: something is missing, or in its way.
 
 use iptables::IptablesError;
 

@@ -1,4 +1,4 @@
-//! Whether this machine has what the IPVS mode needs; IPVS is brought in.
+//! Opens the kernel for the IPVS mode: loads IPVS, and looks whether this machine has all that it needs.
 
 use std::time::Duration;
 

@@ -81,8 +81,8 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// What can be seen of a scheduler without a write: a clause if the kernel will not have it. None
-/// also where that cannot be seen, as from a container without `/lib/modules`.
+/// Looks for a scheduler without a write; returns a clause if the kernel will not have it. None also
+/// where that cannot be seen, as from a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
     let is_used = name.parse().is_ok_and(|name| is_used(name, &there));

@@ -1,4 +1,4 @@
-//! How long a plan may be.
+//! Limits the length of a plan.
 
 use std::time::Duration;
 
@@ -48,19 +48,13 @@ impl Budget {
     }
 }
 
-impl Default for Budget {
-    fn default() -> Self {
-        Self::MOST
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_plan_is_as_long_as_the_kernel_is_fast() {
-        let most = Budget::default();
+        let most = Budget::MOST;
         assert!(!most.is_used_up(32_767) && most.is_used_up(32_768));
         // 3 microseconds each, and one millisecond.
         let fast = Budget::after(1_000, Duration::from_millis(3), 0);

@@ -1,4 +1,4 @@
-//! What serves no more, and the set members that said that it was ours.
+//! Removes destinations and virtual servers that serve no more, and the set members that said that they were ours.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;

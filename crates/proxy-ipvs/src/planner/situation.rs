@@ -1,4 +1,4 @@
-//! What all plans ask of the tables, and of what is beside them.
+//! Questions of all plans to the tables, and to the state beside them.
 
 use std::sync::Arc;
 use std::time::Instant;

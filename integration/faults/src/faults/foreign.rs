@@ -22,13 +22,13 @@ struct Damage<'a> {
     kinds: &'a [&'a str],
     /// What kube-proxy did.
     did: &'a str,
-    /// How soon; `None` for the sync period, and what the repair takes.
+    /// The longest time until then; `None` for the sync period, and what the repair takes.
     within: Option<Duration>,
     /// Whether traffic is promised to go on all the while.
     is_harmless: bool,
 }
 
-/// What most damages have in common.
+/// Damage with what most have in common.
 const DAMAGE: Damage<'_> = Damage {
     script: "",
     holds: "",

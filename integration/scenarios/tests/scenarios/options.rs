@@ -32,7 +32,7 @@ fn until_scheduled(c: &Cluster, properties: &str) -> Outcome {
     Ok(())
 }
 
-/// How many pods answer.
+/// Counts the pods that answer.
 fn answering(c: &Cluster, to: &str) -> anyhow::Result<usize> {
     Ok(tally(&c.client, Transport::Tcp, at(to), 8)?.len())
 }
