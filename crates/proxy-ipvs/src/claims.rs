@@ -11,6 +11,7 @@
 //! [`Drains`] names them; the others are as they were compiled.
 
 use std::collections::BTreeSet;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::compile::Fragment;
 use crate::drain::Drains;
-use crate::server::{RealServer, VirtualServer, VirtualServerKey};
+use crate::server::{Destinations, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
@@ -156,11 +157,15 @@ impl Claims {
         } = fragment;
         // Of two entries with one key the first counts.
         let mut keys = HashSet::new();
+        let mut merge = None;
         let servers: Vec<_> = servers
             .into_iter()
             .map(|(at, server)| (VirtualServerKey::from(at), server))
             .filter(|(key, _)| keys.insert(*key))
-            .map(|(key, server)| (key, self.claim_of(&owner, key, server, tables)))
+            .map(|(key, server)| {
+                let server = self.claim_of(&owner, key, server, tables, &mut merge);
+                (key, server)
+            })
             .collect();
         let refused = Refused::of(&keys, servers.iter(), tables);
         let servers: Vec<_> = servers
@@ -203,13 +208,12 @@ impl Claims {
                         && about.is_none_or(|at| !lost.contains(&VirtualServerKey::from(at)))
                         && !refused.has_member(set, member)
                 })
-                .map(|(_, member)| (*member, ()));
-            tables.members_mut(set).claim(&owner, own);
+                .map(|(_, member)| *member);
+            claim_keys(tables.members_mut(set), &owner, own.collect());
         }
         let addresses = addresses.into_iter();
         let addresses = addresses.filter(|address| !refused.addresses.contains(address));
-        let addresses: Vec<_> = addresses.map(|address| (address, ())).collect();
-        tables.addresses.claim(&owner, addresses);
+        claim_keys(&mut tables.addresses, &owner, addresses.collect());
         let mut forbidden: Vec<_> = forbidden_to_node
             .into_iter()
             .filter(|at| !lost.contains(&VirtualServerKey::from(*at)))
@@ -235,6 +239,7 @@ impl Claims {
         key: VirtualServerKey,
         compiled: VirtualServer,
         tables: &mut Tables,
+        last: &mut Option<Merge>,
     ) -> VirtualServer {
         match tables.servers.owner(&key) {
             Some(first) if first < owner => return compiled,
@@ -246,7 +251,7 @@ impl Claims {
             }
             _ => {}
         }
-        self.with_leftovers(key, compiled, tables)
+        self.with_leftovers(key, compiled, tables, last)
     }
 
     /// The next owner gets what the one before has left.
@@ -254,7 +259,7 @@ impl Claims {
         let owner = tables.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, tables.servers.wanted(&key).cloned()) {
             self.disputed.insert(owner.name.service.clone());
-            let claim = self.with_leftovers(key, compiled, tables);
+            let claim = self.with_leftovers(key, compiled, tables, &mut None);
             tables.servers.amend(&owner, &key, claim);
         }
     }
@@ -277,36 +282,66 @@ impl Claims {
         Some((tables.servers.owner(key)?.clone(), compiled))
     }
 
-    /// Adds the leftovers: removed TCP endpoints drain at weight 0; while the sources have not told
-    /// everything, what is there stays as it is.
+    /// Adds the leftovers to the compiled destinations. `last` is the merge for the virtual server
+    /// before: those of one Service port mostly have the same destinations.
     fn with_leftovers(
         &mut self,
         key: VirtualServerKey,
         compiled: VirtualServer,
         tables: &Tables,
+        last: &mut Option<Merge>,
     ) -> VirtualServer {
-        let is_drained = key.address().is_some_and(|at| at.protocol == Protocol::Tcp);
-        let actual = tables.servers.actual(&key).into_iter();
-        let pairs = actual.flat_map(|actual| actual.destinations.beside(&compiled.destinations));
-        let left =
-            pairs.filter(|(_, compiled)| compiled.is_none() && (is_drained || !self.may_delete));
-        let left = left.filter_map(|(there, _)| there);
-        let leftovers: Vec<RealServer> = if self.may_delete {
-            left.map(|real| real.with_weight(0)).collect()
-        } else {
-            left.collect()
-        };
-        let targets = leftovers.iter().map(|real| real.target);
-        self.drains.set(key, targets.collect());
-        if leftovers.is_empty() {
+        let Some(actual) = tables.servers.actual(&key) else {
+            self.drains.forget(&key);
             return compiled;
-        }
-        let mut destinations: Vec<RealServer> =
-            compiled.destinations.iter().chain(leftovers).collect();
-        destinations.sort_unstable_by_key(|real| real.target);
+        };
+        let merge = match last.take() {
+            Some(merge) if merge.is_of(actual, &compiled) => last.insert(merge),
+            _ => last.insert(self.merge(&key, actual, &compiled)),
+        };
+        self.drains.set(key, merge.leftovers.clone());
         VirtualServer {
-            destinations: destinations.into(),
+            destinations: merge.merged.clone(),
             ..compiled
+        }
+    }
+
+    /// Merges the destinations in the kernel with the compiled ones. Removed TCP endpoints drain at
+    /// weight 0; every destination stays as it is until the sources are complete.
+    fn merge(
+        &self,
+        key: &VirtualServerKey,
+        actual: &VirtualServer,
+        compiled: &VirtualServer,
+    ) -> Merge {
+        let (actual, compiled) = (&actual.destinations, &compiled.destinations);
+        let is_drained = key.address().is_some_and(|at| at.protocol == Protocol::Tcp);
+        let keeps = is_drained || !self.may_delete;
+        let mut leftovers = BTreeSet::new();
+        let mut merged = Vec::new();
+        for (there, wanted) in actual.beside(compiled) {
+            match (there, wanted) {
+                (_, Some(wanted)) => merged.push(wanted),
+                (Some(there), None) if keeps => {
+                    leftovers.insert(there.target);
+                    merged.push(if self.may_delete {
+                        there.with_weight(0)
+                    } else {
+                        there
+                    });
+                }
+                _ => {}
+            }
+        }
+        Merge {
+            actual: actual.clone(),
+            compiled: compiled.clone(),
+            merged: if leftovers.is_empty() {
+                compiled.clone()
+            } else {
+                merged.into()
+            },
+            leftovers,
         }
     }
 
@@ -314,7 +349,7 @@ impl Claims {
     /// was believed, or than was there when its Service last changed.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         if let Some((owner, compiled)) = self.compiled(&key, tables) {
-            let claim = self.with_leftovers(key, compiled, tables);
+            let claim = self.with_leftovers(key, compiled, tables, &mut None);
             tables.servers.adjust(&owner, &key, claim);
         } else if tables.servers.wanted(&key).is_none() {
             self.drains.forget(&key);
@@ -353,6 +388,34 @@ impl Claims {
             ..wanted
         };
         tables.servers.adjust(&owner, key, claim);
+    }
+}
+
+/// Makes these keys all that an owner claims of a table of keys. A changed endpoint mostly leaves them
+/// as they are.
+fn claim_keys<K: Clone + Eq + Hash>(
+    table: &mut Table<K, (), Arc<Owner>>,
+    owner: &Arc<Owner>,
+    keys: Vec<K>,
+) {
+    if table.keys_of(owner) != keys {
+        table.claim(owner, keys.into_iter().map(|key| (key, ())));
+    }
+}
+
+/// The destinations that one virtual server wants, from those in the kernel and those compiled.
+struct Merge {
+    actual: Destinations,
+    compiled: Destinations,
+    merged: Destinations,
+    /// Targets that are in the kernel alone, and stay.
+    leftovers: BTreeSet<Target>,
+}
+
+impl Merge {
+    /// True if a virtual server with these destinations is merged in the same way.
+    fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
+        self.actual == actual.destinations && self.compiled == compiled.destinations
     }
 }
 

@@ -15,6 +15,8 @@ mod drift;
 mod foreign;
 #[path = "proxier/lanes.rs"]
 mod lanes;
+#[path = "proxier/largest.rs"]
+mod largest;
 #[path = "proxier/nftables.rs"]
 mod nftables;
 #[path = "proxier/options.rs"]

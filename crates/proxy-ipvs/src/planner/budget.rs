@@ -13,10 +13,10 @@ impl Budget {
     const MOST: Self = Self(32_768);
     const LEAST: Self = Self(64);
     /// The first one, while nobody knows how fast the kernel is.
-    pub(super) const FIRST: Self = Self(1_024);
+    pub(super) const FIRST: Self = Self(256);
     /// About as long as a plan may take, and how much longer for each virtual server that is pending:
     /// the next plan looks at all of them.
-    const TIME: Duration = Duration::from_millis(20);
+    const TIME: Duration = Duration::from_millis(10);
     const LOOK: Duration = Duration::from_micros(2);
 
     /// Whether so many writes say something of how fast the kernel is.
@@ -58,21 +58,21 @@ mod tests {
         assert!(!most.is_used_up(32_767) && most.is_used_up(32_768));
         // 3 microseconds each, and one millisecond.
         let fast = Budget::after(1_000, Duration::from_millis(3), 0);
-        assert_eq!(fast, Budget(6_666));
+        assert_eq!(fast, Budget(3_333));
         assert_eq!(
-            Budget::after(1_000, Duration::from_millis(200), 0),
+            Budget::after(1_000, Duration::from_millis(100), 0),
             Budget(100)
         );
         assert_eq!(Budget::after(1_000, Duration::from_mins(1), 0), Budget(64));
         assert_eq!(Budget::after(1_000, Duration::ZERO, 0), most);
         assert_eq!(
             Budget::after(64, Duration::from_micros(640), 0),
-            Budget(2_000)
+            Budget(1_000)
         );
         // Where very many are pending, to look at them does not take longer than to write.
         assert_eq!(
             Budget::after(1_000, Duration::from_millis(50), 20_000),
-            Budget(1_200)
+            Budget(1_000)
         );
         // One that was held up says little.
         assert!(!Budget::tells(63) && Budget::tells(64));
