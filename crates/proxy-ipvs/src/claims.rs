@@ -299,7 +299,7 @@ impl Claims {
             Some(merge) if merge.is_of(actual, &compiled) => last.insert(merge),
             _ => last.insert(self.merge(&key, actual, &compiled)),
         };
-        self.drains.set(key, merge.leftovers.clone());
+        self.drains.set(key, &merge.leftovers);
         VirtualServer {
             destinations: merge.merged.clone(),
             ..compiled
@@ -317,13 +317,13 @@ impl Claims {
         let (actual, compiled) = (&actual.destinations, &compiled.destinations);
         let is_drained = key.address().is_some_and(|at| at.protocol == Protocol::Tcp);
         let keeps = is_drained || !self.may_delete;
-        let mut leftovers = BTreeSet::new();
+        let mut leftovers = Vec::new();
         let mut merged = Vec::new();
         for (there, wanted) in actual.beside(compiled) {
             match (there, wanted) {
                 (_, Some(wanted)) => merged.push(wanted),
                 (Some(there), None) if keeps => {
-                    leftovers.insert(there.target);
+                    leftovers.push(there.target);
                     merged.push(if self.may_delete {
                         there.with_weight(0)
                     } else {
@@ -370,18 +370,18 @@ impl Claims {
             self.drains.forget(key);
             return;
         };
-        let (over, left): (BTreeSet<_>, BTreeSet<_>) = self
+        let (over, left): (Vec<_>, Vec<_>) = self
             .drains
             .targets(key)
             .partition(|target| is_over(*target));
         if over.is_empty() {
             return;
         }
-        self.drains.set(*key, left);
+        self.drains.set(*key, &left);
         let destinations = wanted
             .destinations
             .iter()
-            .filter(|real| !over.contains(&real.target))
+            .filter(|real| over.binary_search(&real.target).is_err())
             .collect();
         let claim = VirtualServer {
             destinations,
@@ -408,8 +408,8 @@ struct Merge {
     actual: Destinations,
     compiled: Destinations,
     merged: Destinations,
-    /// Targets that are in the kernel alone, and stay.
-    leftovers: BTreeSet<Target>,
+    /// Targets that are in the kernel alone, and stay; sorted.
+    leftovers: Vec<Target>,
 }
 
 impl Merge {

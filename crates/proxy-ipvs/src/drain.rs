@@ -35,8 +35,9 @@ pub(crate) struct Drains {
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// When each was first looked at; `None`: not yet.
-    targets: BTreeMap<Target, Option<Instant>>,
+    /// Sorted, each with the time at which it was first looked at; `None`: not yet. A list: thousands
+    /// of virtual servers may drain one destination each.
+    targets: Vec<(Target, Option<Instant>)>,
     looks: u32,
     /// `None`: at once.
     due: Option<Instant>,
@@ -50,11 +51,23 @@ struct Total {
     since: BTreeMap<Instant, usize>,
 }
 
+impl Drain {
+    fn times(&self) -> impl Iterator<Item = Instant> {
+        self.targets.iter().filter_map(|(_, since)| *since)
+    }
+
+    fn since(&self, target: Target) -> Option<Option<Instant>> {
+        let at = self.targets.binary_search_by_key(&target, |(of, _)| *of);
+        let (_, since) = self.targets.get(at.ok()?)?;
+        Some(*since)
+    }
+}
+
 impl Total {
     fn add(&mut self, drain: &Drain) {
         self.count += drain.targets.len();
-        for since in drain.targets.values().flatten() {
-            self.looked_at(*since);
+        for since in drain.times() {
+            self.looked_at(since);
         }
     }
 
@@ -64,8 +77,8 @@ impl Total {
 
     fn remove(&mut self, drain: &Drain) {
         self.count -= drain.targets.len();
-        for since in drain.targets.values().flatten() {
-            if let Entry::Occupied(mut count) = self.since.entry(*since) {
+        for since in drain.times() {
+            if let Entry::Occupied(mut count) = self.since.entry(since) {
                 *count.get_mut() -= 1;
                 if *count.get() == 0 {
                     count.remove();
@@ -85,22 +98,20 @@ impl Drains {
         }
     }
 
-    /// Makes `targets` all that drains at a virtual server. What is new among them is due for a
-    /// look at once.
-    pub(crate) fn set(&mut self, key: VirtualServerKey, targets: BTreeSet<Target>) {
+    /// Makes `targets`, which are sorted, all that drains at a virtual server. What is new among them is
+    /// due for a look at once.
+    pub(crate) fn set(&mut self, key: VirtualServerKey, targets: &[Target]) {
         if targets.is_empty() {
             return self.forget(&key);
         }
         let drain = self.servers.entry(key).or_default();
         self.total.remove(drain);
-        let is_new = |target| !drain.targets.contains_key(target);
-        if targets.iter().any(is_new) {
+        if targets.iter().any(|target| drain.since(*target).is_none()) {
             (drain.looks, drain.due) = (0, None);
         }
-        drain.targets = targets
-            .into_iter()
-            .map(|target| (target, drain.targets.get(&target).copied().flatten()))
-            .collect();
+        let targets = targets.iter();
+        let targets = targets.map(|target| (*target, drain.since(*target).flatten()));
+        drain.targets = targets.collect();
         self.total.add(drain);
     }
 
@@ -122,7 +133,7 @@ impl Drains {
     pub(crate) fn contains(&self, key: &VirtualServerKey, target: Target) -> bool {
         self.servers
             .get(key)
-            .is_some_and(|drain| drain.targets.contains_key(&target))
+            .is_some_and(|drain| drain.since(target).is_some())
     }
 
     /// The virtual servers to look at now, as many as are in one go; their next look is put off.
@@ -137,7 +148,7 @@ impl Drains {
                     .saturating_mul(1 << drain.looks.min(16))
                     .min(LAST_LOOK);
                 let total = &mut self.total;
-                let ends = drain.targets.values_mut().filter_map(|since| {
+                let ends = drain.targets.iter_mut().filter_map(|(_, since)| {
                     let since = *since.get_or_insert_with(|| {
                         total.looked_at(now);
                         now
@@ -165,7 +176,7 @@ impl Drains {
             .into_iter()
             .flat_map(|drain| &drain.targets);
         targets
-            .filter(|(_, since)| has_expired(**since))
+            .filter(|(_, since)| has_expired(*since))
             .map(|(target, _)| *target)
             .collect()
     }
@@ -175,7 +186,7 @@ impl Drains {
         self.servers
             .get(key)
             .into_iter()
-            .flat_map(|drain| drain.targets.keys().copied())
+            .flat_map(|drain| drain.targets.iter().map(|(target, _)| *target))
     }
 
     /// What drains, of which at most so many are named.
@@ -229,7 +240,7 @@ mod tests {
             port: 80,
         };
         for port in 1..=150 {
-            drains.set(key(port), BTreeSet::from([target]));
+            drains.set(key(port), &[target]);
         }
         let goes: Vec<usize> = (0..4).map(|_| drains.take_due(now).len()).collect();
         assert_eq!(goes, [64, 64, 22, 0]);
@@ -237,7 +248,7 @@ mod tests {
 
     #[test]
     fn how_many_drain_and_since_when_is_known_without_a_look_at_each() {
-        let targets = |ports: std::ops::Range<u16>| -> BTreeSet<Target> {
+        let targets = |ports: std::ops::Range<u16>| -> Vec<Target> {
             let target = |port| Target {
                 ip: [10, 244, 0, 1].into(),
                 port,
@@ -247,23 +258,23 @@ mod tests {
         let now = Instant::now();
         let later = now + Duration::from_secs(3);
         let mut drains = Drains::new(Some(Duration::from_mins(1)));
-        drains.set(key(80), targets(0..3));
-        drains.set(key(81), targets(0..2));
+        drains.set(key(80), &targets(0..3));
+        drains.set(key(81), &targets(0..2));
         let told = drains.told(0);
         assert_eq!((told.count, told.oldest), (5, None), "none is looked at");
         drains.take_due(now);
-        drains.set(key(80), targets(2..5));
+        drains.set(key(80), &targets(2..5));
         drains.take_due(later);
         let told = drains.told(0);
         assert_eq!((told.count, told.oldest), (5, Some(now)));
         assert_eq!(drains.total, counted(&drains));
         // Those that are the oldest go.
-        drains.set(key(80), targets(3..5));
+        drains.set(key(80), &targets(3..5));
         drains.forget(&key(81));
         let told = drains.told(0);
         assert_eq!((told.count, told.oldest), (2, Some(later)));
         assert_eq!(drains.total, counted(&drains));
-        drains.set(key(80), BTreeSet::new());
+        drains.set(key(80), &[]);
         assert_eq!(drains.total, Total::default());
     }
 }
