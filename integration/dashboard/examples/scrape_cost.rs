@@ -1,6 +1,6 @@
-//! What a scrape costs: how long `/metrics` takes and how many bytes it is, with
-//! `--metrics-per-service=none`, `ports` and `endpoints`, in IPVS mode; how long a question to the
-//! loop and a change of an endpoint take meanwhile, beside how long they take while nobody scrapes.
+//! Measures the cost of a scrape in IPVS mode: duration and size of `/metrics` with
+//! `--metrics-per-service=none`, `ports` and `endpoints`. It also compares how long a status request
+//! and an endpoint change take, with and without concurrent scrapes.
 //!
 //! ```text
 //! cargo build --release -p kube-proxy -p lab && cargo build --release -p dashboard --example scrape_cost
@@ -18,16 +18,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use scenarios::{Cluster, METRICS, Outcome, Service, Story, at, get, programmed, tcp, tell};
 
-/// How often each is measured.
+/// Number of samples.
 const TIMES: usize = 10;
-/// An answer is good for a second for whoever asks next.
+/// Pause after which the daemon reads its counters again.
 const FRESH: Duration = Duration::from_millis(1100);
 
 macro_rules! stories {
     ($($services:literal $detail:literal),+) => {
         [$(Story {
             name: concat!(stringify!($services), "_", $detail),
-            tell: |c| measured(c, $services, $detail),
+            tell: |c| measure(c, $services, $detail),
             is_possible: || true,
         }),+]
     };
@@ -41,12 +41,12 @@ fn main() {
     tell(&stories, Duration::from_mins(10))
 }
 
-fn measured(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
+fn measure(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     c.patience = Duration::from_mins(2);
     c.write("many", &many(services))?;
     c.apply(&web("10.244.1.10"))?;
     c.start(&[&format!("--metrics-per-service={detail}"), "--v=0"])?;
-    // What follows the start is done.
+    // Wait for the work after the start.
     thread::sleep(Duration::from_secs(2));
     scrape(c)?;
     let mut scrapes = Vec::new();
@@ -57,22 +57,22 @@ fn measured(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
         scrapes.push(took);
         bytes = length;
     }
-    let alone = [questions(c)?, changes(c)?];
+    let alone = [status_requests(c)?, changes(c)?];
     let is_over = AtomicBool::new(false);
     let meanwhile = thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
-                // Whoever does not answer is seen by the others.
+                // The other measurements notice a daemon that does not answer.
                 drop(scrape(c));
             }
         });
-        let both = questions(c).and_then(|asked| Ok([asked, changes(c)?]));
+        let both = status_requests(c).and_then(|requests| Ok([requests, changes(c)?]));
         is_over.store(true, Ordering::Relaxed);
         both
     })?;
     println!(
         "{services} Services with two endpoints each, --metrics-per-service={detail}: a scrape {}, {bytes} bytes; \
-         a question {}, during scrapes {}; a change {}, during scrapes {}",
+         a status request {}, during scrapes {}; a change {}, during scrapes {}",
         spread(&scrapes),
         spread(&alone[0]),
         spread(&meanwhile[0]),
@@ -82,21 +82,21 @@ fn measured(c: &mut Cluster, services: usize, detail: &str) -> Outcome {
     c.stop()
 }
 
-/// How long it took, and how many bytes came.
+/// Scrapes once; returns the duration and the number of bytes.
 fn scrape(c: &Cluster) -> Result<(Duration, usize)> {
     let began = Instant::now();
     let length = c.node1.enter(|| {
         let mut stream = TcpStream::connect(at(METRICS))?;
         stream.set_read_timeout(Some(Duration::from_secs(30)))?;
         write!(stream, "GET /metrics HTTP/1.0\r\nHost: node1\r\n\r\n")?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer)
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response)
     })?;
     Ok((began.elapsed(), length))
 }
 
-/// What the loop itself has to answer.
-fn questions(c: &Cluster) -> Result<Vec<Duration>> {
+/// Measures status requests, which the daemon's loop answers.
+fn status_requests(c: &Cluster) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     for _ in 0..TIMES {
         let began = Instant::now();
@@ -107,7 +107,7 @@ fn questions(c: &Cluster) -> Result<Vec<Duration>> {
     Ok(took)
 }
 
-/// How long a change takes from when it is heard of until it is in the kernel, as the daemon says.
+/// Returns how long changes take from their receipt until they are programmed, by the daemon's metrics.
 fn changes(c: &Cluster) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     let mut before = programmed(c)?;
@@ -126,7 +126,7 @@ fn changes(c: &Cluster) -> Result<Vec<Duration>> {
     Ok(took)
 }
 
-/// The median and the longest.
+/// Formats the median and the maximum.
 fn spread(took: &[Duration]) -> String {
     let mut sorted = took.to_vec();
     sorted.sort_unstable();

@@ -1,33 +1,32 @@
-//! The file as Grafana reads it: panels in their places, and expressions with the variables filled
-//! in.
+//! The dashboard file as Grafana reads it: panels at their positions, and queries with variables
+//! replaced.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// From when until when something is drawn, in seconds since the epoch, and with which distance of
-/// points.
+/// The time range of a query, in seconds since the epoch, and the distance between points.
 #[derive(Debug, Clone, Copy)]
 pub struct Range {
-    /// The beginning.
+    /// The start.
     pub from: f64,
     /// The end.
     pub to: f64,
-    /// Between two points, in seconds; the scrape interval, too.
+    /// Seconds between two points, and between two scrapes.
     pub step: u64,
 }
 
 impl Range {
-    /// What Grafana takes for `$__rate_interval`, in seconds: four scrapes at least.
+    /// Returns `$__rate_interval` in seconds, as Grafana computes it: at least four scrapes.
     fn rate_interval(&self) -> u64 {
         (self.step + self.step).max(4 * self.step)
     }
 }
 
-/// A dashboard of Grafana.
+/// A Grafana dashboard.
 #[derive(Debug, Clone)]
 pub struct Dashboard(Value);
 
-/// One of its panels, or a row.
+/// A panel of a dashboard, or a row.
 #[derive(Debug, Clone, Copy)]
 pub struct Panel<'a>(&'a Value);
 
@@ -36,21 +35,21 @@ pub struct Panel<'a>(&'a Value);
 pub struct Target<'a>(&'a Value);
 
 impl Dashboard {
-    /// Reads the file.
+    /// Parses the file.
     ///
     /// # Errors
     ///
-    /// It is no JSON.
+    /// Fails if the text is not JSON.
     pub fn read(text: &str) -> Result<Self> {
         Ok(Self(serde_json::from_str(text)?))
     }
 
-    /// Its title.
+    /// Returns the title of the dashboard.
     pub fn title(&self) -> &str {
         text(&self.0, "/title")
     }
 
-    /// Rows and panels in their order; those of a collapsed row behind it.
+    /// Lists rows and panels in order. The panels of a collapsed row follow the row.
     pub fn panels(&self) -> Vec<Panel<'_>> {
         let all = array(&self.0, "/panels").iter();
         all.flat_map(|one| std::iter::once(one).chain(array(one, "/panels")))
@@ -58,16 +57,15 @@ impl Dashboard {
             .collect()
     }
 
-    /// The metric, its selector filled in, and the label that each variable is chosen from, with
-    /// the variable's name.
+    /// Lists the variables that have a query: name, selector of the query, and label.
     ///
     /// # Errors
     ///
-    /// One is asked for by something else than `label_values`.
-    pub fn choices(&self, job: &str) -> Result<Vec<(&str, String, &str)>> {
+    /// Fails if a query is not `label_values`.
+    pub fn query_variables(&self, job: &str) -> Result<Vec<(&str, String, &str)>> {
         let variables = array(&self.0, "/templating/list").iter();
-        let asked = variables.filter(|one| text(one, "/type") == "query");
-        asked
+        let with_query = variables.filter(|one| text(one, "/type") == "query");
+        with_query
             .map(|one| {
                 let query = text(one, "/query/query");
                 let inner = query
@@ -81,45 +79,60 @@ impl Dashboard {
 }
 
 impl<'a> Panel<'a> {
-    /// What stands above it.
+    /// Returns the title.
     pub fn title(&self) -> &'a str {
         text(self.0, "/title")
     }
 
-    /// `row`, `stat`, `timeseries`, `table`.
+    /// Returns `row`, `stat`, `timeseries` or `table`.
     pub fn kind(&self) -> &'a str {
         text(self.0, "/type")
     }
 
-    /// What it shows, in a sentence.
+    /// Returns the description: one or two sentences.
     pub fn description(&self) -> &'a str {
         text(self.0, "/description")
     }
 
-    /// Grafana's name of the unit.
+    /// Returns the unit by Grafana's name.
     pub fn unit(&self) -> &'a str {
         text(self.0, "/fieldConfig/defaults/unit")
     }
 
-    /// Whether series stand on each other.
+    /// Returns the address of the runbook, with a variable in it; empty if there is none.
+    pub fn runbook(&self) -> &'a str {
+        text(self.0, "/links/0/url")
+    }
+
+    /// Reports whether points are drawn as bars, and not as a line.
+    pub fn has_bars(&self) -> bool {
+        text(self.0, "/fieldConfig/defaults/custom/drawStyle") == "bars"
+    }
+
+    /// Reports whether the legend is a table beside the chart.
+    pub fn has_legend_beside(&self) -> bool {
+        text(self.0, "/options/legend/placement") == "right"
+    }
+
+    /// Reports whether series are stacked.
     pub fn is_stacked(&self) -> bool {
         text(self.0, "/fieldConfig/defaults/custom/stacking/mode") == "normal"
     }
 
-    /// Column, line, width and height in units of Grafana's grid, which has 24 columns.
-    pub fn place(&self) -> [u64; 4] {
+    /// Returns column, line, width and height in units of Grafana's grid, which has 24 columns.
+    pub fn grid_position(&self) -> [u64; 4] {
         ["x", "y", "w", "h"].map(|side| {
             let side = self.0.pointer(&format!("/gridPos/{side}"));
             side.and_then(Value::as_u64).unwrap_or_default()
         })
     }
 
-    /// Its queries.
+    /// Lists the queries.
     pub fn targets(&self) -> Vec<Target<'a>> {
         array(self.0, "/targets").iter().map(Target).collect()
     }
 
-    /// The colour that a value has by the thresholds.
+    /// Returns the colour of a value by the thresholds.
     pub fn colour(&self, value: f64) -> &'a str {
         let mut steps = array(self.0, "/fieldConfig/defaults/thresholds/steps").iter();
         let reached = steps.rfind(|step| {
@@ -129,7 +142,7 @@ impl<'a> Panel<'a> {
         reached.map_or("", |step| text(step, "/color"))
     }
 
-    /// What a table calls the column of a query, and whether it is a duration.
+    /// Returns the name of a query's column in a table, and true if the column is a duration.
     pub fn column(&self, target: &Target<'_>) -> (&'a str, bool) {
         let letter = text(target.0, "/refId");
         let name = array(self.0, "/transformations").iter().find_map(|one| {
@@ -145,35 +158,35 @@ impl<'a> Panel<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// The query as it stands in the file.
+    /// Returns the query as written in the file.
     pub fn raw(&self) -> &'a str {
         text(self.0, "/expr")
     }
 
-    /// Whether it is asked for one moment.
+    /// Reports whether the query is evaluated at one time only.
     pub fn is_instant(&self) -> bool {
         self.0.get("instant") == Some(&Value::Bool(true))
     }
 
-    /// What a series is called, with `{{labels}}`.
+    /// Returns the name of a series, with `{{labels}}` in it.
     pub fn legend(&self) -> &'a str {
         text(self.0, "/legendFormat")
     }
 
-    /// The query with Grafana's variables filled in. `instance` is a pattern, as Grafana makes it of
-    /// what was chosen.
+    /// Returns the query with Grafana's variables replaced. `instance` is a pattern, as Grafana makes
+    /// it from the chosen nodes.
     ///
     /// # Errors
     ///
-    /// There is a variable that the dashboard does not have.
-    pub fn filled(&self, job: &str, instance: &str, range: &Range) -> Result<String> {
-        let filled = self
+    /// Fails if the query has a variable that the dashboard lacks.
+    pub fn expand(&self, job: &str, instance: &str, range: &Range) -> Result<String> {
+        let query = self
             .raw()
             .replace("$__rate_interval", &format!("{}s", range.rate_interval()))
             .replace("$job", job)
             .replace("$instance", instance);
-        ensure!(!filled.contains('$'), "a variable is unknown: {filled}");
-        Ok(filled)
+        ensure!(!query.contains('$'), "unknown variable in: {query}");
+        Ok(query)
     }
 }
 
@@ -200,7 +213,7 @@ mod tests {
          "fieldConfig": {"defaults": {"thresholds": {"steps": [{"color": "green", "value": null}, {"color": "red", "value": 1}]}}}}]}]}"#;
 
     #[test]
-    fn variables_are_filled_in_and_unknown_ones_are_an_error() {
+    fn variables_are_replaced_and_unknown_ones_are_an_error() {
         let dashboard = Dashboard::read(FILE).unwrap();
         let panels = dashboard.panels();
         assert_eq!([panels[0].title(), panels[1].title()], ["r", "s"]);
@@ -210,15 +223,15 @@ mod tests {
             step: 1,
         };
         let targets = panels[1].targets();
-        let filled = targets[0].filled("k", "a|b", &range).unwrap();
-        assert_eq!(filled, "rate(m{job=\"k\",i=~\"a|b\"}[4s])");
-        assert!(targets[1].filled("k", ".*", &range).is_err());
-        let choices = dashboard.choices("k").unwrap();
-        assert_eq!(choices, [("job", "m{job=\"k\"}".to_owned(), "instance")]);
+        let query = targets[0].expand("k", "a|b", &range).unwrap();
+        assert_eq!(query, "rate(m{job=\"k\",i=~\"a|b\"}[4s])");
+        assert!(targets[1].expand("k", ".*", &range).is_err());
+        let variables = dashboard.query_variables("k").unwrap();
+        assert_eq!(variables, [("job", "m{job=\"k\"}".to_owned(), "instance")]);
     }
 
     #[test]
-    fn a_threshold_counts_from_its_value_on() {
+    fn a_threshold_includes_its_own_value() {
         let dashboard = Dashboard::read(FILE).unwrap();
         let stat = dashboard.panels()[1];
         assert_eq!([stat.colour(0.9), stat.colour(1.0)], ["green", "red"]);

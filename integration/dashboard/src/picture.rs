@@ -1,6 +1,7 @@
-//! The dashboard as one HTML page with pictures in SVG, without Grafana: each panel at its place in
-//! the grid, with what Prometheus has said.
+//! Draws the dashboard as one HTML page with SVG charts, without Grafana. Each panel stands at its
+//! position in the grid, with the results from Prometheus.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
 use crate::grafana::{Dashboard, Panel, Range, Target};
@@ -8,12 +9,16 @@ use crate::prometheus::Series;
 
 /// The width of the page, in pixels.
 pub const WIDTH: u32 = 1440;
-/// Of a column of the grid, and of a line with the gap below it, as Grafana has them.
+/// The width of a grid column in pixels.
 const COLUMN: u64 = 59;
+/// The height of a grid line with the gap below it, in pixels.
 const LINE: u64 = 38;
+/// The gap between panels in pixels.
 const GAP: u64 = 8;
+/// The width of a legend beside a chart.
+const LEGEND: u64 = 250;
 
-/// Told apart by people who see colours otherwise.
+/// Colours that people with colour blindness can distinguish.
 const COLOURS: [&str; 10] = [
     "#3274d9", "#e0751c", "#37872d", "#c4162a", "#8f3bb8", "#0d98ba", "#b9770e", "#7b8a8b",
     "#d63384", "#1b1f24",
@@ -25,29 +30,31 @@ const STYLE: &str = "body{margin:12px;background:#f4f5f5;font:13px 'DejaVu Sans'
  h2{font-size:12.5px;margin:6px 8px 2px;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}h2.row{font-size:15px;margin:10px 2px 0;position:absolute}\
  small{display:block;margin:0 8px;color:#666;font-size:10.5px;white-space:nowrap;overflow:hidden;text-overflow:ellipsis}\
  .stat{height:100%;color:#fff;display:flex;flex-direction:column}.stat b{font-size:36px;margin:auto}.stat small{color:#fff;margin-bottom:6px;white-space:normal;max-height:42px}\
- ul{list-style:none;margin:2px 8px;padding:0;font-size:11px;line-height:15px;max-height:45px;overflow:hidden}li{display:inline;margin-right:12px;white-space:nowrap}\
+ ul{list-style:none;margin:2px 8px;padding:0;font-size:11px;line-height:15px}li{display:inline;margin-right:12px;white-space:nowrap}\
+ .beside{display:flex}.beside ul{flex:1;margin-top:8px}.beside li{display:block;margin:0 0 3px;white-space:normal;overflow-wrap:anywhere}\
  i{display:inline-block;width:12px;height:3px;margin-right:4px;vertical-align:middle}table{border-collapse:collapse;margin:8px;width:calc(100% - 16px)}\
  td,th{text-align:left;padding:5px 8px;border-bottom:1px solid #e4e7eb}text{font-size:10px;fill:#666}";
 
-/// What each query of a panel has found.
-pub type Found<'a> = (Panel<'a>, Vec<(Target<'a>, Vec<Series>)>);
+/// A panel with the series of each of its queries.
+pub type PanelResult<'a> = (Panel<'a>, Vec<(Target<'a>, Vec<Series>)>);
 
-/// The page.
-pub fn page(dashboard: &Dashboard, range: &Range, panels: &[Found<'_>]) -> String {
+/// Returns the page.
+pub fn page(dashboard: &Dashboard, range: &Range, panels: &[PanelResult<'_>]) -> String {
     let bottom = panels.iter().map(|(panel, _)| {
-        let [_, y, _, h] = panel.place();
+        let [_, y, _, h] = panel.grid_position();
         (y + h) * LINE
     });
     let height = bottom.max().unwrap_or_default();
     let mut page = format!(
         "<!DOCTYPE html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style>\
-         <h1>{title}</h1><p>Drawn from manifests/monitoring/dashboard.json without Grafana, which looks otherwise. The data are real: \
-         a daemon in the lab, scraped each second by Prometheus for {seconds:.0} s. Collapsed rows are open.</p><main style=\"height:{height}px\">",
+         <h1>{title}</h1><p>Drawn from manifests/monitoring/dashboard.json without Grafana, which looks different. The data are real: \
+         a daemon in the lab, scraped each second by Prometheus for {seconds:.0} s. Collapsed rows are expanded.</p><main style=\"height:{height}px\">",
         title = escaped(dashboard.title()),
         seconds = range.to - range.from,
     );
+    let mut colours = Colours::default();
     for (panel, found) in panels {
-        let [x, y, w, h] = panel.place();
+        let [x, y, w, h] = panel.grid_position();
         let (left, top) = (x * COLUMN, y * LINE);
         let title = escaped(panel.title());
         // Writing to a String cannot fail.
@@ -58,7 +65,7 @@ pub fn page(dashboard: &Dashboard, range: &Range, panels: &[Found<'_>]) -> Strin
         let (width, height) = (w * COLUMN - GAP, h * LINE - GAP);
         let _ = write!(
             page,
-            "<section style=\"left:{left}px;top:{top}px;width:{width}px;height:{height}px\">"
+            "<section data-title=\"{title}\" style=\"left:{left}px;top:{top}px;width:{width}px;height:{height}px\">"
         );
         let words = escaped(panel.description());
         let inside = match panel.kind() {
@@ -69,7 +76,7 @@ pub fn page(dashboard: &Dashboard, range: &Range, panels: &[Found<'_>]) -> Strin
             ),
             _ => format!(
                 "<h2>{title}</h2><small>{words}</small>{}",
-                chart(*panel, found, range, [width, height])
+                chart(*panel, found, range, [width, height], &mut colours)
             ),
         };
         page.push_str(&inside);
@@ -94,7 +101,7 @@ fn stat(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)], title: &str, word
     )
 }
 
-/// A row for each node, a column for each query, as the merge of the file makes it.
+/// Draws a table with a row for each node and a column for each query.
 fn table(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
     let mut table = "<table><tr><th>Node".to_owned();
     for (target, _) in found {
@@ -102,7 +109,7 @@ fn table(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
     }
     let first = found.first().map(|(_, series)| series.as_slice());
     for one in first.unwrap_or_default() {
-        let node = one.called("{{instance}}");
+        let node = one.name_by("{{instance}}");
         let _ = write!(table, "<tr><td>{}", escaped(&node));
         for (target, series) in found {
             let of_node = series.iter().find(|other| other.labels == one.labels);
@@ -118,102 +125,184 @@ fn table(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
     table + "</table>"
 }
 
-/// Lines, each with its name and its last value; stacked ones with the area below.
+/// Colours by the names of series: a name has one colour on the whole page.
+#[derive(Debug, Default)]
+struct Colours(HashMap<String, &'static str>);
+
+impl Colours {
+    /// Gives each new name a colour that no other name of its chart has, while there is one.
+    fn of_chart(&mut self, names: &[String]) -> Vec<&'static str> {
+        let known = names.iter().filter_map(|name| self.0.get(name).copied());
+        let mut used: HashSet<&str> = known.collect();
+        let colour_of = |(index, name): (usize, &String)| {
+            *self.0.entry(name.clone()).or_insert_with(|| {
+                let free = COLOURS.into_iter().find(|colour| !used.contains(colour));
+                let colour = free.unwrap_or(COLOURS[index % COLOURS.len()]);
+                used.insert(colour);
+                colour
+            })
+        };
+        names.iter().enumerate().map(colour_of).collect()
+    }
+}
+
+/// Draws lines or bars, with a legend of names and last values. Stacked lines have an area below.
 #[allow(clippy::cast_precision_loss, reason = "pixels")]
 fn chart(
     panel: Panel<'_>,
     found: &[(Target<'_>, Vec<Series>)],
     range: &Range,
     [width, height]: [u64; 2],
+    colours: &mut Colours,
 ) -> String {
-    let (left, width, height) = (68.0, width as f64 - 84.0, height as f64 - 124.0);
-    let mut lines: Vec<(String, Vec<(f64, f64)>)> = found
+    let is_beside = panel.has_legend_beside();
+    let beside = if is_beside { LEGEND } else { 0 };
+    let below = if is_beside { 0.0 } else { 34.0 };
+    let (left, width) = (68.0, (width - beside) as f64 - 84.0);
+    let height = height as f64 - 80.0 - below;
+    let (names, mut lines): (Vec<String>, Vec<Line>) = found
         .iter()
         .flat_map(|(target, series)| {
+            let legend = target.legend();
             series
                 .iter()
-                .map(|one| (one.called(target.legend()), one.points.clone()))
+                .map(move |one| (one.name_by(legend), one.points.clone()))
         })
-        .collect();
-    let last: Vec<Option<f64>> = lines
-        .iter()
-        .map(|(_, line)| line.last().map(|at| at.1))
-        .collect();
+        .unzip();
+    let last: Vec<Option<f64>> = lines.iter().map(|line| Some(line.last()?.1)).collect();
     if panel.is_stacked() {
         pile_up(&mut lines);
     }
-    let values = lines
-        .iter()
-        .flat_map(|(_, line)| line.iter().map(|(_, value)| *value));
+    let values = lines.iter().flatten().map(|(_, value)| *value);
     let top = ceiling(values.fold(0.0, f64::max));
-    let x = |at: f64| left + (at - range.from) / (range.to - range.from) * width;
-    let y = |value: f64| 8.0 + height - value / top * height;
-    let mut svg = format!(
-        "<svg width=\"{:.0}\" height=\"{:.0}\">",
-        width + 84.0,
-        height + 30.0
-    );
-    for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
-        let (at, value) = (y(top * part), escaped(&amount(top * part, panel.unit())));
-        let _ = write!(
-            svg,
-            "<path d=\"M{left} {at:.1}h{width:.1}\" stroke=\"#e4e7eb\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value}</text>",
-            left - 5.0,
-            at + 3.5
-        );
-        let (at, seconds) = (left + width * part, (range.to - range.from) * part);
-        let _ = write!(
-            svg,
-            "<text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{seconds:.0} s</text>",
-            height + 24.0
+    let frame = Frame {
+        left,
+        width,
+        height,
+        top,
+        range,
+    };
+    let mut svg = frame.axes(panel.unit());
+    let mut legend = String::new();
+    let colours = colours.of_chart(&names);
+    for (((name, line), colour), last) in names.iter().zip(&lines).zip(colours).zip(last).rev() {
+        svg.push_str(&if panel.has_bars() {
+            frame.bars(line, colour)
+        } else {
+            frame.line(line, colour, panel.is_stacked())
+        });
+        let last = last.map_or(String::new(), |last| {
+            format!(" {}", amount(last, panel.unit()))
+        });
+        legend = format!(
+            "<li><i style=\"background:{colour}\"></i>{}{last}{legend}",
+            escaped(name)
         );
     }
-    let mut names = String::new();
-    for (index, ((name, line), last)) in lines.iter().zip(last).enumerate().rev() {
-        let colour = COLOURS.get(index % COLOURS.len()).unwrap_or(&"#000");
+    let class = if is_beside { "beside" } else { "below" };
+    format!("<div class={class}>{svg}</svg><ul>{legend}</ul></div>")
+}
+
+/// The points of a series: seconds since the epoch, and value.
+type Line = Vec<(f64, f64)>;
+
+/// The area of a chart, in pixels, and the ranges of its axes.
+struct Frame<'a> {
+    left: f64,
+    width: f64,
+    height: f64,
+    /// The value at the top.
+    top: f64,
+    range: &'a Range,
+}
+
+#[allow(clippy::cast_precision_loss, reason = "pixels")]
+impl Frame<'_> {
+    fn x(&self, at: f64) -> f64 {
+        let range = self.range;
+        self.left + (at - range.from) / (range.to - range.from) * self.width
+    }
+
+    fn y(&self, value: f64) -> f64 {
+        8.0 + self.height - value / self.top * self.height
+    }
+
+    /// Begins the SVG with grid lines and labels.
+    fn axes(&self, unit: &str) -> String {
+        let (left, width, height) = (self.left, self.width, self.height);
+        let mut svg = format!(
+            "<svg width=\"{:.0}\" height=\"{:.0}\">",
+            width + 84.0,
+            height + 30.0
+        );
+        for part in [0.0, 0.25, 0.5, 0.75, 1.0] {
+            let (at, value) = (self.y(self.top * part), self.top * part);
+            let value = escaped(&amount(value, unit));
+            // Writing to a String cannot fail.
+            let _ = write!(
+                svg,
+                "<path d=\"M{left} {at:.1}h{width:.1}\" stroke=\"#e4e7eb\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value}</text>",
+                left - 5.0,
+                at + 3.5
+            );
+            let seconds = (self.range.to - self.range.from) * part;
+            let _ = write!(
+                svg,
+                "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{seconds:.0} s</text>",
+                left + width * part,
+                height + 24.0
+            );
+        }
+        svg
+    }
+
+    /// Draws a bar for each point.
+    fn bars(&self, line: &Line, colour: &str) -> String {
+        let step = self.range.step as f64 / (self.range.to - self.range.from) * self.width;
+        let wide = (step * 0.8).max(2.0);
+        let bar = |(at, value): &(f64, f64)| {
+            let (x, y) = (self.x(*at) - wide / 2.0, self.y(*value));
+            let high = self.y(0.0) - y;
+            format!(
+                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{wide:.1}\" height=\"{high:.1}\" fill=\"{colour}\"/>"
+            )
+        };
+        line.iter().map(bar).collect()
+    }
+
+    /// Draws a line with gaps where points are missing. A single point becomes a dot.
+    fn line(&self, line: &Line, colour: &str, is_stacked: bool) -> String {
         let mut path = String::new();
         let mut before = f64::NEG_INFINITY;
         for (at, value) in line {
-            // A gap stays one; a point of its own is a dot.
-            let go = if at - before > range.step as f64 * 1.5 {
-                'M'
-            } else {
-                'L'
-            };
-            let _ = write!(path, "{go}{:.1} {:.1}", x(*at), y(*value));
-            if go == 'M' {
+            let is_gap = at - before > self.range.step as f64 * 1.5;
+            let go = if is_gap { 'M' } else { 'L' };
+            let _ = write!(path, "{go}{:.1} {:.1}", self.x(*at), self.y(*value));
+            if is_gap {
                 path.push_str("h.1");
             }
             before = *at;
         }
-        if let (true, Some(from), Some(to)) = (panel.is_stacked(), line.first(), line.last()) {
-            let bottom = y(0.0);
+        let mut svg = String::new();
+        if let (true, Some(from), Some(to)) = (is_stacked, line.first(), line.last()) {
+            let bottom = self.y(0.0);
             let _ = write!(
                 svg,
                 "<path d=\"{path}L{:.1} {bottom:.1}L{:.1} {bottom:.1}Z\" fill=\"{colour}\" fill-opacity=\"0.75\"/>",
-                x(to.0),
-                x(from.0)
+                self.x(to.0),
+                self.x(from.0)
             );
         }
-        let _ = write!(
-            svg,
+        svg + &format!(
             "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-linecap=\"round\"/>"
-        );
-        let last = last.map_or(String::new(), |last| {
-            format!(" {}", amount(last, panel.unit()))
-        });
-        names = format!(
-            "<li><i style=\"background:{colour}\"></i>{}{last}{names}",
-            escaped(name)
-        );
+        )
     }
-    format!("{svg}</svg><ul>{names}</ul>")
 }
 
-/// Each line stands on the one before it.
-fn pile_up(lines: &mut [(String, Vec<(f64, f64)>)]) {
-    let mut below: Vec<(f64, f64)> = Vec::new();
-    for (_, line) in lines {
+/// Adds to each line the values of the line before it.
+fn pile_up(lines: &mut [Line]) {
+    let mut below = Line::new();
+    for line in lines {
         for (at, value) in &mut *line {
             let found = below.iter().find(|(other, _)| (*other - *at).abs() < 0.01);
             *value += found.map_or(0.0, |(_, value)| *value);
@@ -222,7 +311,7 @@ fn pile_up(lines: &mut [(String, Vec<(f64, f64)>)]) {
     }
 }
 
-/// The next larger 1, 2 or 5 with zeros.
+/// Rounds up to 1, 2 or 5 times a power of ten.
 fn ceiling(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
@@ -235,7 +324,7 @@ fn ceiling(value: f64) -> f64 {
         .unwrap_or(value)
 }
 
-/// A value in Grafana's unit.
+/// Formats a value in Grafana's unit.
 fn amount(value: f64, unit: &str) -> String {
     let scaled = |base: f64, names: [&str; 4]| {
         let mut left = value;
@@ -272,7 +361,7 @@ fn amount(value: f64, unit: &str) -> String {
     }
 }
 
-/// Three digits at most.
+/// Formats a value with three digits at most.
 fn short(value: f64) -> String {
     let places = match value.abs() {
         value if value >= 100.0 => 0,
@@ -295,7 +384,7 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{amount, ceiling};
+    use super::{COLOURS, Colours, amount, ceiling};
 
     #[test]
     fn amounts_are_short_and_in_their_unit() {
@@ -310,6 +399,26 @@ mod tests {
         ] {
             assert_eq!(amount(value, unit), text);
         }
+    }
+
+    #[test]
+    fn a_series_has_one_colour_on_the_page_and_no_other_of_its_chart_has_it() {
+        let names = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+        let mut colours = Colours::default();
+        let first = colours.of_chart(&names("a b"));
+        let second = colours.of_chart(&names("c b a d"));
+        assert_eq!([second[2], second[1]], [first[0], first[1]]);
+        let mut all = second.clone();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 4, "{second:?}");
+        let many: Vec<String> = (0..30).map(|number| number.to_string()).collect();
+        assert!(
+            colours
+                .of_chart(&many)
+                .iter()
+                .all(|one| COLOURS.contains(one))
+        );
     }
 
     #[test]

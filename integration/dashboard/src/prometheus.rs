@@ -1,4 +1,4 @@
-//! A Prometheus on a node, and what it answers.
+//! A Prometheus server on a node, and the responses of its API.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,25 +15,25 @@ use serde_json::Value;
 use crate::grafana::Range;
 
 const ADDRESS: &str = "127.0.0.1:9090";
-/// A question that takes longer has failed.
-const ANSWER: Duration = Duration::from_secs(10);
-/// How long it may take to start.
+/// Deadline of a request.
+const RESPONSE: Duration = Duration::from_secs(10);
+/// Deadline of the start.
 const START: Duration = Duration::from_secs(20);
-/// What Prometheus marks as no value.
+/// The text of a sample without a value.
 const NONE: &str = "NaN";
 
-/// A series of an answer.
+/// A time series of a response.
 #[derive(Debug, Clone, Default)]
 pub struct Series {
-    /// Its labels.
+    /// The labels.
     pub labels: BTreeMap<String, String>,
-    /// Seconds since the epoch, and values; none that are no number.
+    /// Points: seconds since the epoch, and value. NaN values are dropped.
     pub points: Vec<(f64, f64)>,
 }
 
 impl Series {
-    /// `{{label}}` in a legend, filled in.
-    pub fn called(&self, legend: &str) -> String {
+    /// Returns the legend with each `{{label}}` replaced.
+    pub fn name_by(&self, legend: &str) -> String {
         self.labels
             .iter()
             .fold(legend.to_owned(), |text, (name, value)| {
@@ -41,13 +41,13 @@ impl Series {
             })
     }
 
-    /// The last value.
+    /// Returns the last value.
     pub fn last(&self) -> Option<f64> {
         self.points.last().map(|(_, value)| *value)
     }
 }
 
-/// A Prometheus that runs until it is dropped.
+/// A Prometheus server that runs until this is dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     place: Place,
@@ -55,13 +55,13 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts it at a place: it scrapes `target` as the job `kube-proxy` each second, and evaluates
-    /// these rules as often. The program is the one that the environment names in `PROMETHEUS`
-    /// (`integration/promtool prometheus` says where there is one). Its files are in `folder`.
+    /// Starts a server in `place` with its files in `folder`. Each second it scrapes `target` as the
+    /// job `kube-proxy` and evaluates the rules. The environment variable `PROMETHEUS` names the
+    /// program (`integration/promtool prometheus` prints its path).
     ///
     /// # Errors
     ///
-    /// There is none, or it does not take the rules: what it says.
+    /// Fails if there is no program, or with Prometheus' message if it does not start.
     pub fn start(place: &Place, folder: &Path, target: &str, rules: &str) -> Result<Self> {
         let program = std::env::var_os("PROMETHEUS").context(
             "PROMETHEUS names no program: PROMETHEUS=$(integration/promtool prometheus)",
@@ -100,11 +100,11 @@ impl Prometheus {
         Ok(prometheus)
     }
 
-    /// The series of an expression over a time.
+    /// Evaluates an expression over a time range.
     ///
     /// # Errors
     ///
-    /// It cannot be evaluated: what Prometheus says.
+    /// Fails with Prometheus' message if the expression cannot be evaluated.
     pub fn range(&self, expression: &str, range: &Range) -> Result<Vec<Series>> {
         let Range { from, to, step } = range;
         let query = encoded(expression);
@@ -112,21 +112,21 @@ impl Prometheus {
         self.series(&path)
     }
 
-    /// The series of an expression at one time.
+    /// Evaluates an expression at one time.
     ///
     /// # Errors
     ///
-    /// As of [`range`](Self::range).
+    /// Fails like [`range`](Self::range).
     pub fn instant(&self, expression: &str, at: f64) -> Result<Vec<Series>> {
         let query = encoded(expression);
         self.series(&format!("/api/v1/query?query={query}&time={at}"))
     }
 
-    /// The values of a label in what a selector finds.
+    /// Lists the values of a label in the series of a selector.
     ///
     /// # Errors
     ///
-    /// As of [`range`](Self::range).
+    /// Fails like [`range`](Self::range).
     pub fn values(&self, selector: &str, label: &str) -> Result<Vec<String>> {
         let selector = encoded(selector);
         let data = self.data(&format!("/api/v1/label/{label}/values?match[]={selector}"))?;
@@ -136,11 +136,11 @@ impl Prometheus {
             .collect())
     }
 
-    /// The state of each alert by its name: `inactive`, `pending` or `firing`.
+    /// Returns the state of each alert by name: `inactive`, `pending` or `firing`.
     ///
     /// # Errors
     ///
-    /// A rule cannot be evaluated: what Prometheus says.
+    /// Fails with Prometheus' message if a rule cannot be evaluated.
     pub fn alerts(&self) -> Result<BTreeMap<String, String>> {
         let data = self.data("/api/v1/rules?type=alert")?;
         let groups = data.pointer("/groups").and_then(Value::as_array);
@@ -159,11 +159,11 @@ impl Prometheus {
         Ok(alerts)
     }
 
-    /// The state of an alert.
+    /// Returns the state of one alert.
     ///
     /// # Errors
     ///
-    /// As of [`alerts`](Self::alerts), or there is none of this name.
+    /// Fails like [`alerts`](Self::alerts), or if no alert has this name.
     pub fn state(&self, alert: &str) -> Result<String> {
         let state = self.alerts()?.remove(alert);
         state.with_context(|| format!("there is no alert {alert}"))
@@ -171,14 +171,14 @@ impl Prometheus {
 
     fn series(&self, path: &str) -> Result<Vec<Series>> {
         let data = self.data(path)?;
-        let found = data.pointer("/result").and_then(Value::as_array);
-        let found = found.context("no result")?.iter();
-        Ok(found.map(series).collect())
+        let result = data.pointer("/result").and_then(Value::as_array);
+        let result = result.context("no result")?.iter();
+        Ok(result.map(parse_series).collect())
     }
 
     fn data(&self, path: &str) -> Result<Value> {
-        let answer = self.get(path)?;
-        let mut answer: Value = serde_json::from_str(&answer).with_context(|| answer.clone())?;
+        let body = self.get(path)?;
+        let mut answer: Value = serde_json::from_str(&body).with_context(|| body.clone())?;
         ensure!(
             answer
                 .get("status")
@@ -188,12 +188,12 @@ impl Prometheus {
         Ok(answer.get_mut("data").map(Value::take).unwrap_or_default())
     }
 
-    /// The body of an answer, also of one that is an error; of HTTP/1.0, which knows no chunks.
+    /// Returns the body of a response, also of an error. HTTP/1.0 avoids chunked bodies.
     fn get(&self, path: &str) -> Result<String> {
         let answer = self.place.enter(|| {
             let address = SocketAddr::from(([127, 0, 0, 1], 9090));
-            let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
-            stream.set_read_timeout(Some(ANSWER))?;
+            let mut stream = TcpStream::connect_timeout(&address, RESPONSE)?;
+            stream.set_read_timeout(Some(RESPONSE))?;
             write!(stream, "GET {path} HTTP/1.0\r\nHost: {ADDRESS}\r\n\r\n")?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer)?;
@@ -207,7 +207,7 @@ impl Prometheus {
 
 impl Drop for Prometheus {
     fn drop(&mut self) {
-        drop(self.running.stop(ANSWER));
+        drop(self.running.stop(RESPONSE));
     }
 }
 
@@ -215,7 +215,7 @@ fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-fn series(value: &Value) -> Series {
+fn parse_series(value: &Value) -> Series {
     let labels = value.get("metric").and_then(Value::as_object);
     let labels = labels.into_iter().flatten();
     let one = value.get("value").into_iter();

@@ -1,8 +1,8 @@
-//! The alert rules with shorter times.
+//! Alert rules with shorter durations.
 
-/// The rules with each minute as a second and each hour as a minute, in their ranges and in how long
-/// something must last: so that a test need not wait for what an operator must.
-pub fn quickened(rules: &str) -> String {
+/// Returns the rules with each minute as a second and each hour as a minute, both in ranges and in
+/// `for`. So a test waits seconds where an operator waits minutes.
+pub fn shorten_durations(rules: &str) -> String {
     let mut quick = String::with_capacity(rules.len());
     let mut digits = 0;
     let mut rest = rules.chars().peekable();
@@ -20,12 +20,12 @@ pub fn quickened(rules: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::quickened;
+    use super::shorten_durations;
 
     #[test]
-    fn minutes_are_seconds_and_hours_are_minutes() {
+    fn minutes_become_seconds_and_hours_become_minutes() {
         let rule = "expr: rate(m5_total[5m]) > 60 and x[1h]\nfor: 10m";
-        let quick = "expr: rate(m5_total[5s]) > 60 and x[1m]\nfor: 10s";
-        assert_eq!(quickened(rule), quick);
+        let wanted = "expr: rate(m5_total[5s]) > 60 and x[1m]\nfor: 10s";
+        assert_eq!(shorten_durations(rule), wanted);
     }
 }

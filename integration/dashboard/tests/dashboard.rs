@@ -1,7 +1,7 @@
-//! The dashboard and the alert rules against a daemon in the lab that a real Prometheus scrapes: each
-//! panel has something to show, and each fault raises its alert and no other.
+//! The dashboard and the alert rules, tested by a real Prometheus that scrapes a daemon in the lab.
+//! Every panel has data, and each fault raises its own alert and no other.
 //!
-//! With `BROWSER_SHOTS=FOLDER` the dashboard is drawn there, as `dashboard.html` and `dashboard.png`.
+//! `BROWSER_SHOTS=FOLDER` draws the dashboard there, as `dashboard.html` and `dashboard.png`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
 use browser::Browser;
-use dashboard::{Dashboard, Prometheus, Range, picture, quickened};
+use dashboard::{Dashboard, Prometheus, Range, picture, shorten_durations};
 use lab::Transport;
 use scenarios::{
     ApiServer, Cluster, Faults, METRICS, Outcome, SOON, Service, Story, at, health, tally, tcp,
@@ -20,30 +20,31 @@ use scenarios::{
 const FILE: &str = include_str!("../../../manifests/monitoring/dashboard.json");
 const RULES: &str = include_str!("../../../manifests/monitoring/rules.yaml");
 
-/// The job that the rules name, and Grafana's pattern for all nodes.
+/// The scrape job that the rules name.
 const JOB: &str = "kube-proxy";
+/// Grafana's pattern for all nodes.
 const ALL: &str = ".*";
 
-/// Queries that find nothing while all is well, each beside one of the same panel that does.
-const EMPTY_WHILE_WELL: [&str; 2] = [
-    // The single subsystems, beside all together.
+/// Parts of queries that have no data on a healthy node. Another query of the same panel has some.
+const EMPTY_IF_HEALTHY: [&str; 2] = [
+    // The subsystems, beside their sum.
     "result!=\"done\"}[$__rate_interval])) > 0",
     "drifted_entries_total{job=\"$job\",instance=~\"$instance\"}[$__rate_interval])) > 0",
 ];
 
-/// What the faults of the story raise.
+/// Alerts that the faults of the story raise.
 const FAULTS: [&str; 2] = ["KubeProxyWritesRefused", "KubeProxyApiServerUnreachable"];
 
 fn main() {
     let stories = [Story {
         name: "each_panel_has_data_and_each_fault_its_alert",
-        tell: told,
+        tell: read_by_prometheus,
         is_possible: || true,
     }];
     tell(&stories, Duration::from_mins(4))
 }
 
-fn told(c: &mut Cluster) -> Outcome {
+fn read_by_prometheus(c: &mut Cluster) -> Outcome {
     let dashboard = Dashboard::read(FILE)?;
     let mut api = c.api_server(true)?;
     let faults = Faults::prepare(c)?;
@@ -56,20 +57,20 @@ fn told(c: &mut Cluster) -> Outcome {
         &["--metrics-per-service=endpoints", "--ipvs-sync-period=2s"],
     )?;
     c.await_first_sync()?;
-    let prometheus = Prometheus::start(&c.node1, c.folder(), METRICS, &quickened(RULES))?;
+    let prometheus = Prometheus::start(&c.node1, c.folder(), METRICS, &shorten_durations(RULES))?;
     c.until("the first scrape", || {
         Ok(!prometheus.instant("up == 1", now()?)?.is_empty())
     })?;
 
     let began = now()?;
-    something_happens(c, &api)?;
-    variables_are_chosen(&prometheus, &dashboard)?;
-    let shown = Shown::read(&prometheus, &dashboard, began)?;
-    shown.has_data(&EMPTY_WHILE_WELL)?;
-    shown.is_green()?;
+    make_traffic(c, &api)?;
+    variables_have_values(&prometheus, &dashboard)?;
+    let panels = Panels::read(&prometheus, &dashboard, began)?;
+    panels.have_data(&EMPTY_IF_HEALTHY)?;
+    panels.are_green()?;
     expect(&prometheus, &[])?;
 
-    // Somebody's hands, a write that is refused, and an API server that is away.
+    // Drift, a refused write, and an unreachable API server.
     c.sh("ipvsadm -D -t 10.96.0.10:80")?;
     let refusing = faults.fail("iptables restore")?;
     api.apply(&with_source_ranges())?;
@@ -78,10 +79,10 @@ fn told(c: &mut Cluster) -> Outcome {
     c.patience = Duration::from_secs(40);
     until(c, &prometheus, &FAULTS, "firing")?;
     expect(&prometheus, &FAULTS)?;
-    let shown = Shown::read(&prometheus, &dashboard, began)?;
-    shown.has_data(&[])?;
-    shown.are_red(&["Entries the kernel refuses", "Nodes without API server"])?;
-    drawn(c, &shown)?;
+    let panels = Panels::read(&prometheus, &dashboard, began)?;
+    panels.have_data(&[])?;
+    panels.are_red(&["Entries the kernel refuses", "Nodes without API server"])?;
+    draw(c, &panels)?;
 
     drop(refusing);
     api.start()?;
@@ -90,12 +91,12 @@ fn told(c: &mut Cluster) -> Outcome {
     until(
         c,
         &prometheus,
-        &["KubeProxyDown", "KubeProxyAbsent"],
+        &["KubeProxyInstanceDown", "KubeProxyAbsent"],
         "firing",
     )
 }
 
-/// Waits until these alerts are all in that state.
+/// Waits until all these alerts have this state.
 fn until(c: &Cluster, prometheus: &Prometheus, alerts: &[&str], state: &str) -> Result<()> {
     for alert in alerts {
         c.until(&format!("{alert} is {state}"), || {
@@ -105,7 +106,7 @@ fn until(c: &Cluster, prometheus: &Prometheus, alerts: &[&str], state: &str) -> 
     Ok(())
 }
 
-// ---- what happens ----
+// ---- objects and traffic ----
 
 fn web(endpoints: &str) -> Service {
     Service::new("web", "10.96.0.10 fd96::10")
@@ -119,7 +120,7 @@ fn dns() -> Service {
         .endpoints("10.244.1.10 10.244.2.10")
 }
 
-/// Without an endpoint on this node.
+/// A Service without an endpoint on this node.
 fn local() -> Service {
     Service::new("local", "10.96.0.20")
         .port(tcp(80, 8080).node_port(30080))
@@ -127,7 +128,7 @@ fn local() -> Service {
         .spec("externalTrafficPolicy: Local")
 }
 
-/// Needs rules that were not there before.
+/// A Service that needs new iptables rules.
 fn with_source_ranges() -> Service {
     Service::new("ranged", "10.96.0.30")
         .port(tcp(80, 8080))
@@ -136,8 +137,8 @@ fn with_source_ranges() -> Service {
         .spec("loadBalancerSourceRanges: [172.35.0.0/24]")
 }
 
-/// Traffic, an endpoint that drains, one that comes and goes, and probes.
-fn something_happens(c: &Cluster, api: &ApiServer) -> Result<()> {
+/// Makes traffic, probes, a draining endpoint, and one that comes and goes.
+fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
     let mut kept = Vec::new();
     for round in 0..10 {
         tally(
@@ -156,9 +157,9 @@ fn something_happens(c: &Cluster, api: &ApiServer) -> Result<()> {
                     kept.push(open);
                 }
             }
-            // Whoever is at the one that goes drains; then it is measured from its trigger on.
+            // The removed endpoint drains. Later one with a trigger time is added.
             4 => api.apply(&web("10.244.1.10 fd44:1::10"))?,
-            6 => triggered(c, api)?,
+            6 => add_and_remove_endpoint(c, api)?,
             _ => {}
         }
         std::thread::sleep(Duration::from_millis(700));
@@ -169,8 +170,8 @@ fn something_happens(c: &Cluster, api: &ApiServer) -> Result<()> {
     Ok(())
 }
 
-/// One more endpoint, with the time of its trigger.
-fn triggered(c: &Cluster, api: &ApiServer) -> Result<()> {
+/// Adds an EndpointSlice with a trigger time, waits until it is programmed, and deletes it.
+fn add_and_remove_endpoint(c: &Cluster, api: &ApiServer) -> Result<()> {
     let now = c.sh("date -u +%Y-%m-%dT%H:%M:%S.%NZ")?;
     api.apply(&format!(
         "{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, addressType: IPv4, \
@@ -181,18 +182,18 @@ fn triggered(c: &Cluster, api: &ApiServer) -> Result<()> {
          {{addresses: [10.244.2.99], conditions: {{ready: true}}}}]}}",
         now.trim()
     ))?;
-    c.until("it is in the kernel", || {
+    c.until("the endpoint is programmed", || {
         Ok(c.reals("UDP 10.96.0.53:53")?.contains("10.244.2.99"))
     })?;
     api.delete_slice("dns-more")
 }
 
-// ---- what is asserted ----
+// ---- assertions ----
 
-/// Each variable of the dashboard finds its values.
-fn variables_are_chosen(prometheus: &Prometheus, dashboard: &Dashboard) -> Result<()> {
+/// Checks that each variable of the dashboard has values.
+fn variables_have_values(prometheus: &Prometheus, dashboard: &Dashboard) -> Result<()> {
     let mut found = BTreeMap::new();
-    for (name, selector, label) in dashboard.choices(JOB)? {
+    for (name, selector, label) in dashboard.query_variables(JOB)? {
         found.insert(name, prometheus.values(&selector, label)?);
     }
     let wanted = [
@@ -203,7 +204,7 @@ fn variables_are_chosen(prometheus: &Prometheus, dashboard: &Dashboard) -> Resul
     Ok(())
 }
 
-/// The rules are all loaded, and just these are not inactive.
+/// Checks that all rules are loaded, and that exactly these alerts are active.
 fn expect(prometheus: &Prometheus, wanted: &[&str]) -> Result<()> {
     let alerts = prometheus.alerts()?;
     ensure!(
@@ -224,24 +225,24 @@ fn expect(prometheus: &Prometheus, wanted: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The dashboard with what its queries have found since something began.
-struct Shown<'a> {
+/// The panels of the dashboard with the results of their queries.
+struct Panels<'a> {
     dashboard: &'a Dashboard,
     range: Range,
-    panels: Vec<picture::Found<'a>>,
+    results: Vec<picture::PanelResult<'a>>,
 }
 
-impl<'a> Shown<'a> {
+impl<'a> Panels<'a> {
     fn read(prometheus: &Prometheus, dashboard: &'a Dashboard, from: f64) -> Result<Self> {
         let (to, step) = (now()?, 1);
         let range = Range { from, to, step };
-        let mut panels = Vec::new();
+        let mut results = Vec::new();
         for panel in dashboard.panels() {
             let mut found = Vec::new();
             for target in panel.targets() {
-                // One node that was chosen is the same as all, where there is but one.
+                // There is one node, so choosing it gives as many series as choosing all.
                 let [all, one] = [ALL, "127\\\\.0\\\\.0\\\\.1:10249"].map(|instance| {
-                    let query = target.filled(JOB, instance, &range)?;
+                    let query = target.expand(JOB, instance, &range)?;
                     let answer = if target.is_instant() {
                         prometheus.instant(&query, range.to)
                     } else {
@@ -253,19 +254,19 @@ impl<'a> Shown<'a> {
                 ensure!(all.len() == one?.len(), "{}", panel.title());
                 found.push((target, all));
             }
-            panels.push((panel, found));
+            results.push((panel, found));
         }
         Ok(Self {
             dashboard,
             range,
-            panels,
+            results,
         })
     }
 
-    /// Each query but these found series with values, which have the labels that their legend names,
-    /// in a unit that is theirs.
-    fn has_data(&self, but: &[&str]) -> Result<()> {
-        for (panel, found) in &self.panels {
+    /// Checks that each query has data, except queries with one of these parts. Series have the labels
+    /// that the legend names, and the panel has the unit of its metric.
+    fn have_data(&self, but: &[&str]) -> Result<()> {
+        for (panel, found) in &self.results {
             for (target, series) in found {
                 let query = target.raw();
                 let may_be_empty = but.iter().any(|part| query.contains(part));
@@ -276,7 +277,7 @@ impl<'a> Shown<'a> {
                     panel.title()
                 );
                 for one in series {
-                    let name = one.called(target.legend());
+                    let name = one.name_by(target.legend());
                     ensure!(
                         !name.contains("{{"),
                         "{}: {name} of {:?}",
@@ -306,10 +307,10 @@ impl<'a> Shown<'a> {
         Ok(())
     }
 
-    /// The stats by their titles, in the colours of their thresholds.
+    /// Lists the stats by title, each with the colour of its threshold.
     fn colours(&self) -> Vec<(&'a str, &'a str)> {
         let stats = self
-            .panels
+            .results
             .iter()
             .filter(|(panel, _)| panel.kind() == "stat");
         stats
@@ -320,7 +321,7 @@ impl<'a> Shown<'a> {
             .collect()
     }
 
-    fn is_green(&self) -> Result<()> {
+    fn are_green(&self) -> Result<()> {
         let colours = self.colours();
         let is_green = colours.iter().all(|(_, colour)| *colour == "green");
         ensure!(is_green && colours.len() == 6, "{colours:?}");
@@ -336,8 +337,7 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// The unit, by Grafana's name, of what a query comes to: by the names of metrics, whose last word is
-/// their unit.
+/// Returns the unit of a query by Grafana's name. The last word of a metric's name is its unit.
 fn unit_of(query: &str) -> &'static str {
     let is_rate = query.contains("rate(") && !query.contains("histogram_quantile(");
     let counts_nodes = query.starts_with("count");
@@ -362,14 +362,14 @@ fn unit_of(query: &str) -> &'static str {
     found.map_or("short", |(_, _, unit)| *unit)
 }
 
-// ---- the picture ----
+// ---- picture ----
 
-/// Draws it where somebody wants to see it.
-fn drawn(c: &Cluster, shown: &Shown<'_>) -> Result<()> {
+/// Draws the dashboard if the environment names a folder for it.
+fn draw(c: &Cluster, panels: &Panels<'_>) -> Result<()> {
     let Some(folder) = std::env::var_os("BROWSER_SHOTS") else {
         return Ok(());
     };
-    let page = picture::page(shown.dashboard, &shown.range, &shown.panels);
+    let page = picture::page(panels.dashboard, &panels.range, &panels.results);
     let file = Path::new(&folder).join("dashboard.html");
     std::fs::write(&file, page).with_context(|| format!("cannot write {}", file.display()))?;
     let taken = c.node1.enter(|| {

@@ -32,7 +32,7 @@ fn of_kind(objects: &[Value], kind: &str) -> Value {
     object
 }
 
-fn daemon_set(folder: &str) -> Value {
+pub(crate) fn daemon_set(folder: &str) -> Value {
     of_kind(&build(&manifests().join(folder)).unwrap(), "DaemonSet")
 }
 
