@@ -7,7 +7,7 @@ use http::Uri;
 use proxy::{AddressField, IpFamily, LocalDetector, Model, NamespacedName, Protocol, Service};
 use service_counters::places::{Place, places};
 use service_counters::{Counted, Counters};
-use source::Places;
+use source::EndpointPlaces;
 
 use super::question::{Claimed, Copied, Ground, Question};
 use super::service::{Detail, Seen};
@@ -123,7 +123,7 @@ struct Known {
 impl Known {
     /// The same as it is shown: worked out of many endpoints, it takes a while.
     fn objects(self, asked: &Asked) -> Result<Objects, Unanswered> {
-        let (counted, nowhere) = (Counted::default(), Places::default());
+        let (counted, nowhere) = (Counted::default(), EndpointPlaces::default());
         let seen = Seen::new(&self.ground, &counted, &nowhere);
         let detail = Detail {
             has_endpoints: true,

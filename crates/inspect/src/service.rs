@@ -8,7 +8,7 @@ use proxy::{
     Endpoints, IpFamily, Judged, Reason, Service, ServicePort, ServicePortName, ServiceType,
 };
 use service_counters::{At, Count, Counted};
-use source::Places;
+use source::EndpointPlaces;
 use view::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, EndpointCounts, Port,
     ServiceName, ServiceOption,
@@ -29,7 +29,7 @@ pub(super) struct Detail {
 pub(super) struct Seen<'a> {
     ground: &'a Ground,
     counted: &'a Counted,
-    places: &'a Places,
+    places: &'a EndpointPlaces,
     held: Held<'a>,
 }
 
@@ -79,7 +79,11 @@ impl Ground {
 }
 
 impl<'a> Seen<'a> {
-    pub(super) fn new(ground: &'a Ground, counted: &'a Counted, places: &'a Places) -> Self {
+    pub(super) fn new(
+        ground: &'a Ground,
+        counted: &'a Counted,
+        places: &'a EndpointPlaces,
+    ) -> Self {
         Self {
             ground,
             counted,

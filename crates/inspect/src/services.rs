@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::Uri;
 use proxy::NamespacedName;
 use service_counters::{At, Counted, Counters, Which};
-use source::Places;
+use source::EndpointPlaces;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use view::{Service, ServiceList};
@@ -74,7 +74,7 @@ impl Inspect {
                 counted_of_page(&counters, &addresses, detail, &mut list.notes)
             });
             let counted = counted.unwrap_or_default();
-            let nowhere = Places::default();
+            let nowhere = EndpointPlaces::default();
             let seen = Seen::new(&ground, &counted, &nowhere);
             list.items = copied.iter().map(|one| seen.service(one, detail)).collect();
             Ok(list)
@@ -128,10 +128,10 @@ impl Inspect {
     }
 
     /// Where a Service's endpoints are: asked for at its source, which the model keeps nothing of.
-    async fn whereabouts(&self, name: &NamespacedName, notes: &mut Vec<String>) -> Places {
+    async fn whereabouts(&self, name: &NamespacedName, notes: &mut Vec<String>) -> EndpointPlaces {
         let without = "names of pods, nodes and zones are left out";
         let Some(source) = self.source.get() else {
-            return Places::default();
+            return EndpointPlaces::default();
         };
         match timeout(WHEREABOUTS_PATIENCE, source.registry.whereabouts(name)).await {
             Ok(Ok(found)) => return found,
@@ -142,7 +142,7 @@ impl Inspect {
                 WHEREABOUTS_PATIENCE.as_secs()
             )),
         }
-        Places::default()
+        EndpointPlaces::default()
     }
 
     /// The names of all Services, in no order.

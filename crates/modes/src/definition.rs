@@ -121,7 +121,7 @@ pub trait Definition: Sync {
 
     /// Whether it asks for the networks that ClusterIPs come from.
     fn service_cidrs(&self) -> ServiceCidrs {
-        ServiceCidrs::Unasked
+        ServiceCidrs::NotWatched
     }
 
     /// The kernel modules that it uses on the usual node, by their own names.

@@ -1,12 +1,12 @@
-//! What it costs to read a list of EndpointSlices, in each form that it may come in.
+//! Measures the cost of reading a list of EndpointSlices, in each format.
 //!
 //! `cargo run --release -p source --example decode_cost [SLICES [ENDPOINTS]]`
 //!
-//! The bodies are those of the API fixture: whole as out of a watch cache, or streamed as the
-//! beginning of a watch (`WatchList`), which servers compress from 1.37 on. Each is read by a
-//! process of its own, from a socket to the event that the list is complete; what it has read is
-//! dropped. Printed are the time that this took, the processor time of that process, and the most
-//! memory that it had, beyond what it has with an empty list. The forms take turns.
+//! The lists come from the API fixture: whole, as from a watch cache, or streamed as the beginning
+//! of a watch (`WatchList`), which servers compress from 1.37 on. A separate process reads each
+//! list from a socket, up to the event that the list is complete, and drops the objects. Prints
+//! that time, the CPU time of the process, and its peak memory above that of an empty list. The
+//! formats take turns.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,13 +29,13 @@ use serde_json::{Value, json};
 use source::{Api, ContentType, Lists, Settings};
 
 const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
-/// Of each form, the median of so many runs is printed.
+/// Number of runs of each format; the median is printed.
 const RUNS: usize = 5;
-/// How long a streamed list may take to be made before it is cut off, in seconds.
+/// Timeout in seconds for making a streamed list.
 const STREAM_SECONDS: u32 = 20;
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
-/// The forms: their names, what is accepted, how it may be packed, and how the list comes.
+/// The formats: name, accepted content types, compression, and way of listing.
 const FORMS: [(&str, &str, &str, Lists); 6] = [
     ("JSON", JSON, "identity", Lists::Cached),
     ("JSON, gzip", JSON, "gzip", Lists::Cached),
@@ -98,7 +98,7 @@ fn tenths(value: u64, unit: u64) -> String {
     format!("{}.{}", tenths / 10, tenths % 10)
 }
 
-/// Reads the list there in a process of its own: nanoseconds, those of a processor, bytes.
+/// Reads the list in a separate process. Returns nanoseconds, CPU nanoseconds and bytes.
 fn run(url: &str, lists: Lists) -> [u64; 3] {
     let lists = match lists {
         Lists::Streamed => "streamed",
@@ -117,7 +117,7 @@ fn median(mut runs: Vec<[u64; 3]>) -> [u64; 3] {
     })
 }
 
-/// Reads the EndpointSlices there, and what that took of this process.
+/// Reads the EndpointSlices, and returns the time and memory that it took.
 fn read_list(url: &str, lists: Lists) -> [u64; 3] {
     let began = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread();
@@ -150,7 +150,7 @@ fn read_list(url: &str, lists: Lists) -> [u64; 3] {
     [wall, nanos, kilobytes * 1024]
 }
 
-/// The lists of the fixture, in each form: whole answers.
+/// The fixture's lists as whole responses, in each format.
 fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
     let (send, address) = mpsc::channel();
     thread::spawn(move || {
@@ -195,7 +195,7 @@ fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
     got.into()
 }
 
-/// Serves an answer as the list of EndpointSlices, and nothing else.
+/// Serves a response as the list of EndpointSlices, and nothing else.
 fn serve(answer: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
@@ -209,10 +209,10 @@ fn serve(answer: Vec<u8>) -> String {
                 let is_list = !asked.contains("watch=true") || asked.contains("sendInitialEvents");
                 if asked.contains(PATH) && is_list {
                     lines.find(String::is_empty);
-                    // Whoever goes away has read enough.
+                    // The client may close the connection once it has read enough.
                     let _ = (&connection).write_all(&answer);
                 } else {
-                    // For as long as it is waited for.
+                    // Keeps the connection open as long as the client waits.
                     lines.for_each(drop);
                 }
             });
@@ -221,7 +221,7 @@ fn serve(answer: Vec<u8>) -> String {
     format!("http://{address}")
 }
 
-/// As the controller makes one for Pods of a Deployment.
+/// An EndpointSlice as the controller makes one for a Deployment's Pods.
 fn slice(number: usize, endpoints: usize) -> Value {
     let service = format!("service-{number}");
     let list: Vec<Value> = (0..endpoints)

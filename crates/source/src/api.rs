@@ -1,15 +1,15 @@
 //! Services from the Kubernetes API.
 //!
 //! ```text
-//!   Services ───────┐ one ListWatch each, on tasks of their own
+//!   Services ───────┐ one ListWatch each, on its own task
 //!   EndpointSlices ─┼─▶ events
-//!   the own Node ───┤        └─▶ Outage: says once that the server is away, and once that it is back
-//!   ServiceCIDRs ───┘ where they are asked for
+//!   the own Node ───┤        └─▶ Outage: logs once when the server is away, and once when it is back
+//!   ServiceCIDRs ───┘ only if the settings ask for them
 //! ```
 //!
-//! `kube` does what is common to all clients: kubeconfig, TLS, HTTP. Listing and watching is done
-//! here, in `list_watch`, which says why, and so are the token of a service account, in `token`,
-//! what certificates come from files, in `connection`, and the ways through a proxy, in `tunnel`.
+//! `kube` provides kubeconfig, TLS and HTTP. `list_watch` lists and watches, and says why `kube`'s
+//! watcher does not fit. `token` reads the token of a service account, `connection` the certificate
+//! files. `tunnel` connects through a proxy.
 
 mod addresses;
 mod backoff;
@@ -49,7 +49,7 @@ use tower::{BoxError, Layer, Service};
 use crate::error::StartError;
 use crate::settings::{Api, ContentType, Lists, ServiceCidrs};
 use addresses::{Addresses, Target};
-pub use addresses::{ApiServerAddress, ApiServerAddresses, Clear, Resolve, Way};
+pub use addresses::{ApiServerAddress, ApiServerAddresses, Clear, ConnectHooks, Resolve};
 pub use backoff::{Backoff, Cost};
 use cause::root_cause;
 use connection::{Connection, Files};
@@ -58,20 +58,20 @@ use outage::Outage;
 pub use outage::{Trouble, Troubles};
 use request::{Need, Resource};
 
-/// Events on their way to whoever reads the stream: 8 kB each, where slices have 50 endpoints.
+/// Events buffered for the reader of the stream: 8 kB each if slices have 50 endpoints.
 const IN_FLIGHT: usize = 128;
 
-/// What sends a client's requests, as a layer that counts them sees it.
+/// The service that sends a client's requests, as a counting layer sees it.
 pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
 /// A layer around a client's [`Transport`] that counts requests.
 pub trait Counter: Layer<Transport, Service = Self::Counted> {
-    /// What the client then sends its requests with.
+    /// The service that the client sends its requests with.
     type Counted: Service<Request<Body>, Response = Response<Self::Body>, Error = BoxError, Future: Send>
         + Clone
         + Send
         + 'static;
-    /// The body of an answer.
+    /// The body of a response.
     type Body: hyper::body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
 }
 
@@ -88,12 +88,12 @@ where
     type Body = B;
 }
 
-/// Counts nothing.
+/// Returns a layer that counts nothing.
 pub fn uncounted(_host: &str) -> Identity {
     Identity::new()
 }
 
-/// An API server, and how to talk to it.
+/// An API server, and the client to talk to it.
 #[derive(Clone)]
 pub struct Server {
     client: Client,
@@ -107,28 +107,28 @@ pub struct Server {
 
 impl Server {
     /// Reads how to reach the server: from a kubeconfig, whose URL `master` overrides, from
-    /// `master` alone, or from the Pod that this is. The server itself need not be there yet.
-    /// `count` makes the layer that counts requests, from the server's host and port.
+    /// `master` alone, or from the environment of this Pod. The server may still be down. `count`
+    /// makes the layer that counts requests, from the server's host and port.
     ///
     /// # Errors
     ///
-    /// There is no such way to a server, or its credentials or certificates cannot be used.
+    /// Fails if there is no server to reach, or its credentials or certificates are invalid.
     pub async fn new<C: Counter>(
         settings: &Api,
         count: impl FnOnce(&str) -> C,
     ) -> Result<Self, StartError> {
-        Self::by(settings, count, Way::default()).await
+        Self::by(settings, count, ConnectHooks::default()).await
     }
 
-    /// The same, which is connected to in this way.
+    /// Reads how to reach the server, and runs `hooks` before each connection.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// See [`new`](Self::new).
     pub async fn by<C: Counter>(
         settings: &Api,
         count: impl FnOnce(&str) -> C,
-        way: Way,
+        hooks: ConnectHooks,
     ) -> Result<Self, StartError> {
         let master = settings.master.as_deref().map(master_url).transpose()?;
         let Access {
@@ -143,8 +143,8 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
-        // What stands before the host proves nothing to a server here, and would be told by libraries
-        // that log where they connect to.
+        // Servers ignore a user in the URL, but libraries that log their target would log the user
+        // too.
         if let Ok(url) = without_user(&config.cluster_url.to_string()).parse() {
             config.cluster_url = url;
         }
@@ -156,19 +156,15 @@ impl Server {
             advice: "correct it, or list the server in NO_PROXY",
         })?;
         let token = token::FromFile::take(&mut config.auth_info);
-        // Retrying is done here, where it is known what was lost.
+        // `ListWatch` retries, since it knows what was lost.
         config.default_retry = false;
         let url = config
             .cluster_url
             .to_string()
             .trim_end_matches('/')
             .to_owned();
-        let host = config.cluster_url.authority().map(|authority| {
-            let text = authority.as_str();
-            text.rsplit_once('@')
-                .map_or(text, |(_, host)| host)
-                .to_owned()
-        });
+        let host = config.cluster_url.authority();
+        let host = host.map_or_else(String::new, ToString::to_string);
         let wrong = |error: kube::Error| StartError::Api {
             what: format!("API server {url}"),
             reason: error.to_string(),
@@ -181,11 +177,11 @@ impl Server {
             proxy.as_ref().map(|proxy| &proxy.url),
         ];
         let targets = reached.into_iter().flatten().filter_map(Target::of);
-        let addresses = Addresses::new(targets.collect(), way);
+        let addresses = Addresses::new(targets.collect(), hooks);
         let connection = Connection::new(config, files, proxy, addresses.clone()).map_err(wrong)?;
         let connection = authorization.layer(headers.map_err(wrong)?.layer(connection));
         let transport = Transport::new(token.layer(base.layer(connection)));
-        let counted = count(&host.unwrap_or_default()).layer(transport);
+        let counted = count(&host).layer(transport);
         Ok(Self {
             client: ClientBuilder::new(counted, "default").build(),
             outage: Arc::new(Outage::new(url.clone())),
@@ -197,33 +193,28 @@ impl Server {
         })
     }
 
-    /// What fails of what [`stream`](Self::stream) asks.
+    /// Returns the ongoing failures of [`stream`](Self::stream)'s requests.
     pub fn troubles(&self) -> Troubles {
         Troubles::of(&self.outage)
     }
 
-    /// The client, for whatever else is to be asked or told.
+    /// Returns the client, for other requests.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The server's URL.
+    /// Returns the server's URL, without a user or password.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The same without the user and password that it may have.
-    pub fn place(&self) -> String {
-        without_user(&self.url)
-    }
-
-    /// The addresses at which it is reached.
+    /// Returns the addresses at which the server is reached.
     pub fn addresses(&self) -> ApiServerAddresses {
         ApiServerAddresses::of(&self.addresses)
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
-    /// selectors, and ServiceCIDRs where they are asked for. Never ends; needs a tokio runtime.
+    /// selectors, and ServiceCIDRs if the settings ask for them. Never ends; needs a tokio runtime.
     pub fn stream(&self, node: &str) -> impl Stream<Item = Event> + Send + use<> {
         let mut resources = vec![
             Resource {
@@ -283,7 +274,7 @@ impl Server {
     }
 }
 
-/// The stream; its tasks end when it is dropped.
+/// The stream of events; its tasks end when it is dropped.
 struct Events {
     addresses: mpsc::UnboundedReceiver<Vec<SocketAddr>>,
     received: mpsc::Receiver<Event>,
@@ -294,7 +285,7 @@ impl Stream for Events {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        // Before what was told over a connection to one of them.
+        // An address comes before any event that was read over a connection to it.
         if let Poll::Ready(Some(addresses)) = self.addresses.poll_recv(context) {
             return Poll::Ready(Some(Event::ApiServerAt(addresses)));
         }
@@ -302,10 +293,10 @@ impl Stream for Events {
     }
 }
 
-/// What is known of a server and its client.
+/// The configuration of a server and its client.
 struct Access {
     config: Config,
-    /// `proxy-url`.
+    /// `proxy-url` of the cluster.
     proxy: Option<String>,
     files: Files,
 }
@@ -319,10 +310,10 @@ impl Access {
         }
     }
 
-    /// By the current context. `what` the kubeconfig is called.
+    /// Reads the current context. `what` names the kubeconfig in errors.
     async fn by(mut kubeconfig: Kubeconfig, what: &str) -> Result<Self, StartError> {
-        // Without one, `kube` would read the variables, and take what is wrong with them for the
-        // file's.
+        // Without a URL here, `kube` would read the variables, and report their errors as errors of
+        // the file.
         let unused = "http://unused.invalid".to_owned();
         let proxy = cluster(&mut kubeconfig).and_then(|cluster| cluster.proxy_url.replace(unused));
         let authority = cluster(&mut kubeconfig).and_then(|cluster| {
@@ -396,7 +387,7 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
         reason: root_cause(error),
         advice,
     };
-    // Read here first, for the plain reasons: it is not there, or may not be read.
+    // Reads the file here first, to report a missing or unreadable file plainly.
     std::fs::read(path).map_err(|error| failed(&error, "correct --kubeconfig"))?;
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| StartError::Api {
         what: what.clone(),
@@ -415,8 +406,7 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
     Access::by(kubeconfig, &what).await
 }
 
-/// Where a kubeconfig cannot be read, by what the parser says of it. What stands there is not told:
-/// it may be a key or a token.
+/// Describes a parser's error without the content of the kubeconfig, which may be a key or a token.
 fn without_content(error: &str) -> String {
     let number = |word: &str| -> Option<usize> {
         let (_, behind) = error.split_once(word)?;
@@ -431,7 +421,7 @@ fn without_content(error: &str) -> String {
     }
 }
 
-/// The current context's.
+/// Returns the cluster of the current context.
 fn cluster(kubeconfig: &mut Kubeconfig) -> Option<&mut Cluster> {
     let name = context(kubeconfig)?.cluster.clone();
     let mut clusters = kubeconfig.clusters.iter_mut();
@@ -444,14 +434,9 @@ fn context(kubeconfig: &Kubeconfig) -> Option<&kube::config::Context> {
     contexts.find(|one| one.name == *name)?.context.as_ref()
 }
 
-/// The program or library that the current context's credentials come from, if they do.
+/// Returns the kind of plugin that provides the current context's credentials, if any.
 fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
-    let context = kubeconfig.current_context.as_ref()?;
-    let mut contexts = kubeconfig.contexts.iter();
-    let context = contexts
-        .find(|one| one.name == *context)?
-        .context
-        .as_ref()?;
+    let context = context(kubeconfig)?;
     let mut users = kubeconfig.auth_infos.iter();
     let user = users.find(|one| Some(&one.name) == context.user.as_ref())?;
     match user.auth_info.as_ref()? {
@@ -461,7 +446,7 @@ fn plugin(kubeconfig: &Kubeconfig) -> Option<&'static str> {
     }
 }
 
-/// A URL without what stands in front of its host.
+/// Returns a URL without the user in front of its host.
 fn without_user(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
@@ -471,12 +456,12 @@ fn without_user(url: &str) -> String {
     let host = authority
         .rsplit_once('@')
         .map_or(authority, |(_, host)| host);
-    // What follows a `?` may be a secret, too.
+    // The query may be a secret, too.
     let path = path.split('?').next().unwrap_or_default();
     format!("{scheme}://{host}{path}")
 }
 
-/// `--master`, with its scheme as client-go takes it: plain HTTP where none is given.
+/// Parses `--master`. Like client-go, assumes plain HTTP if there is no scheme.
 fn master_url(master: &str) -> Result<Uri, StartError> {
     let url = if master.contains("://") {
         master.to_owned()
@@ -491,15 +476,15 @@ fn master_url(master: &str) -> Result<Uri, StartError> {
         })
 }
 
-/// Reads a list and a watch of these bytes, in each form and in pieces.
+/// Reads these bytes as a list and as a watch, in each format and in pieces of two sizes.
 pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
     use futures::{FutureExt as _, TryStreamExt as _, stream};
     use messages::{Messages, Next};
-    use request::{Answer, Format};
+    use request::{Format, ResponseStream};
 
     for format in [Format::Json, Format::Protobuf] {
         for length in [7, 4096] {
-            let answer = || Answer {
+            let answer = || ResponseStream {
                 format,
                 body: {
                     let pieces = bytes.chunks(length).map(|piece| Ok(piece.to_vec()));
@@ -508,7 +493,7 @@ pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
                 },
             };
             let mut list = list::List::new(kind, answer());
-            // All has come, so that nothing is waited for.
+            // All bytes are there, so no read waits.
             while let Some(Ok(Some(object))) = list.next().now_or_never() {
                 drop(object);
             }
@@ -523,8 +508,7 @@ pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
     }
 }
 
-/// Reads what is read of a kubeconfig before any file that it names, and URLs of servers and
-/// proxies.
+/// Reads the parts of a kubeconfig that need no other file, and URLs of servers and proxies.
 pub(crate) fn read_as_kubeconfig(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(mut kubeconfig) = Kubeconfig::from_yaml(&text) {

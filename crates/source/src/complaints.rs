@@ -1,24 +1,22 @@
-//! What is said of objects that are wrong.
+//! Log lines about invalid objects.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use crate::decode::{Key, Problem};
 
-/// What was said of each object's problems, so that it is said once and not with every update of
-/// the object.
+/// The problems that were logged for each object. They are logged once, not with every update.
 #[derive(Debug, Default)]
-pub(crate) struct Complaints(HashMap<Key, Told>);
+pub(crate) struct Complaints(HashMap<Key, ProblemDigest>);
 
-/// What was said of an object, as far as it takes to know it again: an object may have as many
-/// problems as it has lines.
+/// Digest of an object's problems; an object may have thousands of them.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct ProblemDigest {
     problems: usize,
     digest: u64,
 }
 
-impl Told {
+impl ProblemDigest {
     fn of(problems: &[Problem]) -> Self {
         let mut hasher = DefaultHasher::new();
         problems.hash(&mut hasher);
@@ -30,15 +28,15 @@ impl Told {
 }
 
 impl Complaints {
-    /// The lines to say about an object that now has these problems.
+    /// Returns the new log lines for an object with these problems.
     pub(crate) fn of(&mut self, key: &Key, problems: &[Problem]) -> Vec<String> {
-        /// A slice with a thousand wrong endpoints is one mistake.
+        /// A slice with a thousand invalid endpoints is one mistake.
         const MOST: usize = 5;
         if problems.is_empty() {
             self.0.remove(key);
             return Vec::new();
         }
-        let told = Told::of(problems);
+        let told = ProblemDigest::of(problems);
         if self.0.get(key) == Some(&told) {
             return Vec::new();
         }

@@ -1,20 +1,19 @@
-//! Kubernetes objects to our own compact ones.
+//! Converts Kubernetes objects to compact ones.
 //!
 //! ```text
 //!   JSON, YAML ──serde──▶ ┐                ┌─ service()        ┐
-//!                         │ wire::Service  │                   │   Decoded { key, content, problems }
+//!                         │ wire::Service  │                   │   DecodedObject { key, content, problems }
 //!                         │ wire::Endpoint…┼─ endpoint_slice() ┼─▶ content: Proxied(Service), Ignored(why) or Unusable
 //!   protobuf ─────────▶   ┘                ├─ service_cidr()   │
 //!                                          └─ node()           ┘
 //! ```
 //!
-//! There is one shape of each kind, whatever it is read from, and one place that says what is right
-//! in it.
+//! Each kind has one wire type for all formats, and one function that validates it.
 //!
-//! Defaults that an API server fills in are filled in here too, as manifests lack them. What an API
-//! server would have refused is found here as well: a part that is wrong is left out and reported
-//! as a `Problem` by name, and the rest of the object is used. An object of which nothing is left
-//! is `Unusable`; whoever asked keeps what it knew of it before.
+//! The converters fill in the defaults that an API server would, since manifests lack them. They
+//! also find errors that an API server would reject. An invalid part is ignored and reported as a
+//! `Problem` by name; the rest of the object is used. An object without any usable part is
+//! `Unusable`, and its last valid content stays in use.
 
 pub mod address;
 mod decoded;
@@ -29,18 +28,14 @@ pub(crate) mod protobuf;
 mod service;
 mod service_cidr;
 mod status;
-mod watched;
+mod watch_event;
 pub(crate) mod wire;
 
 pub use decoded::kind_name;
-pub(crate) use decoded::{Content, Decoded, Key, Problem, Unnamed};
-pub(crate) use endpoint_slice::endpoint_slice;
-pub(crate) use kinds::Wire;
-pub(crate) use node::node;
-pub(crate) use service::service;
-pub(crate) use service_cidr::service_cidr;
+pub(crate) use decoded::{Content, DecodedObject, Key, MissingName, Problem};
+pub(crate) use kinds::{Wire, with_wire};
 pub(crate) use status::Status;
-pub(crate) use watched::Watched;
+pub(crate) use watch_event::WatchEvent;
 
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
-//! Why a source cannot be started.
+//! Errors at the start of a source.
 
 use std::path::PathBuf;
 
-/// A source cannot be started.
+/// Reason why a source cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The folder of manifests cannot be watched.
@@ -10,19 +10,19 @@ pub enum StartError {
     Manifests {
         /// The folder.
         folder: PathBuf,
-        /// What to do.
+        /// The advice to the operator.
         advice: &'static str,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// It is not known how to reach the API server.
+    /// The settings name no usable API server.
     #[error("{what}: {reason}; {advice}")]
     Api {
-        /// What was read for it.
+        /// The setting or file.
         what: String,
-        /// What is wrong with it.
+        /// The error in it.
         reason: String,
-        /// What to do.
+        /// The advice to the operator.
         advice: &'static str,
     },
 }

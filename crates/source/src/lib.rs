@@ -1,4 +1,4 @@
-//! Where Services come from: an API server, or a folder of manifests. Both are a stream of
+//! Reads Services from an API server or a folder of manifests. Each source is a stream of
 //! [`Event`]s that never ends.
 //!
 //! ```text
@@ -6,12 +6,12 @@
 //!                     └─▶ manifests: a folder ─────▶ decode ─┘
 //! ```
 //!
-//! What can go wrong for good (no such folder, a kubeconfig that cannot be read) is said at once,
-//! as a [`StartError`]. What may heal (an API server that is away, a broken file) is logged, waited
-//! for, and takes nothing away meanwhile.
+//! Permanent errors (no such folder, an invalid kubeconfig) are returned as a [`StartError`].
+//! Temporary errors (an API server that is down, a broken file) are logged and retried, and delete
+//! nothing meanwhile.
 //!
-//! What it knows nothing of: flags, metrics (a layer around the client counts requests), and the
-//! proxy's modes.
+//! The crate knows nothing of flags, of metrics (a layer around the client counts requests), or of
+//! modes.
 
 pub mod api;
 mod complaints;
@@ -29,41 +29,41 @@ use kube::Client;
 use proxy::Event;
 
 pub use api::{
-    ApiServerAddress, ApiServerAddresses, Clear, Counter, Resolve, Trouble, Troubles, Way,
+    ApiServerAddress, ApiServerAddresses, Clear, ConnectHooks, Counter, Resolve, Trouble, Troubles,
     uncounted,
 };
 pub use decode::{address, kind_name};
 pub use error::StartError;
 pub use settings::{Api, ContentType, Lists, ServiceCidrs, Settings};
-pub use whereabouts::{Places, Registry, Unknown};
+pub use whereabouts::{EndpointPlaces, Registry, WhereaboutsError};
 
 /// A source that is open.
 pub struct Source {
-    /// What it tells, without end.
+    /// The events; the stream never ends.
     pub events: BoxStream<'static, Event>,
-    /// The client of its API server, if it is one.
+    /// The client of the API server, if the source is one.
     pub client: Option<Client>,
-    /// Whom to ask for what it does not tell.
+    /// The registry for details of objects that events lack.
     pub registry: Registry,
-    /// What it is, in words, without secrets: `API server https://10.0.0.1:6443`.
+    /// Description without secrets: `API server https://10.0.0.1:6443`.
     pub from: String,
-    /// The addresses at which its API server is reached.
+    /// The addresses at which the API server is reached.
     pub addresses: ApiServerAddresses,
-    /// What fails there; nothing does at a folder.
+    /// The ongoing failures of the API server; a folder has none.
     pub troubles: Troubles,
 }
 
 /// Opens a source; `node` is this node's name. `count` makes the layer that counts requests, from
-/// the server's host and port ([`uncounted`]: none). An API server is connected to in this `way`.
+/// the server's host and port ([`uncounted`]: none). `hooks` run before each connection to an API server.
 ///
 /// # Errors
 ///
-/// What does not heal by itself: [`StartError`].
+/// Returns a [`StartError`] for errors that need the operator.
 pub async fn connect<C: Counter>(
     settings: &Settings,
     node: &str,
     count: impl FnOnce(&str) -> C,
-    way: Way,
+    hooks: ConnectHooks,
 ) -> Result<Source, StartError> {
     Ok(match settings {
         Settings::Manifests(folder) => Source {
@@ -75,12 +75,12 @@ pub async fn connect<C: Counter>(
             troubles: Troubles::default(),
         },
         Settings::Api(api) => {
-            let server = api::Server::by(api, count, way).await?;
+            let server = api::Server::by(api, count, hooks).await?;
             Source {
                 events: server.stream(node).boxed(),
                 client: Some(server.client().clone()),
                 registry: Registry::Api(server.client().clone()),
-                from: format!("API server {}", server.place()),
+                from: format!("API server {}", server.url()),
                 addresses: server.addresses(),
                 troubles: server.troubles(),
             }
@@ -88,18 +88,18 @@ pub async fn connect<C: Counter>(
     })
 }
 
-/// Opens a source, and the client of its API server, if it is one; `node` is this node's name.
-/// `count` makes the layer that counts requests, from the server's host and port ([`uncounted`]:
-/// none).
+/// Opens a source, and returns its events and the client of its API server, if it is one. See
+/// [`connect`].
 ///
 /// # Errors
 ///
-/// What does not heal by itself: [`StartError`].
+/// Returns a [`StartError`] for errors that need the operator.
 pub async fn open<C: Counter>(
     settings: &Settings,
     node: &str,
     count: impl FnOnce(&str) -> C,
 ) -> Result<(BoxStream<'static, Event>, Option<Client>), StartError> {
-    let Source { events, client, .. } = connect(settings, node, count, Way::default()).await?;
+    let Source { events, client, .. } =
+        connect(settings, node, count, ConnectHooks::default()).await?;
     Ok((events, client))
 }

@@ -1,18 +1,18 @@
 //! Services from a folder of manifests: `--manifests DIR`.
 //!
 //! The files are ordinary Kubernetes YAML or JSON: Services, EndpointSlices, ServiceCIDRs and this
-//! node's own Node, one or many to a file, also as a `List`; other kinds are left out. The folder is watched
-//! by inotify and never polled; it may be a mounted ConfigMap, files may be written in place or
-//! renamed into it.
+//! node's own Node, one or many to a file, also as a `List`. Other kinds are ignored. inotify
+//! watches the folder; nothing polls it. The folder may be a mounted ConfigMap, and files may be
+//! written in place or renamed into it.
 //!
 //! ```text
 //!   inotify ─▶ Watch: waits until writers are done ─▶ Folder::look ─▶ events
 //! ```
 //!
-//! All of it runs on a thread of its own: reading and parsing files blocks.
+//! A separate thread does all this, since reading and parsing files blocks.
 //!
-//! What it will not do: look into sub-folders, allocate addresses, or find pods. EndpointSlices are
-//! written by whoever writes the Services.
+//! It does not look into sub-folders, allocate addresses, or find pods. The author of the Services
+//! writes the EndpointSlices, too.
 
 mod document;
 mod folder;
@@ -37,30 +37,30 @@ use tokio::sync::mpsc as channel;
 use tracing::{info, warn};
 
 use crate::error::StartError;
-use folder::{Folder, Touched};
+use folder::{ChangedFiles, Folder};
 
-/// Quiet time after the last change before the folder is read: one save is several changes.
+/// Quiet time after the last change before the folder is read: one save causes several events.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// The same while some writer has not closed its file: half a file may look like a whole one with
+/// Quiet time while a writer has not closed its file: half a file may look like a whole one with
 /// fewer objects.
 const UNFINISHED: Duration = Duration::from_secs(1);
-/// The same after the folder itself changed: whoever made it anew may still be filling it.
+/// Quiet time after the folder itself was replaced: its creator may still be filling it.
 const REFILLED: Duration = Duration::from_secs(1);
-/// The longest that changes may hold up reading.
+/// Longest time that a series of changes delays reading.
 const LONGEST: Duration = Duration::from_secs(3);
-/// The symbolic link behind which a mounted ConfigMap changes all of its files at once.
+/// The symbolic link by which a mounted ConfigMap changes all its files at once.
 const CONFIG_MAP_DATA: &str = "..data";
-/// Looks whose events are on their way to whoever reads the stream.
+/// Batches of events buffered for the reader of the stream.
 const IN_FLIGHT: usize = 1;
 
 /// Watches the manifests in `folder`. `node` is this node's name.
 ///
-/// The stream never ends. It begins with one list of each kind; a list is not whole while some file
-/// cannot be read and was never read before.
+/// The stream never ends. It begins with one list of each kind. A list is not whole while a file is
+/// unreadable that was never read before.
 ///
 /// # Errors
 ///
-/// [`StartError::Manifests`]: the folder cannot be watched.
+/// Returns [`StartError::Manifests`] if the folder cannot be watched.
 pub fn stream(
     folder: &Path,
     node: &str,
@@ -102,13 +102,13 @@ fn into_io(error: notify::Error) -> io::Error {
     }
 }
 
-/// The stream's end of the thread.
+/// The stream of events from the thread.
 ///
-/// All that one look has found is there at once, so that a reader which takes what is there never
-/// sees a part of it: a Service that becomes two would be neither for a moment.
+/// All events of one look arrive together, so a reader never sees half a change: a Service that is
+/// renamed would otherwise be missing for a moment.
 struct Manifests {
     looks: channel::Receiver<Vec<Event>>,
-    /// Rest of the last look.
+    /// Rest of the last batch.
     events: vec::IntoIter<Event>,
     changes: mpsc::Sender<Change>,
 }
@@ -131,27 +131,27 @@ impl Stream for Manifests {
 
 impl Drop for Manifests {
     fn drop(&mut self) {
-        // The thread may have ended by itself; then there is nobody to tell.
+        // Fails if the thread has ended already.
         let _ = self.changes.send(Change::Stop);
     }
 }
 
-/// What wakes the thread.
+/// Event that wakes the thread.
 enum Change {
     Watched(notify::Result<notify::Event>),
     Stop,
 }
 
-/// The thread: looks at the folder, then again after each change, until nobody listens.
+/// Runs the thread: looks at the folder now and after each change, until the stream is dropped.
 fn follow(
     mut watch: Watch,
     mut folder: Folder,
     changed: &mpsc::Receiver<Change>,
     looks: &channel::Sender<Vec<Event>>,
 ) {
-    let mut touched = Touched {
+    let mut touched = ChangedFiles {
         is_all: true,
-        ..Touched::default()
+        ..ChangedFiles::default()
     };
     let mut is_missing = false;
     loop {
@@ -184,8 +184,8 @@ fn follow(
     }
 }
 
-/// The watches on the folder, and on the nearest folder above it that exists: what is removed and
-/// made again, or is a symbolic link that changes its target, shows there.
+/// The watches on the folder, and on the nearest existing folder above it. The upper one sees when
+/// the folder is replaced, or a symbolic link changes its target.
 struct Watch {
     folder: PathBuf,
     watcher: RecommendedWatcher,
@@ -196,7 +196,7 @@ impl Watch {
     fn new(folder: PathBuf, changes: &mpsc::Sender<Change>) -> io::Result<Self> {
         let changes = changes.clone();
         let watcher = notify::recommended_watcher(move |event| {
-            // Fails when the thread has ended, and then nobody wants to know.
+            // Fails if the thread has ended.
             let _ = changes.send(Change::Watched(event));
         });
         let mut watch = Self {
@@ -208,10 +208,10 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches what now exists. To be followed by a look: what happened before is not told.
+    /// Watches the paths that exist now. Changes before were missed, so a look must follow.
     fn renew(&mut self) -> io::Result<()> {
         for path in self.watched.drain(..) {
-            // The kernel drops the watches of what was removed by itself.
+            // The kernel has already dropped the watches of removed paths.
             let _ = self.watcher.unwatch(&path);
         }
         let folder = self.folder.clone();
@@ -234,8 +234,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for changes, and then until they have come to rest. `None` if nobody listens any more.
-    fn next_batch(&mut self, changed: &mpsc::Receiver<Change>) -> Option<Touched> {
+    /// Waits for changes, and then until there are no more. `None` if the stream was dropped.
+    fn next_batch(&mut self, changed: &mpsc::Receiver<Change>) -> Option<ChangedFiles> {
         let mut batch = Batch::default();
         let mut deadlines: Option<(Instant, Instant)> = None;
         loop {
@@ -289,19 +289,19 @@ impl Watch {
     }
 }
 
-/// Changes that are looked at together.
+/// Changes that are handled together.
 #[derive(Debug, Default)]
 struct Batch {
-    touched: Touched,
-    /// Files that were written to and not closed yet.
+    touched: ChangedFiles,
+    /// Files that were written to and are not closed yet.
     unfinished: HashSet<OsString>,
-    /// The folder itself, or one above it, changed.
+    /// True if the folder itself, or one above it, changed.
     is_folder: bool,
     was_folder: bool,
 }
 
 impl Batch {
-    /// Notes an event; false if it says nothing about manifests.
+    /// Records an event; returns false if it does not concern manifests.
     fn note(&mut self, folder: &Path, event: notify::Event) -> bool {
         if event.need_rescan() {
             self.touched.is_all = true;
@@ -310,7 +310,7 @@ impl Batch {
         if let EventKind::Access(access) = event.kind
             && access != AccessKind::Close(AccessMode::Write)
         {
-            // Reading, which this process does itself.
+            // A read, as by this process itself.
             return false;
         }
         let mut is_relevant = false;
@@ -335,7 +335,7 @@ impl Batch {
     }
 }
 
-/// Reads a file's bytes.
+/// Reads bytes as a file, for the fuzzer.
 pub(crate) fn read_as_file(bytes: &[u8]) {
     if let Ok(objects) = document::read(bytes) {
         for located in objects {

@@ -1,8 +1,8 @@
-//! What a source is to be: plain data, which whoever reads flags fills in.
+//! Settings of a source, as plain data.
 
 use std::path::PathBuf;
 
-/// Where Services come from.
+/// Origin of Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settings {
     /// A folder of manifests.
@@ -11,49 +11,47 @@ pub enum Settings {
     Api(Api),
 }
 
-/// An API server, and how it is asked. The default is that of the Pod that this is.
+/// Settings of an API server. The default is the server of this Pod's cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Api {
-    /// A kubeconfig.
+    /// The kubeconfig file.
     pub kubeconfig: Option<PathBuf>,
-    /// A URL, which overrides that of the kubeconfig.
+    /// The server's URL, which overrides the kubeconfig's.
     pub master: Option<String>,
-    /// How lists are asked for.
+    /// Method of listing.
     pub lists: Lists,
-    /// What objects are asked for as.
+    /// Format of objects.
     pub content_type: ContentType,
-    /// Whether ServiceCIDRs are asked for.
+    /// Use of ServiceCIDRs.
     pub service_cidrs: ServiceCidrs,
 }
 
-/// Whether a mode asks for the networks that ClusterIPs come from. A folder of manifests tells of
-/// them anyway.
+/// Use of ServiceCIDRs, the networks of ClusterIPs. A folder of manifests always reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServiceCidrs {
-    /// No mode does.
+    /// ServiceCIDRs are not watched.
     #[default]
-    Unasked,
-    /// The mode in use does. It is served without them where the server does not tell.
+    NotWatched,
+    /// The mode uses ServiceCIDRs, and works without them if the server has none.
     Watched,
 }
 
-/// How the objects that there are already are asked for.
+/// Method of listing the existing objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lists {
-    /// As a list out of the server's watch cache; in pages from a server without one.
+    /// A list from the server's watch cache, or pages from a server without one.
     #[default]
     Cached,
-    /// Object by object, as the beginning of a watch (KEP-3157); as a list from a server that does
-    /// not know that.
+    /// The beginning of a watch (KEP-3157), or a list if the server does not support that.
     Streamed,
 }
 
-/// The form in which objects come. Which it is, an answer says itself.
+/// Requested format of objects. Each response names its own format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContentType {
-    /// Kubernetes' protobuf, or JSON from a server that has none.
+    /// Kubernetes' protobuf, or JSON if the server has no protobuf.
     #[default]
     Protobuf,
-    /// JSON alone.
+    /// JSON only.
     Json,
 }

@@ -1,5 +1,5 @@
-//! Which pods, nodes and zones a Service's endpoints are of: what nobody needs to serve them, and so
-//! is not kept. Who looks at one Service has it read once, from its source.
+//! Pods, nodes and zones of a Service's endpoints. Serving does not need them, so the model does
+//! not keep them. An observer of one Service reads them from the source.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -17,13 +17,13 @@ use tokio::task::spawn_blocking;
 use crate::decode::address::not_of_an_endpoint;
 use crate::manifests;
 
-/// The label that says whose a slice is.
+/// The label with a slice's Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 const GROUP: &str = "discovery.k8s.io/v1";
-/// How many slices are asked for: 1,000 have 100,000 endpoints.
+/// Limit of slices in a request: 1,000 slices have up to 100,000 endpoints.
 const SLICES_MAX: &str = "1000";
 
-/// Where an endpoint is, as far as its slice says.
+/// The pod, node and zone of an endpoint, as its slice names them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Whereabouts {
     /// `targetRef.name` of a Pod; `KIND/NAME` of anything else.
@@ -35,17 +35,17 @@ pub struct Whereabouts {
 }
 
 /// Whereabouts of a Service's endpoints. One address may have several: host-network pods of a node
-/// share it, and a slice may list a pod that ends beside the one that replaces it.
+/// share it, and a slice may list a terminating pod beside its replacement.
 #[derive(Debug, Clone, Default)]
-pub struct Places {
-    /// In the order of their names, as the model has them.
+pub struct EndpointPlaces {
+    /// The ports of each slice, in the order of the slices' names, as in the model.
     slices: Vec<SlicePorts>,
     endpoints: HashMap<IpAddr, Vec<ListedEndpoint>>,
-    /// Endpoints that are not served, a line each, at most [`IGNORED_MAX`].
+    /// Lines about ignored endpoints, at most [`IGNORED_MAX`].
     ignored: Vec<String>,
 }
 
-/// How many ignored endpoints are named.
+/// Limit of ignored endpoints that are named.
 const IGNORED_MAX: usize = 20;
 
 /// Name, protocol and number of each port of a slice.
@@ -53,19 +53,19 @@ type SlicePorts = Vec<(Option<String>, Option<String>, Option<u16>)>;
 
 #[derive(Debug, Clone)]
 struct ListedEndpoint {
-    /// Number of its slice.
+    /// Index of the endpoint's slice.
     slice: usize,
     terminating: bool,
     whereabouts: Whereabouts,
 }
 
-impl Places {
-    /// Reads an `EndpointSliceList` of one Service, in JSON.
+impl EndpointPlaces {
+    /// Parses an `EndpointSliceList` of one Service, in JSON.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
-    pub fn from_list(text: &str) -> Result<Self, Unknown> {
+    /// Fails if the text is no such list.
+    pub fn from_list(text: &str) -> Result<Self, WhereaboutsError> {
         let slices: Objects = serde_json::from_str(text)?;
         Ok(Self::new(slices.items))
     }
@@ -100,14 +100,14 @@ impl Places {
         }
     }
 
-    /// Lists endpoints that are ignored for their address, and why, a line each.
+    /// Returns a line for each endpoint whose address is invalid, with the reason.
     pub fn ignored(&self) -> &[String] {
         &self.ignored
     }
 
-    /// Returns the whereabouts of the endpoint that serves a Service port at this address and number.
-    /// Of several, the one that `proxy::Endpoints` lets count. Without a number, those of any endpoint
-    /// with this address.
+    /// Returns the whereabouts of the endpoint that serves a Service port at this address and port
+    /// number. If there are several, returns the one that `proxy::Endpoints` uses. Without a
+    /// number, any endpoint with this address matches.
     pub fn find(
         &self,
         of: &ServicePortName,
@@ -125,7 +125,7 @@ impl Places {
         };
         let listed = self.endpoints.get(&address)?.iter().enumerate();
         let counts_first = |(position, listed): &(usize, &ListedEndpoint)| {
-            // Of two in one slice that are not terminating, the last one counts.
+            // If a slice has the address twice without terminating, the last one is used.
             let later = (!listed.terminating).then_some(Reverse(*position));
             (listed.terminating, listed.slice, later, *position)
         };
@@ -140,7 +140,7 @@ fn is_protocol(text: Option<&str>, protocol: Protocol) -> bool {
     text.unwrap_or("TCP").eq_ignore_ascii_case(protocol.lower())
 }
 
-/// Whom to ask.
+/// Source of a Service's EndpointSlices.
 #[derive(Clone)]
 pub enum Registry {
     /// An API server.
@@ -149,16 +149,16 @@ pub enum Registry {
     Manifests(PathBuf),
 }
 
-/// Why it cannot be said.
+/// Reason why whereabouts are unknown.
 #[derive(Debug, thiserror::Error)]
-pub enum Unknown {
-    /// The API server does not tell.
+pub enum WhereaboutsError {
+    /// The API server refuses the request.
     #[error("the API server does not tell its EndpointSlices: {0}")]
     Api(#[from] kube::Error),
-    /// What it says cannot be read.
+    /// The response is invalid.
     #[error("the API server's answer cannot be read: {0}")]
     Json(#[from] serde_json::Error),
-    /// The question cannot be put.
+    /// The request cannot be built.
     #[error("its EndpointSlices cannot be asked for: {0}")]
     Request(#[from] http::Error),
     /// The folder cannot be read.
@@ -167,28 +167,31 @@ pub enum Unknown {
 }
 
 impl Registry {
-    /// Reads where the endpoints of a Service are. A blocking thread reads files and decodes: a Service
-    /// may have 100,000 endpoints.
+    /// Reads the whereabouts of a Service's endpoints. A blocking thread reads files and decodes,
+    /// since a Service may have 100,000 endpoints.
     ///
     /// # Errors
     ///
-    /// It cannot be read. What cannot be decoded is left out.
-    pub async fn whereabouts(&self, service: &NamespacedName) -> Result<Places, Unknown> {
+    /// Fails if the source cannot be read. Objects that do not decode are ignored.
+    pub async fn whereabouts(
+        &self,
+        service: &NamespacedName,
+    ) -> Result<EndpointPlaces, WhereaboutsError> {
         let read = match self.clone() {
             Self::Api(client) => {
                 let text = client.request_text(request(service)?).await?;
-                spawn_blocking(move || Places::from_list(&text)).await
+                spawn_blocking(move || EndpointPlaces::from_list(&text)).await
             }
             Self::Manifests(folder) => {
                 let service = service.clone();
                 spawn_blocking(move || read_folder(&folder, &service)).await
             }
         };
-        read.unwrap_or_else(|ended| Err(Unknown::Folder(ended.into())))
+        read.unwrap_or_else(|ended| Err(WhereaboutsError::Folder(ended.into())))
     }
 }
 
-/// Out of the server's watch cache, whatever its age.
+/// Builds a request to the server's watch cache, for a list of any age.
 fn request(service: &NamespacedName) -> http::Result<http::Request<Vec<u8>>> {
     let query = Serializer::new(String::new())
         .append_pair("labelSelector", &format!("{SERVICE}={}", service.name()))
@@ -203,11 +206,14 @@ fn request(service: &NamespacedName) -> http::Result<http::Request<Vec<u8>>> {
     .body(Vec::new())
 }
 
-fn read_folder(folder: &Path, service: &NamespacedName) -> Result<Places, Unknown> {
+fn read_folder(
+    folder: &Path,
+    service: &NamespacedName,
+) -> Result<EndpointPlaces, WhereaboutsError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        // What is no text, or goes meanwhile, has no slices.
+        // A file that is no text, or was just deleted, has no slices.
         let text = fs::read_to_string(&path).unwrap_or_default();
         for document in manifests::documents_of(&text) {
             let Ok(object) = serde_saphyr::from_str::<Slice>(document) else {
@@ -218,7 +224,7 @@ fn read_folder(folder: &Path, service: &NamespacedName) -> Result<Places, Unknow
             found.extend(objects.filter(|slice| slice.is_of(service)));
         }
     }
-    Ok(Places::new(found))
+    Ok(EndpointPlaces::new(found))
 }
 
 #[derive(Deserialize)]
@@ -227,13 +233,13 @@ struct Objects {
     items: Vec<Slice>,
 }
 
-/// An EndpointSlice, or a list of some, with nothing but what is told of here.
+/// An EndpointSlice, or a list of EndpointSlices, with the fields that are used here.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Slice {
     kind: String,
     metadata: Metadata,
-    /// A server says null for none.
+    /// `None` also stands for null, which a server writes for an empty list.
     endpoints: Option<Vec<Endpoint>>,
     ports: Option<Vec<Port>>,
     items: Option<Vec<Self>>,
@@ -373,7 +379,7 @@ mod tests {
     fn endpoints_that_no_pod_can_be_are_named() {
         let text = r#"{"items":[{"metadata":{"name":"web-a"},"endpoints":[{"addresses":["127.0.0.1"]},
             {"addresses":["10.0.0.1"]},{"addresses":["169.254.20.10"]}]}]}"#;
-        let found = Places::from_list(text).unwrap();
+        let found = EndpointPlaces::from_list(text).unwrap();
         assert_eq!(
             found.ignored(),
             [
@@ -392,7 +398,7 @@ mod tests {
              "endpoints":[{"addresses":["10.0.0.1"],"targetRef":{"kind":"Pod","name":"b"}}]},
             {"metadata":{"name":"web-8080"},"ports":[{"name":"http","port":8080},{"name":"dns","protocol":"UDP","port":53}],
              "endpoints":[{"addresses":["10.0.0.1"],"targetRef":{"kind":"Pod","name":"a"}}]}]}"#;
-        let found = Places::from_list(text).unwrap();
+        let found = EndpointPlaces::from_list(text).unwrap();
         let pod = |name: &str, protocol, number| {
             let of = ServicePortName {
                 port: name.into(),
@@ -448,7 +454,7 @@ mod tests {
             ),
         ] {
             let text = serde_json::json!({ "items": slices }).to_string();
-            let found = Places::from_list(&text).unwrap();
+            let found = EndpointPlaces::from_list(&text).unwrap();
             let place = found
                 .find(&http(), [10, 0, 0, 1].into(), Some(8080))
                 .unwrap();
@@ -470,9 +476,9 @@ mod tests {
     fn an_answer_may_have_no_endpoints() {
         let text = r#"{"kind":"EndpointSliceList","items":[{"endpoints":null},{"metadata":{"labels":null},
             "endpoints":[{"addresses":["10.0.0.1"],"conditions":{"ready":true},"nodeName":"n1"}]}]}"#;
-        let found = Places::from_list(text).unwrap();
+        let found = EndpointPlaces::from_list(text).unwrap();
         let place = found.find(&http(), [10, 0, 0, 1].into(), None).unwrap();
         assert_eq!(place.node.as_deref(), Some("n1"));
-        assert!(Places::from_list("{").is_err());
+        assert!(EndpointPlaces::from_list("{").is_err());
     }
 }

@@ -1,6 +1,6 @@
-//! The API source against an API server that goes wrong, stays so for a while, and heals.
+//! The API source against an API server that fails for a while, and then recovers.
 //!
-//! Time is paused where nothing but the source and the server takes any: it goes on when both wait.
+//! Time is paused where only the source and the server use it: it advances when both wait.
 
 #![allow(
     clippy::unwrap_used,
@@ -62,7 +62,7 @@ async fn well(options: Options) -> (Server, Told) {
     (server, told)
 }
 
-/// Without a watch cache.
+/// A server without a watch cache.
 fn paged() -> Options {
     Options {
         watch_cache: WatchCache::Absent,
@@ -70,7 +70,7 @@ fn paged() -> Options {
     }
 }
 
-/// Reads what comes within `time`.
+/// Reads the events that come within `time`.
 async fn listen(told: &mut Told, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -90,8 +90,8 @@ fn is_as_it_was(told: &Told) -> bool {
         && told.model.has_node() == Some(true)
 }
 
-/// A fault of everything that is asked, for ten minutes: what was known stays, the server is asked
-/// seldom, and all is well soon after.
+/// Fails all requests for ten minutes. The last state stays, requests are rare, and the source
+/// recovers soon after.
 async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let what = format!(
         "{fault:?}, watch_list {}, compacted {is_compacted}",
@@ -115,7 +115,7 @@ async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let asked = server.requests().len() - before;
     assert!((6..=240).contains(&asked), "{what}: {asked} in 10 min");
     server.faults().clear();
-    // At worst a body has just gone silent, and its end finds the longest delay between attempts:
+    // At worst a body has just gone silent, and its end meets the longest delay between attempts:
     // 90 s, and up to 60 s.
     listen(&mut told, Duration::from_mins(1)).await;
     told.until_services(&["new", "web"]).await;
@@ -218,7 +218,7 @@ async fn a_server_whose_versions_begin_anew_is_caught_up_with() {
                 .is_some_and(|node| node.zone.as_deref() == Some("i"))
         })
         .await;
-        // Services too know of the latest version: by a bookmark.
+        // A bookmark gives the latest version to Services, too.
         listen(&mut told, Duration::from_mins(2)).await;
         let (address, version) = (server.address(), server.version());
         server.stop().await;
@@ -250,16 +250,16 @@ async fn a_server_whose_versions_begin_anew_is_caught_up_with() {
     }
 }
 
-/// The cluster that was served, after something happened to it while nobody could ask.
+/// The cluster after the server was away.
 #[derive(Debug, Clone, Copy)]
 enum Comeback {
-    /// As if it had never been away.
+    /// Unchanged.
     Same,
-    /// The history since is gone.
+    /// The history is gone.
     Compacted,
-    /// Versions begin anew, with other objects.
+    /// Resource versions start again, with other objects.
     Restored,
-    /// Versions begin anew, and there is nothing.
+    /// Resource versions start again, without objects.
     Empty,
 }
 
@@ -302,11 +302,10 @@ impl Comeback {
     }
 }
 
-/// How long a server with a watch cache waits for a version that it has not come to, before it says
-/// so.
+/// Time for which a server with a watch cache waits for a future version before it refuses.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long it takes `nodes` to know all that a server holds which was away for so long.
+/// Measures how long `nodes` need to know everything after a server was away for so long.
 async fn caught_up(
     nodes: usize,
     away: Duration,
@@ -323,7 +322,7 @@ async fn caught_up(
     }
     for told in &mut all {
         told.until_listed().await;
-        // Each kind has seen the last version, by a bookmark.
+        // A bookmark gave each kind the last version.
         listen(told, Duration::from_mins(2)).await;
     }
     let (before, address) = (server.cluster().clone(), server.address());
@@ -605,8 +604,7 @@ async fn a_token_is_used_as_soon_as_it_is_there() {
     std::fs::create_dir(&dir).unwrap();
     let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
     std::fs::write(&token, "first\n").unwrap();
-    // Beside the kubeconfig, as a relative path says; it counts more than a token that was written
-    // down once.
+    // Beside the kubeconfig, as a relative path names it. It takes precedence over an inline token.
     let user = "user: {tokenFile: token, token: written-down}";
     let text = server.kubeconfig().replace("user: {}", user);
     std::fs::write(&kubeconfig, text).unwrap();
@@ -620,7 +618,7 @@ async fn a_token_is_used_as_soon_as_it_is_there() {
     };
     assert!(tokens().iter().all(|token| token == "Bearer first"));
 
-    // It has expired. As the kubelet does: another file takes its place.
+    // The token has expired. Another file replaces it, as the kubelet does.
     let refused = Fault::Refuse {
         code: 401,
         retry_after: None,
@@ -643,7 +641,7 @@ async fn a_token_is_used_as_soon_as_it_is_there() {
     );
     assert!(!format!("{:?}", server.requests()).contains("second"));
 
-    // While there is none, nothing is asked, and nothing is lost.
+    // Without a token, no request is sent, and no state is lost.
     std::fs::remove_file(&token).unwrap();
     let before = tokens().len();
     server.faults().cut();

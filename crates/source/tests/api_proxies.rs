@@ -1,4 +1,4 @@
-//! The API server through proxies: HTTP, HTTPS and SOCKS 5.
+//! The API server through HTTP, HTTPS and SOCKS 5 proxies.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,11 +18,11 @@ use common::{Folder, Log, Told, until_said};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-/// A secret that has to be percent-encoded in a URL.
+/// A secret that must be percent-encoded in a URL.
 const PASSWORD: &str = "p@ss:w/rd";
 const ENCODED: &str = "p%40ss%3Aw%2Frd";
 
-/// An API server that speaks TLS, its authority, and a folder with a kubeconfig.
+/// An API server with TLS, its authority, and a folder with a kubeconfig.
 struct World {
     authority: Authority,
     server: Server,
@@ -55,7 +55,7 @@ impl World {
         }
     }
 
-    /// What is told by way of this proxy.
+    /// Returns the model that a source reads through this proxy.
     async fn told(&self, proxy_url: &str) -> Told {
         self.told_of(&self.server.url(), json!({"proxy-url": proxy_url}))
             .await
@@ -68,7 +68,7 @@ impl World {
         Told::of(&source.ok().unwrap(), "node1")
     }
 
-    /// Whether everything is listed and watched by way of this proxy, and nothing in any other way.
+    /// Checks that everything is listed and watched through this proxy, and by no other route.
     async fn is_served(&self, proxy: &Proxy, url: &str) {
         let before = self.server.requests().len();
         let mut told = self.told(url).await;
@@ -81,7 +81,7 @@ impl World {
             targets.iter().all(|target| *target == wanted),
             "{targets:?}"
         );
-        // One that was begun, and then not needed, may be on its way still.
+        // A connection that was begun and not needed may still be open.
         let are_all_there = async {
             while proxy.targets().len() != self.server.connections() {
                 sleep(Duration::from_millis(5)).await;
@@ -111,13 +111,13 @@ fn socks() -> ProxyOptions {
     }
 }
 
-/// Nobody listens there.
+/// An address without a listener.
 fn unused_address() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
 }
 
-/// What is logged of a server that is not to be had.
+/// Returns the log of a source whose server cannot be reached.
 async fn complaint(told: &mut Told, log: &Log) -> String {
     let line = until_said(told, log, "cannot be reached").await;
     assert!(
@@ -176,7 +176,7 @@ async fn socks_with_and_without_a_password() {
                 ..socks()
             };
             let proxy = Proxy::start(options).await.unwrap();
-            // One that wants no password gets none, as from Go.
+            // A proxy that wants no password gets none, as from Go.
             let user = has.map_or(String::new(), |_| format!("me:{ENCODED}@"));
             let url = format!("{scheme}://{user}{}", proxy.address());
             world.is_served(&proxy, &url).await;
@@ -195,7 +195,7 @@ async fn socks_over_ipv6_to_ipv6() {
     world.is_served(&proxy, &url).await;
 }
 
-/// No resolver here knows the name.
+/// No resolver knows this name.
 #[tokio::test]
 async fn names_are_looked_up_by_the_proxy() {
     for (scheme, speaks) in [("http", Speaks::Http), ("socks5", Speaks::Socks5)] {
@@ -241,7 +241,7 @@ async fn a_proxy_is_believed_by_the_authorities_of_the_kubeconfig_for_its_own_na
     ] {
         assert!(line.contains(part), "{line}");
     }
-    // As one does, it is put beside the cluster's.
+    // The proxy's authority is added to the cluster's.
     let both = world.authority.certificate() + &other.certificate();
     world.folder.write("ca.crt", &both);
     told.until_services(&["web"]).await;
@@ -255,7 +255,7 @@ async fn a_proxy_is_believed_by_the_authorities_of_the_kubeconfig_for_its_own_na
     );
     assert_eq!(misnamed.targets(), [""; 0]);
 
-    // The server's name is not the proxy's.
+    // The proxy's name differs from the server's.
     let named = start(&world.authority, &["127.0.0.1"]).await;
     let cluster = json!({
         "proxy-url": format!("https://{}", named.address()), "tls-server-name": "api.example",
@@ -354,7 +354,7 @@ async fn a_socks_proxy_that_does_not_connect_is_named_with_the_next_step() {
 async fn a_proxy_that_says_nothing_is_named() {
     let world = World::new().await;
     let (log, _guard) = Log::start();
-    // The one waits for a line, and the other for an answer.
+    // One waits for a line, the other for a response.
     let proxy = Proxy::start(ProxyOptions::default()).await.unwrap();
     let mut told = world.told(&format!("socks5://{}", proxy.address())).await;
     let line = complaint(&mut told, &log).await;

@@ -1,4 +1,4 @@
-//! What the API source asks of a server, and what that costs it.
+//! Checks the requests of the API source, and their cost for the server.
 
 #![allow(
     clippy::unwrap_used,
@@ -43,7 +43,7 @@ async fn well(lists: Lists, options: Options) -> (Server, Told) {
     (server, told)
 }
 
-/// Reads what comes within `time`.
+/// Reads the events that come within `time`.
 async fn listen(told: &mut Told, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -52,7 +52,7 @@ async fn listen(told: &mut Told, time: Duration) {
     }
 }
 
-/// The lists among the requests, without the glances at whether a version is reached.
+/// Returns the lists among the requests, without requests for a single object.
 fn lists(requests: &[Request]) -> Vec<&Request> {
     let is_list = |one: &&Request| {
         let is_glance = one.query.split('&').any(|pair| pair == "limit=1");
@@ -177,7 +177,7 @@ async fn a_long_list_comes_whole_and_packed_out_of_the_watch_cache() {
     assert_eq!(list.answer.as_ref().unwrap().content_encoding, "gzip");
 }
 
-/// A list after the first comes from the watch cache, once that is as new as what was seen.
+/// Lists after the first come from the watch cache, once it is as new as the last seen version.
 #[tokio::test(start_paused = true)]
 async fn a_list_anew_is_not_older_than_what_was_seen() {
     let (server, mut told) = well(Lists::Cached, Options::default()).await;
@@ -198,8 +198,8 @@ async fn a_list_anew_is_not_older_than_what_was_seen() {
     assert_eq!(services(&told.model), ["new", "web"].into());
 }
 
-/// A server whose lists are from before what was told takes nothing away, until it says that this
-/// is the newest it has.
+/// A server whose lists are older than the last seen version deletes nothing, until it says that
+/// the list is its newest.
 #[tokio::test]
 async fn a_list_from_before_what_was_seen_takes_nothing_away() {
     let count = Arc::new(AtomicUsize::new(0));
@@ -227,7 +227,7 @@ async fn a_list_from_before_what_was_seen_takes_nothing_away() {
             (false, "ServiceList") => match turns.fetch_add(1, Ordering::SeqCst) {
                 0 => list(kind, "10", &[web]),
                 1 => list(kind, "9", &[]),
-                // Asked for as the newest.
+                // Requested as the newest.
                 _ if target.contains("resourceVersion") => list(kind, "9", &[]),
                 _ => list(kind, "8", &[]),
             },
@@ -257,7 +257,7 @@ async fn a_list_from_before_what_was_seen_takes_nothing_away() {
     );
 }
 
-/// Nothing but a version that is gone, or too large, is a reason for a list.
+/// Only an expired or too large version causes a list.
 #[tokio::test(start_paused = true)]
 async fn no_storm_of_refusals_is_a_reason_to_list_anew() {
     let refuse = |code| Fault::Refuse {
@@ -290,7 +290,7 @@ async fn no_storm_of_refusals_is_a_reason_to_list_anew() {
     }
 }
 
-/// A server that does not stream lists is asked again when it may have become another.
+/// A server that does not stream lists is asked again when another server may have replaced it.
 #[tokio::test(start_paused = true)]
 async fn streaming_is_tried_again() {
     let options = Options {
@@ -312,17 +312,17 @@ async fn streaming_is_tried_again() {
         server.faults().add(rule.times(1));
         server.faults().cut();
     };
-    // Not with every list.
+    // Not with every list,
     listen(&mut told, Duration::from_mins(1)).await;
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 1);
-    // After a while.
+    // but after a while,
     listen(&mut told, Duration::from_mins(10)).await;
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 2);
-    // After it was away.
+    // and after it was away.
     server
         .faults()
         .add(Rule::from(Fault::Drop).of(Kind::Service).times(1));
@@ -334,7 +334,7 @@ async fn streaming_is_tried_again() {
     assert_eq!(services(&told.model), ["web"].into());
 }
 
-/// A refusal that says nothing of streaming is no reason to ask for another list.
+/// A refusal for another reason than streaming does not cause a plain list.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_that_need_not_last_is_none_of_streaming() {
     let server = Server::start(Options::default()).await.unwrap();
@@ -353,7 +353,7 @@ async fn a_refusal_that_need_not_last_is_none_of_streaming() {
     assert_eq!(lists(&server.requests()).len(), 0);
 }
 
-/// Servers pack streamed lists from 1.37 on: what has come is read before the watch ends.
+/// Servers compress streamed lists from 1.37 on: objects are read before the watch ends.
 #[tokio::test]
 async fn a_streamed_list_is_read_packed_as_it_comes() {
     let mut sent = Vec::new();

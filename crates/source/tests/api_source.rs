@@ -1,4 +1,4 @@
-//! The API source against the API server fixture, and against servers that answer wrongly.
+//! The API source against the API server fixture, and against servers that respond wrongly.
 
 #![allow(
     clippy::unwrap_used,
@@ -57,7 +57,7 @@ fn endpoints(told: &Told, service: &str) -> Vec<String> {
         .collect()
 }
 
-/// A part of the query of a list.
+/// Part of a list's query.
 const STREAMED: &str = "sendInitialEvents=true";
 const CACHED: &str = "limit=500&resourceVersion=0";
 
@@ -108,7 +108,7 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
             .is_some_and(|view| view.slices().count() == 0)
     })
     .await;
-    // It leaves the selection without being deleted.
+    // The Service no longer matches the selector, without being deleted.
     let mut web = service("web", "10.96.0.10");
     web["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "cilium"});
     server.apply(web).unwrap();
@@ -127,7 +127,7 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
     );
 }
 
-/// In either form, as the server answers in it.
+/// In both formats, as the server chooses.
 async fn follows_servers(lists: Lists, options: fn() -> Options, asked: &[&str]) {
     for content_type in [ContentType::Protobuf, ContentType::Json] {
         let settings = Api {
@@ -234,7 +234,7 @@ async fn a_restart_of_the_server_loses_nothing_and_is_caught_up_with() {
         "the watch goes on where it was"
     );
 
-    // And when the history is gone, all is listed again.
+    // When the history is gone, everything is listed again.
     let cluster = again.cluster().clone();
     again.stop().await;
     cluster
@@ -273,7 +273,7 @@ async fn a_server_that_comes_later_is_found() {
     told.until_services(&["web"]).await;
 }
 
-/// Nothing is told over a connection before its address is, also where the server has a name.
+/// No event is sent before the address of its connection, even if the server has a name.
 #[tokio::test]
 async fn a_servers_addresses_are_told_before_its_objects() {
     let server = Server::start(Options::default()).await.unwrap();
@@ -300,7 +300,7 @@ async fn a_servers_addresses_are_told_before_its_objects() {
     assert_eq!(of_name.from, "localhost resolves to it");
 }
 
-/// A list of what is asked for, with these Services; a watch after it stays silent.
+/// Responds with a list of these Services of the requested kind; a watch after it stays silent.
 fn lists(target: &str, services: &[Value]) -> (u16, String) {
     let (kind, items) = if target.contains("/services") {
         ("ServiceList", services)
@@ -394,7 +394,7 @@ async fn an_object_without_a_name_makes_the_list_not_whole() {
     assert!(!told.model.is_whole());
 }
 
-/// The same as a streamed list.
+/// Responds with a streamed list.
 fn streams(target: &str, services: &[Value]) -> (u16, String) {
     let end = json!({"metadata": {"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}}});
     let services = if target.contains("/services") {
@@ -406,8 +406,8 @@ fn streams(target: &str, services: &[Value]) -> (u16, String) {
     (200, added.chain([event("BOOKMARK", &end)]).collect())
 }
 
-/// What is left of a Service, and how often Services were asked for within a moment, when a server
-/// that was well has forgotten its history and answers all lists with this.
+/// Returns the remaining Services and the number of list requests within a moment. The server has
+/// forgotten its history, and answers all lists with `answer`.
 async fn keeps_what_it_knew(
     is_streamed: bool,
     nonsense: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
@@ -477,7 +477,7 @@ async fn nonsense_takes_nothing_away_and_is_not_asked_for_in_a_hurry() {
 
 #[tokio::test]
 async fn a_list_that_breaks_off_takes_nothing_away() {
-    // Streamed: objects, but never the end.
+    // Streamed objects without the end of the list.
     let count = Arc::new(AtomicUsize::new(0));
     let turns = Arc::clone(&count);
     let server = Scripted::new(move |target| {
@@ -505,7 +505,7 @@ async fn a_list_that_breaks_off_takes_nothing_away() {
     told.until_services(&["b"]).await;
 }
 
-/// Servers before 1.38 answer 500 to a version that their storage cannot read, later ones 400.
+/// If storage cannot read a version, servers before 1.38 respond 500, later ones 400.
 #[tokio::test]
 async fn a_version_that_the_storage_cannot_read_is_given_up() {
     for code in [500, 400] {

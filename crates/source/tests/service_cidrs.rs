@@ -1,4 +1,4 @@
-//! ServiceCIDRs, which a mode may ask for, from servers that tell of them, and from others.
+//! ServiceCIDRs from servers that have them, and from servers that do not.
 
 #![allow(
     clippy::unwrap_used,
@@ -77,7 +77,7 @@ async fn they_are_followed_where_they_are_asked_for() {
             ..asking()
         };
         let mut told = Told::with(server.url(), "node1", settings).await;
-        // The fixture's own, as a new cluster has it.
+        // The fixture's own ServiceCIDR, as in a new cluster.
         told.until("the first", |model| are(model, &["10.96.0.0/12"]))
             .await;
         let of_ipv6 = nets(&told.model, IpFamily::V6).unwrap();
@@ -123,7 +123,7 @@ async fn a_server_that_does_not_tell_of_them_holds_nothing_back() {
         assert_eq!(nets(&told.model, IpFamily::V4), None, "nothing is known");
         until_said(&mut told, &log, said).await;
 
-        // It is asked seldom, and said once.
+        // Requests are rare, and the log has one line.
         for_an_hour(&mut told).await;
         let count = asked(&server);
         assert!((12..=40).contains(&count), "{count} requests in an hour");
@@ -143,7 +143,7 @@ async fn a_server_that_does_not_tell_of_them_holds_nothing_back() {
     }
 }
 
-/// Paths that a server does not know are answered with text, from 1.37 on with a Status.
+/// Servers respond with text to unknown paths, from 1.37 on with a Status.
 #[tokio::test]
 async fn a_path_that_the_server_does_not_know_is_told_as_text_or_as_a_status() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",
@@ -187,7 +187,7 @@ async fn a_path_that_the_server_does_not_know_is_told_as_text_or_as_a_status() {
 
 #[tokio::test(start_paused = true)]
 async fn what_was_known_stays_when_the_right_is_gone() {
-    // A line that is first said where nobody listens would be heard nowhere else.
+    // The log must be captured before the first line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
     let mut told = Told::with(server.url(), "node1", asking()).await;
@@ -205,10 +205,10 @@ async fn what_was_known_stays_when_the_right_is_gone() {
     .await;
 }
 
-/// After an upgrade of the server, which takes the others' connections with it.
+/// Simulates an upgrade of the server, which closes the other connections, too.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_was_away_is_asked_again_at_once() {
-    // A line that is first said where nobody listens would be heard nowhere else.
+    // The log must be captured before the first line.
     let _log = Log::start();
     let server = Server::start(Options::default()).await.unwrap();
     server.faults().add(refuse(404));

@@ -1,5 +1,4 @@
-//! The API server over HTTPS: who is trusted, who the client says it is, and certificates and
-//! tokens that rotate.
+//! The API server over HTTPS: trust, client certificates, and rotation of certificates and tokens.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,7 +21,7 @@ use serde_json::{Value, json};
 use source::StartError;
 use source::api::Server as Source;
 
-/// The names that the fixture's certificates are for.
+/// The names in the fixture's certificates.
 const NAMES: [&str; 3] = ["127.0.0.1", "::1", "kubernetes"];
 
 fn write_pair(folder: &Folder, identity: &Identity) {
@@ -53,7 +52,7 @@ async fn serve(options: Options) -> Server {
     server
 }
 
-/// Starts again, in the place of one that has been stopped.
+/// Restarts a stopped server at the same address.
 async fn serve_again(cluster: Cluster, address: SocketAddr, options: Options) -> Server {
     let options = Options { address, ..options };
     Server::start_on(cluster, options).await.unwrap()
@@ -79,7 +78,7 @@ async fn a_kubeconfig_as_kubeadm_makes_it_and_a_token_that_rotates() {
     let server = serve(Options { tokens, ..options }).await;
     folder.write("ca.crt", &authority.certificate());
     folder.write("token", "first\n");
-    // Relative paths are beside the kubeconfig.
+    // Relative paths are relative to the kubeconfig.
     let cluster = json!({"certificate-authority": "ca.crt"});
     let user = json!({"tokenFile": folder.0.join("token")});
     let (log, _guard) = Log::start();
@@ -114,7 +113,7 @@ async fn authorities_and_client_certificates_inline_and_in_files() {
     let files = json!({"client-certificate": "crt", "client-key": folder.0.join("key")});
     let data = json!({
         "client-certificate-data": inline(&client.certificate), "client-key-data": inline(&client.key),
-        // What is inline counts.
+        // Inline data takes precedence.
         "client-certificate": "/nowhere/crt", "client-key": "/nowhere/key",
     });
     let named = json!({"certificate-authority": ca});
@@ -124,7 +123,7 @@ async fn authorities_and_client_certificates_inline_and_in_files() {
     for (cluster, user) in [(&named, &data), (&written, &files)] {
         is_served(&folder.kubeconfig(&server.url(), cluster.clone(), user)).await;
     }
-    // Who shows none, and who shows another's, gets nothing.
+    // Clients without a certificate, or with another's, are refused.
     let (log, _guard) = Log::start();
     let nobody = folder.kubeconfig(&server.url(), named.clone(), &json!({}));
     let mut unknown = told(&nobody).await;
@@ -170,7 +169,7 @@ async fn a_server_by_another_name_or_unchecked() {
 #[tokio::test]
 async fn a_server_that_is_not_trusted_is_named_and_awaited() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
-    // Of the same name, so that it is the key that tells them apart, and of another.
+    // Authorities of the same name, which differ by their key, and one of another name.
     for name in ["kubernetes", "another"] {
         let other = Authority::new(name).unwrap();
         let server = serve(with(&authority)).await;
@@ -232,7 +231,7 @@ async fn an_authority_that_rotates_is_taken_over() {
     let mut told = told(&folder.kubeconfig(&server.url(), cluster, &json!({}))).await;
     told.until_services(&["web"]).await;
     told.until_watched(&server).await;
-    // It is said, and forgotten by nobody, when the file is no certificate for a while.
+    // While the file is no certificate, that is logged, and the last one stays in use.
     folder.write("ca.crt", "half of a certif");
     server.faults().cut();
     until_said(&mut told, &log, "cannot be used").await;
@@ -270,7 +269,7 @@ async fn a_client_certificate_that_rotates_is_shown_on_new_connections() {
     let server = serve_again(objects, address, taking(&new)).await;
     server.apply(service("new")).unwrap();
     until_said(&mut told, &log, "this client's certificate").await;
-    // First the one file, then the other, with an attempt in between.
+    // One file after the other, with an attempt in between.
     let next = new.client("node").unwrap();
     folder.write("crt", &next.certificate);
     until_said(&mut told, &log, "cannot be used").await;
@@ -339,7 +338,7 @@ async fn ipv6_literals_and_a_master_that_overrides() {
         json!({"token": "secret"}),
     );
     is_served(&folder.kubeconfig(&server.url(), cluster.clone(), &user)).await;
-    // The credentials stay those of the kubeconfig.
+    // The kubeconfig's credentials stay in use.
     let elsewhere = folder.kubeconfig("https://192.0.2.1:6443", cluster, &user);
     let source = common::server(Some(&elsewhere), Some(&server.url())).await;
     let mut told = Told::of(&source.ok().unwrap(), "node1");
@@ -350,6 +349,6 @@ async fn ipv6_literals_and_a_master_that_overrides() {
             .iter()
             .all(|one| one.authorization.reveal() == "Bearer secret")
     );
-    // Connections are kept.
+    // Connections stay open.
     assert!(server.connections() <= 6, "{}", server.connections());
 }

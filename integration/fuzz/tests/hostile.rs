@@ -63,7 +63,7 @@ fn model() -> Model {
             &settings,
             "node1",
             source::uncounted,
-            source::Way::default(),
+            source::ConnectHooks::default(),
         )
         .await;
         let mut events = opened.ok().unwrap().events;

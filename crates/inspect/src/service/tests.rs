@@ -136,7 +136,7 @@ fn a_service_is_told_with_its_addresses_reasons_errors_and_counters() {
          "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-0"}}]},
         {"metadata": {"name": "web-z"}, "ports": [{"name": "http", "port": 8081}],
          "endpoints": [{"addresses": ["10.244.1.1"], "targetRef": {"name": "web-1"}, "nodeName": "n2"}]}]}"#;
-    let places = Places::from_list(list).unwrap();
+    let places = EndpointPlaces::from_list(list).unwrap();
     let ground = ground();
     let seen = Seen::new(&ground, &counted, &places);
     let told = seen.service(
@@ -223,7 +223,7 @@ fn a_mode_that_counts_by_name_or_for_any_address_is_told_at_the_port() {
         ..OfAddress::default()
     };
     counted.addresses.insert(at("0.0.0.0:30080"), of);
-    let (ground, nowhere) = (ground(), Places::default());
+    let (ground, nowhere) = (ground(), EndpointPlaces::default());
     let seen = Seen::new(&ground, &counted, &nowhere);
     let told = seen.service(
         &web(),
@@ -282,7 +282,7 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
         let endpoint = SocketAddr::from(([10, 244, 1, last], 8080));
         counted.endpoints.insert((at("10.96.0.1:80"), endpoint), of);
     }
-    let nowhere = Places::default();
+    let nowhere = EndpointPlaces::default();
     let seen = Seen::new(&ground, &counted, &nowhere);
     let told = seen.service(
         &web(),
@@ -357,7 +357,7 @@ fn what_another_program_has_at_an_address_is_none_of_the_services() {
     let mut ground = ground();
     let taken = ServiceAddress::new([10, 96, 0, 1].into(), 80, Protocol::Tcp);
     ground.families[0].held_by_others.insert(taken);
-    let told = Seen::new(&ground, &counted, &Places::default()).service(
+    let told = Seen::new(&ground, &counted, &EndpointPlaces::default()).service(
         &web(),
         Detail {
             has_endpoints: true,
@@ -387,7 +387,7 @@ fn what_the_relay_still_carries_is_listed() {
             .port_endpoints
             .insert((name("http"), endpoint), count);
     }
-    let (ground, nowhere) = (ground(), Places::default());
+    let (ground, nowhere) = (ground(), EndpointPlaces::default());
     let seen = Seen::new(&ground, &counted, &nowhere);
     let told = seen.service(
         &web(),

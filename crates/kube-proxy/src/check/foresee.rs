@@ -12,7 +12,7 @@ use modes::open::{open_to_read, primary};
 use modes::preview::{Change, Kept, NODE, Obstacle};
 use proxy::{Heeding, Model};
 use serde::Serialize;
-use source::{ApiServerAddress, Way};
+use source::{ApiServerAddress, ConnectHooks};
 
 use super::CANNOT_SAY;
 use super::names::Names;
@@ -74,7 +74,13 @@ impl Foreseen {
 /// It cannot be said: what could not be read, and what to do.
 pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     let (node, settings) = (&*options.process.node_name, &options.modes);
-    let source = source::connect(&options.source, node, source::uncounted, Way::default()).await?;
+    let source = source::connect(
+        &options.source,
+        node,
+        source::uncounted,
+        ConnectHooks::default(),
+    )
+    .await?;
     let mut events = source.events;
     let kernel = open_to_read(settings)?;
     let sysctls = kernel_settings::pending(options);

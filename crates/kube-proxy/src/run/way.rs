@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex as Lock, PoisonError};
 use ::cleanup::withdraw;
 use ipnet::IpNet;
 use proxy::AddressRules;
-use source::Way;
+use source::ConnectHooks;
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::{Duration, Instant, sleep_until};
@@ -59,9 +59,9 @@ impl Clearing {
     }
 
     /// The way that a source connects in.
-    pub(super) fn way(&self) -> Way {
+    pub(super) fn way(&self) -> ConnectHooks {
         let this = self.clone();
-        Way::default().cleared_by(Arc::new(move |addresses| {
+        ConnectHooks::default().cleared_by(Arc::new(move |addresses| {
             let clearing = this.clone().clear(addresses);
             // A request that is given up leaves nothing half done.
             let task = tokio::spawn(clearing);

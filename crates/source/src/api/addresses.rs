@@ -6,14 +6,14 @@
 //!   connector ─── the peers of open connections ─┘
 //! ```
 //!
-//! A Service that has one of them takes the API server away from the node, and the node never hears
-//! that the Service was corrected. So each address is published before the first connection to it,
-//! and the program may clear the way there ([`Way`]).
+//! A Service with one of these addresses would cut the node off from the API server, and the node
+//! would never see the Service corrected. So each address is published before the first connection
+//! to it, and the program may clear the way there ([`ConnectHooks`]).
 //!
-//! Names are resolved for each new connection, and every [`RESOLVE_PERIOD`] on the resolver's
-//! thread: connections live for hours, and the name's addresses change meanwhile. An address that
-//! the name had within [`KEPT`] stays, since many names rotate through more addresses than one
-//! answer holds. Where the resolver fails, the last addresses stay, and are connected to.
+//! Names are resolved for each new connection, and every [`RESOLVE_PERIOD`], since connections live
+//! for hours and the name's addresses may change. An address that the name had within [`KEPT`]
+//! stays: many names rotate through more addresses than one answer holds. If the resolver fails,
+//! the last addresses stay in use.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,27 +39,28 @@ use tracing::debug;
 
 use super::backoff::up_to;
 
-/// Time between two looks at the addresses of a name.
+/// Time between two lookups of a name.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
-/// Added to it: nodes that started together do not ask together.
+/// Random addition to [`RESOLVE_PERIOD`], so that nodes that started together spread their lookups.
 const SPREAD: Duration = Duration::from_secs(5);
-/// How long an address stays that the name no longer has, and that no connection goes to.
+/// Time that an address stays after the name lost it and its last connection closed.
 const KEPT: Duration = Duration::from_mins(15);
 
 /// Looks up the addresses of a name.
 pub type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
-/// Does what the program wants done before a connection to these addresses.
+/// Prepares the node for a connection to these addresses, for example by removing Services from
+/// them.
 pub type Clear = Arc<dyn Fn(Vec<SocketAddr>) -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// How the way to an API server is found and cleared.
+/// Hooks of the program before a connection to an API server.
 #[derive(Clone)]
-pub struct Way {
+pub struct ConnectHooks {
     resolve: Resolve,
     clear: Clear,
 }
 
-impl Default for Way {
+impl Default for ConnectHooks {
     /// The system's resolver, and nothing to clear.
     fn default() -> Self {
         let resolve = |name: String| -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
@@ -75,14 +76,14 @@ impl Default for Way {
     }
 }
 
-impl Way {
-    /// The same, cleared by this before each connection.
+impl ConnectHooks {
+    /// Runs `clear` before each connection.
     #[must_use]
     pub fn cleared_by(self, clear: Clear) -> Self {
         Self { clear, ..self }
     }
 
-    /// The same, with another resolver.
+    /// Resolves names with `resolve`.
     #[must_use]
     pub fn resolved_by(self, resolve: Resolve) -> Self {
         Self { resolve, ..self }
@@ -98,32 +99,32 @@ pub struct ApiServerAddress {
     pub from: String,
 }
 
-/// The addresses at which the API server is reached. Clones are the same; without a server there
-/// are none.
+/// The addresses at which the API server is reached. Clones share them; without a server there are
+/// none.
 #[derive(Clone, Default)]
 pub struct ApiServerAddresses(Option<Addresses>);
 
 impl ApiServerAddresses {
-    /// Those of `addresses`.
+    /// Shows the entries of `addresses`.
     pub(super) fn of(addresses: &Addresses) -> Self {
         Self(Some(addresses.clone()))
     }
 
-    /// Returns all that are known now, in order.
+    /// Returns all current addresses, in order.
     pub fn known(&self) -> Vec<ApiServerAddress> {
         self.0.as_ref().map(Addresses::shown).unwrap_or_default()
     }
 }
 
-/// What is connected to: the server, or the proxy on the way to it.
+/// The peer of connections: the server, or the proxy on the way to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
-    host: String,
-    port: u16,
+    pub(super) host: String,
+    pub(super) port: u16,
 }
 
 impl Target {
-    /// The target of a URL, if it has a host.
+    /// Returns the target of a URL, if it has a host.
     pub(super) fn of(url: &Uri) -> Option<Self> {
         let host = url.host()?.trim_start_matches('[').trim_end_matches(']');
         let is_plain = url.scheme() == Some(&Scheme::HTTP);
@@ -133,37 +134,37 @@ impl Target {
         })
     }
 
-    /// Its address, unless it is known by a name.
+    /// Returns the target's address, unless its host is a name.
     fn address(&self) -> Option<SocketAddr> {
         let ip: IpAddr = self.host.parse().ok()?;
         Some(SocketAddr::new(ip.to_canonical(), self.port))
     }
 }
 
-/// The addresses of some targets. Clones are the same.
+/// The addresses of some targets. Clones share them.
 #[derive(Clone)]
 pub(super) struct Addresses(Arc<Shared>);
 
 struct Shared {
     targets: Vec<Target>,
-    way: Way,
-    known: Mutex<Known>,
+    hooks: ConnectHooks,
+    known: Mutex<AddressBook>,
 }
 
 #[derive(Default)]
-struct Known {
+struct AddressBook {
     entries: BTreeMap<SocketAddr, Entry>,
     subscribers: Vec<UnboundedSender<Vec<SocketAddr>>>,
 }
 
-/// Why an address is known.
+/// The reasons why an address is in use.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Given as an address.
+    /// True if the kubeconfig names the address itself.
     is_given: bool,
-    /// The name that has, or had, the address, and when it last had.
+    /// The name that has, or had, the address, and the last time that it had.
     resolved: Option<(String, Instant)>,
-    /// Open connections.
+    /// Number of open connections.
     connections: usize,
 }
 
@@ -186,20 +187,20 @@ impl fmt::Display for Entry {
 }
 
 impl Addresses {
-    /// Those of these targets, which are connected to in this way.
-    pub(super) fn new(targets: Vec<Target>, way: Way) -> Self {
-        let mut known = Known::default();
+    /// Starts with the targets that are given as addresses.
+    pub(super) fn new(targets: Vec<Target>, hooks: ConnectHooks) -> Self {
+        let mut known = AddressBook::default();
         for at in targets.iter().filter_map(Target::address) {
             known.entries.entry(at).or_default().is_given = true;
         }
         Self(Arc::new(Shared {
             targets,
-            way,
+            hooks,
             known: Mutex::new(known),
         }))
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, AddressBook> {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -212,7 +213,7 @@ impl Addresses {
         all.collect()
     }
 
-    /// Receives all addresses, now and whenever they are others.
+    /// Sends all addresses to the receiver, now and after each change.
     pub(super) fn subscribe(&self) -> UnboundedReceiver<Vec<SocketAddr>> {
         let (sender, receiver) = unbounded_channel();
         let mut known = self.known();
@@ -221,7 +222,7 @@ impl Addresses {
         receiver
     }
 
-    /// Changes what is known, and publishes the addresses if they are others then.
+    /// Changes the entries, and publishes the addresses if they changed.
     fn change(&self, now: Instant, change: impl FnOnce(&mut BTreeMap<SocketAddr, Entry>)) {
         let mut known = self.known();
         let before: Vec<SocketAddr> = known.entries.keys().copied().collect();
@@ -236,12 +237,10 @@ impl Addresses {
         known.subscribers = subscribers;
     }
 
-    /// Looks up a name that is connected to. Its last addresses are returned where the resolver
-    /// fails.
+    /// Looks up a target's name. If the resolver fails, returns the name's last addresses.
     async fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
-        let found = (self.0.way.resolve)(name.to_owned()).await;
-        let targets = self.0.targets.iter().filter(|of| of.host == name);
-        let ports: Vec<u16> = targets.map(|target| target.port).collect();
+        let found = (self.0.hooks.resolve)(name.to_owned()).await;
+        let ports = self.ports(name);
         let now = Instant::now();
         match found {
             Ok(found) => {
@@ -262,7 +261,7 @@ impl Addresses {
                     if let Some((of, when)) = &mut entry.resolved
                         && *of == name
                     {
-                        // What is not known to have changed counts as it was.
+                        // Without a new answer, the last one stays valid.
                         *when = now;
                         last.push(at.ip());
                     }
@@ -277,11 +276,17 @@ impl Addresses {
         }
     }
 
-    async fn clear(&self, addresses: Vec<SocketAddr>) {
-        (self.0.way.clear)(addresses).await;
+    /// Returns the ports of the targets with this name.
+    fn ports(&self, name: &str) -> Vec<u16> {
+        let targets = self.0.targets.iter().filter(|of| of.host == name);
+        targets.map(|target| target.port).collect()
     }
 
-    /// Follows the names, without an end.
+    async fn clear(&self, addresses: Vec<SocketAddr>) {
+        (self.0.hooks.clear)(addresses).await;
+    }
+
+    /// Looks up all names now and every [`RESOLVE_PERIOD`]. Never ends.
     pub(super) async fn follow(self) {
         let is_named = |target: &&Target| target.address().is_none();
         let names = self.0.targets.iter().filter(is_named);
@@ -319,21 +324,20 @@ impl Service<Name> for Resolver {
         Box::pin(async move {
             let name = name.as_str();
             let found = addresses.resolve(name).await?;
-            let targets = addresses.0.targets.iter().filter(|of| of.host == name);
-            let ports: Vec<u16> = targets.map(|target| target.port).collect();
+            let ports = addresses.ports(name);
             let at = |ip: &IpAddr| -> Vec<SocketAddr> {
                 let ports = ports.iter();
                 ports.map(|port| SocketAddr::new(*ip, *port)).collect()
             };
             addresses.clear(found.iter().flat_map(at).collect()).await;
-            // The connector puts its port there.
+            // The connector overrides the port.
             let found: Vec<_> = found.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();
             Ok(found.into_iter())
         })
     }
 }
 
-/// Connects, and notes where to.
+/// Connects, and records the peer while the connection is open.
 #[derive(Clone)]
 pub(super) struct Dial {
     addresses: Addresses,
@@ -341,7 +345,7 @@ pub(super) struct Dial {
 }
 
 impl Dial {
-    /// Connects by a connector that `set` has set up.
+    /// Makes a connector, with the options that `set` sets.
     pub(super) fn new(
         addresses: &Addresses,
         set: impl FnOnce(&mut HttpConnector<Resolver>),
@@ -371,7 +375,7 @@ impl Service<Uri> for Dial {
             connector,
         } = self.clone();
         Box::pin(async move {
-            // A name is resolved, and the way cleared, by the connector's resolver.
+            // The connector's resolver resolves names, and clears the way to their addresses.
             let given = Target::of(&url).and_then(|target| target.address());
             if let Some(at) = given {
                 addresses.clear(vec![at]).await;
@@ -390,7 +394,7 @@ impl Service<Uri> for Dial {
     }
 }
 
-/// A connection to a peer that is known while it is open.
+/// A connection, whose peer counts as an address of the server while it is open.
 pub(super) struct Dialled {
     stream: TokioIo<TcpStream>,
     #[allow(dead_code, reason = "it counts while it lives")]

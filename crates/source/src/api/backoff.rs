@@ -2,50 +2,50 @@
 //!
 //! | what failed | first wait | doubles up to |
 //! |---|---|---|
-//! | no connection: refused, no route, nobody answers, a proxy has none either | 0.8 s | 5 s |
-//! | the server was there: it refuses (429, 5xx, 403, …), breaks off, stays silent, is not trusted | 0.8 s | 30 s |
-//! | it does not know a kind, or does not tell of it, and that is no error | 0.8 s | 5 min |
+//! | no connection: refused, no route, no reply, or the proxy has no connection either | 0.8 s | 5 s |
+//! | the server replies, but refuses (429, 5xx, 403, …), breaks off, stays silent, is not trusted | 0.8 s | 30 s |
+//! | the server does not serve an optional kind | 0.8 s | 5 min |
 //!
-//! A wait is a random part of that, between half and the whole, so that nodes which have lost the
-//! server at the same time do not find it at the same time. After what has succeeded, and after two
-//! minutes in which nothing failed so, it begins at the first wait again; each row for itself, as a
-//! server that has just come up may refuse for a moment.
+//! A wait is random, between half and all of that, so that nodes that lost the server together do
+//! not return together. After a success, or two minutes without such a failure, the row starts at
+//! its first wait again. Each row counts alone, since a server that has just started may refuse for
+//! a moment.
 //!
-//! So when a server comes back, each of the three watches asks within 5 s of the first moment in
-//! which it takes connections (8 s if packets to it were lost, as the kernel tries again after 1, 3
-//! and 7 s only, and then all is given up after 10 s), and within 30 s if it was refusing. 1,000
-//! nodes ask 600 times a second then, for one object each. client-go waits for 30 to 60 s in either
-//! case. To refuse a connection costs the server nothing, so that shorter waits are kind enough;
-//! what it had to answer costs something, and there `Retry-After` counts, too, if it is longer.
+//! When the server is back, each of the three watches asks within 5 s of the first accepted
+//! connection, and within 30 s if the server was refusing. It is 8 s if packets were lost: the
+//! kernel repeats the first packet after 1, 3 and 7 s, and connecting ends after 10 s. 1,000 nodes
+//! then send 600 requests a second, for one object each. client-go waits for 30 to 60 s in either
+//! case. A refused connection costs the server nothing, so waits may be short. A response costs
+//! something, so there a longer `Retry-After` counts, too.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The first wait, of client-go too.
+/// The first wait, which is also client-go's.
 const FIRST: Duration = Duration::from_millis(800);
-/// The longest wait for a server that cannot be connected to.
+/// The longest wait for a server that accepts no connection.
 const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
-/// The longest wait for one that can.
+/// The longest wait for a server that accepts connections.
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
-/// The longest wait for a kind that the server need not tell of.
+/// The longest wait for an optional kind.
 const MOST_UNTOLD: Duration = Duration::from_mins(5);
-/// What has failed so long ago says nothing any more.
+/// Time without a failure after which a row starts again.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
-/// What an attempt has cost the server.
+/// Load that a failed attempt was for the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// Nothing: there was no connection.
+    /// There was no connection.
     Nothing,
-    /// It was asked.
+    /// The server handled a request.
     Something,
-    /// It was asked, and nothing waits for what it has not told.
-    InVain,
+    /// The server handled a request for an optional kind.
+    Optional,
 }
 
-/// The waits of one watch, or of one event that is told.
+/// The waits of one watch, or of one event that is sent.
 #[derive(Debug, Default)]
 pub struct Backoff {
     unconnected: Steps,
@@ -53,7 +53,7 @@ pub struct Backoff {
     untold: Steps,
 }
 
-/// Where a row of the table stands.
+/// Progress in one row of the table.
 #[derive(Debug, Default)]
 struct Steps {
     count: u32,
@@ -61,7 +61,7 @@ struct Steps {
 }
 
 impl Backoff {
-    /// Begins at the first wait again: something has succeeded.
+    /// Starts at the first wait again, after a success.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
@@ -76,7 +76,7 @@ impl Backoff {
         let (steps, most) = match cost {
             Cost::Nothing => (&mut self.unconnected, MOST_UNCONNECTED),
             Cost::Something => (&mut self.answered, MOST_ANSWERED),
-            Cost::InVain => (&mut self.untold, MOST_UNTOLD),
+            Cost::Optional => (&mut self.untold, MOST_UNTOLD),
         };
         if steps
             .last
@@ -91,14 +91,14 @@ impl Backoff {
     }
 }
 
-/// A number out of a range, another one in each process and at each call.
+/// Returns a random number in the range.
 pub(super) fn any_of(range: std::ops::RangeInclusive<u32>) -> u32 {
     let (first, last) = range.into_inner();
     let random = RandomState::new().hash_one(()) % (u64::from(last - first) + 1);
     first + u32::try_from(random).unwrap_or_default()
 }
 
-/// A time of at most so long, another one at each call.
+/// Returns a random time of at most `longest`.
 pub(super) fn up_to(longest: Duration) -> Duration {
     let longest = u32::try_from(longest.as_millis()).unwrap_or(u32::MAX);
     Duration::from_millis(any_of(0..=longest).into())
@@ -115,10 +115,10 @@ mod tests {
         let mut of = |cost| [(); 8].map(|()| longest(cost));
         let wanted = [800, 1600, 3200, 5000, 5000, 5000, 5000, 5000];
         assert_eq!(of(Cost::Nothing), wanted);
-        // A server that has just come up is not made to pay for the time before.
+        // A server that has just started is not charged for the time before.
         let wanted = [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000];
         assert_eq!(of(Cost::Something), wanted);
-        // One that goes up and down is not asked in a hurry either.
+        // A server that goes up and down is not asked in a hurry either.
         assert_eq!(longest(Cost::Nothing), 5000);
         assert_eq!(longest(Cost::Something), 30_000);
         backoff.reset();

@@ -1,6 +1,6 @@
-//! Why something failed.
+//! The root cause of an error.
 
-/// The innermost reason, without the layers that carried it.
+/// Returns the innermost error, without the layers around it.
 pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {

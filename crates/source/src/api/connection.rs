@@ -1,18 +1,17 @@
 //! Connections to the API server, and the certificates that they need.
 //!
-//! The files that a kubeconfig names are looked at before each request, as the token is (there are
-//! few requests). Once one has changed, new requests go over new connections, made with what it
-//! holds now; a watch that is open ends within minutes by itself. What cannot be used (half of a
-//! pair of certificate and key, a file that is gone) is said, and what was there before stays in
-//! use. client-go looks every five minutes, and cuts what is open.
+//! The files that a kubeconfig names are read before each request, as the token is; requests are
+//! few. If one changed, new requests use new connections with the new content; an open watch ends
+//! within minutes anyway. If the new content is invalid (a certificate without its key, a missing
+//! file), that is logged, and the previous content stays in use. client-go looks every five
+//! minutes, and closes open connections.
 //!
-//! The kernel asks a peer that is silent whether it is there, so that a watch whose peer vanished
-//! without a word ends by the first probe after [`GONE`]; client-go needs 45 s, with pings of
-//! HTTP/2. Here it is HTTP/1.1: `kube` offers no other (its ALPN is empty), and three watches do
-//! not fill many connections.
+//! The kernel probes a silent peer, so a watch whose peer vanished ends by the first probe after
+//! [`GONE`]. client-go needs 45 s, with pings of HTTP/2. Connections here are HTTP/1.1: `kube`
+//! offers no other version (its ALPN is empty), and three watches need few connections.
 //!
-//! `kube` builds such a client too, but sets no keep-alive, looks at the CA of a Pod alone, and
-//! calls a server that must not be trusted one that cannot be reached.
+//! `kube` builds such a client too, but without keep-alive and reloading only a Pod's CA. It also
+//! reports an untrusted server as unreachable.
 
 use std::fs;
 use std::path::PathBuf;
@@ -39,21 +38,21 @@ use super::http_proxy::{Protocol, Proxy};
 use super::trust::{Authorities, Peer, tls};
 use super::tunnel::Tunnel;
 
-/// How long connecting may take. The kernel repeats the first packet after 1, 3 and 7 s, but then
-/// not before 15 s: a server that comes back in between would wait for that.
+/// Timeout of connecting. The kernel repeats the first packet after 1, 3 and 7 s, and then only
+/// after 15 s: a server that returns in between would wait for that.
 const CONNECT: Duration = Duration::from_secs(10);
-/// A connection that has been silent for so long is probed, and then as often as [`PROBES`] says.
+/// Silence after which a connection is probed, every [`PROBES`] from then on.
 const IDLE: Duration = Duration::from_secs(15);
 const PROBES: Duration = Duration::from_secs(5);
-/// One that has answered nothing for so long is dead, also if it is not idle.
+/// Time without any acknowledgement after which a connection is dead, even if it is not idle.
 const GONE: Duration = Duration::from_secs(30);
-/// A connection that has nothing to do for so long is closed: a request over one whose peer has
-/// vanished meanwhile would be another [`GONE`] lost.
+/// Time after which an idle connection is closed: if its peer vanished, the next request over it
+/// would lose another [`GONE`].
 const SPARE: Duration = Duration::from_secs(5);
 
 type Pool = BoxCloneService<Request<Body>, Response<Incoming>, legacy::Error>;
 
-/// Sends requests to one server. A clone shares the connections.
+/// Sends requests to one server. Clones share the connections.
 #[derive(Clone)]
 pub(super) struct Connection(Arc<Shared>);
 
@@ -62,11 +61,11 @@ struct Shared {
     files: Files,
     proxy: Option<Proxy>,
     addresses: Addresses,
-    current: Mutex<(Held, Pool)>,
+    current: Mutex<(FileContents, Pool)>,
 }
 
-/// The files that TLS needs. What a kubeconfig holds itself counts more than a file, and is not
-/// among them.
+/// The files that TLS needs. Inline data of a kubeconfig takes precedence over a file, and is not
+/// here.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
     /// `certificate-authority`.
@@ -77,20 +76,20 @@ pub(super) struct Files {
     pub(super) key: Option<PathBuf>,
 }
 
-/// What each of them held when it was read.
-type Held = [Option<Vec<u8>>; 3];
+/// The content of each file when it was read, if it was readable.
+type FileContents = [Option<Vec<u8>>; 3];
 
 impl Files {
-    fn read(&self) -> Held {
+    fn read(&self) -> FileContents {
         let read = |file: &Option<PathBuf>| file.as_deref().and_then(|file| fs::read(file).ok());
         [&self.authority, &self.certificate, &self.key].map(read)
     }
 }
 
 impl Connection {
-    /// To the server of `config`, whose certificates come from `files` where it has any, by way of
-    /// `proxy`; `addresses` are told where that is. Connects to nothing yet; the error is about
-    /// certificates that cannot be used.
+    /// Prepares connections to the server of `config` through `proxy`, with the certificates in
+    /// `files`. Records the peers in `addresses`. Connects to nothing yet; fails if a certificate
+    /// is invalid.
     pub(super) fn new(
         mut config: Config,
         files: Files,
@@ -98,7 +97,8 @@ impl Connection {
         addresses: Addresses,
     ) -> Result<Self, kube::Error> {
         config.root_cert_file.clone_from(&files.authority);
-        // In this order: what changes in between is noticed with the first request.
+        // Reads the files before the pool does, so that the first request notices a change in
+        // between.
         let held = files.read();
         let pool = pool(&config, &files, proxy.as_ref(), &addresses)?;
         Ok(Self(Arc::new(Shared {
@@ -112,7 +112,7 @@ impl Connection {
 }
 
 impl Shared {
-    /// What to send a request with, by what the files hold now.
+    /// Returns the connections for a request, new ones if a file changed.
     fn pool(&self) -> Pool {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let found = self.files.read();
@@ -176,7 +176,7 @@ impl Service<Request<Body>> for Connection {
     }
 }
 
-/// A client with a pool of its own, by way of the proxy if there is one.
+/// Makes a client with its own pool, through the proxy if there is one.
 fn pool(
     config: &Config,
     files: &Files,
@@ -223,8 +223,8 @@ where
     })
 }
 
-/// Whether there is nothing to trust and nothing to show: all authorities of the system need not be
-/// read then. Certificates that are given are read in any case, as they have to be right.
+/// True if TLS needs no certificate, so that the system's authorities need not be loaded.
+/// Configured certificates are always loaded, to report errors in them.
 fn is_plain(config: &Config) -> bool {
     let user = &config.auth_info;
     let given = [
@@ -239,14 +239,14 @@ fn is_plain(config: &Config) -> bool {
         && user.client_key_data.is_none()
 }
 
-/// Whether a request failed for want of a connection, so that the server has not seen it.
+/// True if a request failed without a connection, so the server has not seen it.
 pub(super) fn is_none(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let failed = causes.find_map(|cause| cause.downcast_ref::<legacy::Error>());
     failed.is_some_and(legacy::Error::is_connect)
 }
 
-/// Whose certificates are believed.
+/// Returns the authorities that peers' certificates are checked against.
 fn authorities(config: &Config, files: &Files) -> Authorities {
     match &files.authority {
         Some(file) => Authorities::Of(file.clone()),

@@ -1,4 +1,4 @@
-//! Why a list or a watch ended before its time.
+//! Reasons why a list or a watch ended early.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use super::connection;
 use super::outage::Failure;
 use crate::decode::Status;
 
-/// How much of what the server says is told on.
+/// Characters of the server's message that are repeated.
 const LONGEST_MESSAGE: usize = 200;
 
-/// Why a connection ended before its time.
+/// Reason why a request or a watch ended early.
 #[derive(Debug)]
 pub(super) enum End {
-    /// Nobody listens to the events any more.
+    /// The reader of the events is gone.
     Closed,
     /// The resource version is too old.
     Expired,
-    /// The resource version is one that the server has still to come to.
+    /// The server has not reached the resource version yet.
     Ahead(String),
-    /// The server does not stream lists.
+    /// The server does not support streamed lists.
     Unstreamed(String),
     Failed(Failure),
 }

@@ -1,8 +1,8 @@
-//! Whether the API server is reached through a proxy, decided as Go programs do: a kubeconfig's
-//! `proxy-url` counts always; else `HTTPS_PROXY` or `HTTP_PROXY`, by the server's scheme, unless
-//! `NO_PROXY` names the server. kubeadm passes these variables on to kube-proxy.
+//! Chooses the proxy to the API server as Go programs do. A kubeconfig's `proxy-url` always counts.
+//! Otherwise `HTTPS_PROXY` or `HTTP_PROXY` count, by the server's scheme, unless `NO_PROXY` names
+//! the server. kubeadm passes these variables on to kube-proxy.
 //!
-//! `kube` looks at the variables too, but holds `NO_PROXY` against the proxy's own name.
+//! `kube` reads the variables too, but checks `NO_PROXY` against the proxy's own name.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,29 +11,30 @@ use http::Uri;
 use ipnet::IpNet;
 use percent_encoding::percent_decode_str;
 
-/// What a proxy speaks.
+use super::addresses::Target;
+
+/// Protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Protocol {
     /// HTTP, with `CONNECT`.
     Http,
-    /// The same over TLS.
+    /// HTTP with `CONNECT`, over TLS.
     Https,
-    /// SOCKS 5. Names are looked up by the proxy, as Go programs have it for `socks5` and `socks5h`
-    /// alike.
+    /// SOCKS 5. The proxy resolves names, as in Go programs for both `socks5` and `socks5h`.
     Socks5,
 }
 
-/// A proxy.
+/// A proxy, and the credentials for it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub(super) protocol: Protocol,
-    /// Where it is: an `http` or `https` URL of host and port, with neither path nor credentials.
+    /// The proxy's `http` or `https` URL: host and port, without path or credentials.
     pub(super) url: Uri,
     /// Name and password, decoded.
     pub(super) user: Option<(String, String)>,
 }
 
-/// Without name and password.
+/// Shows the proxy without name and password.
 impl fmt::Display for Proxy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = match self.protocol {
@@ -46,14 +47,15 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// The same.
+/// Like `Display`, hides name and password.
 impl fmt::Debug for Proxy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, formatter)
     }
 }
 
-/// The proxy, if one is to be used. `given` is the kubeconfig's; `variable` reads the environment.
+/// Returns the proxy, if one applies. `given` is the kubeconfig's; `variable` reads the
+/// environment.
 pub(super) fn choose(
     given: Option<&str>,
     server: &Uri,
@@ -85,7 +87,7 @@ pub(super) fn choose(
 }
 
 impl Proxy {
-    /// The error says what the URL is, without repeating it: there may be a password in it.
+    /// Parses a URL. The error does not repeat the URL, which may contain a password.
     fn parse(text: &str) -> Result<Self, String> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
         let (protocol, scheme, port) = match &*scheme.to_lowercase() {
@@ -117,9 +119,9 @@ impl Proxy {
         })
     }
 
-    /// Whether it can be asked for this server.
+    /// Checks that the proxy can be used for this server.
     fn check(&self, server: &Uri) -> Result<(), String> {
-        /// What `hyper-util` sends to a SOCKS proxy has so much room for these together.
+        /// Room for user, password and host together in `hyper-util`'s SOCKS messages.
         const ROOM: usize = 249;
         let (Protocol::Socks5, Some((name, password))) = (self.protocol, &self.user) else {
             return Ok(());
@@ -135,7 +137,7 @@ impl Proxy {
     }
 }
 
-/// The name and password that a proxy's URL has in front of its host.
+/// Returns the name and password in front of a URL's host.
 fn user_of(url: &Uri) -> Option<(String, String)> {
     let (user, _) = url.authority()?.as_str().rsplit_once('@')?;
     let (name, password) = user.split_once(':').unwrap_or((user, ""));
@@ -143,20 +145,15 @@ fn user_of(url: &Uri) -> Option<(String, String)> {
     Some((decoded(name), decoded(password)))
 }
 
-/// Whether a server is reached directly: this host itself, and what `NO_PROXY` lists: `*`,
-/// addresses, networks, names (with all below them; below only, if they begin with a point), each
-/// with or without a port.
+/// True if a server is reached directly: this host itself, and the entries of `NO_PROXY`. An entry
+/// is `*`, an address, a network, or a name with or without a port. A name includes all names below
+/// it; with a leading dot, only those.
 fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
-    let host = server.host().unwrap_or_default();
-    let host = host
-        .trim_start_matches('[')
-        .trim_end_matches(']')
-        .to_lowercase();
+    let Some(target) = Target::of(server) else {
+        return false;
+    };
+    let host = target.host.to_lowercase();
     let address = host.parse::<IpAddr>().ok();
-    let port = server.port_u16().unwrap_or(match server.scheme_str() {
-        Some("http") => 80,
-        _ => 443,
-    });
     if host == "localhost" || address.is_some_and(|address| address.is_loopback()) {
         return true;
     }
@@ -166,7 +163,7 @@ fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
             return net.contains(&address);
         }
         let (name, only) = with_port(&entry);
-        if name.is_empty() || only.is_some_and(|only| only != port) {
+        if name.is_empty() || only.is_some_and(|only| only != target.port) {
             return false;
         }
         match (name.parse::<IpAddr>(), address) {
@@ -185,7 +182,7 @@ fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     })
 }
 
-/// An entry's name or address, and its port.
+/// Splits an entry into name or address, and port.
 fn with_port(entry: &str) -> (&str, Option<u16>) {
     match entry.rsplit_once(':') {
         Some((name, port)) if !name.contains(':') || name.ends_with(']') => {

@@ -1,16 +1,15 @@
-//! How a Pod reaches the API server of its cluster: by the address in its environment, with the CA
-//! and the token that the kubelet mounts. Written as the kubeconfig that says the same, so that
-//! there is one way from there.
+//! The API server's address for a Pod, from its environment, with the CA and the token that the
+//! kubelet mounts. Returned as a kubeconfig, so that one code path handles both.
 
 use std::path::Path;
 
 use kube::config::Kubeconfig;
 use serde_json::json;
 
-/// Where the kubelet mounts the credentials of a Pod's service account.
+/// The kubelet's mount of a Pod's service account credentials.
 pub(super) const FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// `variable` reads the environment. The error names the variable that is missing.
+/// Builds the kubeconfig. `variable` reads the environment; the error names the missing variable.
 pub(super) fn kubeconfig(
     folder: &Path,
     variable: impl Fn(&str) -> Option<String>,

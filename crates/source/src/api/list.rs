@@ -1,6 +1,6 @@
-//! A list, read object by object as it comes: a whole one may be hundreds of megabytes.
+//! Reads a list object by object as it arrives: a whole list may have hundreds of megabytes.
 //!
-//! An object that does not decode costs no other.
+//! An object that does not decode does not affect the others.
 
 mod input;
 mod json;
@@ -10,8 +10,8 @@ mod protobuf;
 use proxy::Kind;
 
 use super::end::End;
-use super::request::{Answer, Format};
-use crate::decode::{Decoded, Unnamed};
+use super::request::{Format, ResponseStream};
+use crate::decode::{DecodedObject, MissingName};
 use input::Input;
 use json::JsonList;
 pub(super) use meta::Meta;
@@ -26,8 +26,8 @@ enum Form {
 }
 
 impl List {
-    /// Of objects of this kind.
-    pub(super) fn new(kind: Kind, answer: Answer) -> Self {
+    /// Reads objects of this kind from a response.
+    pub(super) fn new(kind: Kind, answer: ResponseStream) -> Self {
         let input = Input::new(answer.body);
         Self(match answer.format {
             Format::Json => Form::Json(Box::new(JsonList::new(kind, input))),
@@ -35,16 +35,16 @@ impl List {
         })
     }
 
-    /// The next object; none at the end. The error is about the list; what is wrong with an object
-    /// stays with it.
-    pub(super) async fn next(&mut self) -> Result<Option<Result<Decoded, Unnamed>>, End> {
+    /// Returns the next object, or none at the end. The error is about the list; errors of an
+    /// object are part of its result.
+    pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         match &mut self.0 {
             Form::Json(list) => list.next().await,
             Form::Protobuf(list) => list.next().await,
         }
     }
 
-    /// What the list says of itself, as far as that has come.
+    /// Returns the list's metadata, as far as it has arrived.
     pub(super) fn meta(&self) -> &Meta {
         match &self.0 {
             Form::Json(list) => &list.meta,

@@ -1,36 +1,33 @@
-//! One kind of object, listed and then watched for ever.
+//! Lists one kind of object, and then watches it.
 //!
 //! ```text
-//!          ┌──────────────────── list ◀───────────────────────────┐ expired, or
-//!          ▼                                                      │ of another life
+//!          ┌──────────────────── list ◀───────────────────────────┐ expired, or of
+//!          ▼                                                      │ another storage
 //!   watch from a resource version ─ ended ─▶ watch from the last one seen
 //! ```
 //!
-//! What a list costs the server depends on how it is asked for:
+//! The cost of a list for the server depends on the request:
 //!
-//! | list | asked for as | comes from |
+//! | list | request | source |
 //! |---|---|---|
 //! | the first | `resourceVersion=0`, with a limit | the watch cache, whole; in pages from a server without one |
-//! | a further one | not older than what was seen | the watch cache, whole, once it is as new as that |
-//! | after "too large" or "gone" | the newest | the watch cache or etcd, as the server has it |
-//! | streamed, if that is wanted | `sendInitialEvents` | the watch cache, as the beginning of a watch |
+//! | a further one | not older than the last seen version | the watch cache, whole, once it is that new |
+//! | after "too large" or "gone" | the newest | the watch cache or etcd, as the server decides |
+//! | streamed, if configured | `sendInitialEvents` | the watch cache, as the beginning of a watch |
 //!
-//! So a first list may be of a cache that lags behind, as upstream's may, but nothing goes back in
-//! time after that.
+//! So the first list may be stale, as upstream's may, but later ones never go back in time.
 //!
-//! A server that comes back with its storage restored from a backup counts its resource versions
-//! from an earlier one. A watch from a version that is still to come stays silent until the count
-//! has got there, and what happens meanwhile is never told; so after a failure, before going on,
-//! the server is asked whether it has reached that version. If it has not, or has forgotten what
-//! changed since, the list follows at once: there is one wait to an outage, and `backoff` says how
-//! long it is. Nothing else is a reason to list anew: after a refusal (429, 5xx), a timeout or a
-//! connection that broke, the watch goes on from the last version.
+//! A server whose storage was restored from a backup counts resource versions from an earlier
+//! number. A watch from a version in the future stays silent until the count gets there, and misses
+//! all changes meanwhile. So after a failure, the server is first asked whether it has reached that
+//! version. If it has not, or has forgotten the changes since, a list follows at once: an outage
+//! has one wait, whose length `backoff` decides. Nothing else causes a new list. After a refusal
+//! (429, 5xx), a timeout or a broken connection, the watch continues from the last version.
 //!
-//! `kube::runtime::watcher` does the same, but does not fit here: it never falls back from a
-//! streamed list that the server does not know, it reconnects without any delay to a server that
-//! closes at once, one object that does not decode costs it the whole page, and it cannot tell an
-//! empty list of Services from an empty list of something else, after which everything would be
-//! deleted.
+//! `kube::runtime::watcher` does not fit here. It never falls back from a streamed list that the
+//! server does not support. It reconnects without delay to a server that closes at once. One object
+//! that does not decode costs it the whole page. And it accepts an empty list of another kind as an
+//! empty list of Services, which would delete everything.
 
 mod listing;
 
@@ -54,49 +51,47 @@ use super::cause::root_cause;
 use super::end::End;
 use super::messages::{Messages, Next};
 use super::outage::{Failure, Outage};
-use super::request::{Age, Answer, Format, Need, Resource, get};
+use super::request::{Age, Format, Need, Resource, ResponseStream, get};
 use crate::complaints::Complaints;
-use crate::decode::{Decoded, Status, Unnamed, Watched, json, kind_name, protobuf};
+use crate::decode::{DecodedObject, MissingName, Status, WatchEvent, json, kind_name, protobuf};
 use crate::settings::{ContentType, Lists};
 use listing::{Listing, is_older};
 
-/// How long the beginning of an answer may take. Also the longest that a server may ask to be left
-/// alone.
+/// Timeout for the beginning of a response. Also the longest `Retry-After` that is respected.
 const ANSWER: Duration = Duration::from_mins(1);
-/// How long a streamed list may stay silent before the server is taken to know none.
+/// Silence at the start of a streamed list after which the server counts as not supporting one.
 const FIRST_EVENT: Duration = Duration::from_secs(30);
-/// How long a server that does not stream lists is not asked to again.
+/// Time until a server that does not stream lists is asked for a streamed list again.
 const UNSTREAMED: Duration = Duration::from_mins(10);
-/// How long a watch lasts, at least and at most: what all nodes opened when a server came back is
-/// not to end on all at once.
+/// Shortest and longest duration of a watch. It is random, so that watches opened together when a
+/// server came back do not end together.
 const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 180..=290;
-/// How long a watch that broke is left alone, at most: it may have broken on all nodes at once.
-/// Also what is added to `Retry-After`, which may be the same for all.
+/// Longest pause after a watch broke, since watches of all nodes may have broken together. Also
+/// added to `Retry-After`, which may be the same for all nodes.
 const SPREAD: Duration = Duration::from_secs(1);
-/// A watch that is silent for so long is opened anew: it may be dead, as a server sends a bookmark
-/// every minute; from one that does not, it costs a request.
+/// Silence after which a watch is reopened. Servers send a bookmark every minute, so it may be
+/// dead; for a server without bookmarks this costs one request.
 const SILENCE: Duration = Duration::from_secs(90);
-/// A watch that has been open for so long is one, even if nothing has happened yet.
+/// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// How often the tasks of a connection get their turn before its next request: each of them (what
-/// reads it, what waits for its end, who keeps it) hands on to the next.
+/// Number of times that a connection's tasks are scheduled before its next request. Each of them
+/// (the reader, the waiter for the end, the owner) hands over to the next.
 const HANDOVER: usize = 4;
-/// So many watches in a row that break at something which cannot be read, without anything new
-/// before it, and the watch is given up for a list: that leaves out what the watch stumbles over.
+/// Number of watches in a row that break at an unreadable event, without progress, before a list
+/// replaces the watch. The list skips that event.
 const STUMBLES_MAX: u32 = 2;
-/// So many refusals in a row (500) of requests for what is not older than a version, and the server
-/// is asked without one: that may be what it cannot read.
+/// Number of requests in a row with a minimum version that are refused with 500, before a request
+/// without one. The server may be unable to read the version.
 const REFUSALS_MAX: u32 = 2;
-/// Bytes of an answer that are read though they do not matter, so that its connection can be used
-/// again.
+/// Bytes of an irrelevant response that are read, so that its connection can be reused.
 const LONGEST_REST: u64 = 64 << 10;
 
-/// What a request asks for, as far as a server may be unable to read it.
+/// The version constraint of a request, which a server may be unable to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum VersionConstraint {
     /// Objects that are not older than a version.
     NotOlder,
-    /// Anything else.
+    /// No such constraint.
     Anything,
 }
 
@@ -108,29 +103,29 @@ pub(super) struct ListWatch {
     resource: Resource,
     outage: Arc<Outage>,
     events: mpsc::Sender<Event>,
-    /// When the server refused to stream a list.
+    /// Time when the server refused to stream a list.
     unstreamed: Option<Instant>,
-    /// It has given a list in pages, and so has no watch cache.
+    /// True if the server returned a list in pages, so it has no watch cache.
     has_pages: bool,
-    /// Everything up to here is known; nothing is, or not any more, where it is not there.
+    /// The last version that is known completely; none before the first list, or if it was lost.
     version: Option<String>,
-    /// How new a list must be, if there is to be another: nothing goes back in time.
+    /// Minimum age of the next list, since nothing may go back in time.
     next_list: Age,
-    /// The server has been away since, and may have come back as another.
+    /// True if the server was away since, and may have come back with other storage.
     is_in_doubt: bool,
-    /// How many watches have broken at what cannot be read since something new was told.
+    /// Number of watches in a row that broke at an unreadable event.
     stumbles: u32,
-    /// How many requests for what is not older than a version were refused with 500 in a row.
+    /// Number of requests with a minimum version that were refused with 500 in a row.
     refusals: u32,
-    /// What the request at hand asks for.
-    asked: Asked,
-    /// Why the server does not tell of this kind, which need not be told: the HTTP status.
+    /// The constraint of the current request.
+    asked: VersionConstraint,
+    /// The HTTP status with which the server refuses this optional kind, if it does.
     untold: Option<u16>,
-    /// How long the server asked to be left alone.
+    /// `Retry-After` of the last response.
     retry_after: Option<Duration>,
-    /// Since when everything has been known, if it has been on the connection at hand.
+    /// Time since when everything is known, if the current connection knows it.
     listed: Option<Instant>,
-    /// Whether the connection at hand has brought anything.
+    /// True if the current connection has brought anything.
     has_progressed: bool,
     complaints: Complaints,
 }
@@ -158,7 +153,7 @@ impl ListWatch {
             is_in_doubt: false,
             stumbles: 0,
             refusals: 0,
-            asked: Asked::Anything,
+            asked: VersionConstraint::Anything,
             untold: None,
             retry_after: None,
             listed: None,
@@ -167,12 +162,12 @@ impl ListWatch {
         }
     }
 
-    /// Until nobody listens any more.
+    /// Runs until the reader of the events is gone.
     pub(super) async fn run(mut self) {
         let name = kind_name(self.resource.kind);
         let mut backoff = Backoff::default();
-        // Nothing has been listed since the last wait, so that a list may follow at once. One that
-        // is of no use (the watch after it has expired, too) is not repeated in a hurry.
+        // True if nothing was listed since the last wait, so that a list may follow at once. A
+        // useless list, whose watch has expired, too, waits before it is repeated.
         let mut may_list = true;
         loop {
             self.has_progressed = false;
@@ -180,8 +175,8 @@ impl ListWatch {
             let is_stream = is_list && self.streams();
             may_list &= !is_list;
             self.asked = match self.next_list {
-                Age::NotOlderThan(_) if is_list => Asked::NotOlder,
-                _ => Asked::Anything,
+                Age::NotOlderThan(_) if is_list => VersionConstraint::NotOlder,
+                _ => VersionConstraint::Anything,
             };
             self.listed = (!is_list).then(Instant::now);
             let result = match self.version.clone() {
@@ -189,24 +184,24 @@ impl ListWatch {
                 None if is_stream => self.list_streamed().await,
                 None => self.list().await,
             };
-            // How long the list took says nothing about the watch that follows it.
+            // The duration of the list says nothing about the watch after it.
             let is_settled = self
                 .listed
                 .is_some_and(|listed| listed.elapsed() >= SETTLED && self.has_progressed);
-            // A list that is told and lost again at once is not to be repeated in a hurry.
+            // A list that is lost at once waits before it is repeated.
             if self.has_progressed && (is_settled || !is_list) {
                 backoff.reset();
             }
             may_list |= is_settled;
             let mut cost = Cost::Something;
             match result {
-                // It broke in the middle.
+                // The watch broke after it had settled.
                 Ok(()) if is_settled && self.is_in_doubt => {
                     sleep(up_to(SPREAD)).await;
                     continue;
                 }
                 Ok(()) if is_settled || (is_list && !is_stream) => continue,
-                // Closed soon, but not in vain: no outage, and no hurry either.
+                // Closed soon, but with progress: no outage, but a wait.
                 Ok(()) if self.has_progressed => {}
                 Ok(()) => {
                     let failure = Failure::Nonsense("a watch that ends at once".to_owned());
@@ -237,8 +232,7 @@ impl ListWatch {
                     self.version = None;
                     self.next_list = Age::Newest;
                     if may_list {
-                        // With the answer comes a Retry-After, which is for who asks for that
-                        // version again.
+                        // This response's Retry-After is for clients that repeat the same request.
                         self.retry_after = None;
                         info!(
                             "{name}s: the API server has not come to the version that was last seen of it ({message}): \
@@ -254,7 +248,7 @@ impl ListWatch {
                     message,
                 })) if self.resource.need != Need::Needed => {
                     self.is_in_doubt = true;
-                    cost = Cost::InVain;
+                    cost = Cost::Optional;
                     if self.go_without(code, &message).await.is_err() {
                         return;
                     }
@@ -262,7 +256,7 @@ impl ListWatch {
                 Err(End::Failed(failure)) => {
                     self.is_in_doubt = true;
                     match failure {
-                        // The version that it was asked for may be what it cannot read.
+                        // The server may be unable to read the requested version.
                         Failure::Refused {
                             code: 400 | 422, ..
                         } => {
@@ -271,12 +265,13 @@ impl ListWatch {
                                 self.next_list = Age::Newest;
                             }
                         }
-                        // Until 1.38, a version that storage cannot read is an internal error.
+                        // Before 1.38, servers return an internal error if storage cannot read a
+                        // version.
                         Failure::Refused { code: 500, .. } if self.is_unreadable().await => {
                             self.version = None;
                             self.next_list = Age::Newest;
                         }
-                        // Another server may take its place.
+                        // Another server may answer next time.
                         Failure::Unreachable(_) | Failure::Unanswered(_) => self.unstreamed = None,
                         _ => {}
                     }
@@ -290,7 +285,7 @@ impl ListWatch {
                 .map(|asked| asked.min(ANSWER) + up_to(SPREAD));
             let wait = backoff.next(cost, Instant::now());
             let wait = sleep(wait.max(asked.unwrap_or_default()));
-            if cost == Cost::InVain {
+            if cost == Cost::Optional {
                 tokio::select! {
                     () = wait => {}
                     () = self.outage.over() => sleep(up_to(SPREAD)).await,
@@ -302,7 +297,7 @@ impl ListWatch {
         }
     }
 
-    /// The server does not tell of this kind, and need not.
+    /// Goes on without an optional kind that the server does not serve.
     async fn go_without(&mut self, code: u16, message: &str) -> Result<(), End> {
         let kind = self.resource.kind;
         self.outage.end(kind);
@@ -319,16 +314,16 @@ impl ListWatch {
                 warn!("{beginning}: {message}; {end}; its role is to allow {right}");
             }
         }
-        // Nobody is to wait for them.
+        // Completes the list, so that no consumer waits for it.
         let is_whole = false;
         self.send(Event::ListComplete { kind, is_whole }).await
     }
 
     async fn watch(&mut self, version: &str) -> Result<(), End> {
         if self.is_in_doubt {
-            self.asked = Asked::NotOlder;
+            self.asked = VersionConstraint::NotOlder;
             self.is_reached(version).await?;
-            self.asked = Asked::Anything;
+            self.asked = VersionConstraint::Anything;
             self.is_in_doubt = false;
         }
         let target = self.resource.watch(version, any_of(WATCH_SECONDS));
@@ -344,12 +339,12 @@ impl ListWatch {
         followed
     }
 
-    /// Reports whether the server refuses a version that it is asked for, and nothing else: it has
-    /// refused often enough, and answers where no version is named.
+    /// Reports whether the server refuses the requested version only: it has refused often enough,
+    /// and accepts a request without a version.
     async fn is_unreadable(&mut self) -> bool {
         self.refusals = match self.asked {
-            Asked::NotOlder => self.refusals + 1,
-            Asked::Anything => 0,
+            VersionConstraint::NotOlder => self.refusals + 1,
+            VersionConstraint::Anything => 0,
         };
         if self.refusals < REFUSALS_MAX {
             return false;
@@ -357,7 +352,7 @@ impl ListWatch {
         self.refusals = 0;
         match self.ask(&self.resource.sample()).await {
             Ok(answer) => {
-                // What is in the answer does not matter.
+                // The content of the response does not matter.
                 _ = timeout(ANSWER, read_rest(answer)).await;
                 true
             }
@@ -365,21 +360,21 @@ impl ListWatch {
         }
     }
 
-    /// Asks for one object as of `version` or later; a server that has not got there says so.
+    /// Requests one object as of `version` or later. Fails if the server has not reached `version`.
     async fn is_reached(&mut self, version: &str) -> Result<(), End> {
         let answer = self.ask(&self.resource.glance(version)).await?;
         let rest = read_rest(answer);
-        // What is in the answer does not matter.
+        // The content of the response does not matter.
         _ = timeout(ANSWER, rest).await;
         Ok(())
     }
 
-    /// Sends a request; the answer, if it is not a refusal.
-    async fn ask(&mut self, target: &str) -> Result<Answer, End> {
+    /// Sends a request, and returns the response unless it is a refusal.
+    async fn ask(&mut self, target: &str) -> Result<ResponseStream, End> {
         let request = get(target, self.content_type);
         let request = request.map_err(|error| End::nonsense(error.to_string()))?;
-        // The connection of the answer before can be used again once its tasks have seen the end:
-        // else there would be a new one, with a handshake, for each request.
+        // Lets the previous connection's tasks see its end, so that it can be reused. Otherwise
+        // each request would need a new connection and handshake.
         for _ in 0..HANDOVER {
             yield_now().await;
         }
@@ -387,15 +382,15 @@ impl ListWatch {
         let answer = answer.map_err(|_| End::silent(ANSWER))??;
         let status = answer.status();
         let retry_after = answer.headers().get(RETRY_AFTER).cloned();
-        let answer = Answer::new(answer);
+        let answer = ResponseStream::new(answer);
         if status.is_success() {
             return Ok(answer);
         }
-        // Not a date, which no API server gives.
+        // A date is not supported; no API server sends one.
         let seconds = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
         self.retry_after = seconds.map(Duration::from_secs);
         let format = answer.format;
-        // The status code says enough when its explanation does not come.
+        // If the explanation does not arrive, the status code is enough.
         let text = timeout(ANSWER, read_rest(answer)).await.unwrap_or_default();
         let said = match format {
             Format::Json => json::status(&text),
@@ -411,7 +406,7 @@ impl ListWatch {
         }))
     }
 
-    /// Reads a watch to its end. With a list, objects come first that are it.
+    /// Reads a watch to its end. With `list`, the first objects are the list.
     async fn follow(
         &mut self,
         mut messages: Messages,
@@ -422,7 +417,7 @@ impl ListWatch {
             let next = {
                 let mut next = pin!(messages.next());
                 match poll!(&mut next) {
-                    // Of many that have come together, only the last is worth a look at the clock.
+                    // If events are there already, the clock is not read.
                     Poll::Ready(next) => Ok(next),
                     Poll::Pending => timeout(patience, next).await,
                 }
@@ -449,7 +444,8 @@ impl ListWatch {
                 Ok(Ok(Next::End)) if list.is_some() => {
                     return Err(End::nonsense("a list that ends before it is complete"));
                 }
-                // No bookmark has come either: it may be a server whose versions are from before.
+                // Not even a bookmark came: the versions of this server may be older than the
+                // watch's.
                 Err(_) => {
                     self.is_in_doubt = true;
                     return Ok(());
@@ -466,7 +462,7 @@ impl ListWatch {
         }
     }
 
-    /// Takes one event of a watch.
+    /// Handles one event of a watch.
     async fn event(
         &mut self,
         format: Format,
@@ -479,23 +475,23 @@ impl ListWatch {
             Format::Protobuf => protobuf::event(kind, event),
         };
         let version = match read.map_err(|error| End::nonsense(shown(&error, event)))? {
-            Watched::Applied(object) => {
+            WatchEvent::Applied(object) => {
                 let told = self.tell(object).await?;
                 if let Some(list) = list {
                     list.is_whole &= told.is_named;
                 }
                 told.version
             }
-            Watched::Deleted(Ok((key, version))) => {
+            WatchEvent::Deleted(Ok((key, version))) => {
                 self.complaints.forget(&key);
                 self.send(key.into_deletion()).await?;
                 version
             }
-            Watched::Deleted(Err(unnamed)) => {
+            WatchEvent::Deleted(Err(unnamed)) => {
                 warn!("the API server deleted a {unnamed}");
                 None
             }
-            Watched::Bookmark { version, ends_list } => {
+            WatchEvent::Bookmark { version, ends_list } => {
                 if ends_list && let Some(list) = list.take() {
                     self.complete(list).await?;
                 } else if list.is_none() && is_older(&self.next_list, Some(&version)) {
@@ -503,9 +499,9 @@ impl ListWatch {
                 }
                 Some(version)
             }
-            Watched::Refused(status) => return Err(status.into()),
+            WatchEvent::Refused(status) => return Err(status.into()),
         };
-        // While the list is told, a version says nothing about what is still to come.
+        // During a list, an object's version says nothing about the objects to come.
         if list.is_none() {
             if let Some(version) = version {
                 self.reached(version.into());
@@ -515,13 +511,16 @@ impl ListWatch {
         Ok(())
     }
 
-    /// Tells of one object.
-    async fn tell(&mut self, object: Result<Decoded, Unnamed>) -> Result<Told, End> {
+    /// Sends one object.
+    async fn tell(
+        &mut self,
+        object: Result<DecodedObject, MissingName>,
+    ) -> Result<SentObject, End> {
         let mut decoded = match object {
             Ok(decoded) => decoded,
             Err(unnamed) => {
                 warn!("from the API server, a {unnamed}");
-                return Ok(Told::default());
+                return Ok(SentObject::default());
             }
         };
         let problems = std::mem::take(&mut decoded.problems);
@@ -530,13 +529,13 @@ impl ListWatch {
         }
         let version = decoded.version.take();
         self.send(decoded.into_event()).await?;
-        Ok(Told {
+        Ok(SentObject {
             version,
             is_named: true,
         })
     }
 
-    /// Everything up to this version has been told.
+    /// Records that everything up to this version was sent.
     fn reached(&mut self, version: String) {
         self.stumbles = 0;
         self.refusals = 0;
@@ -558,22 +557,22 @@ impl ListWatch {
     }
 }
 
-/// What was told of an object.
+/// The result of sending an object.
 #[derive(Debug, Default)]
-struct Told {
+struct SentObject {
     version: Option<Box<str>>,
     is_named: bool,
 }
 
-/// The rest of an answer, as much of it as is worth reading.
-async fn read_rest(answer: Answer) -> Vec<u8> {
+/// Reads the rest of a response, up to [`LONGEST_REST`].
+async fn read_rest(answer: ResponseStream) -> Vec<u8> {
     let mut text = Vec::new();
-    // What breaks off is as good as what does not.
+    // Ignores errors: a truncated rest is as good.
     _ = answer.body.take(LONGEST_REST).read_to_end(&mut text).await;
     text
 }
 
-/// An error, and the beginning of what it is in.
+/// Formats an error with the beginning of the event that caused it.
 fn shown(error: &str, event: &[u8]) -> String {
     let beginning = String::from_utf8_lossy(event.get(..60).unwrap_or(event));
     format!("{error} in {beginning:?}")

@@ -1,4 +1,4 @@
-//! The events of a watch, told apart: lines of JSON, or frames of protobuf, each behind its length
+//! Splits a watch into events: lines of JSON, or frames of protobuf, which begin with their length
 //! in four bytes.
 
 use std::io;
@@ -6,36 +6,36 @@ use std::pin::Pin;
 
 use futures::io::{AsyncBufRead, AsyncBufReadExt as _};
 
-use super::request::{Answer, Format};
+use super::request::{Format, ResponseStream};
 
-/// Longer events are not Kubernetes': etcd takes objects of 1.5 MB.
+/// Length limit of an event; etcd accepts objects of 1.5 MB.
 const LONGEST_EVENT: usize = 64 << 20;
-/// Bytes of a frame's length.
+/// Number of bytes of a frame's length.
 const LENGTH: usize = 4;
 
-/// Reads event by event.
+/// Reads a watch event by event.
 pub(super) struct Messages {
     pub(super) format: Format,
     body: Pin<Box<dyn AsyncBufRead + Send>>,
-    /// What has come of an event.
+    /// The bytes of the current event so far.
     buffer: Vec<u8>,
-    /// The buffer holds a whole event, which was handed out.
+    /// True if the buffer holds a whole event, which was returned.
     is_told: bool,
 }
 
-/// What comes next.
+/// Result of waiting for an event.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// An event; its bytes are those of [`Messages::event`].
+    /// An event, whose bytes [`Messages::event`] returns.
     Event,
-    /// The end. An event that broke off is none.
+    /// The end of the watch. An incomplete event is dropped.
     End,
     /// An event that is too long.
     TooLong,
 }
 
 impl Messages {
-    pub(super) fn new(answer: Answer) -> Self {
+    pub(super) fn new(answer: ResponseStream) -> Self {
         Self {
             format: answer.format,
             body: answer.body,
@@ -44,12 +44,12 @@ impl Messages {
         }
     }
 
-    /// Whether nothing of an event has come yet.
+    /// True if no byte of an event has arrived yet.
     pub(super) fn is_silent(&self) -> bool {
         self.is_told || self.buffer.is_empty()
     }
 
-    /// Waits for the next event. May be dropped at any time: what was read by then is kept.
+    /// Waits for the next event. Cancel safe: bytes that were read are kept.
     pub(super) async fn next(&mut self) -> io::Result<Next> {
         if self.is_told {
             self.buffer.clear();
@@ -86,8 +86,8 @@ impl Messages {
         }
     }
 
-    /// The event that came last. Empty for a line or frame of nothing, which says that the server
-    /// is still there.
+    /// Returns the last event. It is empty for an empty line or frame, which only shows that the
+    /// server is alive.
     pub(super) fn event(&self) -> &[u8] {
         match self.format {
             Format::Json => self.buffer.trim_ascii(),
@@ -96,7 +96,7 @@ impl Messages {
     }
 }
 
-/// How long a frame is with its length, which it begins with.
+/// Returns the length of a frame, including its length field.
 fn wanted(frame: &[u8]) -> Option<usize> {
     let length = u32::from_be_bytes(*frame.first_chunk::<LENGTH>()?);
     usize::try_from(length).ok()?.checked_add(LENGTH)

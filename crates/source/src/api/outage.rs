@@ -1,5 +1,5 @@
-//! Saying that the API server is away: once when it goes, once when it is back, and not at every
-//! retry of three streams.
+//! Logs that the API server is away: once at the start and once at the end, not at every retry of
+//! each stream.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,39 +11,39 @@ use tracing::{debug, info, warn};
 
 use super::backoff::Cost;
 use super::trust::Untrusted;
-use super::tunnel::NoWay;
+use super::tunnel::ProxyError;
 use crate::decode::kind_name;
 
-/// Why listing or watching failed.
+/// Reason why listing or watching failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Failure {
     /// There is no connection to the server.
     Unreachable(String),
-    /// There was one, which broke or stayed silent.
+    /// The connection broke or stayed silent.
     Unanswered(String),
-    /// There is no way to it through a proxy.
-    Proxied(NoWay),
-    /// It is there, but one side does not believe the other's certificate.
+    /// The proxy provides no connection.
+    Proxied(ProxyError),
+    /// One side does not trust the other's certificate.
     Untrusted(Untrusted),
-    /// It answers with an error status.
+    /// The server replied with an error status.
     Refused { code: u16, message: String },
-    /// It answers with something that no API server says.
+    /// The reply is not an API server's.
     Nonsense(String),
 }
 
 impl Failure {
-    /// What the attempt has cost the server.
+    /// Returns the load that the attempt was for the server.
     pub(super) fn cost(&self) -> Cost {
         match self {
             Self::Unreachable(_) => Cost::Nothing,
-            Self::Proxied(no_way) => no_way.cost,
+            Self::Proxied(error) => error.cost,
             Self::Unanswered(_) | Self::Untrusted(_) | Self::Refused { .. } | Self::Nonsense(_) => {
                 Cost::Something
             }
         }
     }
 
-    /// Failures that are alike are one outage.
+    /// True if both failures belong to the same outage.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Untrusted(one), Self::Untrusted(two)) => one.advice == two.advice,
@@ -59,7 +59,7 @@ impl Failure {
     }
 }
 
-/// Which kinds cannot be listed or watched at the moment, and why.
+/// The kinds that cannot be listed or watched now, and the reasons.
 #[derive(Debug)]
 pub(super) struct Outage {
     url: String,
@@ -67,23 +67,23 @@ pub(super) struct Outage {
     over: Notify,
 }
 
-/// A failure, and since when there is one.
+/// A failure, and its start.
 #[derive(Debug)]
 struct Ongoing {
     failure: Failure,
     since: Instant,
 }
 
-/// What fails at the source, for whoever looks. Clones are the same.
+/// The ongoing failures of a source, for observers. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Troubles(Option<Arc<Outage>>);
 
-/// Something that fails, and is tried again.
+/// A failure that is being retried.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// What, and what to look at.
+    /// The failure and the advice.
     pub text: String,
-    /// Since when.
+    /// Start of the failure.
     pub since: Instant,
 }
 
@@ -92,7 +92,7 @@ impl Troubles {
         Self(Some(Arc::clone(outage)))
     }
 
-    /// What fails now; failures that are alike are one.
+    /// Returns the current failures, one for each outage.
     pub fn now(&self) -> Vec<Trouble> {
         let ongoing = self.0.as_deref().map(Outage::ongoing);
         ongoing.unwrap_or_default()
@@ -108,7 +108,7 @@ impl Outage {
         }
     }
 
-    /// Notes a failure, and warns of it unless it is one that was warned of.
+    /// Records a failure, and logs a warning unless its outage was logged.
     pub(super) fn begin(&self, kind: Kind, failure: Failure) {
         match self.news(kind, failure) {
             Ok(line) => warn!("{line}"),
@@ -116,7 +116,7 @@ impl Outage {
         }
     }
 
-    /// Notes that a kind is listed or watched again, and says so when all are.
+    /// Records that a kind is listed or watched again, and logs the end of the outage.
     pub(super) fn end(&self, kind: Kind) {
         if self.ends(kind) {
             info!("API server {}: all is watched again", self.url);
@@ -124,12 +124,12 @@ impl Outage {
         }
     }
 
-    /// Waits until the server is back, should it go away: it may be another version then.
+    /// Waits until an outage ends: the server may have another version then.
     pub(super) async fn over(&self) {
         self.over.notified().await;
     }
 
-    /// The line about a failure; `Err` if there is nothing new in it.
+    /// Returns the line about a failure; `Err` if the outage is known.
     fn news(&self, kind: Kind, failure: Failure) -> Result<String, String> {
         let line = self.line(kind, &failure);
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +147,7 @@ impl Outage {
         failing.remove(&kind).is_some() && failing.is_empty()
     }
 
-    /// One of each that are alike, with the time of the oldest.
+    /// Returns one failure for each outage, with the time of its oldest.
     fn ongoing(&self) -> Vec<Trouble> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<(&Kind, &Ongoing)> = failing.iter().collect();
@@ -174,7 +174,7 @@ impl Outage {
         format!("{what}; serving the last known state, and retrying; {advice}")
     }
 
-    /// What fails, and what to look at.
+    /// Returns the failure and the advice.
     fn words<'a>(&self, kind: Kind, failure: &'a Failure) -> (String, &'a str) {
         let (url, kind) = (&self.url, kind_name(kind));
         let (what, advice) = match failure {
@@ -182,7 +182,7 @@ impl Outage {
                 format!("cannot be reached: {cause}"),
                 "check that it runs and that this node reaches it",
             ),
-            Failure::Proxied(no_way) => (format!("cannot be reached: {no_way}"), &*no_way.advice),
+            Failure::Proxied(error) => (format!("cannot be reached: {error}"), &*error.advice),
             Failure::Untrusted(untrusted) => (
                 format!("cannot be talked to: {untrusted}"),
                 &*untrusted.advice,

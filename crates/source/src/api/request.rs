@@ -1,4 +1,4 @@
-//! What is asked of the server, and in which form it answers.
+//! Requests to the server, and the formats of its responses.
 
 use std::io;
 use std::pin::Pin;
@@ -18,63 +18,63 @@ use crate::settings::ContentType;
 /// The media type of Kubernetes' protobuf.
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
-/// What is asked for where protobuf is wanted: a server without it answers with JSON.
+/// `Accept` for protobuf: a server without protobuf replies with JSON.
 const PROTOBUF_OR_JSON: &str = "application/vnd.kubernetes.protobuf,application/json";
-/// Objects to a page, of a server that gives pages: 500 slices of 50 endpoints are 8 MB of JSON.
+/// Objects in a page, if the server has pages: 500 slices of 50 endpoints are 8 MB of JSON.
 const PAGE: &str = "500";
 /// Bytes that are unpacked at once.
 const UNPACKED: usize = 64 << 10;
 
-/// What to list and watch.
+/// A kind of object to list and watch.
 pub(super) struct Resource {
     pub(super) kind: Kind,
     pub(super) need: Need,
-    /// The path that all objects of the kind are under.
+    /// The path of all objects of the kind.
     pub(super) path: &'static str,
     pub(super) labels: Option<&'static str>,
     pub(super) fields: Option<String>,
 }
 
-/// Whether there is any serving without a kind.
+/// Importance of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Need {
-    /// There is none.
+    /// Serving needs the kind.
     Needed,
-    /// What needs it is left out where the server does not tell of it.
+    /// If the server does not serve the kind, features that need it are off.
     Optional {
-        /// What a role has to allow.
+        /// The permission that a role needs.
         right: &'static str,
-        /// The Kubernetes version that has it.
+        /// The first Kubernetes version with the kind.
         since: &'static str,
     },
 }
 
-/// How new a list must be.
+/// Minimum age of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Age {
-    /// As new as the server's watch cache is, which may lag behind.
+    /// Any version in the server's watch cache, which may be stale.
     Any,
-    /// As new as this resource version, or newer: a watch cache waits until it is.
+    /// This resource version or a newer one: a watch cache waits until it has it.
     NotOlderThan(String),
-    /// The newest that there is.
+    /// The newest version.
     Newest,
 }
 
-/// How a list comes.
+/// The part of a list that is requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Paging<'a> {
-    /// Whole.
+    /// The whole list.
     Whole,
-    /// A page, which is the first.
+    /// The first page.
     First,
-    /// The page behind another, by its `continue` token.
+    /// The page after another, by its `continue` token.
     After(&'a str),
 }
 
 impl Resource {
-    /// A list. One of any age is always asked for with a limit, which a watch cache does not heed:
-    /// a server without one would have to read everything at once. Any other limit would take the
-    /// list past the watch cache.
+    /// Returns the URL of a list. A list of any age has a limit, which a watch cache ignores, but a
+    /// server without one would have to read everything at once. In other lists, a limit would
+    /// bypass the watch cache.
     pub(super) fn list(&self, age: &Age, paging: Paging<'_>) -> String {
         let mut query = self.query();
         match paging {
@@ -98,7 +98,7 @@ impl Resource {
         query.finish()
     }
 
-    /// One object as of `version` or later.
+    /// Returns the URL of one object as of `version` or later.
     pub(super) fn glance(&self, version: &str) -> String {
         self.query()
             .append_pair("limit", "1")
@@ -107,19 +107,19 @@ impl Resource {
             .finish()
     }
 
-    /// One object, of whatever version.
+    /// Returns the URL of one object of any version.
     pub(super) fn sample(&self) -> String {
         self.query().append_pair("limit", "1").finish()
     }
 
-    /// A watch from `version`.
+    /// Returns the URL of a watch from `version`.
     pub(super) fn watch(&self, version: &str, seconds: u32) -> String {
         self.watching(seconds)
             .append_pair("resourceVersion", version)
             .finish()
     }
 
-    /// A watch that begins with the newest list.
+    /// Returns the URL of a watch that begins with the newest list.
     pub(super) fn streamed_list(&self, seconds: u32) -> String {
         self.watching(seconds)
             .append_pair("sendInitialEvents", "true")
@@ -150,7 +150,7 @@ impl Resource {
     }
 }
 
-/// A request for what a list or watch names.
+/// Builds a request for a URL.
 pub(super) fn get(target: &str, content_type: ContentType) -> http::Result<Request<Body>> {
     let accepted = match content_type {
         ContentType::Protobuf => PROTOBUF_OR_JSON,
@@ -162,7 +162,7 @@ pub(super) fn get(target: &str, content_type: ContentType) -> http::Result<Reque
         .body(Body::empty())
 }
 
-/// The form of an answer.
+/// Format of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     Json,
@@ -170,7 +170,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// By `Content-Type`; what does not say that it is protobuf is JSON.
+    /// Reads `Content-Type`; anything but protobuf counts as JSON.
     fn of(headers: &HeaderMap) -> Self {
         let said = headers
             .get(CONTENT_TYPE)
@@ -187,13 +187,13 @@ impl Format {
     }
 }
 
-/// What was answered, as it comes.
-pub(super) struct Answer {
+/// A response as a stream.
+pub(super) struct ResponseStream {
     pub(super) format: Format,
     pub(super) body: Pin<Box<dyn AsyncBufRead + Send>>,
 }
 
-impl Answer {
+impl ResponseStream {
     pub(super) fn new(answer: Response<Body>) -> Self {
         let format = Format::of(answer.headers());
         let is_packed = answer
@@ -213,7 +213,7 @@ impl Answer {
     }
 }
 
-/// What is packed with gzip. All that has come can be read, also before the end.
+/// Unpacks gzip. All bytes that have arrived can be read before the end.
 pub(super) fn unpacked(packed: impl AsyncBufRead + Send) -> impl AsyncBufRead + Send {
     let mut unpacked = GzipDecoder::new(packed);
     unpacked.multiple_members(true);

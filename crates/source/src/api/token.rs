@@ -1,9 +1,8 @@
 //! The token of a service account, from the file that the kubelet rotates.
 //!
-//! It is read anew for each request. There are few: a watch lasts for minutes. So a token that has
-//! been replaced is used at once, also where the one before was refused (401), and there is no
-//! cache that could be wrong. As in client-go, a file takes precedence over a token in the
-//! kubeconfig.
+//! The file is read for each request; requests are few, since a watch lasts for minutes. So a
+//! replaced token is used at once, also after the old one was refused (401), and no cache can be
+//! stale. As in client-go, a file takes precedence over a token in the kubeconfig.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,24 +15,24 @@ use http::header::{AUTHORIZATION, HeaderValue, InvalidHeaderValue};
 use kube::config::AuthInfo;
 use tower::{BoxError, Layer, Service};
 
-/// Puts the token that a file holds into each request; without a file, does nothing.
+/// Adds the token in a file to each request; without a file, does nothing.
 #[derive(Debug, Clone)]
 pub(super) struct FromFile<S = ()> {
     inner: S,
     file: Option<Arc<Path>>,
 }
 
-/// There is no token to be had.
+/// Error of reading a token.
 #[derive(Debug, thiserror::Error)]
 #[error("no token in {}: {why}", file.display())]
-struct NoToken {
+struct TokenError {
     file: PathBuf,
     why: String,
 }
 
 impl FromFile {
-    /// Takes the file out of what is known of the user, and with it the token that is there for
-    /// programs that read no file.
+    /// Takes the file out of the user's settings, and the token that is there for programs that
+    /// read no file.
     pub(super) fn take(user: &mut AuthInfo) -> Self {
         let file = user.token_file.take();
         if file.is_some() {
@@ -78,7 +77,7 @@ where
                 Ok(bearer) => request.headers_mut().insert(AUTHORIZATION, bearer),
                 Err(why) => {
                     let file = file.to_path_buf();
-                    return Box::pin(async { Err(NoToken { file, why }.into()) });
+                    return Box::pin(async { Err(TokenError { file, why }.into()) });
                 }
             };
         }
@@ -88,7 +87,7 @@ where
 }
 
 fn bearer(file: &Path) -> Result<HeaderValue, String> {
-    // A few hundred bytes of memory: not worth a thread.
+    // Reads a few hundred bytes of memory: not worth a thread.
     let token = fs::read_to_string(file).map_err(|error: io::Error| error.to_string())?;
     let token = token.trim();
     if token.is_empty() {

@@ -1,24 +1,24 @@
-//! Who believes whose certificate, and what to do where somebody does not.
+//! Errors of trust between client, server and proxy, and advice for them.
 
 use std::path::PathBuf;
 
 use rustls::{AlertDescription, CertificateError};
 
-/// The server or the client did not believe the other's certificate.
+/// The server or the client does not trust the other's certificate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub(super) struct Untrusted {
     pub(super) why: String,
-    /// What to do.
+    /// The advice to the operator.
     pub(super) advice: String,
 }
 
-/// What TLS failed of, if it did.
+/// Returns the TLS error behind this failure, if any.
 pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     if let Some(error) = error.downcast_ref() {
         return Some(error);
     }
-    // An I/O error is not the source of what is within, but stands in its place.
+    // An I/O error does not return its inner error as its source.
     let within = error.downcast_ref::<std::io::Error>();
     let within = within.and_then(std::io::Error::get_ref);
     tls(match within {
@@ -27,18 +27,18 @@ pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     })
 }
 
-/// Whose certificates are believed.
+/// The authorities that certificates are checked against.
 #[derive(Debug, Clone)]
 pub(super) enum Authorities {
-    /// Those in this file.
+    /// The certificates in this file.
     Of(PathBuf),
-    /// Those that the kubeconfig holds itself.
+    /// The certificates within the kubeconfig.
     Inline,
-    /// Those of the system.
+    /// The certificates of the system.
     System,
 }
 
-/// Who shows a certificate.
+/// The side that shows a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     Server,
@@ -58,7 +58,7 @@ impl std::fmt::Display for Authorities {
 }
 
 impl Authorities {
-    /// Says what to do about a failure of TLS with this peer.
+    /// Explains a TLS failure with this peer.
     pub(super) fn untrusted(&self, error: &rustls::Error, peer: Peer) -> Untrusted {
         use rustls::Error::{AlertReceived, InvalidCertificate};
         let (why, advice) = match error {

@@ -6,14 +6,13 @@
 //!   socks5  TCP ─────────▶ SOCKS 5 ─────────────▶
 //! ```
 //!
-//! The proxy's certificate is believed as client-go does: by the same authorities as the server's,
-//! so those of the kubeconfig where it names any, else the system's. It has to be for the proxy's
-//! host, also with `tls-server-name`, which is of the server alone (where client-go asks for that
-//! name of either).
+//! The proxy's certificate is checked as client-go checks it: with the kubeconfig's authorities if
+//! it names any, and the system's otherwise. The certificate must be for the proxy's host.
+//! `tls-server-name` applies to the server only, while client-go applies it to the proxy, too.
 //!
-//! `hyper-util` has tunnels too, and speaks SOCKS here. But its `CONNECT` does not tell a proxy
-//! that forbids from one that finds no server, and where SOCKS fails before it begins, it does not
-//! say of what.
+//! `hyper-util` has tunnels too, and its SOCKS client is used here. Its `CONNECT` does not tell a
+//! proxy that forbids the target from one that finds no server. And its SOCKS client does not say
+//! why a connection to the proxy failed.
 
 use std::future::ready;
 use std::pin::pin;
@@ -25,7 +24,6 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures::future::{BoxFuture, Either, select};
 use http::header::{HOST, PROXY_AUTHORIZATION};
-use http::uri::Scheme;
 use http::{HeaderValue, Request, StatusCode, Uri};
 use http_body_util::Empty;
 use hyper::body::Bytes;
@@ -36,46 +34,47 @@ use hyper_util::client::legacy::connect::proxy::SocksV5;
 use tokio::time::timeout;
 use tower::{BoxError, Service, ServiceExt as _, service_fn};
 
+use super::addresses::Target;
 use super::backoff::Cost;
 use super::cause::root_cause;
 use super::http_proxy::{Protocol, Proxy};
 use super::trust::{Authorities, Peer, tls};
 
-/// Connects to where it is asked to by way of a proxy, to which `C` connects.
+/// Connects to a target through a proxy; `C` connects to the proxy.
 #[derive(Clone)]
 pub(super) struct Tunnel<C> {
-    way: Arc<Way>,
+    way: Arc<ProxyRoute>,
     inner: C,
 }
 
 #[derive(Debug)]
-struct Way {
+struct ProxyRoute {
     proxy: Proxy,
     authorities: Authorities,
 }
 
-/// There is no way through a proxy.
+/// Error of a connection through a proxy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
-pub(super) struct NoWay {
-    /// Names the proxy.
+pub(super) struct ProxyError {
+    /// The error, with the name of the proxy.
     pub(super) why: String,
-    /// What to do.
+    /// The advice to the operator.
     pub(super) advice: String,
-    /// What it has cost.
+    /// The load that the attempt was for the server.
     pub(super) cost: Cost,
 }
 
-/// How long the way through a proxy may take to open, TLS with the proxy included.
+/// Timeout for opening a tunnel, including TLS with the proxy.
 const OPENING: Duration = Duration::from_secs(30);
-/// What the library says when a SOCKS proxy does not take what it is offered: a password, or none.
+/// The library's error if a SOCKS proxy accepts neither of the offered login methods.
 const NOT_ACCEPTABLE: &str = "server does not support user/pass authentication";
 
 impl<C> Tunnel<C> {
-    /// `authorities` are those that the proxy is believed by, if `inner` speaks TLS to it.
+    /// `authorities` check the proxy's certificate, if `inner` speaks TLS to the proxy.
     pub(super) fn new(proxy: Proxy, authorities: Authorities, inner: C) -> Self {
         Self {
-            way: Arc::new(Way { proxy, authorities }),
+            way: Arc::new(ProxyRoute { proxy, authorities }),
             inner,
         }
     }
@@ -89,10 +88,10 @@ where
     C::Error: Into<BoxError> + Send + 'static,
 {
     type Response = C::Response;
-    type Error = NoWay;
-    type Future = BoxFuture<'static, Result<C::Response, NoWay>>;
+    type Error = ProxyError;
+    type Future = BoxFuture<'static, Result<C::Response, ProxyError>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), NoWay>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
         Poll::Ready(Ok(()))
     }
 
@@ -107,8 +106,8 @@ where
     }
 }
 
-impl Way {
-    async fn open<C>(&self, connector: C, target: &Uri) -> Result<C::Response, NoWay>
+impl ProxyRoute {
+    async fn open<C>(&self, connector: C, target: &Uri) -> Result<C::Response, ProxyError>
     where
         C: Service<Uri> + Clone,
         C::Response: Read + Write + Send + Unpin + 'static,
@@ -123,9 +122,9 @@ impl Way {
         }
     }
 
-    fn silent(&self, target: &Uri) -> NoWay {
+    fn silent(&self, target: &Uri) -> ProxyError {
         let (proxy, target) = (&self.proxy, shown(target));
-        NoWay {
+        ProxyError {
             why: format!("proxy {proxy} has not connected to {target} within {OPENING:?}"),
             advice: "check that the proxy is of the kind that its URL says, and that it reaches the API server".to_owned(),
             cost: Cost::Nothing,
@@ -133,7 +132,7 @@ impl Way {
     }
 
     /// Connects to the proxy.
-    async fn reach<C>(&self, connector: C) -> Result<C::Response, NoWay>
+    async fn reach<C>(&self, connector: C) -> Result<C::Response, ProxyError>
     where
         C: Service<Uri>,
         C::Error: Into<BoxError>,
@@ -144,13 +143,13 @@ impl Way {
             let error: BoxError = error.into();
             if let Some(error) = tls(&*error) {
                 let untrusted = self.authorities.untrusted(error, Peer::Proxy);
-                return NoWay {
+                return ProxyError {
                     why: format!("proxy {proxy} cannot be talked to: {}", untrusted.why),
                     advice: untrusted.advice,
                     cost: Cost::Something,
                 };
             }
-            NoWay {
+            ProxyError {
                 why: format!("proxy {proxy} cannot be reached: {}", root_cause(&*error)),
                 advice: "check that the proxy runs and that this node reaches it".to_owned(),
                 cost: Cost::Nothing,
@@ -158,12 +157,12 @@ impl Way {
         })
     }
 
-    /// Asks an HTTP proxy for a tunnel.
-    async fn connect<T>(&self, stream: T, target: &Uri) -> Result<T, NoWay>
+    /// Requests a tunnel from an HTTP proxy.
+    async fn connect<T>(&self, stream: T, target: &Uri) -> Result<T, ProxyError>
     where
         T: Read + Write + Send + Unpin + 'static,
     {
-        let broken = |error: &(dyn std::error::Error + 'static)| NoWay {
+        let broken = |error: &(dyn std::error::Error + 'static)| ProxyError {
             why: format!("proxy {} breaks off: {}", self.proxy, root_cause(error)),
             advice: "check that this is the URL of an HTTP proxy".to_owned(),
             cost: Cost::Something,
@@ -182,7 +181,7 @@ impl Way {
             let opened = upgrade::on(answer).await;
             opened.map_err(|error| broken(&error))
         };
-        // Both at once: one drives the other.
+        // Runs both, since `connection` drives the exchange.
         let connection = pin!(connection.with_upgrades());
         let opened = match select(pin!(exchange), connection).await {
             Either::Left((opened, _)) => opened?,
@@ -190,7 +189,7 @@ impl Way {
         };
         match opened.downcast::<T>() {
             Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io),
-            // In TLS and in HTTP it is the client who begins.
+            // In TLS and HTTP, the client speaks first.
             _ => Err(broken(&std::io::Error::other(
                 "it speaks before it is spoken to",
             ))),
@@ -209,7 +208,7 @@ impl Way {
         request.body(Empty::new())
     }
 
-    fn refused(&self, status: StatusCode, target: &Uri) -> NoWay {
+    fn refused(&self, status: StatusCode, target: &Uri) -> ProxyError {
         let (proxy, target) = (&self.proxy, shown(target));
         let advice = match status {
             StatusCode::PROXY_AUTHENTICATION_REQUIRED | StatusCode::UNAUTHORIZED => {
@@ -218,7 +217,7 @@ impl Way {
             status if status.is_server_error() => "check that the proxy reaches the API server",
             _ => "check that the proxy allows CONNECT to that host and port",
         };
-        NoWay {
+        ProxyError {
             why: format!("proxy {proxy} does not connect to {target}: {status}"),
             advice: advice.to_owned(),
             cost: if status.is_server_error() {
@@ -229,9 +228,9 @@ impl Way {
         }
     }
 
-    /// Asks a SOCKS proxy for a tunnel: with the password, if there is one, and if none is wanted,
-    /// without, as Go does.
-    async fn socks<C>(&self, connector: C, target: &Uri) -> Result<C::Response, NoWay>
+    /// Requests a tunnel from a SOCKS proxy. Like Go, retries without the password if the proxy
+    /// does not want one.
+    async fn socks<C>(&self, connector: C, target: &Uri) -> Result<C::Response, ProxyError>
     where
         C: Service<Uri> + Clone,
         C::Response: Read + Write + Send + Unpin + 'static,
@@ -245,7 +244,7 @@ impl Way {
             result = socks(stream, &self.proxy, None, target).await;
         }
         let (proxy, target) = (&self.proxy, shown(target));
-        result.map_err(|why| NoWay {
+        result.map_err(|why| ProxyError {
             why: format!("proxy {proxy} does not connect to {target}: {why}"),
             advice: "check that it is a SOCKS 5 proxy, that its URL has the name and password that it knows, and that it \
                      reaches the API server"
@@ -255,7 +254,7 @@ impl Way {
     }
 }
 
-/// Asks for a tunnel over a connection to the proxy. The error is what it says.
+/// Requests a tunnel over a connection to the proxy. Returns the proxy's error as text.
 async fn socks<T>(
     stream: T,
     proxy: &Proxy,
@@ -265,7 +264,7 @@ async fn socks<T>(
 where
     T: Read + Write + Send + Unpin + 'static,
 {
-    // The library connects once, to where this is connected already.
+    // The library connects once; it gets the existing connection.
     let mut stream = Some(stream);
     let connected = service_fn(move |_: Uri| ready(stream.take().ok_or("it is connected already")));
     let mut socks = SocksV5::new(proxy.url.clone(), connected);
@@ -281,23 +280,18 @@ where
     })
 }
 
-/// With the port that a URL without one means.
+/// Adds the scheme's default port to a URL without one.
 fn with_port(url: Uri) -> Uri {
-    if url.port().is_some() {
+    let Some(target) = Target::of(&url) else {
         return url;
-    }
-    let port = if url.scheme() == Some(&Scheme::HTTP) {
-        80
-    } else {
-        443
     };
     let mut parts = url.clone().into_parts();
     let host = url.host().unwrap_or_default();
-    parts.authority = format!("{host}:{port}").parse().ok();
+    parts.authority = format!("{host}:{}", target.port).parse().ok();
     Uri::from_parts(parts).unwrap_or(url)
 }
 
-/// Host and port.
+/// Returns host and port.
 fn shown(url: &Uri) -> String {
     url.authority().map(ToString::to_string).unwrap_or_default()
 }

@@ -1,17 +1,17 @@
-//! IP addresses and networks as upstream's components read them.
+//! Parses IP addresses and networks as upstream's components do.
 //!
-//! Kubernetes reads addresses with Go's old rules: decimal octets may have leading zeros, and an
-//! IPv4-mapped IPv6 address is an IPv4 address. Objects stored years ago may still hold such
+//! Kubernetes parses addresses with Go's old rules: octets may have leading zeros, and an
+//! IPv4-mapped IPv6 address is an IPv4 address. Objects stored years ago may still have such
 //! spellings.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// Bits in front of the IPv4 address in an IPv4-mapped one.
+/// Bits before the IPv4 address in an IPv4-mapped one.
 const MAPPED: u8 = 96;
 
-/// Reads an address; `None` if it is none.
+/// Parses an address; `None` if the text is none.
 pub fn ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),
@@ -19,7 +19,7 @@ pub fn ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Reads an address that has leading zeros: of IPv4, or of the IPv4 address at the end of another.
+/// Parses an IPv4 address with leading zeros, or an IPv6 address that ends with one.
 fn sloppy(text: &str) -> Option<IpAddr> {
     let Some((start, end)) = text.rsplit_once(':') else {
         return with_leading_zeros(text).map(IpAddr::V4);
@@ -29,7 +29,7 @@ fn sloppy(text: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Reads a network, with the bits behind its prefix cleared; `None` if it is none.
+/// Parses a network, and clears the bits after its prefix; `None` if the text is none.
 pub fn net(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     if prefix.is_empty() || !prefix.bytes().all(|b| b.is_ascii_digit()) {
@@ -41,14 +41,14 @@ pub fn net(text: &str) -> Option<IpNet> {
     };
     let prefix: u8 = prefix.parse().ok()?;
     let (address, prefix) = match (written.to_canonical(), prefix.checked_sub(MAPPED)) {
-        // A network of IPv4-mapped addresses is one of IPv4.
+        // A network of IPv4-mapped addresses is an IPv4 network.
         (IpAddr::V4(mapped), Some(prefix)) if address.contains(':') => (mapped.into(), prefix),
         (_, _) => (written, prefix),
     };
     Some(IpNet::new(address, prefix).ok()?.trunc())
 }
 
-/// Says why an address is none that one host has beside its own loopback; `None` if it may be one.
+/// Returns why a remote host cannot have an address; `None` if it can.
 pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     if ip.is_unspecified() {
         Some("an unspecified address")
@@ -61,7 +61,7 @@ pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Says why no pod can be reached at an address, by the API's own rule; `None` if one may be.
+/// Returns why a pod cannot have an address, by the API's own rule; `None` if it can.
 pub(crate) fn not_of_an_endpoint(ip: IpAddr) -> Option<&'static str> {
     let is_link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),

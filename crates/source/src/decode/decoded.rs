@@ -1,10 +1,10 @@
-//! What an object comes to, whatever it was read from.
+//! The result of decoding an object, in any format.
 
 use std::fmt;
 
 use proxy::{EndpointSlice, Event, Kind, NamespacedName, Node, Service, ServiceCidr};
 
-/// Which object: displayed as `Service default/web`.
+/// Identity of an object; displayed as `Service default/web`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) kind: Kind,
@@ -26,7 +26,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// `kind` as objects carry it.
+/// Returns the kind's name in objects.
 pub const fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Service => "Service",
@@ -36,29 +36,29 @@ pub const fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// An object that was read.
+/// An object that was decoded.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Decoded {
+pub(crate) struct DecodedObject {
     pub(crate) key: Key,
     /// `metadata.resourceVersion`.
     pub(crate) version: Option<Box<str>>,
     pub(crate) content: Content,
-    /// What was left out, and why it is unusable if it is.
+    /// The ignored parts, and the reason if the object is unusable.
     pub(crate) problems: Vec<Problem>,
 }
 
-/// What an object comes to.
+/// Content of a decoded object.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(
     clippy::large_enum_variant,
     reason = "one is held at a time, and most objects are served"
 )]
 pub(crate) enum Content {
-    /// It is served.
+    /// The object is served.
     Proxied(Object),
-    /// It is not for this proxy, and why.
+    /// The object is not for this proxy, with the reason.
     Ignored(&'static str),
-    /// Nothing of it can be used.
+    /// No part of the object is valid.
     Unusable,
 }
 
@@ -71,15 +71,15 @@ pub(crate) enum Object {
     ServiceCidr(ServiceCidr),
 }
 
-impl Decoded {
-    /// What the model is told.
+impl DecodedObject {
+    /// Returns the event for the model.
     pub(crate) fn into_event(self) -> Event {
         self.content.into_event(self.key)
     }
 }
 
 impl Content {
-    /// What the model is told of the object with this key.
+    /// Returns the event for the model about the object with this key.
     pub(crate) fn into_event(self, key: Key) -> Event {
         match self {
             Self::Proxied(Object::Service(service)) => Event::ServiceApplied(service),
@@ -93,7 +93,7 @@ impl Content {
 }
 
 impl Key {
-    /// What the model is told when the object is gone.
+    /// Returns the event for the model when the object is deleted.
     pub(crate) fn into_deletion(self) -> Event {
         match self.kind {
             Kind::Service => Event::ServiceDeleted(self.name),
@@ -104,7 +104,7 @@ impl Key {
     }
 }
 
-/// Something wrong in an object: which, where, what it says, and what comes of it.
+/// An invalid field of an object, with its value and the advice.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{object}: {field} is {value}: {advice}")]
 pub(crate) struct Problem {
@@ -112,15 +112,15 @@ pub(crate) struct Problem {
     pub(crate) object: String,
     /// `spec.ports[0].port`.
     pub(crate) field: String,
-    /// The value as it was written.
+    /// The value in the object.
     pub(crate) value: String,
-    /// Why it is wrong, what is done instead, and what to do.
+    /// The error, its consequence, and the advice.
     pub(crate) advice: String,
 }
 
-/// An object without a name: nothing can be said of it but that.
+/// Error: an object without a name, which cannot be reported any better.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} without metadata.name: it is left out; name it")]
-pub(crate) struct Unnamed {
+pub(crate) struct MissingName {
     pub(crate) kind: &'static str,
 }

@@ -1,4 +1,4 @@
-//! EndpointSlices.
+//! Decodes EndpointSlices.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::time::SystemTime;
 use hashbrown::HashMap;
 use proxy::{Endpoint, EndpointPort, EndpointSlice, IpFamily, Kind, NamespacedName, Placement};
 
-use super::decoded::{Decoded, Object, Unnamed};
+use super::decoded::{DecodedObject, MissingName, Object};
 use super::findings::{Findings, family, is_name};
 use super::wire::{self, Conditions, FirstAddress, Named};
 
-/// Reads an `EndpointSlice`.
-pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<Decoded, Unnamed> {
+/// Decodes an `EndpointSlice`.
+pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<DecodedObject, MissingName> {
     let metadata = wire.metadata.unwrap_or_default();
     let mut findings = Findings::new(Kind::EndpointSlice, &metadata)?;
     if !findings.is_kind(wire.kind.as_deref()) {
@@ -92,7 +92,7 @@ pub(crate) fn endpoint_slice(wire: wire::EndpointSlice<'_>) -> Result<Decoded, U
     Ok(findings.proxied(Object::EndpointSlice(slice)))
 }
 
-/// By node, and nodes and zones that an endpoint is meant for.
+/// Placements by node, and by the nodes and zones in the hints.
 type Placements<'a> = HashMap<(&'a str, &'a [Named<'a>], &'a [Named<'a>]), Arc<Placement>>;
 
 fn endpoint<'a>(
@@ -161,10 +161,11 @@ fn placement(node: &str, for_nodes: &[Named<'_>], for_zones: &[Named<'_>]) -> Ar
     })
 }
 
-/// The placement of an endpoint on this node without hints. The same few thousand are in all
-/// slices: to make each anew would be a third of what reading a list costs.
+/// Returns the placement of an endpoint on this node without hints. The same few thousand
+/// placements are in all slices; allocating each again would be a third of the cost of decoding a
+/// list.
 fn on_node(node: &str) -> Arc<Placement> {
-    /// More nodes than Kubernetes is made for; beyond, all are forgotten.
+    /// More nodes than Kubernetes supports; above, the cache is cleared.
     const MOST: usize = 8192;
     thread_local! {
         static KNOWN: RefCell<HashMap<Box<str>, Arc<Placement>>> = RefCell::default();

@@ -1,4 +1,4 @@
-//! What is right and wrong in one object: what every kind has in common.
+//! Collects the problems of one object; common to all kinds.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,25 +6,25 @@ use std::net::IpAddr;
 use k8s_openapi::jiff::Timestamp;
 use proxy::{IpFamily, Kind, NamespacedName, Protocol};
 
-use super::decoded::{Content, Decoded, Key, Object, Problem, Unnamed, kind_name};
+use super::decoded::{Content, DecodedObject, Key, MissingName, Object, Problem, kind_name};
 use super::{address, wire};
 
-/// So many characters of a value that is wrong are shown.
+/// Characters of an invalid value that are shown.
 const SHOWN_MAX: usize = 100;
-/// The longest name of any object (a DNS subdomain).
+/// The longest name of any object, a DNS subdomain.
 const NAME_BYTES_MAX: usize = 253;
-/// So many problems of an object are kept; further ones are like these.
+/// Limit of problems that are kept for an object.
 const PROBLEMS_MAX: usize = 1_000;
 
-/// Whether a text can be a name, of whatever object. What the API takes is narrower, and differs
-/// from kind to kind.
+/// True if a text can be a name of an object of any kind. The API's rules are stricter, and differ
+/// between kinds.
 pub(super) fn is_name(text: &str) -> bool {
     let is_plain =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b':');
     (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_plain)
 }
 
-/// Collects what is wrong in one object.
+/// The problems of one object so far.
 pub(super) struct Findings {
     pub(super) key: Key,
     pub(super) version: Option<Box<str>>,
@@ -32,12 +32,12 @@ pub(super) struct Findings {
 }
 
 impl Findings {
-    pub(super) fn new(kind: Kind, metadata: &wire::Metadata<'_>) -> Result<Self, Unnamed> {
+    pub(super) fn new(kind: Kind, metadata: &wire::Metadata<'_>) -> Result<Self, MissingName> {
         let name = metadata
             .name
             .as_deref()
             .filter(|name| !name.is_empty())
-            .ok_or(Unnamed {
+            .ok_or(MissingName {
                 kind: kind_name(kind),
             })?;
         let namespace = match metadata.namespace.as_deref() {
@@ -55,7 +55,7 @@ impl Findings {
         })
     }
 
-    /// A text that is wrong.
+    /// Adds a problem with a text value.
     pub(super) fn text(
         &mut self,
         field: impl Into<String>,
@@ -73,8 +73,8 @@ impl Findings {
         self.value(field, shown, advice);
     }
 
-    /// Whether the object's name is one that it may have. It ends up in the log, in comments of
-    /// rules, in names of chains and in labels of metrics.
+    /// Checks the object's name, which is used in the log, in comments of rules, in names of chains
+    /// and in labels of metrics.
     pub(super) fn is_well_named(&mut self) -> bool {
         let name = &self.key.name;
         let is_well =
@@ -90,7 +90,7 @@ impl Findings {
         is_well
     }
 
-    /// A port's name, which may be empty; `None` if it cannot be one.
+    /// Checks a port's name, which may be empty; `None` if it is invalid.
     pub(super) fn port_name<'a>(
         &mut self,
         field: impl FnOnce() -> String,
@@ -108,7 +108,7 @@ impl Findings {
         None
     }
 
-    /// A value that is wrong, as it is to be shown.
+    /// Adds a problem with a value.
     pub(super) fn value(
         &mut self,
         field: impl Into<String>,
@@ -126,8 +126,8 @@ impl Findings {
         });
     }
 
-    pub(super) fn decoded(self, content: Content) -> Decoded {
-        Decoded {
+    pub(super) fn decoded(self, content: Content) -> DecodedObject {
+        DecodedObject {
             key: self.key,
             version: self.version,
             content,
@@ -135,20 +135,20 @@ impl Findings {
         }
     }
 
-    pub(super) fn proxied(self, object: Object) -> Decoded {
+    pub(super) fn proxied(self, object: Object) -> DecodedObject {
         self.decoded(Content::Proxied(object))
     }
 
-    pub(super) fn ignored(self, reason: &'static str) -> Decoded {
+    pub(super) fn ignored(self, reason: &'static str) -> DecodedObject {
         self.decoded(Content::Ignored(reason))
     }
 
-    pub(super) fn unusable(self) -> Decoded {
+    pub(super) fn unusable(self) -> DecodedObject {
         self.decoded(Content::Unusable)
     }
 
-    /// It does not decode, and why.
-    pub(super) fn unreadable(mut self, what: &str) -> Decoded {
+    /// Adds the reason why the object does not decode.
+    pub(super) fn unreadable(mut self, what: &str) -> DecodedObject {
         self.value(
             "the object",
             "unreadable",
@@ -157,7 +157,7 @@ impl Findings {
         self.unusable()
     }
 
-    /// Checks the object's own `kind`, which a list leaves out.
+    /// Checks the object's own `kind`, if it has one. Objects in a list have none.
     pub(super) fn is_kind(&mut self, kind: Option<&str>) -> bool {
         let expected = kind_name(self.key.kind);
         match kind {
@@ -173,7 +173,7 @@ impl Findings {
         }
     }
 
-    /// An address that packets can be sent to.
+    /// Parses an address that packets can be sent to.
     pub(super) fn address(&mut self, field: impl FnOnce() -> String, text: &str) -> Option<IpAddr> {
         if let Some(ip) = address::ip(text) {
             return self.host(field, ip);
@@ -186,13 +186,13 @@ impl Findings {
         None
     }
 
-    /// Checks that an address is that of one host, and not this one's loopback.
+    /// Checks that an address is that of a single host, and no loopback address.
     pub(super) fn host(&mut self, field: impl FnOnce() -> String, ip: IpAddr) -> Option<IpAddr> {
         let what = address::not_of_a_host(ip);
         self.usable(field, ip, what)
     }
 
-    /// Checks that a pod may have an address.
+    /// Checks that a pod can have an address.
     pub(super) fn endpoint(
         &mut self,
         field: impl FnOnce() -> String,
@@ -236,7 +236,7 @@ impl Findings {
         }
     }
 
-    /// A port number other than 0.
+    /// Checks a port number, which must not be 0.
     pub(super) fn port(
         &mut self,
         field: impl FnOnce() -> String,
@@ -269,7 +269,7 @@ impl Findings {
     }
 }
 
-/// `IPv4` or `IPv6` as the API writes them.
+/// Parses the API's `IPv4` or `IPv6`.
 pub(super) fn family(text: &str) -> Option<IpFamily> {
     match text {
         "IPv4" => Some(IpFamily::V4),

@@ -1,8 +1,8 @@
-//! The kinds that are read, each with the shape that it has on the wire.
+//! Kinds of objects and their wire types.
 
 use serde::Deserialize;
 
-use super::decoded::{Decoded, Unnamed};
+use super::decoded::{DecodedObject, MissingName};
 use super::endpoint_slice::endpoint_slice;
 use super::message::Message;
 use super::node::node;
@@ -10,32 +10,41 @@ use super::service::service;
 use super::service_cidr::service_cidr;
 use super::wire;
 
-/// The shape of an object on the wire.
+/// The wire type of an object.
 pub(crate) trait Wire<'a>: Deserialize<'a> + Message<'a> {
-    /// What it comes to.
-    fn decode(self) -> Result<Decoded, Unnamed>;
+    /// Converts the object to its compact form.
+    fn decode(self) -> Result<DecodedObject, MissingName>;
 }
 
-impl<'a> Wire<'a> for wire::Service<'a> {
-    fn decode(self) -> Result<Decoded, Unnamed> {
-        service(self)
-    }
+macro_rules! wires {
+    ($($kind:ident => $decode:path;)+) => {$(
+        impl<'a> Wire<'a> for wire::$kind<'a> {
+            fn decode(self) -> Result<DecodedObject, MissingName> {
+                $decode(self)
+            }
+        }
+    )+};
 }
 
-impl<'a> Wire<'a> for wire::EndpointSlice<'a> {
-    fn decode(self) -> Result<Decoded, Unnamed> {
-        endpoint_slice(self)
-    }
+wires! {
+    Service => service;
+    EndpointSlice => endpoint_slice;
+    Node => node;
+    ServiceCidr => service_cidr;
 }
 
-impl<'a> Wire<'a> for wire::Node<'a> {
-    fn decode(self) -> Result<Decoded, Unnamed> {
-        node(self)
-    }
+/// Calls a generic function with the wire type of a kind.
+macro_rules! with_wire {
+    ($kind:expr, $function:ident($($argument:expr),*)) => {{
+        use proxy::Kind;
+        use $crate::decode::wire;
+        match $kind {
+            Kind::Service => $function::<wire::Service<'_>>($($argument),*),
+            Kind::EndpointSlice => $function::<wire::EndpointSlice<'_>>($($argument),*),
+            Kind::Node => $function::<wire::Node<'_>>($($argument),*),
+            Kind::ServiceCidr => $function::<wire::ServiceCidr<'_>>($($argument),*),
+        }
+    }};
 }
 
-impl<'a> Wire<'a> for wire::ServiceCidr<'a> {
-    fn decode(self) -> Result<Decoded, Unnamed> {
-        service_cidr(self)
-    }
-}
+pub(crate) use with_wire;

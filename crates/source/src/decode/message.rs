@@ -1,67 +1,65 @@
-//! Fields of protobuf messages, borrowed from the bytes that they stand in.
+//! Reads fields of protobuf messages, without copying their texts.
 //!
-//! `prost` reads keys and numbers and skips groups; its derived messages are not used, as they own
-//! their texts, which would be a second shape of each kind, and a copy. Here a message is one of
-//! the shapes that JSON has too, and is told its fields one by one. (Of the others: `buffa` lends
-//! texts as well, but brings a second hashbrown; `quick-protobuf` was last released in 2022;
-//! `micropb` copies.)
+//! `prost` reads keys and numbers, and skips groups. Its derived messages are not used: they own
+//! their texts, which would be a copy, and a second type for each kind. Here each wire type reads
+//! JSON and protobuf, field by field. Other crates do not fit: `buffa` borrows texts, but brings a
+//! second hashbrown; `quick-protobuf` was last released in 2022; `micropb` copies.
 //!
-//! Whatever the bytes are, reading them ends, and takes no more memory than the elements that they
-//! hold.
+//! For any input, reading ends, and needs no more memory than the elements in the input.
 
 use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use super::wire::Text;
 
-/// What a field holds.
+/// The value of a field.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Value<'a> {
     /// A number or a truth value.
     Varint(u64),
     /// A text, or a message.
     Bytes(&'a [u8]),
-    /// What no field is that is read here: a number of fixed size, or a group.
+    /// A number of fixed size, or a group; no field here has one.
     Other,
 }
 
-/// Bytes are not the message that they should be.
+/// Error of decoding a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    /// They break off, or are no message.
+    /// The bytes break off, or are no message.
     #[error(transparent)]
     Wire(#[from] prost::DecodeError),
-    /// A length goes beyond the end.
+    /// A length exceeds the message.
     #[error("a length of {0} is beyond the end")]
     Length(u64),
-    /// A field is of another type.
+    /// A field has another type.
     #[error("a field is not {0}")]
     Type(&'static str),
     /// A text is not UTF-8.
     #[error("a text is not UTF-8")]
     Text,
-    /// It is not in Kubernetes' envelope.
+    /// The message is not in Kubernetes' envelope.
     #[error("it does not begin with k8s\\0, or is compressed again")]
     Envelope,
 }
 
-/// A message that is told its fields.
+/// A message that is read field by field.
 pub(crate) trait Message<'a>: Default {
-    /// Takes a field with this number, or leaves it.
+    /// Stores the field with this number, or ignores it.
     fn take(&mut self, number: u32, value: Value<'a>) -> Result<(), Malformed>;
 }
 
-/// Reads a message.
+/// Decodes a message.
 pub(crate) fn read<'a, M: Message<'a>>(bytes: &'a [u8]) -> Result<M, Malformed> {
     let mut message = M::default();
     merge(&mut message, bytes)?;
     Ok(message)
 }
 
-/// Reads what can be read of a message before something in it is wrong.
+/// Decodes a message up to its first error.
 pub(crate) fn read_some<'a, M: Message<'a>>(bytes: &'a [u8]) -> M {
     let mut message = M::default();
-    // Whoever asks knows already that something is.
+    // The caller knows already that there is an error.
     let _ = merge(&mut message, bytes);
     message
 }
@@ -74,7 +72,7 @@ fn merge<'a, M: Message<'a>>(message: &mut M, mut bytes: &'a [u8]) -> Result<(),
     Ok(())
 }
 
-/// The next field: its number and what it holds.
+/// Reads the next field, and returns its number and value.
 fn field<'a>(bytes: &mut &'a [u8]) -> Result<(u32, Value<'a>), Malformed> {
     let (number, wire_type) = decode_key(bytes)?;
     let value = match wire_type {
@@ -110,12 +108,12 @@ impl<'a> Value<'a> {
         str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text)
     }
 
-    /// A text. Go writes those that are empty too, which JSON leaves out: the same.
+    /// Returns a text. Go writes empty texts, which JSON omits: both mean the same.
     pub(crate) fn text(self) -> Result<Text<'a>, Malformed> {
         self.str().map(Text::from)
     }
 
-    /// `int32` and `int64`: either is in 64 bits of two's complement.
+    /// Returns an `int32` or `int64`: both are in 64 bits of two's complement.
     pub(crate) fn number(self) -> Result<i64, Malformed> {
         match self {
             Self::Varint(number) => Ok(number.cast_signed()),
@@ -127,19 +125,19 @@ impl<'a> Value<'a> {
         self.number().map(|number| number != 0)
     }
 
-    /// A message; one that comes in several parts is put together.
+    /// Merges a message that may come in several parts.
     pub(crate) fn merge<M: Message<'a>>(self, into: &mut Option<M>) -> Result<(), Malformed> {
         merge(into.get_or_insert_default(), self.bytes()?)
     }
 
-    /// An element of a list of messages.
+    /// Appends an element of a list of messages.
     pub(crate) fn push<M: Message<'a>>(self, onto: &mut Option<Vec<M>>) -> Result<(), Malformed> {
         let message = read(self.bytes()?)?;
         onto.get_or_insert_default().push(message);
         Ok(())
     }
 
-    /// An element of a list of texts.
+    /// Appends an element of a list of texts.
     pub(crate) fn push_text(self, onto: &mut Option<Vec<Text<'a>>>) -> Result<(), Malformed> {
         let text = self.text()?;
         onto.get_or_insert_default().push(text);

@@ -1,17 +1,17 @@
-//! This node's own Node.
+//! Decodes this node's own Node.
 
 use ipnet::IpNet;
 use proxy::{Kind, Node};
 
-use super::decoded::{Decoded, Object, Unnamed};
+use super::decoded::{DecodedObject, MissingName, Object};
 use super::findings::Findings;
 use super::{address, wire};
 
 /// The taint of a node that the cluster autoscaler is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Reads a Node.
-pub(crate) fn node(wire: wire::Node<'_>) -> Result<Decoded, Unnamed> {
+/// Decodes a Node.
+pub(crate) fn node(wire: wire::Node<'_>) -> Result<DecodedObject, MissingName> {
     let metadata = wire.metadata.unwrap_or_default();
     let mut findings = Findings::new(Kind::Node, &metadata)?;
     if !findings.is_kind(wire.kind.as_deref()) {

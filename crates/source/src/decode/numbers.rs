@@ -1,6 +1,6 @@
-//! The numbers that fields have in protobuf, by the `generated.proto` of `k8s.io/api/core/v1`,
-//! `k8s.io/api/discovery/v1`, and `k8s.io/apimachinery/pkg/{apis/meta/v1,runtime}`. Fields that are
-//! not read are not named.
+//! The field numbers of the protobuf messages, from the `generated.proto` of `k8s.io/api/core/v1`,
+//! `k8s.io/api/discovery/v1`, and `k8s.io/apimachinery/pkg/{apis/meta/v1,runtime}`. Unused fields
+//! are not listed.
 
 use proxy::options;
 use serde::de::IgnoredAny;
@@ -9,13 +9,13 @@ use super::message::{Malformed, Message, Value, read};
 use super::status::{Cause, Details, Status};
 use super::wire::{
     AffinityConfig, ClientIpConfig, Conditions, Endpoint, EndpointPort, EndpointSlice,
-    FirstAddress, Headed, Hints, Ingress, LoadBalancerStatus, Metadata, Named, Node, NodeAddress,
-    NodeSpec, NodeStatus, Service, ServiceCidr, ServiceCidrSpec, ServicePort, ServiceSpec,
-    ServiceStatus, Taint, Time,
+    FirstAddress, Hints, Ingress, LoadBalancerStatus, Metadata, MetadataOnly, Named, Node,
+    NodeAddress, NodeSpec, NodeStatus, Service, ServiceCidr, ServiceCidrSpec, ServicePort,
+    ServiceSpec, ServiceStatus, Taint, Time,
 };
 
-/// `message SHAPE { NUMBER => what to do with the field; … }`, where `m` is the message and `v` the
-/// field's value.
+/// Declares messages: `message SHAPE { NUMBER => store the field; … }`, where `m` is the message
+/// and `v` the field's value.
 macro_rules! numbers {
     ($($shape:ident $(<$life:lifetime>)? |$m:ident, $v:ident| { $($number:literal => $take:expr;)+ })+) => {$(
         impl<'a> Message<'a> for $shape $(<$life>)? {
@@ -67,7 +67,7 @@ numbers! {
             }
         };
     }
-    Headed<'a> |m, v| {
+    MetadataOnly<'a> |m, v| {
         1 => v.merge(&mut m.metadata)?;
     }
 
@@ -202,14 +202,14 @@ struct Entry<'a> {
     value: &'a [u8],
 }
 
-/// A `Time`; its nanoseconds are always 0.
+/// `meta/v1` Time, whose nanoseconds are always 0.
 #[derive(Debug, Default)]
 struct Moment {
-    /// Since 1970.
+    /// Seconds since 1970.
     seconds: i64,
 }
 
-/// Go writes the zero time, which is none, as a message without fields.
+/// Decodes a time. Go writes the zero time, which means none, as a message without fields.
 fn time<'a>(bytes: &[u8]) -> Result<Option<Time<'a>>, Malformed> {
     if bytes.is_empty() {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Objects and events out of Kubernetes' protobuf.
+//! Decodes objects and events in Kubernetes' protobuf.
 //!
 //! ```text
 //!   a list, an object, a Status:  k8s\0 Unknown { typeMeta, raw = the message }
@@ -7,15 +7,15 @@
 
 use proxy::Kind;
 
-use super::decoded::{Decoded, Unnamed, kind_name};
+use super::decoded::{DecodedObject, MissingName, kind_name};
 use super::findings::Findings;
-use super::kinds::Wire;
+use super::kinds::{Wire, with_wire};
 use super::message::{Malformed, Message, Value, read, read_some};
 use super::status::Status;
-use super::watched::Watched;
+use super::watch_event::WatchEvent;
 use super::wire;
 
-/// What stands before everything but frames.
+/// The beginning of every message but frames.
 pub(crate) const MAGIC: &[u8; 4] = b"k8s\0";
 
 /// `runtime.Unknown`.
@@ -41,7 +41,7 @@ impl<'a> Message<'a> for Unknown<'a> {
 /// `runtime.TypeMeta`.
 #[derive(Debug, Default)]
 pub(crate) struct TypeMeta<'a> {
-    /// Such as `ServiceList`.
+    /// The kind, such as `ServiceList`.
     pub(crate) kind: &'a str,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Message<'a> for RawExtension<'a> {
     }
 }
 
-/// What is in an envelope: its kind, if it says one, and its bytes.
+/// Opens an envelope, and returns the kind, if there is one, and the message.
 fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     let bytes = bytes.strip_prefix(MAGIC).ok_or(Malformed::Envelope)?;
     let unknown: Unknown<'_> = read(bytes)?;
@@ -97,61 +97,58 @@ fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     Ok((kind.filter(|kind| !kind.is_empty()), unknown.raw))
 }
 
-/// Reads an event of a watch of this kind: what a frame holds. The error is about the event; what
-/// is wrong with its object stays with that.
-pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<Watched, String> {
+/// Decodes an event of a watch of this kind from a frame. The error is about the event; errors of
+/// its object are part of its result.
+pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<WatchEvent, String> {
     let failed = |error: Malformed| error.to_string();
     let event: Event<'_> = read(frame).map_err(failed)?;
     let envelope = event.object.unwrap_or_default().raw;
     let (said, raw) = opened(envelope).map_err(failed)?;
     Ok(match event.kind {
-        "ADDED" | "MODIFIED" => Watched::Applied(object(kind, said, raw)),
-        "DELETED" => Watched::deleted(headed(kind, raw)),
+        "ADDED" | "MODIFIED" => WatchEvent::Applied(object(kind, said, raw)),
+        "DELETED" => WatchEvent::deleted(headed(kind, raw)),
         "BOOKMARK" => {
             let headed = read(raw);
-            Watched::bookmark(headed.map_err(|error: Malformed| format!("a bookmark: {error}"))?)?
+            WatchEvent::bookmark(
+                headed.map_err(|error: Malformed| format!("a bookmark: {error}"))?,
+            )?
         }
-        "ERROR" => Watched::Refused(read(raw).unwrap_or_default()),
+        "ERROR" => WatchEvent::Refused(read(raw).unwrap_or_default()),
         other => return Err(format!("an event of type {other:?}")),
     })
 }
 
-/// Reads an item of a list. One that does not decode is `Unusable`, if at least its name can be
-/// read.
-pub(crate) fn item(kind: Kind, bytes: &[u8]) -> Result<Decoded, Unnamed> {
+/// Decodes an item of a list. An item that does not decode is `Unusable`, if at least its name can
+/// be read.
+pub(crate) fn item(kind: Kind, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     object(kind, None, bytes)
 }
 
-/// Reads why something was refused.
+/// Decodes a `Status`.
 pub(crate) fn status(bytes: &[u8]) -> Option<Status> {
     let (_, raw) = opened(bytes).ok()?;
     read(raw).ok()
 }
 
-/// `said` is the kind that stands beside it, which a list leaves out.
-fn object(kind: Kind, said: Option<&str>, bytes: &[u8]) -> Result<Decoded, Unnamed> {
+/// Decodes an object. `said` is the kind in its envelope, which items of a list lack.
+fn object(kind: Kind, said: Option<&str>, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     if said.is_some_and(|said| said != kind_name(kind)) {
         let mut findings = headed(kind, bytes)?;
         findings.is_kind(said);
         return Ok(findings.unusable());
     }
-    match kind {
-        Kind::Service => of_kind::<wire::Service<'_>>(kind, bytes),
-        Kind::EndpointSlice => of_kind::<wire::EndpointSlice<'_>>(kind, bytes),
-        Kind::Node => of_kind::<wire::Node<'_>>(kind, bytes),
-        Kind::ServiceCidr => of_kind::<wire::ServiceCidr<'_>>(kind, bytes),
-    }
+    with_wire!(kind, of_kind(kind, bytes))
 }
 
-fn of_kind<'a, W: Wire<'a>>(kind: Kind, bytes: &'a [u8]) -> Result<Decoded, Unnamed> {
+fn of_kind<'a, W: Wire<'a>>(kind: Kind, bytes: &'a [u8]) -> Result<DecodedObject, MissingName> {
     match read::<W>(bytes) {
         Ok(object) => object.decode(),
         Err(error) => Ok(headed(kind, bytes)?.unreadable(&error.to_string())),
     }
 }
 
-fn headed(kind: Kind, bytes: &[u8]) -> Result<Findings, Unnamed> {
-    let headed: wire::Headed<'_> = read_some(bytes);
+fn headed(kind: Kind, bytes: &[u8]) -> Result<Findings, MissingName> {
+    let headed: wire::MetadataOnly<'_> = read_some(bytes);
     Findings::new(kind, &headed.metadata.unwrap_or_default())
 }
 

@@ -1,4 +1,4 @@
-//! Services.
+//! Decodes Services.
 
 use std::net::IpAddr;
 
@@ -8,17 +8,17 @@ use proxy::{IpFamily, Kind, Service, ServiceOptions, ServicePort, ServiceType};
 use smallvec::SmallVec;
 
 use super::address;
-use super::decoded::{Decoded, Object, Unnamed};
+use super::decoded::{DecodedObject, MissingName, Object};
 use super::findings::{Findings, family};
 use super::wire::{self, Text};
 
-/// `sessionAffinityConfig.clientIP.timeoutSeconds` where it is not given: three hours.
+/// Default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
-/// The longest that the API takes: a day.
+/// The longest timeout that the API accepts: a day.
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
-/// Reads a Service.
-pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
+/// Decodes a Service.
+pub(crate) fn service(wire: wire::Service<'_>) -> Result<DecodedObject, MissingName> {
     let metadata = wire.metadata.unwrap_or_default();
     let mut findings = Findings::new(Kind::Service, &metadata)?;
     if !findings.is_kind(wire.kind.as_deref()) {
@@ -166,8 +166,8 @@ pub(crate) fn service(wire: wire::Service<'_>) -> Result<Decoded, Unnamed> {
     Ok(findings.proxied(Object::Service(service)))
 }
 
-/// At most one address of each family; the i-th is of the i-th of `ipFamilies`, where those are
-/// given.
+/// Returns at most one address of each family. If `ipFamilies` is set, its i-th entry is the family
+/// of the i-th address.
 fn cluster_ips(
     findings: &mut Findings,
     given: &[Text<'_>],
@@ -212,7 +212,7 @@ fn cluster_ips(
     ips
 }
 
-/// External or ingress addresses, each once, of families that the Service has.
+/// Returns external or ingress addresses of the Service's families, without duplicates.
 fn further_ips<'a, F: Fn() -> String>(
     findings: &mut Findings,
     has_family: impl Fn(IpAddr) -> bool,
@@ -240,10 +240,10 @@ fn further_ips<'a, F: Fn() -> String>(
     ips
 }
 
-/// The ranges by family; a family with a /0 among its ranges allows all.
+/// Returns the ranges by family; a /0 among the ranges of a family allows all.
 ///
-/// A range that cannot be read must not open the Service to everyone: where no range of a family is
-/// left because of it, the ingress addresses of that family go.
+/// An invalid range must not open the Service to everyone. So if a family has no valid range left
+/// because of it, the ingress addresses of that family are removed.
 fn source_ranges(
     findings: &mut Findings,
     given: &[Text<'_>],
@@ -278,7 +278,7 @@ fn source_ranges(
     ranges
 }
 
-/// The ports that are right; of two that cannot be told apart, the first.
+/// Returns the valid ports; of two that conflict, the first.
 fn ports(
     findings: &mut Findings,
     given: &[wire::ServicePort<'_>],
@@ -302,7 +302,7 @@ fn ports(
         else {
             continue;
         };
-        // By hash: an object may have as many ports as there are.
+        // Uses hash sets, since an object may have 65535 ports.
         if numbers.contains(&(protocol, port)) || names.contains(&(protocol, name)) {
             findings.text(
                 format!("spec.ports[{i}]"),
@@ -345,7 +345,7 @@ fn ports(
     ports
 }
 
-/// Whether a traffic policy says `Local`.
+/// True if a traffic policy is `Local`.
 fn policy(findings: &mut Findings, field: &str, text: Option<&str>) -> bool {
     match text {
         Some("Local") => true,

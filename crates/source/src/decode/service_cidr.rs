@@ -1,13 +1,13 @@
-//! The networks that ClusterIPs come from.
+//! Decodes ServiceCIDRs, the networks of ClusterIPs.
 
 use proxy::{Kind, ServiceCidr};
 
-use super::decoded::{Decoded, Object, Unnamed};
+use super::decoded::{DecodedObject, MissingName, Object};
 use super::findings::Findings;
 use super::{address, wire};
 
-/// Reads a ServiceCIDR.
-pub(crate) fn service_cidr(wire: wire::ServiceCidr<'_>) -> Result<Decoded, Unnamed> {
+/// Decodes a ServiceCIDR.
+pub(crate) fn service_cidr(wire: wire::ServiceCidr<'_>) -> Result<DecodedObject, MissingName> {
     let metadata = wire.metadata.unwrap_or_default();
     let mut findings = Findings::new(Kind::ServiceCidr, &metadata)?;
     if !findings.is_kind(wire.kind.as_deref()) {

@@ -1,4 +1,4 @@
-//! Why the server refuses something: the part of a `Status` that is read.
+//! Decodes a `Status`, the reason of a refusal.
 
 use serde::Deserialize;
 
@@ -6,7 +6,7 @@ use serde::Deserialize;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Status {
-    /// As HTTP has them.
+    /// The HTTP status code.
     pub(crate) code: u16,
     pub(crate) message: String,
     pub(crate) details: Option<Details>,
@@ -25,8 +25,8 @@ pub(crate) struct Cause {
 }
 
 impl Status {
-    /// Whether it is about a resource version that is still to come, and not another 504: by its
-    /// cause, or, before Kubernetes 1.19, by its message.
+    /// True if the resource version is in the future; other responses are 504, too. Kubernetes 1.19
+    /// and later say so in a cause, older versions in the message.
     pub(crate) fn is_ahead(&self) -> bool {
         let causes = self.details.iter().flat_map(|details| &details.causes);
         self.code == 504

@@ -17,11 +17,11 @@ use super::decoded::Object;
 use super::json::{self, object as from_json};
 use super::*;
 
-fn decode(kind: Kind, object: &Value) -> Decoded {
+fn decode(kind: Kind, object: &Value) -> DecodedObject {
     from_json(kind, &object.to_string()).unwrap()
 }
 
-/// A Service `default/web` with this spec, and what is wrong with it.
+/// Decodes a Service `default/web` with this spec, and returns the problems.
 fn web(spec: Value) -> (Content, Vec<String>) {
     web_with(spec, json!({}))
 }
@@ -178,7 +178,7 @@ fn options_are_read_and_other_annotations_are_skipped() {
         (options.scheduler, &*options.wrong[0].value),
         (None, "best")
     );
-    // An escape, of which JSON has to make a text of its own.
+    // JSON needs a copy of a text with an escape.
     let escaped = r#"{"metadata":{"name":"web","annotations":{"kube-proxy-ipvs\u002fscheduler":"s\u0068"}},"spec":{"clusterIP":"10.96.0.10"}}"#;
     let options = of(from_json(Kind::Service, escaped).unwrap().content).options;
     assert_eq!(options.unwrap().scheduler.unwrap().name(), "sh");
@@ -249,8 +249,7 @@ fn a_source_range_of_all_opens_its_family_only() {
         ("fd00::/8".into(), both.clone())
     );
     assert_eq!(ranges(json!(["10.0.0.0/8"])), ("10.0.0.0/8".into(), both));
-    // A range that cannot be read lets nobody in: an address without any other range is not served
-    // at all.
+    // An invalid range admits nobody: without another range, the address is not served.
     assert_eq!(
         ranges(json!(["10.0.0.0/8", "web"])),
         ("10.0.0.0/8".into(), "192.0.2.1".into())
@@ -261,7 +260,7 @@ fn a_source_range_of_all_opens_its_family_only() {
     );
 }
 
-/// Each wrong part costs itself only, and is named with its value.
+/// Each invalid part affects itself only, and is reported with its value.
 #[test]
 fn a_wrong_part_of_a_service_is_left_out_and_named() {
     for (spec, named, check) in [
@@ -358,7 +357,7 @@ fn a_wrong_part_of_a_service_is_left_out_and_named() {
     }
 }
 
-/// Objects may be older than the validation that wants one spelling and a letter first.
+/// Objects may be older than the validation that requires one spelling and a letter first.
 #[test]
 fn stored_objects_of_old_are_read_as_their_canonical_form() {
     let spec = |ips: &[&str], external: &str, range: &str, names: [&str; 2]| {
@@ -686,7 +685,7 @@ fn a_node_leaves_when_it_is_deleted_or_when_the_autoscaler_says_so() {
     ));
 }
 
-/// JSON of any shape, but with the field names that are read, so that conversions are reached.
+/// Generates JSON of any shape with the field names in use, so that the converters are reached.
 #[test]
 fn an_event_is_read_with_its_object_if_both_are_as_usual() {
     let object = |port: Value| json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});
@@ -702,7 +701,7 @@ fn an_event_is_read_with_its_object_if_both_are_as_usual() {
         assert_eq!(event(kind, &right), Some(decoded));
         assert_eq!(
             event(kind, &json!({})),
-            Some(Err(Unnamed { kind: "Service" }))
+            Some(Err(MissingName { kind: "Service" }))
         );
         assert_eq!(event(kind, &object(json!("http"))), None);
     }

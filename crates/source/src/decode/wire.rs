@@ -1,12 +1,11 @@
-//! The fields of Kubernetes objects that are read, in their shape on the wire; everything else is
-//! skipped without being stored.
+//! The fields of Kubernetes objects that are used; all others are skipped without being stored.
 //!
-//! Texts are borrowed from what is read: most of them are looked at once and not kept.
+//! Texts are borrowed from the input: most of them are used once and not kept.
 //!
-//! JSON, YAML and protobuf (by `numbers`) are all read as these: formats differ, the objects do
-//! not. Numbers are wide and enumerations are text, so that a value out of range is found by the
-//! conversion, which can name it, and costs no more than its own part. Only a value of another type
-//! (a text where a number belongs) makes an object undecodable.
+//! JSON, YAML and protobuf (by `numbers`) are all read into these types. Numbers are wide and
+//! enumerations are text. So the conversion finds a value out of range, names it, and ignores only
+//! its part of the object. Only a value of another type, such as a text for a number, makes an
+//! object undecodable.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -36,14 +35,14 @@ pub(crate) struct Metadata<'a> {
 }
 
 impl Metadata<'_> {
-    /// `resourceVersion`, if there is one.
+    /// Returns `resourceVersion`, unless it is empty.
     pub(super) fn version(&self) -> Option<&str> {
         let version = self.resource_version.as_deref();
         version.filter(|version| !version.is_empty())
     }
 }
 
-/// The labels that are read.
+/// The labels that are used.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Labels<'a> {
@@ -57,14 +56,14 @@ pub(crate) struct Labels<'a> {
     pub(crate) zone: Option<Text<'a>>,
 }
 
-/// The annotations that are read.
+/// The annotations that are used.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
     /// `endpoints.kubernetes.io/last-change-trigger-time`.
     pub(crate) change_trigger: Option<Time<'a>>,
-    /// `k8s.io/initial-events-end` of a bookmark: the list has been told.
+    /// `k8s.io/initial-events-end` of the bookmark that ends a streamed list.
     pub(crate) initial_events_end: Option<IgnoredAny>,
-    /// Those with the prefix of [options], key and value.
+    /// Keys and values with the prefix of [options].
     pub(crate) options: Vec<(Text<'a>, Text<'a>)>,
 }
 
@@ -104,12 +103,12 @@ impl<'de: 'a, 'a> Deserialize<'de> for Annotations<'a> {
     }
 }
 
-/// A time as it is written.
+/// A time in one of its encodings.
 #[derive(Debug)]
 pub(crate) enum Time<'a> {
-    /// RFC 3339.
+    /// Text by RFC 3339.
     Text(Text<'a>),
-    /// Since 1970.
+    /// Seconds since 1970.
     Seconds(i64),
 }
 
@@ -310,24 +309,24 @@ pub(crate) struct ServiceCidrSpec<'a> {
     pub(crate) cidrs: Option<Vec<Text<'a>>>,
 }
 
-/// What is known of an object of any kind, also of one that does not decode.
+/// The metadata of an object of any kind, even of one that does not decode.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Headed<'a> {
+pub(crate) struct MetadataOnly<'a> {
     #[serde(borrow)]
     pub(crate) metadata: Option<Metadata<'a>>,
 }
 
-/// The first of an endpoint's `addresses`, read in place: there may be millions, and texts would
+/// The first of an endpoint's `addresses`, parsed in place: there may be millions, and a text would
 /// cost an allocation each.
 #[derive(Debug, Default)]
 pub(crate) enum FirstAddress {
-    /// There is none.
+    /// The list is empty.
     #[default]
     Missing,
-    /// It is an address.
+    /// A valid address.
     Ip(IpAddr),
-    /// It is something else.
+    /// A text that is no address.
     Wrong(Box<str>),
 }
 
@@ -362,7 +361,7 @@ impl<'de> Deserialize<'de> for FirstAddress {
     }
 }
 
-/// One address.
+/// An element of `addresses`.
 struct Address(FirstAddress);
 
 impl<'de> Deserialize<'de> for Address {
@@ -385,7 +384,7 @@ impl<'de> Deserialize<'de> for Address {
     }
 }
 
-/// A text as it stands in what is read, where that spells it as it is meant; else a copy.
+/// A text that is borrowed from the input if possible, and a copy otherwise.
 #[derive(Default, PartialEq, Eq, Hash)]
 pub(crate) struct Text<'a>(Cow<'a, str>);
 

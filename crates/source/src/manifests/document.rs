@@ -1,12 +1,11 @@
-//! One manifest file's text: its documents, and the objects in them.
+//! Reads the documents of a manifest file, and the objects in them.
 //!
-//! JSON is read as the YAML that it is. A document is read twice: first its `apiVersion` and
-//! `kind`, which may come last, then its fields as its kind has them, so that an error is found at
-//! its very place. Kinds that are not proxied may hold anything.
+//! JSON is read as YAML. Each document is read twice: first its `apiVersion` and `kind`, which may
+//! come last, then the fields of its kind. So an error is reported at its exact position. Kinds
+//! that are not proxied may contain anything.
 //!
-//! The split into documents is done here and not by the parser: a line that begins with `---` is a
-//! boundary wherever it stands (YAML 1.2, `c-forbidden`), and each document must be told apart to
-//! be read as its own kind.
+//! This module, and not the parser, splits the text into documents. A line that begins with `---`
+//! is a boundary everywhere (YAML 1.2, `c-forbidden`), and each document is read as its own kind.
 
 use std::fmt;
 
@@ -17,29 +16,29 @@ use serde::de::{
 };
 
 use super::kinds::complaint;
-use crate::decode::{self, Decoded, wire};
+use crate::decode::{DecodedObject, Wire as _, wire};
 
-/// An object and the line that its document starts at.
+/// An object and the first line of its document.
 #[derive(Debug)]
-pub(super) struct Located {
+pub(super) struct LocatedObject {
     pub(super) line: usize,
-    /// The object, or why the document is ignored.
-    pub(super) object: Result<Decoded, String>,
+    /// The object, or the reason why the document is ignored.
+    pub(super) object: Result<DecodedObject, String>,
 }
 
-/// Why a file cannot be read, and where.
+/// Error of reading a file, and its position.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}:{column}: {message}, in {near:?}")]
-pub(super) struct Broken {
+pub(super) struct ParseError {
     pub(super) line: usize,
     pub(super) column: usize,
     pub(super) message: String,
-    /// The text there.
+    /// The text at the position.
     pub(super) near: String,
 }
 
-/// Reads all objects of the kinds that are proxied.
-pub(super) fn read(bytes: &[u8]) -> Result<Vec<Located>, Broken> {
+/// Reads all objects of proxied kinds.
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<LocatedObject>, ParseError> {
     let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(bytes, error.valid_up_to()))?;
     let mut located = Vec::new();
     for (start, document) in documents(text) {
@@ -53,7 +52,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Located>, Broken> {
                     at(place.column()),
                 )
             });
-            Broken {
+            ParseError {
                 line,
                 column,
                 message: message(&error),
@@ -63,18 +62,22 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<Located>, Broken> {
                 ),
             }
         })?;
-        located.extend(objects.into_iter().map(|object| Located { line, object }));
+        located.extend(
+            objects
+                .into_iter()
+                .map(|object| LocatedObject { line, object }),
+        );
     }
     Ok(located)
 }
 
-fn not_utf8(bytes: &[u8], at: usize) -> Broken {
+fn not_utf8(bytes: &[u8], at: usize) -> ParseError {
     let before = bytes.get(..at).unwrap_or_default();
     let line_start = before
         .iter()
         .rposition(|b| *b == b'\n')
         .map_or(0, |i| i + 1);
-    Broken {
+    ParseError {
         line: before.split(|b| *b == b'\n').count(),
         column: 1 + at - line_start,
         message: "not UTF-8 text".to_owned(),
@@ -82,7 +85,7 @@ fn not_utf8(bytes: &[u8], at: usize) -> Broken {
     }
 }
 
-/// What a line says around a column, counted from 1 in characters.
+/// Returns the text of a line around a column, counted from 1 in characters.
 fn near(line: &str, column: usize) -> String {
     const MOST: usize = 60;
     let skipped = column.saturating_sub(MOST / 2);
@@ -90,7 +93,7 @@ fn near(line: &str, column: usize) -> String {
     text.trim().to_owned()
 }
 
-/// What the parser says, without the place, which it counts from the document's start.
+/// Returns the parser's message without the position, which counts from the document's start.
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error
         .without_snippet()
@@ -99,12 +102,12 @@ fn message(error: &serde_saphyr::Error) -> String {
     text.get(..end).unwrap_or(&text).to_owned()
 }
 
-/// The documents of a text, each as it stands.
+/// Splits a text into documents.
 pub(crate) fn of(text: &str) -> impl Iterator<Item = &str> {
     documents(text).map(|(_, document)| document)
 }
 
-/// The documents and the lines, counted from 1, that they start at.
+/// Splits a text into documents, each with its first line, counted from 1.
 fn documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut starts = vec![(1, 0)];
     let mut offset = 0;
@@ -129,7 +132,7 @@ fn documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
         .filter_map(|((line, start), end)| Some((line, text.get(start..end)?)))
 }
 
-/// How many lines of separators, comments and nothing come first.
+/// Counts the lines of separators, comments and white space at the beginning.
 fn lines_before_content(document: &str) -> usize {
     document
         .lines()
@@ -143,9 +146,9 @@ fn lines_before_content(document: &str) -> usize {
 
 fn read_document(
     text: &str,
-    objects: &mut Vec<Result<Decoded, String>>,
+    objects: &mut Vec<Result<DecodedObject, String>>,
 ) -> Result<(), serde_saphyr::Error> {
-    // A file of every Service and slice of a large cluster is legitimate; a bomb of aliases is not.
+    // Accepts a file with every Service and slice of a large cluster, but no alias bomb.
     let options = || {
         serde_saphyr::options! {
             with_snippet: false,
@@ -170,7 +173,7 @@ fn read_document(
     })
 }
 
-/// What says how an object is to be read.
+/// The fields that decide how an object is read.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Header {
@@ -179,11 +182,11 @@ struct Header {
     items: Option<Vec<Header>>,
 }
 
-/// How an object is to be read.
+/// Type that an object is read as.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Target {
     Object(Kind),
-    /// A list; its items are of their own kinds, or all of one.
+    /// A list; its items have their own kinds, or all the same.
     List(Option<Kind>),
     Other,
 }
@@ -208,11 +211,11 @@ impl Header {
     }
 }
 
-/// Reads what the header says into `objects`.
+/// Reads an object as its header says, into `objects`.
 struct Typed<'a> {
     header: &'a Header,
     target: Target,
-    objects: &'a mut Vec<Result<Decoded, String>>,
+    objects: &'a mut Vec<Result<DecodedObject, String>>,
 }
 
 impl<'de> DeserializeSeed<'de> for Typed<'_> {
@@ -220,16 +223,12 @@ impl<'de> DeserializeSeed<'de> for Typed<'_> {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
         let object = match self.target {
-            Target::Object(Kind::Service) => {
-                decode::service(wire::Service::deserialize(deserializer)?)
-            }
-            Target::Object(Kind::EndpointSlice) => {
-                decode::endpoint_slice(wire::EndpointSlice::deserialize(deserializer)?)
-            }
-            Target::Object(Kind::Node) => decode::node(wire::Node::deserialize(deserializer)?),
-            Target::Object(Kind::ServiceCidr) => {
-                decode::service_cidr(wire::ServiceCidr::deserialize(deserializer)?)
-            }
+            Target::Object(kind) => match kind {
+                Kind::Service => wire::Service::deserialize(deserializer)?.decode(),
+                Kind::EndpointSlice => wire::EndpointSlice::deserialize(deserializer)?.decode(),
+                Kind::Node => wire::Node::deserialize(deserializer)?.decode(),
+                Kind::ServiceCidr => wire::ServiceCidr::deserialize(deserializer)?.decode(),
+            },
             Target::List(_) => return deserializer.deserialize_map(self),
             Target::Other => {
                 let Header {
@@ -278,7 +277,7 @@ impl<'de> Visitor<'de> for Typed<'_> {
 struct Items<'a> {
     headers: &'a [Header],
     of: Option<Kind>,
-    objects: &'a mut Vec<Result<Decoded, String>>,
+    objects: &'a mut Vec<Result<DecodedObject, String>>,
 }
 
 impl<'de> DeserializeSeed<'de> for Items<'_> {
@@ -330,7 +329,7 @@ mod tests {
             .collect()
     }
 
-    fn broken(text: &str) -> Broken {
+    fn broken(text: &str) -> ParseError {
         read(text.as_bytes()).unwrap_err()
     }
 
@@ -367,7 +366,7 @@ mod tests {
         );
     }
 
-    /// A manifest of kind `Servise` was dropped without a word.
+    /// A manifest of kind `Servise` used to be ignored silently.
     #[test]
     fn a_kind_that_is_meant_otherwise_is_told() {
         let told = |text: &str| -> Vec<String> {
@@ -427,7 +426,7 @@ mod tests {
 
     #[test]
     fn an_error_is_at_its_place_in_the_file() {
-        let at = |broken: Broken| (broken.line, broken.column);
+        let at = |broken: ParseError| (broken.line, broken.column);
         let typed = "spec:\n  clusterIP: 10.96.0.1\n  ports:\n  - port: http\n";
         let text =
             format!("{SERVICE}---\napiVersion: v1\nkind: Service\nmetadata: {{name: b}}\n{typed}");

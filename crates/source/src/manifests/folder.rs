@@ -1,13 +1,13 @@
-//! What a folder of manifests holds, and what each look at it changed. Reads files; knows nothing
-//! of watching.
+//! The objects in a folder of manifests, and the changes since the last look. Reads files; does not
+//! watch.
 //!
 //! ```text
 //!   files:  web.yaml ─▶ { Service default/web: content, … }      claims:  Service default/web ─▶ {web.yaml, web2.yaml}
 //! ```
 //!
-//! The content of an object is that of the first file, by name, which claims it. A file that cannot
-//! be read keeps what it held. One that could never be read since the start may hold anything:
-//! until it can be, or is gone, the lists are complete but not whole.
+//! If several files claim an object, the first by name wins. An unreadable file keeps its last
+//! objects. A file that was unreadable since the start may contain anything. Until it is readable
+//! or deleted, the lists are complete but not whole.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -19,15 +19,15 @@ use std::{fs, io};
 
 use proxy::{Event, Kind};
 
-use super::document::{self, Located};
+use super::document::{self, LocatedObject};
 use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
 
-/// The folder as it was last seen.
+/// The folder at the last look.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// The Node that is this one; others are left out.
+    /// Name of this node; other Nodes are ignored.
     node: Box<str>,
     files: BTreeMap<OsString, File>,
     claims: HashMap<Key, BTreeSet<OsString>>,
@@ -35,14 +35,14 @@ pub(super) struct Folder {
     progress: Progress,
 }
 
-/// How much has been told.
+/// Progress of the initial list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// Nothing.
+    /// Nothing was sent.
     New,
-    /// A list, while some file was unreadable.
+    /// A list was sent while a file was unreadable.
     Complete,
-    /// A list of everything.
+    /// A list of everything was sent.
     Whole,
 }
 
@@ -50,12 +50,12 @@ enum Progress {
 struct File {
     stamp: Option<Stamp>,
     objects: HashMap<Key, Content>,
-    /// It existed before it could be read for the first time.
+    /// True if the file was never readable since the start.
     is_unknown: bool,
 }
 
-/// When this differs, a file has changed. When it does not, it may have: the clock behind it ticks
-/// some hundred times a second.
+/// The metadata of a file. If it differs, the file has changed. If not, the file may have changed,
+/// too: the kernel's clock ticks only some hundred times a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -77,24 +77,24 @@ impl Stamp {
     }
 }
 
-/// Files that are known to have been written to.
+/// Files that are known to have been written.
 #[derive(Debug, Default)]
-pub(super) struct Touched {
+pub(super) struct ChangedFiles {
     pub(super) names: HashSet<OsString>,
     pub(super) is_all: bool,
 }
 
-impl Touched {
+impl ChangedFiles {
     fn contains(&self, name: &OsStr) -> bool {
         self.is_all || self.names.contains(name)
     }
 }
 
-/// What a look at the folder brought.
+/// The result of a look.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct FolderUpdate {
     pub(super) events: Vec<Event>,
-    /// Lines for the log, to be warned about.
+    /// Warnings for the log.
     pub(super) warnings: Vec<String>,
 }
 
@@ -110,9 +110,8 @@ impl Folder {
         }
     }
 
-    /// Looks at the folder. Fails if it is not there or cannot be listed, and then nothing has
-    /// changed.
-    pub(super) fn look(&mut self, touched: &Touched) -> io::Result<Seen> {
+    /// Looks at the folder. Fails without any change if the folder is missing or cannot be listed.
+    pub(super) fn look(&mut self, touched: &ChangedFiles) -> io::Result<FolderUpdate> {
         let mut present = BTreeSet::new();
         for entry in fs::read_dir(&self.path)? {
             let name = entry?.file_name();
@@ -136,8 +135,8 @@ impl Folder {
         Ok(self.conclude(look))
     }
 
-    /// Reads one file, if it changed.
-    fn read(&mut self, look: &mut Look, name: &OsStr, touched: &Touched) {
+    /// Reads a file, if it changed.
+    fn read(&mut self, look: &mut Look, name: &OsStr, touched: &ChangedFiles) {
         let path = self.path.join(name);
         let metadata = fs::metadata(&path);
         let stamp = metadata.as_ref().ok().map(Stamp::new);
@@ -171,8 +170,7 @@ impl Folder {
                 Err(broken) => format!("{shown}:{broken}"),
             },
             Ok(None) => return self.remove(look, name),
-            // Deleted since the folder was listed; a symbolic link that leads nowhere is still
-            // there.
+            // Deleted since the folder was listed. A dangling symbolic link still exists.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && fs::symlink_metadata(&path).is_err() =>
@@ -187,11 +185,11 @@ impl Folder {
         file.is_unknown = is_unknown;
     }
 
-    /// Takes what a file now holds.
-    fn take(&mut self, look: &mut Look, name: &OsStr, located: Vec<Located>) {
+    /// Stores the objects of a file.
+    fn take(&mut self, look: &mut Look, name: &OsStr, located: Vec<LocatedObject>) {
         let shown = self.path.join(name);
         let mut objects = HashMap::new();
-        for Located { line, object } in located {
+        for LocatedObject { line, object } in located {
             let place = format!("{}:{line}", shown.display());
             let decoded = match object {
                 Ok(decoded) => decoded,
@@ -232,7 +230,7 @@ impl Folder {
         self.files.remove(name);
     }
 
-    /// Lets a file claim these objects and no others.
+    /// Replaces the objects that a file claims.
     fn replace(&mut self, look: &mut Look, name: &OsStr, objects: HashMap<Key, Content>) {
         let before = self
             .files
@@ -241,7 +239,7 @@ impl Folder {
             .unwrap_or_default();
         for key in before.keys().chain(objects.keys()) {
             if !look.before.contains_key(key) {
-                // This file's objects are out of it at the moment, so they are looked for here.
+                // This file's objects are taken out at the moment, so they are looked up here.
                 let content = self.winner(key).and_then(|winner| {
                     if winner == name {
                         before.get(key)
@@ -270,7 +268,7 @@ impl Folder {
         self.files.entry(name.to_owned()).or_default().objects = objects;
     }
 
-    /// The file whose word counts.
+    /// Returns the file whose object is used.
     fn winner(&self, key: &Key) -> Option<&OsStr> {
         Some(self.claims.get(key)?.first()?)
     }
@@ -279,8 +277,8 @@ impl Folder {
         self.files.get(self.winner(key)?)?.objects.get(key)
     }
 
-    /// The events of a look: what an object was before it, and what it is now.
-    fn conclude(&mut self, look: Look) -> Seen {
+    /// Compares the objects before and after a look, and returns the events.
+    fn conclude(&mut self, look: Look) -> FolderUpdate {
         let mut events = Vec::new();
         if self.progress == Progress::New {
             events.extend(Kind::ALL.map(Event::ListStarted));
@@ -321,21 +319,21 @@ impl Folder {
                 ));
             }
         }
-        Seen { events, warnings }
+        FolderUpdate { events, warnings }
     }
 }
 
-/// Notes of one look.
+/// State of one look.
 #[derive(Debug, Default)]
 struct Look {
-    /// Objects whose claims changed, with what they were before.
+    /// Objects whose claims changed, and their content before.
     before: HashMap<Key, Option<Content>>,
     contested: Vec<Key>,
     warnings: Vec<String>,
 }
 
-/// Whether a file of this name is read: `*.yaml`, `*.yml` and `*.json`, but neither hidden files
-/// (which include the `..data` of a mounted ConfigMap) nor what editors leave while they write.
+/// True if a file of this name is read: `*.yaml`, `*.yml` and `*.json`. Hidden files are not, such
+/// as `..data` of a mounted ConfigMap and editors' temporary files.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     !name.as_bytes().starts_with(b".")
         && Path::new(name).extension().is_some_and(|extension| {

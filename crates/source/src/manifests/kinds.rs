@@ -1,9 +1,9 @@
-//! Kinds that a manifest may name instead of one that is proxied.
+//! Kinds that look like a misspelt proxied kind.
 //!
-//! A folder may hold manifests of any kind, which are ignored without a word. One that looks like a
-//! Service by another name is told: who wrote it takes it for served.
+//! A folder may contain manifests of any kind, which are ignored silently. A kind that looks like a
+//! misspelt Service is reported, since its author expects it to be served.
 
-/// Kinds that are proxied, each with its `apiVersion`.
+/// Kinds that are read, each with its `apiVersion`.
 const PROXIED: [(&str, &str); 9] = [
     ("v1", "Service"),
     ("discovery.k8s.io/v1", "EndpointSlice"),
@@ -15,13 +15,13 @@ const PROXIED: [(&str, &str); 9] = [
     ("v1", "NodeList"),
     ("networking.k8s.io/v1", "ServiceCIDRList"),
 ];
-/// Most letters that differ in a name that was meant otherwise; of short names, one.
+/// Letters that may differ in a misspelt name; in a short name, one.
 const TYPING_ERRORS: usize = 2;
 const SHORT: usize = 5;
-/// Names longer than this are no typing errors.
+/// Longer names are not compared.
 const LONGEST: usize = 24;
 
-/// Says why a document is ignored, if its kind is near one that is proxied.
+/// Returns why a document is ignored, if its kind is close to a proxied one.
 pub(super) fn complaint(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
     let (version, kind) = match (api_version, kind) {
         (Some(version), Some(kind)) => (version, kind),
@@ -55,7 +55,7 @@ pub(super) fn complaint(api_version: Option<&str>, kind: Option<&str>) -> Option
     Some(format!("{ignored}: did you mean {meant}?"))
 }
 
-/// `discovery.k8s.io/v1` is of `discovery.k8s.io`, and `v1` of the group without a name.
+/// Returns the API group: `discovery.k8s.io` of `discovery.k8s.io/v1`, empty for `v1`.
 fn group_of(version: &str) -> &str {
     version.split_once('/').map_or("", |(group, _)| group)
 }
@@ -67,12 +67,12 @@ fn is_near(given: &str, known: &str) -> bool {
         TYPING_ERRORS
     };
     let (given, known) = (given.to_ascii_lowercase(), known.to_ascii_lowercase());
-    // PodList is no NodeList.
+    // PodList is not a misspelt NodeList.
     let is_begun_alike = given.chars().next() == known.chars().next();
     given.len() <= LONGEST && is_begun_alike && distance(&given, &known) <= allowed
 }
 
-/// Levenshtein's distance of two short names.
+/// Returns the Levenshtein distance of two short names.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();

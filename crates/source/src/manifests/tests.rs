@@ -8,10 +8,10 @@ use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt};
 use proxy::{Event, Kind};
 
-use super::folder::{Folder, Seen, Touched};
+use super::folder::{ChangedFiles, Folder, FolderUpdate};
 use super::stream;
 
-/// A folder that goes when the test ends.
+/// A folder that is deleted when the test ends.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -47,7 +47,7 @@ fn service(name: &str, ip: &str) -> String {
     )
 }
 
-/// Events in a few words.
+/// Describes events in a few words.
 fn words(events: &[Event]) -> Vec<String> {
     events
         .iter()
@@ -74,7 +74,7 @@ fn words(events: &[Event]) -> Vec<String> {
         .collect()
 }
 
-/// The events of a first look, without the lists' ends.
+/// Returns the events of a first look, without the ends of lists.
 fn listed(events: &[Event]) -> (Vec<String>, bool) {
     let mut all = words(events);
     let of_all = |what| Kind::ALL.map(|kind| format!("{kind:?} {what}"));
@@ -86,12 +86,12 @@ fn listed(events: &[Event]) -> (Vec<String>, bool) {
     (all, is_whole)
 }
 
-/// Looks as after a change of all files: what was written within one tick of the file system's
-/// clock is seen too.
-fn look(folder: &mut Folder) -> Seen {
-    let touched = Touched {
+/// Looks as if all files had changed, so that two writes within one tick of the file system's clock
+/// are seen.
+fn look(folder: &mut Folder) -> FolderUpdate {
+    let touched = ChangedFiles {
         is_all: true,
-        ..Touched::default()
+        ..ChangedFiles::default()
     };
     folder.look(&touched).unwrap()
 }
@@ -110,7 +110,11 @@ fn adding_editing_and_deleting_files_changes_what_is_served() {
     );
     dir.write("c.yml", &service("c", "10.96.0.3"));
     assert_eq!(words(&look(&mut folder).events), ["c 10.96.0.3"]);
-    assert_eq!(look(&mut folder), Seen::default(), "nothing changed");
+    assert_eq!(
+        look(&mut folder),
+        FolderUpdate::default(),
+        "nothing changed"
+    );
     dir.write(
         "a.yaml",
         &(service("a", "10.96.0.9") + &service("d", "10.96.0.4")),
@@ -186,8 +190,8 @@ fn a_broken_file_is_named_with_its_line_and_keeps_what_it_held() {
         seen.warnings
     );
     assert_eq!(
-        folder.look(&Touched::default()).unwrap(),
-        Seen::default(),
+        folder.look(&ChangedFiles::default()).unwrap(),
+        FolderUpdate::default(),
         "said once"
     );
     dir.write("a.yaml", &service("b", "10.96.0.2"));
@@ -270,7 +274,7 @@ fn of_two_files_with_one_object_the_first_wins() {
     assert_eq!(words(&look(&mut folder).events), ["a 10.96.0.1"]);
     dir.remove("a.yaml");
     assert_eq!(words(&look(&mut folder).events), ["a 10.96.0.2"]);
-    // Moved to another file unchanged: nobody notices.
+    // An object that moves to another file unchanged causes no event.
     dir.remove("b.yaml");
     dir.write("c.yaml", "");
     dir.write("d.yaml", &service("a", "10.96.0.2"));
@@ -329,7 +333,7 @@ fn a_folder_that_cannot_be_watched_is_an_error_with_a_next_step() {
     }
 }
 
-/// The stream of a folder, with a limit to waiting.
+/// The stream of a folder, with a timeout for each event.
 struct Watched(BoxStream<'static, Event>);
 
 impl Watched {
@@ -356,14 +360,14 @@ async fn changes_are_watched() {
     dir.write("a.yaml", &service("a", "10.96.0.1"));
     let mut watched = Watched::new(&dir.0).await;
     assert!(watched.is_quiet().await);
-    // In place,
+    // Written in place,
     dir.write("a.yaml", &service("a", "10.96.0.2"));
     assert_eq!(watched.next().await, "a 10.96.0.2");
-    // by rename over it, as editors and kubectl do,
+    // replaced by a rename, as editors and kubectl do,
     dir.write(".a.tmp", &service("a", "10.96.0.3"));
     fs::rename(dir.0.join(".a.tmp"), dir.0.join("a.yaml")).unwrap();
     assert_eq!(watched.next().await, "a 10.96.0.3");
-    // by a link,
+    // replaced by a link,
     dir.write("b.txt", &service("b", "10.96.0.4"));
     symlink(dir.0.join("b.txt"), dir.0.join("b.yaml")).unwrap();
     assert_eq!(watched.next().await, "b 10.96.0.4");
@@ -373,7 +377,7 @@ async fn changes_are_watched() {
     assert!(watched.is_quiet().await);
 }
 
-/// A Service that becomes two in one file is never neither: a reader that takes what is there has all.
+/// A Service that is split in two in one file is never missing: all events arrive together.
 #[tokio::test]
 async fn all_of_a_change_is_there_at_once() {
     let folder = Temporary::new();
@@ -444,7 +448,7 @@ async fn a_folder_that_is_removed_keeps_what_it_held_until_it_is_back() {
     fs::rename(outer.0.join("x"), outer.0.join("y")).unwrap();
     tokio::time::sleep(Duration::from_millis(1300)).await;
     assert!(watched.is_quiet().await);
-    // Made again and filled slowly: the moment in which it is empty is not taken for its content.
+    // The folder is made again and filled slowly. The moment in which it is empty does not count.
     fs::create_dir_all(&dir).unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     fs::write(dir.join("a.yaml"), service("a", "10.96.0.2")).unwrap();

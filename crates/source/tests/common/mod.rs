@@ -1,5 +1,5 @@
-//! What tests of sources share: a stream read with a limit to waiting, a folder with a kubeconfig,
-//! what is logged, and a server that says what it is told to.
+//! Helpers for tests of sources: a stream with a timeout, a folder with a kubeconfig, the log, and
+//! a scripted server.
 
 pub(crate) mod scripted;
 
@@ -20,11 +20,11 @@ use source::api::Server;
 use source::{Api, Lists, StartError};
 use tracing::subscriber::DefaultGuard;
 
-/// What a source said so far, as the daemon keeps it.
+/// The state that a source has sent so far, as the daemon keeps it.
 pub(crate) struct Told {
     events: BoxStream<'static, Event>,
     pub(crate) model: Model,
-    /// Every event about objects.
+    /// All events about objects.
     pub(crate) log: Vec<Event>,
 }
 
@@ -33,7 +33,7 @@ impl Told {
         Self::with(url, node, Api::default()).await
     }
 
-    /// By a server that is asked to stream its lists.
+    /// Reads from a server that streams its lists.
     pub(crate) async fn streamed_by(url: impl fmt::Display, node: &str) -> Self {
         let settings = Api {
             lists: Lists::Streamed,
@@ -86,12 +86,12 @@ impl Told {
         .await;
     }
 
-    /// Until all is listed, and each kind watched.
+    /// Waits until everything is listed, and each kind is watched.
     pub(crate) async fn until_watched(&mut self, server: &apiserver::Server) {
         self.until_watched_after(server, 0).await;
     }
 
-    /// The same, where the server had so many requests before.
+    /// Waits likewise, for a server that had `before` requests.
     pub(crate) async fn until_watched_after(&mut self, server: &apiserver::Server, before: usize) {
         let is_watch = |one: &&apiserver::Request| one.query.contains("watch=true");
         let watches = || {
@@ -116,14 +116,14 @@ impl Told {
         .await;
     }
 
-    /// Reads what comes within a moment.
+    /// Reads the events that come within a moment.
     pub(crate) async fn for_a_moment(&mut self) {
         let _ =
             tokio::time::timeout(Duration::from_millis(1500), self.until("never", |_| false)).await;
     }
 }
 
-/// What is to be listed and watched there.
+/// Waits until every kind is listed and watched.
 pub(crate) async fn server(
     kubeconfig: Option<&Path>,
     master: Option<&str>,
@@ -144,7 +144,7 @@ pub(crate) fn name(name: &str) -> NamespacedName {
     NamespacedName::new("default", name)
 }
 
-/// A folder that is gone when the test is over.
+/// A folder that is deleted when the test ends.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -157,14 +157,14 @@ impl Folder {
         Self(path)
     }
 
-    /// As the kubelet does: another file takes the place.
+    /// Replaces the file by another one, as the kubelet does.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         fs::write(self.0.join("..new"), text).unwrap();
         fs::rename(self.0.join("..new"), self.0.join(name)).unwrap();
         self.0.join(name)
     }
 
-    /// A kubeconfig (JSON is YAML) for `url`.
+    /// Writes a kubeconfig (JSON is YAML) for `url`.
     pub(crate) fn kubeconfig(&self, url: &str, mut cluster: Value, user: &Value) -> PathBuf {
         if let Some(cluster) = cluster.as_object_mut() {
             cluster.insert("server".to_owned(), json!(url));
@@ -185,7 +185,7 @@ impl Drop for Folder {
     }
 }
 
-/// What is logged, on this thread.
+/// The log of this thread.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -216,7 +216,7 @@ impl io::Write for Log {
     }
 }
 
-/// Until a line of the log says `part`; returns the line.
+/// Waits until a line of the log contains `part`; returns the line.
 pub(crate) async fn until_said(told: &mut Told, log: &Log, part: &str) -> String {
     let began = Instant::now();
     loop {

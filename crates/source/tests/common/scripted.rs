@@ -1,4 +1,4 @@
-//! A server that says what it is told to.
+//! A server with scripted responses.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-/// An answer: its status and body. A body of a watch stays open after it has been written.
+/// A response: its status and body. A watch's body stays open after it was written.
 pub(crate) type Answer = (u16, String);
 
-/// An HTTP server that answers each path with query as it is told to.
+/// An HTTP server with a scripted response for each path and query.
 pub(crate) struct Scripted {
     pub(crate) address: SocketAddr,
-    /// The requests' paths and queries so far.
+    /// The paths and queries of the requests so far.
     pub(crate) requests: Arc<Mutex<Vec<String>>>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -32,7 +32,7 @@ impl Scripted {
             while let Ok((connection, _)) = listener.accept().await {
                 let (answer, log) = (Arc::clone(&answer), Arc::clone(&log));
                 connections.spawn(async move {
-                    // A client that goes away is no failure of the test.
+                    // A client that disconnects does not fail the test.
                     let _ = serve(connection, &*answer, &log).await;
                 });
             }
@@ -75,7 +75,7 @@ async fn serve(
         }
         header.clear();
     }
-    // What is left unread when the connection is closed may cost the client the answer.
+    // Unread bytes at the time of closing may cost the client the response.
     connection.read_exact(&mut vec![0; length]).await?;
     let target = request.split(' ').nth(1).unwrap_or_default().to_owned();
     log.lock().unwrap().push(target.clone());

@@ -40,7 +40,7 @@ impl SideKinds {
     /// Those of a source. A folder of manifests tells all kinds at once.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
-            Settings::Api(api) if api.service_cidrs == ServiceCidrs::Unasked => Self::Nothing,
+            Settings::Api(api) if api.service_cidrs == ServiceCidrs::NotWatched => Self::Nothing,
             Settings::Api(_) | Settings::Manifests(_) => Self::ServiceCidrs,
         }
     }

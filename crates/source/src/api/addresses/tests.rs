@@ -1,13 +1,13 @@
-//! Which addresses are known, and when they are forgotten.
+//! Tests of the API server's addresses.
 
 use tokio::time::advance;
 
 use super::*;
 
-/// A resolver that answers with what is set, and clearing that notes what it was asked.
+/// A resolver that returns what the test sets, and hooks that record the cleared addresses.
 #[derive(Clone, Default)]
 struct World {
-    /// `None`: it fails.
+    /// `None` if the resolver fails.
     answer: Arc<Mutex<Option<Vec<IpAddr>>>>,
     cleared: Arc<Mutex<Vec<SocketAddr>>>,
 }
@@ -29,8 +29,11 @@ impl World {
             Box::pin(async {})
         };
         let targets = urls.iter().map(|url| Target::of(&url.parse().unwrap()));
-        let way = Way::default().resolved_by(Arc::new(resolve));
-        Addresses::new(targets.flatten().collect(), way.cleared_by(Arc::new(clear)))
+        let hooks = ConnectHooks::default().resolved_by(Arc::new(resolve));
+        Addresses::new(
+            targets.flatten().collect(),
+            hooks.cleared_by(Arc::new(clear)),
+        )
     }
 }
 
@@ -71,7 +74,7 @@ async fn a_name_is_followed_and_its_last_addresses_outlive_the_resolver() {
     assert_eq!(last(&mut known).unwrap(), both);
     assert_eq!(addresses.shown()[0].from, "api.example resolves to it");
 
-    // Nothing is forgotten while the resolver fails, however long.
+    // No address is forgotten while the resolver fails.
     world.answers(None);
     for _ in 0..2 * KEPT.as_secs() / RESOLVE_PERIOD.as_secs() {
         advance(2 * RESOLVE_PERIOD).await;
@@ -81,7 +84,7 @@ async fn a_name_is_followed_and_its_last_addresses_outlive_the_resolver() {
     let dialled = addresses.resolve("api.example").await.unwrap();
     assert_eq!(dialled.len(), 2);
 
-    // What the name no longer has stays for a while, and goes then.
+    // An address that the name lost stays for a while, and is removed then.
     world.answers(Some(&["172.35.0.10"]));
     advance(2 * RESOLVE_PERIOD).await;
     tokio::task::yield_now().await;
@@ -100,14 +103,14 @@ async fn the_way_is_cleared_before_a_connection_and_a_peer_is_known_while_it_liv
     let world = World::default();
     world.answers(Some(&["127.0.0.1"]));
     let url = format!("http://api.example:{}", at.port());
-    // By way of a proxy, whose name is another.
+    // Through a proxy with another name.
     let addresses = world.addresses(&["https://server.example:6443", &url]);
     let mut known = addresses.subscribe();
     let dial = Dial::new(&addresses, |_| {});
     let dialled = dial.oneshot(url.parse().unwrap()).await.unwrap();
     assert_eq!(*world.cleared.lock().unwrap(), [at]);
     assert_eq!(last(&mut known).unwrap(), [at.to_string()]);
-    // The name has another address now; the connection stays.
+    // The name has another address now; the connection stays open.
     addresses.change(Instant::now(), |entries| {
         entries.get_mut(&at).unwrap().resolved = None;
     });

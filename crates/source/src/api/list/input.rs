@@ -1,4 +1,4 @@
-//! The bytes of a list, which may be long in coming as long as some come.
+//! The bytes of a list. A slow list is fine as long as bytes arrive.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -11,12 +11,12 @@ use tokio::time::{Instant, timeout};
 
 use super::super::end::End;
 
-/// How long a list may stand still.
+/// Longest time without any byte.
 const STILL: Duration = Duration::from_mins(1);
-/// How long it may take altogether: a server forgets where a list was after five minutes.
+/// Longest time for the whole list: a server forgets a list's position after five minutes.
 const WHOLE: Duration = Duration::from_mins(5);
 
-/// What is read, and since when.
+/// The body of a response, and the start of reading.
 pub(super) struct Input {
     body: Pin<Box<dyn AsyncBufRead + Send>>,
     began: Instant,
@@ -30,11 +30,12 @@ impl Input {
         }
     }
 
-    /// What has come and is not taken yet; waits until there is some. Empty at the end.
+    /// Returns the bytes that arrived and are not consumed. Waits for the first one; empty at the
+    /// end.
     pub(super) async fn held(&mut self) -> Result<&[u8], End> {
         let filled = {
             let mut filling = pin!(self.body.fill_buf());
-            // Of much that has come together, only the last is worth a look at the clock.
+            // If bytes are there already, the clock is not read.
             match poll!(&mut filling) {
                 Poll::Ready(filled) => filled.map(drop),
                 Poll::Pending => {
@@ -44,9 +45,9 @@ impl Input {
                 }
             }
         };
-        // Readers tell an error once, and then their end.
+        // Readers report an error once, and then the end.
         filled.map_err(|error: io::Error| End::unreachable(&error))?;
-        // There is what was waited for.
+        // The bytes that were waited for are there.
         let held = self.body.fill_buf().await;
         held.map_err(|error| End::unreachable(&error))
     }

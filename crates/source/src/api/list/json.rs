@@ -1,7 +1,7 @@
-//! A list in JSON, of which no more is held than an object or two.
+//! Reads a list in JSON, and holds one or two objects at a time.
 //!
-//! What has come is parsed value by value, and where a value breaks off, once more when further
-//! text has come. The text grows to twice its length then, so that nothing is parsed many times.
+//! Parses the text value by value. If the text ends within a value, the value is parsed again once
+//! the text is twice as long, so that no value is parsed many times.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -14,39 +14,39 @@ use serde_json::value::RawValue;
 use super::super::end::End;
 use super::input::Input;
 use super::meta::{Meta, is_list_of};
-use crate::decode::{Decoded, Unnamed, Wire, json, wire};
+use crate::decode::{DecodedObject, MissingName, Wire, json, with_wire};
 
-/// How much text is parsed at once, at least.
+/// Smallest amount of text that is parsed at once.
 const PIECE: usize = 128 << 10;
-/// Longer objects are not Kubernetes': etcd takes 1.5 MB.
+/// Length limit of an object; etcd accepts 1.5 MB.
 const LONGEST_OBJECT: usize = 64 << 20;
-/// How much of a text that is nonsense is shown.
+/// Characters of an invalid text that are shown.
 const EXCERPT: usize = 60;
 
-/// Reads such a list object by object.
+/// Reads a list object by object.
 pub(super) struct JsonList {
     kind: Kind,
     input: Input,
-    /// What was read, but for the end of a character whose rest is still to come.
+    /// The text so far, without an incomplete character at its end.
     text: String,
     cut: Vec<u8>,
-    /// How much of the text has been parsed.
+    /// Number of bytes of the text that are parsed.
     parsed: usize,
-    /// There is no more text than this.
+    /// True if the body has ended.
     is_all: bool,
-    /// The beginning, to recognise it by.
+    /// The beginning of the text, for errors.
     excerpt: String,
-    place: Place,
-    /// Whether the list was found to be of `kind`.
+    place: ParsePosition,
+    /// True once the list's `kind` is found to be `kind`.
     is_known: bool,
-    /// Objects that came before it was.
-    waiting: VecDeque<Result<Decoded, Unnamed>>,
+    /// Objects that came before the list's `kind`.
+    waiting: VecDeque<Result<DecodedObject, MissingName>>,
     pub(super) meta: Meta,
 }
 
-/// Where parsing is.
+/// The position of the parser.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum ParsePosition {
     Start,
     FirstKey,
     Key,
@@ -78,16 +78,27 @@ struct ListMeta {
     continue_token: String,
 }
 
-/// What a step has come to.
+/// Result of one step of the parser.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Step {
-    /// Further text is needed.
-    Short,
     On,
-    Object(Result<Decoded, Unnamed>),
+    Object(Result<DecodedObject, MissingName>),
     /// The `kind` of the list.
     Kind(String),
     End,
+}
+
+/// Reason why a value cannot be parsed.
+enum Stop {
+    /// The text ends within the value.
+    Short,
+    Invalid(serde_json::Error),
+}
+
+impl From<serde_json::Error> for Stop {
+    fn from(error: serde_json::Error) -> Self {
+        Self::Invalid(error)
+    }
 }
 
 impl JsonList {
@@ -100,23 +111,30 @@ impl JsonList {
             parsed: 0,
             is_all: false,
             excerpt: String::new(),
-            place: Place::Start,
+            place: ParsePosition::Start,
             is_known: false,
             waiting: VecDeque::new(),
             meta: Meta::default(),
         }
     }
 
-    /// The next object; none at the end.
-    pub(super) async fn next(&mut self) -> Result<Option<Result<Decoded, Unnamed>>, End> {
+    /// Returns the next object, or none at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         loop {
             if self.is_known
                 && let Some(object) = self.waiting.pop_front()
             {
                 return Ok(Some(object));
             }
-            match self.step().map_err(|error| self.nonsense(&error))? {
-                Step::Short => self.read_on().await?,
+            let step = match self.step() {
+                Ok(step) => step,
+                Err(Stop::Short) => {
+                    self.read_on().await?;
+                    continue;
+                }
+                Err(Stop::Invalid(error)) => return Err(self.nonsense(&error)),
+            };
+            match step {
                 Step::On => {}
                 Step::Kind(said) => {
                     is_list_of(self.kind, &said)?;
@@ -134,7 +152,7 @@ impl JsonList {
         End::nonsense(format!("{error} in {:?}", self.excerpt))
     }
 
-    /// Reads until there is twice the text that could not be parsed, or no more.
+    /// Reads until the unparsed text has twice its length, or the body ends.
     async fn read_on(&mut self) -> Result<(), End> {
         self.text.drain(..mem::take(&mut self.parsed));
         let wanted = PIECE.max(2 * self.text.len());
@@ -155,7 +173,7 @@ impl JsonList {
                 .extend_from_slice(held.get(..PIECE).unwrap_or(held));
             let count = count.min(PIECE);
             self.input.take(count);
-            // Once, as a whole: texts that are skipped are not looked at again.
+            // Checks the encoding once, for the whole piece: skipped text is not checked again.
             let is_cut = match str::from_utf8(&self.cut) {
                 Ok(text) => {
                     self.text.push_str(text);
@@ -181,26 +199,28 @@ impl JsonList {
         Ok(())
     }
 
-    /// Parses a little further.
-    fn step(&mut self) -> serde_json::Result<Step> {
+    /// Parses one token or value.
+    fn step(&mut self) -> Result<Step, Stop> {
         let text = self.text.get(self.parsed..).unwrap_or_default();
         let rest = text.trim_ascii_start();
         self.parsed = self.text.len() - rest.len();
         let Some(first) = rest.bytes().next() else {
             return match self.place {
-                Place::End if self.is_all && self.cut.is_empty() => Ok(Step::End),
-                _ if self.is_all => Err(serde_json::Error::custom("a list that breaks off")),
-                _ => Ok(Step::Short),
+                ParsePosition::End if self.is_all && self.cut.is_empty() => Ok(Step::End),
+                _ if self.is_all => Err(serde_json::Error::custom("a list that breaks off").into()),
+                _ => Err(Stop::Short),
             };
         };
         let place = match (self.place, first) {
-            (Place::Start, b'{') => Place::FirstKey,
-            (Place::FirstKey | Place::AfterValue, b'}') => Place::End,
-            (Place::Colon(field), b':') => Place::Value(field),
-            (Place::AfterValue, b',') => Place::Key,
-            (Place::Value(Field::Items), b'[') => Place::FirstItem,
-            (Place::FirstItem | Place::AfterItem, b']') => Place::AfterValue,
-            (Place::AfterItem, b',') => Place::Item,
+            (ParsePosition::Start, b'{') => ParsePosition::FirstKey,
+            (ParsePosition::FirstKey | ParsePosition::AfterValue, b'}') => ParsePosition::End,
+            (ParsePosition::Colon(field), b':') => ParsePosition::Value(field),
+            (ParsePosition::AfterValue, b',') => ParsePosition::Key,
+            (ParsePosition::Value(Field::Items), b'[') => ParsePosition::FirstItem,
+            (ParsePosition::FirstItem | ParsePosition::AfterItem, b']') => {
+                ParsePosition::AfterValue
+            }
+            (ParsePosition::AfterItem, b',') => ParsePosition::Item,
             _ => return self.value(),
         };
         self.place = place;
@@ -208,59 +228,48 @@ impl JsonList {
         Ok(Step::On)
     }
 
-    /// Parses a value, where there should be one.
-    fn value(&mut self) -> serde_json::Result<Step> {
+    /// Parses the value at the current position.
+    fn value(&mut self) -> Result<Step, Stop> {
         let text = self.text.get(self.parsed..).unwrap_or_default();
         let is_all = self.is_all;
         let (step, length, place) = match self.place {
-            Place::FirstKey | Place::Key => {
-                let Some((field, length)) = parse::<Field>(text, is_all)? else {
-                    return Ok(Step::Short);
-                };
-                (Step::On, length, Place::Colon(field))
+            ParsePosition::FirstKey | ParsePosition::Key => {
+                let (field, length) = parse::<Field>(text, is_all)?;
+                (Step::On, length, ParsePosition::Colon(field))
             }
-            Place::Value(Field::Kind) => {
-                let Some((kind, length)) = parse::<Option<String>>(text, is_all)? else {
-                    return Ok(Step::Short);
-                };
-                (
-                    Step::Kind(kind.unwrap_or_default()),
-                    length,
-                    Place::AfterValue,
-                )
+            ParsePosition::Value(Field::Kind) => {
+                let (kind, length) = parse::<Option<String>>(text, is_all)?;
+                let kind = kind.unwrap_or_default();
+                (Step::Kind(kind), length, ParsePosition::AfterValue)
             }
-            Place::Value(Field::Metadata) => {
-                let Some((meta, length)) = parse::<Option<ListMeta>>(text, is_all)? else {
-                    return Ok(Step::Short);
-                };
+            ParsePosition::Value(Field::Metadata) => {
+                let (meta, length) = parse::<Option<ListMeta>>(text, is_all)?;
                 let meta = meta.unwrap_or_default();
                 let given = |text: String| Some(text).filter(|text| !text.is_empty());
                 self.meta = Meta {
                     version: given(meta.resource_version),
                     continue_token: given(meta.continue_token),
                 };
-                (Step::On, length, Place::AfterValue)
+                (Step::On, length, ParsePosition::AfterValue)
             }
-            Place::Value(Field::Items) => {
-                let Some(((), length)) = parse::<()>(text, is_all)? else {
-                    return Ok(Step::Short);
-                };
-                (Step::On, length, Place::AfterValue)
+            ParsePosition::Value(Field::Items) => {
+                let ((), length) = parse(text, is_all)?;
+                (Step::On, length, ParsePosition::AfterValue)
             }
-            Place::Value(Field::Other) => {
-                let Some((_, length)) = parse::<IgnoredAny>(text, is_all)? else {
-                    return Ok(Step::Short);
-                };
-                (Step::On, length, Place::AfterValue)
+            ParsePosition::Value(Field::Other) => {
+                let (_, length) = parse::<IgnoredAny>(text, is_all)?;
+                (Step::On, length, ParsePosition::AfterValue)
             }
-            Place::FirstItem | Place::Item => {
-                let Some((object, length)) = object(self.kind, text, is_all)? else {
-                    return Ok(Step::Short);
-                };
-                (Step::Object(object), length, Place::AfterItem)
+            ParsePosition::FirstItem | ParsePosition::Item => {
+                let (object, length) = object(self.kind, text, is_all)?;
+                (Step::Object(object), length, ParsePosition::AfterItem)
             }
-            Place::Start | Place::Colon(_) | Place::AfterValue | Place::AfterItem | Place::End => {
-                return Err(serde_json::Error::custom("this is no list"));
+            ParsePosition::Start
+            | ParsePosition::Colon(_)
+            | ParsePosition::AfterValue
+            | ParsePosition::AfterItem
+            | ParsePosition::End => {
+                return Err(serde_json::Error::custom("this is no list").into());
             }
         };
         self.parsed += length;
@@ -269,45 +278,38 @@ impl JsonList {
     }
 }
 
-/// An object, and how long it is; none if it breaks off.
+/// Parses an object, and returns its length.
 fn object(
     kind: Kind,
     text: &str,
     is_all: bool,
-) -> serde_json::Result<Option<(Result<Decoded, Unnamed>, usize)>> {
+) -> Result<(Result<DecodedObject, MissingName>, usize), Stop> {
     fn read<'a, W: Wire<'a>>(
         text: &'a str,
         is_all: bool,
-    ) -> serde_json::Result<Option<(Result<Decoded, Unnamed>, usize)>> {
-        let parsed = parse::<W>(text, is_all)?;
-        Ok(parsed.map(|(object, length)| (object.decode(), length)))
+    ) -> Result<(Result<DecodedObject, MissingName>, usize), Stop> {
+        let (object, length) = parse::<W>(text, is_all)?;
+        Ok((object.decode(), length))
     }
 
-    let read = match kind {
-        Kind::Service => read::<wire::Service<'_>>(text, is_all),
-        Kind::EndpointSlice => read::<wire::EndpointSlice<'_>>(text, is_all),
-        Kind::Node => read::<wire::Node<'_>>(text, is_all),
-        Kind::ServiceCidr => read::<wire::ServiceCidr<'_>>(text, is_all),
-    };
-    read.or_else(|_| {
-        // It costs no other: where it ends can still be found.
-        let parsed = parse::<&RawValue>(text, is_all)?;
-        Ok(parsed.map(|(object, length)| (json::object(kind, object.get()), length)))
-    })
+    let read = with_wire!(kind, read(text, is_all));
+    if let Err(Stop::Invalid(_)) = read {
+        // An invalid object does not affect the others: its end can still be found.
+        let (object, length) = parse::<&RawValue>(text, is_all)?;
+        return Ok((json::object(kind, object.get()), length));
+    }
+    read
 }
 
-/// The value that a text begins with, and how long it is; none if it breaks off, or may.
-fn parse<'a, T: Deserialize<'a>>(
-    text: &'a str,
-    is_all: bool,
-) -> serde_json::Result<Option<(T, usize)>> {
+/// Parses the value at the beginning of a text, and returns its length.
+fn parse<'a, T: Deserialize<'a>>(text: &'a str, is_all: bool) -> Result<(T, usize), Stop> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter();
     match values.next() {
-        Some(Ok(value)) => {
-            let length = values.byte_offset();
-            Ok((length < text.len() || is_all).then_some((value, length)))
-        }
-        Some(Err(error)) if is_all || !error.is_eof() => Err(error),
-        Some(Err(_)) | None => Ok(None),
+        Some(Ok(value)) => match values.byte_offset() {
+            length if length < text.len() || is_all => Ok((value, length)),
+            _ => Err(Stop::Short),
+        },
+        Some(Err(error)) if is_all || !error.is_eof() => Err(Stop::Invalid(error)),
+        Some(Err(_)) | None => Err(Stop::Short),
     }
 }

@@ -1,11 +1,11 @@
-//! What a list says of itself.
+//! The metadata of a list.
 
 use proxy::Kind;
 
 use super::super::end::End;
 use crate::decode::kind_name;
 
-/// As far as it has come.
+/// The metadata that has arrived so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in super::super) struct Meta {
     /// `metadata.resourceVersion`, if it is not empty.
@@ -14,7 +14,7 @@ pub(in super::super) struct Meta {
     pub(in super::super) continue_token: Option<String>,
 }
 
-/// Checks the `kind` of a list: an empty list of something else would take everything away.
+/// Checks the `kind` of a list: an empty list of another kind would delete everything.
 pub(super) fn is_list_of(kind: Kind, said: &str) -> Result<(), End> {
     let wanted = kind_name(kind);
     if said.strip_suffix("List") == Some(wanted) {

@@ -9,32 +9,32 @@ use super::input::Input;
 use super::meta::{Meta, is_list_of};
 use crate::decode::message::{self, Malformed, Message, Value};
 use crate::decode::protobuf::{self, MAGIC, TypeMeta};
-use crate::decode::{Decoded, Unnamed};
+use crate::decode::{DecodedObject, MissingName};
 
-/// Longer objects are not Kubernetes': etcd takes 1.5 MB, in this very form.
+/// Length limit of an object; etcd accepts 1.5 MB in this form.
 const LONGEST_OBJECT: u64 = 16 << 20;
-/// The longest that a number may be.
+/// The longest encoding of a number, in bytes.
 const LONGEST_VARINT: usize = 10;
 
-/// Reads such a list object by object.
+/// Reads a list object by object.
 pub(super) struct ProtobufList {
     kind: Kind,
     input: Input,
-    /// Bytes that were read so far.
+    /// Number of bytes read so far.
     position: u64,
-    place: Place,
-    /// Whether the list was found to be of `kind`.
+    place: ReadPosition,
+    /// True once the list's `kind` is found to be `kind`.
     is_known: bool,
-    /// What has come of an object.
+    /// The bytes of an incomplete object.
     buffer: Vec<u8>,
     pub(super) meta: Meta,
 }
 
-/// Where reading is.
+/// The position of the reader.
 #[derive(Debug, Clone, Copy)]
-enum Place {
+enum ReadPosition {
     Magic,
-    /// In `Unknown`, and whether its `raw` is still to come.
+    /// In `Unknown`, before its `raw`.
     Before,
     /// In `raw`, which ends at this position.
     Within(u64),
@@ -68,32 +68,32 @@ impl ProtobufList {
             kind,
             input,
             position: 0,
-            place: Place::Magic,
+            place: ReadPosition::Magic,
             is_known: false,
             buffer: Vec::new(),
             meta: Meta::default(),
         }
     }
 
-    /// The next object; none at the end.
-    pub(super) async fn next(&mut self) -> Result<Option<Result<Decoded, Unnamed>>, End> {
+    /// Returns the next object, or none at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         loop {
             match self.place {
-                Place::Magic => {
+                ReadPosition::Magic => {
                     let is_magic = self.with(4, |bytes| bytes == MAGIC).await?;
                     if !is_magic {
                         return Err(wrong(&Malformed::Envelope));
                     }
-                    self.place = Place::Before;
+                    self.place = ReadPosition::Before;
                 }
-                Place::Before => self.before().await?,
-                Place::Within(end) if self.position >= end => {
+                ReadPosition::Before => self.before().await?,
+                ReadPosition::Within(end) if self.position >= end => {
                     if self.position > end {
                         return Err(wrong(&Malformed::Length(end)));
                     }
-                    self.place = Place::Behind;
+                    self.place = ReadPosition::Behind;
                 }
-                Place::Within(end) => {
+                ReadPosition::Within(end) => {
                     let (number, wire_type) = self.key().await?;
                     if wire_type != WireType::LengthDelimited {
                         self.skip(wire_type).await?;
@@ -116,8 +116,8 @@ impl ProtobufList {
                         _ => self.pass(length).await?,
                     }
                 }
-                // What is still to come says nothing, but must come: it may be packed, and checked.
-                Place::Behind => {
+                // The rest has no content, but is read, so that gzip checks it.
+                ReadPosition::Behind => {
                     let count = self.input.held().await?.len();
                     if count == 0 {
                         return Ok(None);
@@ -128,7 +128,7 @@ impl ProtobufList {
         }
     }
 
-    /// Takes a field of the envelope.
+    /// Reads a field of the envelope.
     async fn before(&mut self) -> Result<(), End> {
         let (number, wire_type) = self.key().await?;
         if wire_type != WireType::LengthDelimited {
@@ -146,14 +146,14 @@ impl ProtobufList {
                 self.is_known = true;
             }
             2 if !self.is_known => is_list_of(self.kind, "")?,
-            2 => self.place = Place::Within(self.position.saturating_add(length)),
+            2 => self.place = ReadPosition::Within(self.position.saturating_add(length)),
             3 if length > 0 => return Err(wrong(&Malformed::Envelope)),
             _ => self.pass(length).await?,
         }
         Ok(())
     }
 
-    /// Reads `length` bytes, and what they are.
+    /// Reads `length` bytes, and parses them with `read`.
     async fn with<T>(&mut self, length: u64, read: impl FnOnce(&[u8]) -> T) -> Result<T, End> {
         let length = match usize::try_from(length) {
             Ok(bytes) if length <= LONGEST_OBJECT => bytes,
@@ -169,7 +169,7 @@ impl ProtobufList {
             self.input.take(length);
             return Ok(read);
         }
-        // Grows with what comes, whatever the length says.
+        // The buffer grows with the bytes that arrive, whatever the length claims.
         self.buffer.clear();
         loop {
             let piece = self.input.held().await?;
@@ -208,7 +208,7 @@ impl ProtobufList {
         Err(wrong(&Malformed::Type("a number")))
     }
 
-    /// Passes over a field that is no text or message.
+    /// Skips a field that is no text or message.
     async fn skip(&mut self, wire_type: WireType) -> Result<(), End> {
         match wire_type {
             WireType::Varint => self.varint().await.map(drop),
@@ -220,7 +220,7 @@ impl ProtobufList {
         }
     }
 
-    /// Passes over so many bytes.
+    /// Skips `length` bytes.
     async fn pass(&mut self, mut length: u64) -> Result<(), End> {
         self.position = self.position.saturating_add(length);
         while length > 0 {

@@ -1,5 +1,5 @@
-//! Lists as upstream's own serializers write them (`tests/data/vectors`), whole, in pieces, packed,
-//! and damaged.
+//! Tests of lists that upstream's own serializers wrote (`tests/data/vectors`): whole, in pieces,
+//! compressed, and damaged.
 
 use std::io::Write as _;
 
@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 use super::*;
 use crate::api::messages::{Messages, Next};
 use crate::api::request::unpacked;
-use crate::decode::{Content, Watched, json as from_json, protobuf as from_protobuf};
+use crate::decode::{Content, WatchEvent, json as from_json, protobuf as from_protobuf};
 
 macro_rules! vector {
     ($name:literal) => {
@@ -22,7 +22,7 @@ macro_rules! vector {
     };
 }
 
-/// Lists that say the same: in JSON, in protobuf, and of which kind.
+/// Equal lists in JSON and protobuf, and their kind.
 const SAME: [(Kind, &[u8], &[u8]); 4] = [
     (
         Kind::Service,
@@ -38,9 +38,9 @@ const SAME: [(Kind, &[u8], &[u8]); 4] = [
     (Kind::Service, vector!("empty.json"), vector!("empty.pb")),
 ];
 
-type Objects = Vec<Result<Decoded, Unnamed>>;
+type Objects = Vec<Result<DecodedObject, MissingName>>;
 
-/// A body that comes in pieces of this many bytes.
+/// A body in pieces of this many bytes.
 fn in_pieces(body: &[u8], length: usize) -> impl AsyncBufRead + Send + use<> {
     let pieces: Vec<_> = body
         .chunks(length)
@@ -67,7 +67,7 @@ fn read(
 ) -> Result<(Meta, Objects), End> {
     let body = Box::pin(body);
     wait(async {
-        let mut list = List::new(kind, Answer { format, body });
+        let mut list = List::new(kind, ResponseStream { format, body });
         let mut objects = Vec::new();
         while let Some(object) = list.next().await? {
             objects.push(object);
@@ -103,15 +103,15 @@ fn upstreams_lists_say_the_same_in_either_form() {
     assert!(wrong.problems.len() > 5, "{wrong:?}");
 }
 
-/// The events of a watch, up to the one that breaks off.
+/// Reads the events of a watch, up to an incomplete one.
 fn watched(
     kind: Kind,
     format: Format,
     body: impl AsyncBufRead + Send + 'static,
-) -> Vec<Result<Watched, String>> {
+) -> Vec<Result<WatchEvent, String>> {
     let body = Box::pin(body);
     wait(async {
-        let mut messages = Messages::new(Answer { format, body });
+        let mut messages = Messages::new(ResponseStream { format, body });
         let mut events = Vec::new();
         while let Ok(Next::Event) = messages.next().await {
             events.push(match format {
@@ -133,7 +133,7 @@ fn upstreams_watches_say_the_same_in_either_form() {
         .filter(|event| {
             matches!(
                 event,
-                Ok(Watched::Bookmark {
+                Ok(WatchEvent::Bookmark {
                     ends_list: true,
                     ..
                 })
@@ -141,7 +141,7 @@ fn upstreams_watches_say_the_same_in_either_form() {
         })
         .collect();
     assert_eq!(ends.len(), 1);
-    assert!(matches!(&events[5], Ok(Watched::Refused(status)) if status.code == 410));
+    assert!(matches!(&events[5], Ok(WatchEvent::Refused(status)) if status.code == 410));
     for length in [1, 3, 100, protobuf.len()] {
         assert_eq!(
             watched(Kind::Service, Format::Protobuf, in_pieces(protobuf, length)),
@@ -155,7 +155,7 @@ fn upstreams_watches_say_the_same_in_either_form() {
     }
 }
 
-/// Each event that is flushed can be read before the next is sent.
+/// Each flushed event can be read before the next one is sent.
 #[test]
 fn a_packed_watch_is_read_as_it_comes() {
     for (format, event) in [
@@ -170,7 +170,7 @@ fn a_packed_watch_is_read_as_it_comes() {
         let (send, receive) = futures::channel::mpsc::unbounded::<std::io::Result<Vec<u8>>>();
         let body = Box::pin(unpacked(receive.into_async_read()));
         wait(async {
-            let mut messages = Messages::new(Answer { format, body });
+            let mut messages = Messages::new(ResponseStream { format, body });
             let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
             for _ in 0..3 {
                 packer.write_all(event.as_bytes()).unwrap();
@@ -190,7 +190,7 @@ fn a_packed_watch_is_read_as_it_comes() {
 fn a_list_that_breaks_off_is_none() {
     for (kind, json, protobuf) in SAME {
         for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
-            // JSON ends in a line feed, and the envelope in what nobody reads.
+            // JSON ends in a line feed, and the envelope in fields that are not read.
             let least = if format == Format::Json { 2 } else { 5 };
             for end in 0..body.len() - least {
                 assert!(
@@ -203,7 +203,7 @@ fn a_list_that_breaks_off_is_none() {
                 let body = Box::pin(unpacked(in_pieces(&packed[..end], 64)));
                 assert!(read(kind, format, body).is_err(), "{format:?} {end}");
             }
-            // The sum of what was packed stands in the last eight bytes but four.
+            // The checksum is in the first four of the last eight bytes.
             let mut damaged = packed.clone();
             let at = damaged.len() - 8;
             damaged[at] ^= 1;
@@ -225,7 +225,7 @@ fn a_list_of_another_kind_is_none() {
     }
 }
 
-/// What says that it is 4 GB long is not given the room.
+/// A claimed length of 4 GB allocates no memory.
 #[test]
 fn a_length_that_lies_costs_nothing() {
     let mut list = vector!("empty.pb")[..4].to_vec();
@@ -308,7 +308,7 @@ fn an_empty_list_has_a_kind() {
     assert!(json(Kind::Service, r#"{"items":[]}"#).is_err());
 }
 
-/// Objects that are long, beside short ones, and cut anywhere.
+/// Long objects among short ones, cut at any byte.
 #[test]
 fn objects_of_any_length_are_read() {
     let long = |name: &str, length: usize| {

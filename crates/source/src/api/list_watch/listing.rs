@@ -1,4 +1,4 @@
-//! Lists: streamed, or of their own, in one answer or in pages.
+//! Lists: streamed as part of a watch, or separate, in one response or in pages.
 
 use proxy::Event;
 use tokio::time::Instant;
@@ -13,18 +13,18 @@ use crate::api::request::{Age, Paging};
 use crate::settings::Lists;
 
 impl ListWatch {
-    /// Whether the next list is to be streamed.
+    /// True if the next list is streamed.
     pub(super) fn streams(&self) -> bool {
         let is_refused = |since: Instant| since.elapsed() < UNSTREAMED;
         self.lists == Lists::Streamed && !self.unstreamed.is_some_and(is_refused)
     }
 
-    /// A watch that begins with all objects, and goes on.
+    /// Opens a watch that begins with all objects.
     pub(super) async fn list_streamed(&mut self) -> Result<(), End> {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
-            // A server that does not know the option says Invalid; what stands before it may say
-            // anything else. Only what another list would meet as well is no reason to try one.
+            // A server that does not know the option replies Invalid, and a proxy before it may
+            // reply anything. Errors that a plain list would also meet do not cause one.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
             {
@@ -37,7 +37,7 @@ impl ListWatch {
             .await
     }
 
-    /// A list of its own.
+    /// Lists all objects without a watch.
     pub(super) async fn list(&mut self) -> Result<(), End> {
         let kind = self.resource.kind;
         let age = self.next_list.clone();
@@ -84,18 +84,18 @@ impl ListWatch {
         }
     }
 
-    /// A list begins, which is of this version, if that is known yet.
+    /// Starts a list, whose version may be known already.
     async fn begin(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         self.is_no_step_back(age, version)?;
-        // A list after this one, if this one breaks off, must not be from before it.
+        // If this list breaks off, the next one must not be older.
         if let (Age::Any, Some(version)) = (age, version) {
             self.next_list = Age::NotOlderThan(version.to_owned());
         }
         self.send(Event::ListStarted(self.resource.kind)).await
     }
 
-    /// Checks that a list is as new as was asked for. A server that does not heed that is asked for
-    /// the newest.
+    /// Checks that a list is as new as requested. A server that ignores the request is asked for
+    /// the newest list next.
     fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         if !is_older(age, version) {
             return Ok(());
@@ -118,7 +118,7 @@ impl ListWatch {
     }
 }
 
-/// What is noted of a list while it is told.
+/// The state of a list while it is sent.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) is_whole: bool,
@@ -130,8 +130,7 @@ impl Default for Listing {
     }
 }
 
-/// Whether a list is from before what was asked for. Versions that are no numbers cannot be
-/// compared.
+/// True if a list is older than requested. Versions that are no numbers cannot be compared.
 pub(super) fn is_older(age: &Age, version: Option<&str>) -> bool {
     let number = |version: &str| version.parse::<u128>().ok();
     match (age, version) {

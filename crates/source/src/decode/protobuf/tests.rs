@@ -1,4 +1,4 @@
-//! Objects as JSON and as protobuf come to the same; and whatever the bytes are, reading them ends.
+//! Checks that JSON and protobuf decode to equal objects, and that decoding ends for any bytes.
 
 use proptest::prelude::*;
 use prost::encoding::{WireType, encode_key, encode_varint};
@@ -7,12 +7,12 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::decode::json::{event as json_event, object as from_json, status as json_status};
 
-/// What a field is.
+/// Type of a field.
 enum Shape {
     Text,
     Number,
     Flag,
-    /// RFC 3339, in whole seconds.
+    /// Time by RFC 3339, in whole seconds.
     Time,
     /// A map of texts.
     Map,
@@ -21,7 +21,7 @@ enum Shape {
     Messages(Schema),
 }
 
-/// Which field, whether Go writes it also where it is empty, and what it is.
+/// A field's name and type, and whether Go writes its empty value.
 type Schema = &'static [(u32, &'static str, Presence, Shape)];
 
 #[derive(PartialEq)]
@@ -33,7 +33,7 @@ enum Presence {
 use Presence::{Always, IfGiven};
 use Shape::{Flag, Message as One, Messages as Many, Number, Text as Words, Texts, Time};
 
-/// Fields that are not read are among them.
+/// The fields, some of which the decoder does not use.
 const METADATA: Schema = &[
     (1, "name", Always, Words),
     (2, "generateName", Always, Words),
@@ -220,7 +220,7 @@ fn words(value: &Value) -> &[u8] {
     value.as_str().unwrap_or_default().as_bytes()
 }
 
-/// An object as Go writes it.
+/// Encodes an object as Go does.
 fn encoded(schema: Schema, object: &Value) -> Vec<u8> {
     let mut out = Vec::new();
     for (number, name, presence, shape) in schema {
@@ -267,7 +267,7 @@ fn encoded(schema: Schema, object: &Value) -> Vec<u8> {
     out
 }
 
-/// A field's value: mostly one that says something there, else one that is wrong.
+/// Generates a field's value, which is mostly valid.
 fn any_words() -> impl Strategy<Value = Value> {
     prop::sample::select(vec![
         "",
@@ -333,7 +333,7 @@ fn any_map() -> impl Strategy<Value = Value> {
     )
 }
 
-/// Any value of this shape.
+/// Generates any value of this type.
 fn any_of(shape: &'static Shape) -> BoxedStrategy<Value> {
     match shape {
         Words => any_words().boxed(),
@@ -382,13 +382,13 @@ fn any_object(schema: Schema) -> BoxedStrategy<Value> {
         .boxed()
 }
 
-/// An object of any kind.
+/// Generates an object of any kind.
 fn any_kind() -> impl Strategy<Value = (Kind, Value)> {
     prop::sample::select(Kind::ALL.to_vec())
         .prop_flat_map(|kind| any_object(schema(kind)).prop_map(move |object| (kind, object)))
 }
 
-/// As JSON, where Go writes a number that is not given too, if it is not left out when it is 0.
+/// Encodes as JSON, where Go writes missing numbers as 0 unless the field is `omitempty`.
 fn as_json(kind: Kind, mut object: Value) -> String {
     if kind == Kind::Service
         && let Some(ports) = object
@@ -473,7 +473,7 @@ fn a_message_that_is_wrong_costs_no_more_than_itself() {
         SERVICE,
         &json!({"metadata": {"name": "web", "namespace": "a"}}),
     );
-    // The spec ends before a text of it does.
+    // The spec ends within a text.
     put(2, &[0x1a, 9, b'1'], &mut service);
     let decoded = item(Kind::Service, &service).unwrap();
     assert_eq!(decoded.key.to_string(), "Service a/web");
@@ -495,7 +495,7 @@ fn a_message_that_is_wrong_costs_no_more_than_itself() {
         let decoded = item(Kind::Service, &service).unwrap();
         assert!(decoded.problems[0].advice.starts_with(why), "{decoded:?}");
     }
-    // Of one whose name cannot be read, nothing can be said.
+    // An object whose name cannot be decoded cannot be reported by name.
     assert!(item(Kind::Service, &service[1..]).is_err());
 }
 
@@ -503,7 +503,7 @@ fn a_message_that_is_wrong_costs_no_more_than_itself() {
 fn an_object_of_another_kind_is_left_out() {
     let node = encoded(NODE, &json!({"metadata": {"name": "node1"}}));
     let read = event(Kind::Service, &framed("ADDED", &envelope("Node", &node)));
-    let Ok(Watched::Applied(Ok(decoded))) = read else {
+    let Ok(WatchEvent::Applied(Ok(decoded))) = read else {
         panic!("{read:?}");
     };
     assert_eq!(decoded.problems[0].field, "kind");

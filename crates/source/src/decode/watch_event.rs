@@ -1,34 +1,34 @@
-//! What an event of a watch says.
+//! Events of a watch.
 
-use super::decoded::{Decoded, Key, Unnamed};
+use super::decoded::{DecodedObject, Key, MissingName};
 use super::findings::Findings;
 use super::status::Status;
-use super::wire::Headed;
+use super::wire::MetadataOnly;
 
 /// An event of a watch.
 #[derive(Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
-pub(crate) enum Watched {
+pub(crate) enum WatchEvent {
     /// An object was added or modified.
-    Applied(Result<Decoded, Unnamed>),
-    /// An object was deleted, or has left the selection; with its resource version.
-    Deleted(Result<(Key, Option<Box<str>>), Unnamed>),
-    /// All that was changed up to a resource version has been told.
+    Applied(Result<DecodedObject, MissingName>),
+    /// An object was deleted, or no longer matches the selector; with its resource version.
+    Deleted(Result<(Key, Option<Box<str>>), MissingName>),
+    /// All changes up to a resource version were sent.
     Bookmark {
         version: Box<str>,
-        /// It is the one after which a streamed list is complete.
+        /// True if the bookmark ends a streamed list.
         ends_list: bool,
     },
-    /// The watch is over.
+    /// The server ended the watch with an error.
     Refused(Status),
 }
 
-impl Watched {
-    pub(super) fn deleted(headed: Result<Findings, Unnamed>) -> Self {
+impl WatchEvent {
+    pub(super) fn deleted(headed: Result<Findings, MissingName>) -> Self {
         Self::Deleted(headed.map(|findings| (findings.key, findings.version)))
     }
 
-    pub(super) fn bookmark(headed: Headed<'_>) -> Result<Self, String> {
+    pub(super) fn bookmark(headed: MetadataOnly<'_>) -> Result<Self, String> {
         let metadata = headed.metadata.unwrap_or_default();
         let version = metadata.version();
         let version = version.ok_or("a bookmark without metadata.resourceVersion")?;
