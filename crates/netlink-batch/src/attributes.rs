@@ -1,77 +1,77 @@
-//! Reading attributes (`struct nlattr`): length, kind, payload, padded to 4 bytes.
+//! Reads attributes (`struct nlattr`): length, kind, payload, padded to 4 bytes.
 //!
-//! Everything here reads bytes that someone else wrote, so every length is checked and nothing
-//! panics. Unknown kinds are handed out like any other: skipping them is the caller's match arm.
+//! All bytes here come from elsewhere, so every length is checked and nothing panics. Unknown kinds
+//! are returned like known ones; the caller ignores them.
 
 use std::str;
 
 use netlink_packet_core::DecodeError;
 
-/// `NLA_F_NESTED | NLA_F_NET_BYTEORDER`: the two flag bits of an attribute's kind.
+/// The two flag bits of an attribute's kind: `NLA_F_NESTED | NLA_F_NET_BYTEORDER`.
 const FLAGS: u16 = 0xc000;
 pub(crate) const NESTED: u16 = 0x8000;
 pub(crate) const HEADER: usize = 4;
 
-/// Netlink's alignment of messages and attributes.
+/// Rounds a length up to netlink's alignment of messages and attributes.
 pub(crate) const fn align(len: usize) -> usize {
     len.next_multiple_of(4)
 }
 
-/// Bytes that are not the netlink they should be.
+/// Bytes that are not valid netlink.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
     /// A message header whose length does not fit the datagram.
     #[error("netlink message of length {length} in {available} received bytes")]
     Message {
-        /// What the header says, 0 if there is not even a header.
+        /// The length in the header, or 0 without a complete header.
         length: usize,
-        /// Bytes left in the datagram.
+        /// The bytes left in the datagram.
         available: usize,
     },
     /// An attribute header whose length does not fit the payload.
     #[error("netlink attribute of length {length} in {available} bytes of payload")]
     Attribute {
-        /// What the header says, 0 if there is not even a header.
+        /// The length in the header, or 0 without a complete header.
         length: usize,
-        /// Bytes left in the payload.
+        /// The bytes left in the payload.
         available: usize,
     },
-    /// An attribute payload that is too short or too long for its type.
+    /// An attribute whose payload is too short or too long for its type.
     #[error("netlink attribute {kind} has {actual} bytes of payload, not {expected}")]
     Size {
-        /// The attribute's kind, without flag bits; 0 for a fixed header.
+        /// The attribute's kind without flag bits, or 0 for a fixed header.
         kind: u16,
-        /// Bytes that its type has.
+        /// The number of bytes that the type needs.
         expected: usize,
-        /// Bytes that it came with.
+        /// The number of bytes received.
         actual: usize,
     },
     /// A string attribute that is not UTF-8.
     #[error("netlink attribute {kind} is not a UTF-8 string")]
     Text {
-        /// The attribute's kind, without flag bits.
+        /// The attribute's kind without flag bits.
         kind: u16,
     },
-    /// An attribute that the message cannot be understood without.
+    /// A required attribute that is missing.
     #[error("netlink attribute {kind} ({name}) is missing")]
     Missing {
-        /// The attribute's kind, without flag bits.
+        /// The attribute's kind without flag bits.
         kind: u16,
         /// The attribute's name in the kernel's header.
         name: &'static str,
     },
-    /// A value outside of what its attribute can mean.
+    /// An attribute with an invalid value.
     #[error("netlink attribute {kind} ({name}) has the meaningless value {value}")]
     Value {
-        /// The attribute's kind, without flag bits.
+        /// The attribute's kind without flag bits.
         kind: u16,
         /// The attribute's name in the kernel's header.
         name: &'static str,
         /// The value found.
         value: u64,
     },
-    /// What a library says of bytes that it cannot read.
+    /// The error of a library that could not decode a message.
     #[error("netlink message that cannot be read: {0}")]
     Unreadable(String),
 }
@@ -82,7 +82,7 @@ impl From<DecodeError> for Malformed {
     }
 }
 
-/// Iterator over the attributes of a payload. A length that does not fit ends it with one `Err`.
+/// Iterator over the attributes of a payload. An invalid length ends it with one `Err`.
 ///
 /// ```
 /// # use netlink_batch::Attributes;
@@ -94,18 +94,18 @@ impl From<DecodeError> for Malformed {
 pub struct Attributes<'a>(&'a [u8]);
 
 impl<'a> Attributes<'a> {
-    /// Attributes of `payload`, which starts at the first attribute: a family's fixed header
-    /// must have been cut off (see [`Attributes::after`]).
+    /// Iterates over `payload`, which starts at the first attribute, behind any fixed header (see
+    /// [`Attributes::after`]).
     pub fn new(payload: &'a [u8]) -> Self {
         Self(payload)
     }
 
-    /// Attributes behind a fixed header of `header` bytes (`genlmsghdr` 4, `nfgenmsg` 4,
-    /// `ifaddrmsg` 8, `ifinfomsg` 16 ...).
+    /// Iterates over the attributes behind a fixed header of `header` bytes (`genlmsghdr` 4,
+    /// `nfgenmsg` 4, `ifaddrmsg` 8, `ifinfomsg` 16 ...).
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`]: the payload is shorter than that.
+    /// [`Malformed::Size`] if the payload is shorter than the header.
     pub fn after(header: usize, payload: &'a [u8]) -> Result<Self, Malformed> {
         match payload.get(align(header)..) {
             Some(rest) => Ok(Self(rest)),
@@ -148,7 +148,7 @@ impl<'a> Iterator for Attributes<'a> {
     }
 }
 
-/// One attribute. The number readers want exactly their size.
+/// One attribute. Its methods that return numbers require the exact payload size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attribute<'a> {
     /// Kind (`nla_type`) without `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER`.
@@ -158,11 +158,11 @@ pub struct Attribute<'a> {
 }
 
 impl<'a> Attribute<'a> {
-    /// The payload, if it has exactly `N` bytes.
+    /// Returns the payload if it has exactly `N` bytes.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`]: it has more or fewer.
+    /// [`Malformed::Size`] if it has another size.
     pub fn array<const N: usize>(&self) -> Result<[u8; N], Malformed> {
         self.payload.try_into().map_err(|_| Malformed::Size {
             kind: self.kind,
@@ -171,65 +171,65 @@ impl<'a> Attribute<'a> {
         })
     }
 
-    /// One byte.
+    /// Returns one byte.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`]: the payload has another size.
+    /// [`Malformed::Size`] if the payload has another size.
     pub fn u8(&self) -> Result<u8, Malformed> {
         self.array().map(|[byte]| byte)
     }
 
-    /// 16 bits in native order.
+    /// Returns 16 bits in host byte order.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`]: the payload has another size.
+    /// [`Malformed::Size`] if the payload has another size.
     pub fn u16(&self) -> Result<u16, Malformed> {
         self.array().map(u16::from_ne_bytes)
     }
 
-    /// 32 bits in native order.
+    /// Returns 32 bits in host byte order.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`]: the payload has another size.
+    /// [`Malformed::Size`] if the payload has another size.
     pub fn u32(&self) -> Result<u32, Malformed> {
         self.array().map(u32::from_ne_bytes)
     }
 
-    /// 64 bits in native order.
+    /// Returns 64 bits in host byte order.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`]: the payload has another size.
+    /// [`Malformed::Size`] if the payload has another size.
     pub fn u64(&self) -> Result<u64, Malformed> {
         self.array().map(u64::from_ne_bytes)
     }
 
-    /// 16 bits in network order.
+    /// Returns 16 bits in network byte order.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`]: the payload has another size.
+    /// [`Malformed::Size`] if the payload has another size.
     pub fn be16(&self) -> Result<u16, Malformed> {
         self.array().map(u16::from_be_bytes)
     }
 
-    /// 32 bits in network order.
+    /// Returns 32 bits in network byte order.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Size`]: the payload has another size.
+    /// [`Malformed::Size`] if the payload has another size.
     pub fn be32(&self) -> Result<u32, Malformed> {
         self.array().map(u32::from_be_bytes)
     }
 
-    /// The text up to the first NUL, or all of it.
+    /// Returns the text up to the first NUL, or all of it.
     ///
     /// # Errors
     ///
-    /// [`Malformed::Text`]: it is no UTF-8.
+    /// [`Malformed::Text`] if it is not UTF-8.
     pub fn string(&self) -> Result<&'a str, Malformed> {
         let text = self
             .payload
@@ -239,7 +239,7 @@ impl<'a> Attribute<'a> {
         str::from_utf8(text).map_err(|_| Malformed::Text { kind: self.kind })
     }
 
-    /// The attributes inside.
+    /// Returns the nested attributes.
     pub fn nested(&self) -> Attributes<'a> {
         Attributes::new(self.payload)
     }

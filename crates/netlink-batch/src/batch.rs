@@ -1,8 +1,8 @@
-//! Writing messages: a [`Batch`] is one buffer of finished messages, ready to be cut into sends.
+//! Writes messages: a [`Batch`] is one buffer of complete messages, ready to be cut into sends.
 //!
-//! Lengths are written behind the content, so a message is never built twice. What cannot be
-//! said (an attribute over 65,535 bytes) makes its message void: it is not sent, and its reply is
-//! a refusal with `EMSGSIZE`, so that one monster does not stop the others.
+//! Lengths are filled in after the content, so a message is built only once. An attribute over
+//! 65,535 bytes cannot be encoded and makes its message void. A void message is not sent, and its
+//! reply is a refusal with `EMSGSIZE`; the other messages are unaffected.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,28 +12,28 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST};
 use crate::attributes::{self, Malformed, NESTED, align};
 use crate::message::{self, Messages};
 
-/// Messages to be sent together. Sequence numbers are assigned at send time; a message is known
-/// by its index.
+/// Messages to be sent together. Sequence numbers are assigned at send time; callers refer to a
+/// message by its index.
 #[derive(Default, Clone)]
 pub struct Batch {
     bytes: Vec<u8>,
-    /// Where each message ends in `bytes`. A void message has no bytes.
+    /// The end of each message in `bytes`. A void message has no bytes.
     ends: Vec<usize>,
 }
 
-/// A message: of a [`Batch`], read back, or of a datagram.
+/// A message of a [`Batch`] or of a received datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message<'a> {
     /// `nlmsg_type`.
     pub kind: u16,
     /// `nlmsg_flags`.
     pub flags: u16,
-    /// All behind the `nlmsghdr`.
+    /// The bytes after the `nlmsghdr`.
     pub payload: &'a [u8],
 }
 
-/// The messages of a datagram that the kernel sent by itself, as to a multicast group. A length
-/// that does not fit ends them with one `Err`.
+/// Returns the messages of a datagram that the kernel sent unasked, for example to a multicast
+/// group. An invalid length ends them with one `Err`.
 pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<Message<'_>, Malformed>> {
     Messages::new(datagram).map(|message| {
         message.map(|message| Message {
@@ -45,34 +45,34 @@ pub fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<Message<'_>, Mal
 }
 
 impl Batch {
-    /// An empty batch.
+    /// Creates an empty batch.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Messages pushed so far.
+    /// Returns the number of messages.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether nothing was pushed.
+    /// Returns true without messages.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Forgets the messages and keeps the memory, so that one batch can be used again and again.
+    /// Removes the messages and keeps the memory, so that the batch can be reused.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.ends.clear();
     }
 
-    /// Bytes of all messages, headers included.
+    /// Returns the bytes of all messages, including headers.
     pub fn byte_len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Appends one message (`nlmsghdr` and what `payload` writes), with `NLM_F_REQUEST` added to
-    /// `flags`; returns its index.
+    /// Appends a message (`nlmsghdr` and the output of `payload`) with `NLM_F_REQUEST` added to
+    /// `flags`. Returns its index.
     pub fn push(&mut self, kind: u16, flags: u16, payload: impl FnOnce(&mut Writer<'_>)) -> usize {
         let start = self.bytes.len();
         self.bytes
@@ -92,18 +92,18 @@ impl Batch {
         self.ends.len() - 1
     }
 
-    /// The message at `index`; `None` if there is none or if it is void (an attribute was longer
-    /// than 65,535 bytes).
+    /// Returns the message at `index`, or `None` if it does not exist or is void (an attribute
+    /// exceeds 65,535 bytes).
     pub fn get(&self, index: usize) -> Option<Message<'_>> {
         messages(self.raw(index)?).next()?.ok()
     }
 
-    /// Asks for an acknowledgement of the message at `index`, which may then say that it was done.
+    /// Requests an acknowledgement for the message at `index`.
     pub fn acknowledge(&mut self, index: usize) {
         self.add_flags(index, NLM_F_ACK);
     }
 
-    /// Adds `flags` to the message at `index`, if there is one.
+    /// Adds `flags` to the message at `index`, if it exists.
     pub fn add_flags(&mut self, index: usize, flags: u16) {
         if let (Some(message), Some(at)) = (self.get(index), self.start(index)) {
             let flags = message.flags | flags;
@@ -111,8 +111,8 @@ impl Batch {
         }
     }
 
-    /// Numbers the messages from `first` on and gives the bytes of all of them; a void message has
-    /// a number and no bytes.
+    /// Numbers the messages from `first` on, and returns all bytes. A void message gets a number
+    /// too.
     pub(crate) fn numbered(&mut self, first: u32) -> &[u8] {
         let mut at = 0;
         let mut sequence = first;
@@ -126,12 +126,12 @@ impl Batch {
         &self.bytes
     }
 
-    /// The indices of void messages.
+    /// Returns the indices of void messages.
     pub(crate) fn void(&self) -> impl Iterator<Item = usize> {
         (0..self.len()).filter(|index| self.raw(*index).is_some_and(<[u8]>::is_empty))
     }
 
-    /// All bytes of one message; empty if it is void.
+    /// Returns the bytes of one message; empty if it is void.
     pub(crate) fn raw(&self, index: usize) -> Option<&[u8]> {
         self.bytes.get(Range {
             start: self.start(index)?,
@@ -139,7 +139,7 @@ impl Batch {
         })
     }
 
-    /// Where a message begins.
+    /// Returns the position of a message in `bytes`.
     fn start(&self, index: usize) -> Option<usize> {
         match index.checked_sub(1) {
             Some(before) => self.ends.get(before).copied(),
@@ -156,7 +156,7 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// Writes the payload of one message, keeping 4-byte alignment and lengths.
+/// Writes the payload of one message and keeps lengths and 4-byte alignment correct.
 pub struct Writer<'a> {
     bytes: &'a mut Vec<u8>,
     start: usize,
@@ -172,56 +172,57 @@ impl fmt::Debug for Writer<'_> {
 }
 
 impl Writer<'_> {
-    /// Raw bytes, padded to 4: a family's fixed header (`genlmsghdr`, `nfgenmsg`, `ifaddrmsg` ...).
+    /// Writes raw bytes, padded to 4: a family's fixed header (`genlmsghdr`, `nfgenmsg`,
+    /// `ifaddrmsg` ...).
     pub fn bytes(&mut self, raw: &[u8]) {
         self.bytes.extend_from_slice(raw);
         self.pad();
     }
 
-    /// Room for so many bytes, zero, padded to 4: for a message that writes itself.
+    /// Adds zeroed bytes, padded to 4, for a message that encodes itself.
     pub fn zeroed(&mut self, len: usize) -> &mut [u8] {
         let at = self.bytes.len();
         self.bytes.resize(at + align(len), 0);
         self.bytes.get_mut(at..at + len).unwrap_or_default()
     }
 
-    /// An attribute with this payload.
+    /// Writes an attribute with this payload.
     pub fn attr(&mut self, kind: u16, payload: &[u8]) {
         self.attribute(kind, |writer| writer.bytes.extend_from_slice(payload));
     }
 
-    /// An attribute of one byte.
+    /// Writes an attribute of one byte.
     pub fn attr_u8(&mut self, kind: u16, value: u8) {
         self.attr(kind, &[value]);
     }
 
-    /// 16 bits in native order.
+    /// Writes an attribute of 16 bits in host byte order.
     pub fn attr_u16(&mut self, kind: u16, value: u16) {
         self.attr(kind, &value.to_ne_bytes());
     }
 
-    /// 32 bits in native order.
+    /// Writes an attribute of 32 bits in host byte order.
     pub fn attr_u32(&mut self, kind: u16, value: u32) {
         self.attr(kind, &value.to_ne_bytes());
     }
 
-    /// 64 bits in native order.
+    /// Writes an attribute of 64 bits in host byte order.
     pub fn attr_u64(&mut self, kind: u16, value: u64) {
         self.attr(kind, &value.to_ne_bytes());
     }
 
-    /// 16 bits in network order. `NLA_F_NET_BYTEORDER`, which few families look at, is up to the
-    /// caller to add to `kind`.
+    /// Writes an attribute of 16 bits in network byte order. If the family needs
+    /// `NLA_F_NET_BYTEORDER`, the caller adds it to `kind`.
     pub fn attr_be16(&mut self, kind: u16, value: u16) {
         self.attr(kind, &value.to_be_bytes());
     }
 
-    /// 32 bits in network order, like [`Writer::attr_be16`].
+    /// Writes an attribute of 32 bits in network byte order, like [`Writer::attr_be16`].
     pub fn attr_be32(&mut self, kind: u16, value: u32) {
         self.attr(kind, &value.to_be_bytes());
     }
 
-    /// Text with a NUL behind it. The text should have none inside.
+    /// Writes a text with a terminating NUL. The text should not contain a NUL.
     pub fn attr_str(&mut self, kind: u16, text: &str) {
         self.attribute(kind, |writer| {
             writer.bytes.extend_from_slice(text.as_bytes());
@@ -229,7 +230,7 @@ impl Writer<'_> {
         });
     }
 
-    /// An attribute of attributes, with `NLA_F_NESTED` set.
+    /// Writes an attribute that consists of attributes, with `NLA_F_NESTED` set.
     pub fn nest(&mut self, kind: u16, inner: impl FnOnce(&mut Writer<'_>)) {
         self.attribute(kind | NESTED, |writer| {
             let mut nested = Writer {
@@ -242,8 +243,8 @@ impl Writer<'_> {
         });
     }
 
-    /// Bytes of this message so far, its 16-byte header included. An attribute's length is a
-    /// `u16`: whoever nests many entries in one must stop in time.
+    /// Returns the bytes of this message so far, including its 16-byte header. An attribute's
+    /// length is a `u16`, so a caller that nests many entries must stop in time.
     #[allow(clippy::len_without_is_empty, reason = "a message is never empty")]
     pub fn len(&self) -> usize {
         self.bytes.len() - self.start

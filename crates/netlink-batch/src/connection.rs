@@ -1,4 +1,4 @@
-//! A netlink socket, and the ways to talk over it: execute a batch, request, dump, held or not.
+//! A netlink socket and its operations: execute a batch, request, dump with or without buffering.
 
 use std::io;
 
@@ -17,14 +17,15 @@ use crate::reply::{Answers, Dump, Reply};
 /// to `net.core.{r,w}mem_max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffers {
-    /// For the kernel's answers. Too small, and answers are lost: [`Reply::Unknown`].
+    /// The buffer for the kernel's replies. If it is too small, replies are lost:
+    /// [`Reply::Unknown`].
     pub receive: usize,
-    /// For what is sent at once.
+    /// The buffer for one send.
     pub send: usize,
 }
 
 impl Default for Buffers {
-    /// 8 MiB to receive, 1 MiB to send.
+    /// Returns 8 MiB for receiving and 1 MiB for sending.
     fn default() -> Self {
         Self {
             receive: 8 << 20,
@@ -33,17 +34,17 @@ impl Default for Buffers {
     }
 }
 
-/// A netlink socket. Calls block for as long as the kernel works; it belongs to one thread at a
-/// time, and to the network namespace of the thread that opened it.
+/// A netlink socket. Calls block while the kernel works. It belongs to one thread at a time, and to
+/// the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Connection(Exchange<Socket>);
 
 impl Connection {
-    /// Opens a connection with buffers large enough for every answer of a send.
+    /// Opens a connection with buffers that hold every reply to one send.
     ///
     /// # Errors
     ///
-    /// [`Error::Open`]: there is no socket for this protocol.
+    /// [`Error::Open`] if no socket of this protocol can be opened.
     pub fn open(protocol: Protocol) -> Result<Self, Error> {
         Self::open_with(protocol, Buffers::default())
     }
@@ -52,7 +53,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// [`Error::Open`]: there is no socket for this protocol, or not with such buffers.
+    /// [`Error::Open`] if no socket of this protocol can be opened, or not with these buffers.
     pub fn open_with(protocol: Protocol, buffers: Buffers) -> Result<Self, Error> {
         let open = || -> io::Result<Socket> {
             let mut socket = Socket::new(match protocol {
@@ -62,12 +63,13 @@ impl Connection {
             })?;
             socket.bind_auto()?;
             socket.connect(&SocketAddr::new(0, 0))?;
-            // FORCE needs CAP_NET_ADMIN; the plain option is silently cut to the sysctl's limit.
+            // FORCE needs CAP_NET_ADMIN; the plain option is silently limited by the sysctl.
             sockopt::set_socket_recv_buffer_size_force(&socket, buffers.receive)
                 .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, buffers.receive))?;
             sockopt::set_socket_send_buffer_size_force(&socket, buffers.send)
                 .or_else(|_| sockopt::set_socket_send_buffer_size(&socket, buffers.send))?;
-            // Old kernels lack these. Answers are then larger, or have no text, and are understood.
+            // Old kernels lack these options. Replies are then larger or have no text, but still
+            // decode.
             let _ = socket.set_cap_ack(true);
             let _ = socket.set_ext_ack(true);
             if protocol == Protocol::Route {
@@ -81,57 +83,56 @@ impl Connection {
         }
     }
 
-    /// How many messages this has sent, one for each attempt at a dump; counts on from 0 after
+    /// Returns the number of messages sent, counting each attempt at a dump. It wraps to 0 after
     /// `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sequence.wrapping_sub(FIRST_SEQUENCE)
     }
 
-    /// The number by which the kernel knows this socket: in what it tells others of a change, it says
-    /// that this one made it.
+    /// Returns the number by which the kernel names this socket as the author of a change.
     ///
     /// # Errors
     ///
-    /// The kernel does not tell.
+    /// Fails if the kernel does not reveal the number.
     pub fn port(&self) -> io::Result<u32> {
         let mut address = SocketAddr::new(0, 0);
         self.0.link.get_address(&mut address)?;
         Ok(address.port_number())
     }
 
-    /// Sends all messages, in sends of at most 128 KiB and 512 messages (a larger message goes
-    /// alone), and gives one [`Reply`] per message, by index. An acknowledgement is asked for on
-    /// the last message of each send only. A refused message does not stop those after it.
+    /// Sends all messages and returns one [`Reply`] per message, by index. A send has at most 128
+    /// KiB and 512 messages; a larger message is sent alone. Only the last message of each send
+    /// requests an acknowledgement. A refused message does not stop the following ones.
     ///
     /// # Errors
     ///
-    /// Sending or receiving failed ([`Error::Io`]), the answers are no netlink
-    /// ([`Error::Malformed`]), or a whole send was refused ([`Error::Permission`]). Part of the
-    /// batch may have been done: dump and compare.
+    /// [`Error::Io`] if sending or receiving failed, [`Error::Malformed`] if a reply is invalid,
+    /// [`Error::Permission`] if a whole send was refused. Part of the batch may have taken effect:
+    /// dump and compare.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         self.0.execute(batch)
     }
 
-    /// Sends all messages in **one** send, whatever their size, as a protocol needs whose messages
-    /// are one transaction (nf\_tables). The socket's send buffer grows to that size. What the
-    /// messages ask for themselves, and refusals, are the answers: see [`Batch::acknowledge`].
+    /// Sends all messages in **one** send of any size, for protocols in which a send is a
+    /// transaction (nf\_tables). The socket's send buffer grows as needed. The answers are
+    /// refusals, and the replies that the messages request themselves: see [`Batch::acknowledge`].
     ///
-    /// Nothing is sent where a message is void: it is refused with `EMSGSIZE`.
+    /// If a message is void, nothing is sent and that message is refused with `EMSGSIZE`.
     ///
     /// # Errors
     ///
-    /// As [`Connection::execute`]; what was done then is not known.
+    /// As [`Connection::execute`]; the outcome is then unknown.
     pub fn transact(&mut self, batch: &mut Batch) -> Result<Answers, Error> {
         self.0.transact(batch)
     }
 
-    /// One request that the kernel answers by itself, without a dump; the answering messages.
-    /// `NLM_F_REQUEST` and `NLM_F_ACK` are added to `flags`.
+    /// Sends one request that is not a dump, and returns the messages of the reply. Adds
+    /// `NLM_F_REQUEST` and `NLM_F_ACK` to `flags`.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] and [`Error::Permission`]: the kernel said no. [`Error::LostReply`]: it
-    /// may have said anything. [`Error::Io`] and [`Error::Malformed`]: as [`Connection::execute`].
+    /// [`Error::Refused`] and [`Error::Permission`] if the kernel refused, [`Error::LostReply`] if
+    /// its reply was lost, [`Error::Io`] and [`Error::Malformed`] as for [`Connection::execute`].
     pub fn request(
         &mut self,
         kind: u16,
@@ -141,13 +142,13 @@ impl Connection {
         self.0.request(kind, flags, &payload)
     }
 
-    /// A dump: `NLM_F_DUMP` is added to `flags`. When the kernel says that the table changed
-    /// meanwhile (`NLM_F_DUMP_INTR`) it is retried from the start, a few times within 0.1 s, then
-    /// [`Error::Interrupted`].
+    /// Dumps a table; adds `NLM_F_DUMP` to `flags`. If the kernel reports that the table changed
+    /// meanwhile (`NLM_F_DUMP_INTR`), the dump is repeated a few times within 0.1 s.
     ///
     /// # Errors
     ///
-    /// [`Error::Interrupted`]; else as [`Connection::request`].
+    /// [`Error::Interrupted`] if the table changed during each attempt; otherwise as
+    /// [`Connection::request`].
     pub fn dump(
         &mut self,
         kind: u16,
@@ -157,15 +158,15 @@ impl Connection {
         self.0.dump(kind, flags, &payload)
     }
 
-    /// The same for a table that may be too large to hold: `take` gets kind and payload of each
-    /// message as it comes, and keeps in the `T` what is wanted of it. The memory that this takes
-    /// besides is that of one datagram, whatever the size of the table.
+    /// Dumps a table that may be too large to buffer. `take` receives kind and payload of each
+    /// message and stores what it needs in the `T`. Besides, this needs the memory of one datagram,
+    /// whatever the size of the table.
     ///
-    /// Each attempt begins with a new `T`, so that what comes back is of one whole dump.
+    /// Each attempt begins with a new `T`, so the result belongs to one complete dump.
     ///
     /// # Errors
     ///
-    /// As [`Connection::dump`], and that of `take`.
+    /// As [`Connection::dump`], or the error of `take`.
     pub fn dump_into<T: Default>(
         &mut self,
         kind: u16,
@@ -182,13 +183,13 @@ impl Connection {
         )
     }
 
-    /// The same, but taken as it is where the kernel says that something changed meanwhile: for who
-    /// is told in another way whether it was what he reads. In nf\_tables it may be any table of the
-    /// network namespace.
+    /// Dumps like [`Connection::dump_into`], but keeps the result if the kernel reports a change.
+    /// Callers must detect relevant changes in another way. In nf\_tables the change may concern
+    /// any table of the network namespace.
     ///
     /// # Errors
     ///
-    /// As [`Connection::request`], and that of `take`.
+    /// As [`Connection::request`], or the error of `take`.
     pub fn dump_loosely_into<T: Default>(
         &mut self,
         kind: u16,

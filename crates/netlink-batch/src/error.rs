@@ -1,4 +1,4 @@
-//! What can go wrong, and what to do about it.
+//! Errors, each with the next step for the reader.
 
 use std::{fmt, io};
 
@@ -9,12 +9,12 @@ use crate::protocol::Protocol;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The socket could not be made.
+    /// The socket could not be opened.
     #[error("cannot open a {protocol} socket: {source}; is the protocol built into this kernel?")]
     Open {
-        /// Which one.
+        /// The socket's protocol.
         protocol: Protocol,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The process lacks the right to do this.
@@ -22,52 +22,51 @@ pub enum Error {
         "the kernel refuses this {protocol} request: it needs CAP_NET_ADMIN; run as root or grant the capability"
     )]
     Permission {
-        /// Which protocol.
+        /// The socket's protocol.
         protocol: Protocol,
     },
-    /// Sending or receiving failed. Part of a batch may have been done: dump and compare.
+    /// Sending or receiving failed. Part of a batch may have taken effect: dump and compare.
     #[error("cannot {doing} netlink messages: {source}; open a new connection and dump")]
     Io {
         /// `send` or `receive`.
         doing: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The dumped table changed during every attempt, so none is a consistent picture.
+    /// The dumped table changed during every attempt, so no result is consistent.
     #[error("the kernel's table changed during each of {attempts} dumps; try again later")]
     Interrupted {
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
     },
     /// The kernel refused the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The kernel's answer is not netlink.
+    /// The kernel's reply is not valid netlink.
     #[error(
         "cannot understand the kernel's answer: {0}; please report this with the kernel's version"
     )]
     Malformed(#[from] Malformed),
-    /// The answer to a request, or its end, did not arrive (the receive buffer was full,
-    /// `ENOBUFS`).
+    /// The reply to a request, or its end, was lost: the receive buffer was full (`ENOBUFS`).
     #[error("the kernel's answer was lost; ask again")]
     LostReply,
 }
 
-/// The kernel's no to one message.
+/// The kernel's refusal of one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error number, positive. ipset has numbers of its own above 4096.
+    /// The error number, positive. ipset has its own numbers above 4096.
     pub errno: i32,
-    /// The kernel's explanation (`NLMSGERR_ATTR_MSG`), if the family gives any.
+    /// The kernel's explanation (`NLMSGERR_ATTR_MSG`), if it gave one.
     pub message: Option<String>,
-    /// The request's payload as the kernel returned it: empty where it does not (all families but
-    /// ipset, which puts the failing line number into it).
+    /// The request's payload as returned by the kernel. Only ipset returns one, with the number of
+    /// the failed line in it.
     pub request: Vec<u8>,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // MAX_ERRNO: libc has words for what lies below.
+        // MAX_ERRNO: libc has texts for smaller numbers.
         match self.errno {
             errno @ 1..4096 => write!(f, "{}", io::Error::from_raw_os_error(errno))?,
             errno => write!(f, "error {errno}")?,

@@ -1,12 +1,12 @@
-//! The protocol: what is sent for each way to talk over a socket, and what the answers are.
+//! The protocol logic: the messages of each operation, and the meaning of the replies.
 //!
-//! A connection's kernel side is synchronous: when `send` returns, every answer (for a dump, its
-//! next part) is already queued. So nothing here ever waits: what an empty queue has not
-//! delivered was lost, and is said to be. Answers carry the sequence number of their message;
-//! each send takes new numbers, so an answer that was left over cannot be taken for a later one.
+//! The kernel side of a connection is synchronous: when `send` returns, every reply (for a dump,
+//! its next part) is already queued. So nothing here waits. A reply that is missing from an empty
+//! queue was lost, and is reported as lost. Replies carry the sequence number of their message, and
+//! each send uses new numbers, so a late reply cannot be mistaken for another one.
 //!
 //! ```text
-//!  Connection ─▶ Exchange<L: Link> ── protocol logic, is tested on scripted bytes
+//!  Connection ─▶ Exchange<L: Link> ── protocol logic, tested on scripted bytes
 //!                    └─▶ Link = netlink_sys::Socket
 //! ```
 
@@ -28,22 +28,23 @@ use crate::message::{self, Messages};
 use crate::protocol::Protocol;
 use crate::reply::{Answers, Dump, Reply};
 
-/// Most messages of one send. Each refusal costs 832 bytes of receive buffer and each
-/// message holds its subsystem's lock, so more would not be faster, only harder on others.
+/// Limit for messages in one send. Each refusal takes 832 bytes of receive buffer, and each message
+/// holds its subsystem's lock. More messages would not be faster and would delay other users.
 pub const CHUNK_MESSAGES: usize = 512;
-/// Most bytes of one send.
+/// Limit for bytes in one send.
 const CHUNK_BYTES: usize = 128 * 1024;
-/// One datagram: a refusal that echoes a whole chunk (ipset does), or a part of a dump (32 KiB).
+/// Size of the receive buffer: a refusal that echoes a whole chunk (ipset), or a part of a dump (32
+/// KiB).
 const DATAGRAM: usize = 2 * CHUNK_BYTES;
-/// 0 is of messages that the kernel sends unasked.
+/// The first sequence number; 0 marks messages that the kernel sends unasked.
 pub(crate) const FIRST_SEQUENCE: u32 = 1;
-/// What the kernel wants in a send buffer beyond the bytes of one send, amply.
+/// Bytes of send buffer that the kernel needs besides the message bytes, generously.
 const SEND_OVERHEAD: usize = 4096;
 const DUMP_ATTEMPTS: u32 = 6;
-/// Before the second attempt; doubled before each further one.
+/// Pause before the second attempt; it doubles before each further one.
 const DUMP_PAUSE: Duration = Duration::from_millis(2);
 
-/// What is done with a dump during which something changed.
+/// The treatment of a dump during which the table changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WhenInterrupted {
     Retry,
@@ -53,9 +54,9 @@ pub(crate) enum WhenInterrupted {
 /// The kernel's end of a socket.
 pub(crate) trait Link {
     fn send(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Makes room for a send of so many bytes.
+    /// Enlarges the send buffer for a send of `bytes` bytes.
     fn make_room(&mut self, bytes: usize) -> io::Result<()>;
-    /// Takes one datagram into the empty `buffer`, without waiting; gives its true length.
+    /// Receives one datagram into the empty `buffer` without waiting, and returns its full length.
     fn receive(&mut self, buffer: &mut Vec<u8>) -> io::Result<usize>;
 }
 
@@ -65,7 +66,7 @@ impl Link for Socket {
     }
 
     fn make_room(&mut self, bytes: usize) -> io::Result<()> {
-        // The kernel takes what is smaller than its buffer by 32 bytes, and doubles what is asked.
+        // The kernel needs 32 bytes besides the message, and doubles the requested size.
         let room = sockopt::socket_send_buffer_size(&*self)?;
         if room < bytes + SEND_OVERHEAD {
             let wanted = (bytes + SEND_OVERHEAD).div_ceil(2);
@@ -80,23 +81,23 @@ impl Link for Socket {
     }
 }
 
-/// What is done with each message of a dump.
+/// A function that processes each message of a dump.
 type Take<'a, T> = dyn FnMut(&mut T, &message::Received<'_>) -> Result<(), Malformed> + 'a;
 
-/// It is held.
+/// Keeps the message.
 #[allow(clippy::unnecessary_wraps, reason = "it has the form of what may fail")]
 fn hold(all: &mut Dump, message: &message::Received<'_>) -> Result<(), Malformed> {
     all.push(message.raw);
     Ok(())
 }
 
-/// One step of emptying the receive queue.
+/// Result of one read from the receive queue.
 enum Received {
-    /// A datagram is in `Exchange::datagram`.
+    /// A datagram was stored in `Exchange::datagram`.
     Datagram,
-    /// Answers were lost (`ENOBUFS`, or a datagram larger than ever seen).
+    /// Replies were lost (`ENOBUFS`, or a datagram larger than the buffer).
     Loss,
-    /// Nothing is left.
+    /// The queue is empty.
     Empty,
 }
 
@@ -104,9 +105,9 @@ enum Received {
 pub(crate) struct Exchange<L> {
     pub(crate) link: L,
     protocol: Protocol,
-    /// Of the next message.
+    /// The sequence number of the next message.
     pub(crate) sequence: u32,
-    /// Bytes that one send may have; falls when the socket takes less.
+    /// Limit for bytes in one send; it decreases when the socket accepts less.
     chunk_bytes: usize,
     outgoing: Vec<u8>,
     datagram: Vec<u8>,
@@ -132,8 +133,9 @@ impl<L: Link> Exchange<L> {
         Ok(replies)
     }
 
-    /// Sends the messages from `replies.len()` on that fit one send, and adds their replies; adds
-    /// none if the socket takes less at once than was believed.
+    /// Sends as many messages as fit one send, beginning at index `replies.len()`, and appends
+    /// their replies. Appends none if the socket accepts less than expected; the caller then tries
+    /// again.
     fn execute_chunk(&mut self, batch: &Batch, replies: &mut Vec<Reply>) -> Result<(), Error> {
         let first = self.sequence;
         self.outgoing.clear();
@@ -200,7 +202,7 @@ impl<L: Link> Exchange<L> {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
-                        // An earlier send's answer, or data that a batch does not ask for.
+                        // A reply to an earlier send, or data that a batch does not request.
                         let Some(reply) = known.get_mut(index) else {
                             continue;
                         };
@@ -249,7 +251,7 @@ impl<L: Link> Exchange<L> {
         }
         let first = self.sequence;
         self.sequence = self.sequence.wrapping_add(as_u32(batch.len()));
-        // Where this cannot be, the send says so.
+        // If the buffer cannot grow, the send reports it.
         let _ = self.link.make_room(batch.byte_len());
         let bytes = batch.numbered(first);
         while let Err(source) = self.link.send(bytes) {
@@ -266,7 +268,7 @@ impl<L: Link> Exchange<L> {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
                         if index >= batch.len() {
-                            // An earlier send's.
+                            // A reply to an earlier send.
                             continue;
                         }
                         if message.kind != NLMSG_ERROR {
@@ -316,8 +318,8 @@ impl<L: Link> Exchange<L> {
         let mut attempt = 1;
         loop {
             let mut all = T::default();
-            // A dump is not acknowledged; asking makes a request end that is, against all
-            // expectation, not a dump.
+            // Dumps are not acknowledged. Requesting an acknowledgement ends a request that
+            // unexpectedly is not a dump.
             let sequence = self.send_one(kind, flags | NLM_F_DUMP | NLM_F_ACK, payload)?;
             let failure = match self.collect(sequence, &mut all, take) {
                 Ok(is_interrupted)
@@ -330,7 +332,7 @@ impl<L: Link> Exchange<L> {
                 },
                 Err(Error::LostReply) => Error::LostReply,
                 Err(error) => {
-                    // While a dump is unfinished the socket can begin no other (EBUSY).
+                    // Until a dump is complete, the socket cannot begin another one (EBUSY).
                     while !matches!(self.receive()?, Received::Empty) {}
                     return Err(error);
                 }
@@ -365,8 +367,8 @@ impl<L: Link> Exchange<L> {
         Ok(sequence)
     }
 
-    /// Takes the answers to `sequence` up to their end, and says whether the kernel flagged them as
-    /// an interrupted dump. What is left of them after an `Err` of [`Error::LostReply`] is nothing.
+    /// Processes the replies to `sequence` up to the last one. Returns true if the kernel flagged
+    /// an interrupted dump. After [`Error::LostReply`] no further replies to `sequence` are queued.
     fn collect<T>(
         &mut self,
         sequence: u32,
@@ -460,7 +462,7 @@ fn overlong() -> Refusal {
     too_long("an attribute is longer than 65,535 bytes")
 }
 
-/// Of a count of messages in memory; sequence numbers wrap.
+/// Converts a number of messages; sequence numbers wrap.
 #[allow(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
 fn as_u32(count: usize) -> u32 {
     count as u32

@@ -1,10 +1,10 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of foreign bytes as a function of bytes. No other code
+//! may use them.
 
 use crate::Attributes;
 use crate::message::Messages;
 
-/// Messages of a datagram, what they say if they are errors, and their attributes, four levels deep.
+/// Parses the messages of a datagram, their errors, and their attributes four levels deep.
 pub fn datagram(bytes: &[u8]) {
     for message in Messages::new(bytes).flatten() {
         let _ = message.refusal();

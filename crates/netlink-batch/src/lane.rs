@@ -1,11 +1,11 @@
-//! A kernel thread with one job at a time, for a caller that waits for nothing.
+//! A kernel thread that runs one job at a time, for a caller that must not block.
 //!
 //! ```text
 //!   start(job) ─▶ Worker ─▶ poll: ready ─▶ take
 //! ```
 //!
-//! What a job is about stays as it is while the job runs, if whoever starts jobs starts none about
-//! it on another lane: so several lanes beside each other need no lock.
+//! Several lanes need no lock if their owner never starts two jobs on the same objects: those
+//! objects then stay unchanged while the job runs.
 
 use std::fmt;
 use std::task::{Context, Poll};
@@ -15,7 +15,7 @@ use futures::channel::oneshot;
 
 use crate::worker::{Gone, Worker};
 
-/// A [`Worker`] that does one job at a time. `R` is what a job comes to.
+/// A [`Worker`] that runs one job at a time. `R` is a job's result.
 pub struct Lane<T, R> {
     thread: Thread<T>,
     job: Job<R>,
@@ -46,7 +46,7 @@ impl<T, R> fmt::Debug for Lane<T, R> {
 }
 
 impl<T: 'static, R: Send + 'static> Lane<T, R> {
-    /// A lane on this worker's thread.
+    /// Creates a lane on this worker's thread.
     pub fn new(worker: Worker<T>) -> Self {
         Self {
             thread: Thread::Worker(worker),
@@ -54,8 +54,8 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// A lane without a thread: each job runs when it is started, so that the order of what several
-    /// lanes do is always the same. For tests.
+    /// Creates a lane without a thread, for tests. Each job runs when it is started, so several
+    /// lanes always run in the same order.
     pub fn inline(value: T) -> Self {
         Self {
             thread: Thread::Inline(value),
@@ -63,12 +63,12 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// Whether a job can be started: none is under way, and none has ended that was not taken.
+    /// Returns true if a job can be started: none is running, and no result is waiting.
     pub fn is_free(&self) -> bool {
         matches!(self.job, Job::None)
     }
 
-    /// Starts a job. One that is under way goes on, but nobody learns what it comes to.
+    /// Starts a job. A running job continues, but its result is lost.
     pub fn start(&mut self, job: impl FnOnce(&mut T) -> R + Send + 'static) {
         self.job = match &mut self.thread {
             Thread::Worker(worker) => Job::Running(worker.submit(job)),
@@ -76,8 +76,8 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         };
     }
 
-    /// Ready when a job has ended that was not taken yet. Without a job it is pending, and wakes
-    /// nobody.
+    /// Returns ready when the result of a job is waiting. Without a job it stays pending and wakes
+    /// no task.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Job::Running(outcome) = &mut self.job {
             let Poll::Ready(result) = outcome.poll_unpin(context) else {
@@ -91,7 +91,7 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
         }
     }
 
-    /// What the job came to, once it has ended; the next one can be started then.
+    /// Takes the result of a finished job; after that the next job can start.
     pub fn take(&mut self) -> Option<Result<R, Gone>> {
         let result = match std::mem::replace(&mut self.job, Job::None) {
             Job::None => return None,

@@ -1,19 +1,19 @@
 //! Netlink transport: many messages in one send, errors by sequence number.
 //!
-//! The kernel works a netlink send off before `send` returns, message by message, and reports
-//! every failure whether or not an acknowledgement was asked for. So a [`Batch`] of any length
-//! costs a few system calls: [`Connection::execute`] asks for one acknowledgement, on the last
-//! message of each send, and everything that was not refused before it was done.
+//! The kernel processes a netlink send before `send` returns, message by message. It reports every
+//! failure, even if no acknowledgement was requested. So a [`Batch`] of any length costs a few
+//! system calls: [`Connection::execute`] requests one acknowledgement, for the last message of each
+//! send. Every earlier message that was not refused has succeeded.
 //!
 //! ```text
 //!  Batch ── push(kind, flags, |Writer|) ──▶ index          Connection::execute ──▶ [Reply] by index
 //!  Connection::{request, dump} ──▶ Dump ── iter() ──▶ (kind, payload) ──▶ Attributes ──▶ Attribute
-//!  Connection::dump_into ── each (kind, payload) as it comes, none of them held
+//!  Connection::dump_into ── each (kind, payload) as it arrives, without buffering
 //! ```
 //!
 //! The same rules hold for rtnetlink, nfnetlink (ipset, conntrack) and generic netlink.
-//! [`Connection::transact`] is for nf\_tables, whose transaction is what is in one send.
-//! Not here: subscriptions, and the meaning of any message.
+//! [`Connection::transact`] is for nf\_tables, in which one send is one transaction. Subscriptions
+//! and the meaning of messages belong to other crates.
 //!
 //! Source: `include/uapi/linux/netlink.h`, `net/netlink/af_netlink.c` (`netlink_rcv_skb`,
 //! `netlink_ack`, `netlink_dump`).

@@ -1,4 +1,4 @@
-//! `struct nlmsghdr`, and the three messages that belong to netlink itself: error, done, no-op.
+//! `struct nlmsghdr`, and netlink's own three messages: error, done, no-op.
 
 use netlink_packet_core::{NLM_F_ACK_TLVS, NLM_F_CAPPED};
 
@@ -11,13 +11,13 @@ const SEQUENCE_AT: usize = 8;
 /// `NLMSGERR_ATTR_MSG`, the text of an extended acknowledgement.
 const ERROR_TEXT: u16 = 1;
 
-/// A header without length and sequence number; both are patched in when they are known.
+/// Returns a header without length and sequence number, which are filled in later.
 pub(crate) fn header(kind: u16, flags: u16) -> [u8; HEADER] {
     let ([k0, k1], [f0, f1]) = (kind.to_ne_bytes(), flags.to_ne_bytes());
     [0, 0, 0, 0, k0, k1, f0, f1, 0, 0, 0, 0, 0, 0, 0, 0]
 }
 
-/// Overwrites `bytes` from `at` on.
+/// Overwrites bytes from `at` on.
 pub(crate) fn patch(bytes: &mut [u8], at: usize, value: &[u8]) {
     if let Some(place) = bytes.get_mut(at..at + value.len()) {
         place.copy_from_slice(value);
@@ -44,8 +44,8 @@ pub(crate) struct Received<'a> {
 }
 
 impl Received<'_> {
-    /// What an `NLMSG_ERROR` says: an errno with, on request, the request's payload and a text;
-    /// `None` for an acknowledgement.
+    /// Decodes an `NLMSG_ERROR`: an error number and, if requested, the request's payload and a
+    /// text. `None` for an acknowledgement.
     pub(crate) fn refusal(&self) -> Result<Option<Refusal>, Malformed> {
         let Some((code, echo)) = self.payload.split_first_chunk() else {
             return Err(short(4, self.payload));
@@ -75,7 +75,7 @@ impl Received<'_> {
         }))
     }
 
-    /// The error that ended a dump, from `NLMSG_DONE`.
+    /// Decodes the error that ended a dump, from `NLMSG_DONE`.
     pub(crate) fn dump_refusal(&self) -> Option<Refusal> {
         let (code, extended) = self.payload.split_first_chunk()?;
         let code = i32::from_ne_bytes(*code);
@@ -105,7 +105,7 @@ fn short(expected: usize, payload: &[u8]) -> Malformed {
     }
 }
 
-/// Iterator over the messages of a datagram. A length that does not fit ends it with one `Err`.
+/// Iterator over the messages of a datagram. An invalid length ends it with one `Err`.
 #[derive(Debug, Clone)]
 pub(crate) struct Messages<'a>(&'a [u8]);
 

@@ -1,13 +1,13 @@
-//! The protocols that are spoken over netlink.
+//! The netlink protocols that a connection supports.
 
 use std::fmt;
 
-/// The kernel's netlink protocols that a connection can speak.
+/// A netlink protocol of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
-    /// `NETLINK_ROUTE`: links, addresses, routes. Requests are checked strictly
-    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20): a dump needs its family's full fixed header, and
-    /// filters by what is set in it.
+    /// `NETLINK_ROUTE`: links, addresses, routes. The kernel checks requests strictly
+    /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20): a dump needs its family's full fixed header and is
+    /// filtered by the fields set in it.
     Route,
     /// `NETLINK_NETFILTER`: ipset, conntrack.
     Netfilter,

@@ -1,23 +1,23 @@
-//! The kernel's answers to messages.
+//! The kernel's replies to messages.
 
 use crate::attributes::align;
 use crate::error::Refusal;
 use crate::message::Messages;
 
-/// Fate of one message of a [`Batch`](crate::Batch).
+/// Outcome of one message of a [`Batch`](crate::Batch).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// The kernel did it.
+    /// The message succeeded.
     Done,
-    /// The kernel did not do it, and says why.
+    /// The kernel refused the message.
     Refused(Refusal),
-    /// The acknowledgement was lost (`ENOBUFS`): the kernel may or may not have done it. Dump and
-    /// compare.
+    /// The acknowledgement was lost (`ENOBUFS`): the message may or may not have taken effect. Dump
+    /// and compare.
     Unknown,
 }
 
 impl Reply {
-    /// The error number of a refusal.
+    /// Returns the error number of a refusal.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Refused(refusal) => Some(refusal.errno),
@@ -26,16 +26,17 @@ impl Reply {
     }
 }
 
-/// The kernel's answers to a batch that went in one send ([`Connection::transact`](crate::Connection::transact)).
+/// The kernel's replies to a batch in one send
+/// ([`Connection::transact`](crate::Connection::transact)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answers {
-    /// The refused messages, by index, in the kernel's order.
+    /// The refused messages by index, in the kernel's order.
     pub refused: Vec<(usize, Refusal)>,
-    /// The messages that were acknowledged as done, by index.
+    /// The messages that were acknowledged as successful, by index.
     pub acknowledged: Vec<usize>,
-    /// What the kernel sent besides, as with `NLM_F_ECHO`.
+    /// Other messages from the kernel, such as those requested by `NLM_F_ECHO`.
     pub echoed: Dump,
-    /// Answers were lost (`ENOBUFS`): there are more than these.
+    /// True if replies were lost (`ENOBUFS`), so that this is incomplete.
     pub lost: bool,
 }
 
@@ -47,17 +48,17 @@ pub struct Dump {
 }
 
 impl Dump {
-    /// Number of messages.
+    /// Returns the number of messages.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no messages.
+    /// Returns true without messages.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Kind (`nlmsg_type`) and payload (fixed header and attributes) of each message.
+    /// Returns kind (`nlmsg_type`) and payload (fixed header and attributes) of each message.
     pub fn iter(&self) -> impl Iterator<Item = (u16, &[u8])> {
         Messages::new(&self.bytes)
             .flatten()

@@ -1,8 +1,9 @@
 //! A thread that owns sockets, for async callers.
 //!
-//! The kernel does its work inside `send`, on the sender's thread, so a large batch would stop a
-//! runtime for as long. A [`Worker`] takes closures instead. If one panics the thread ends, with
-//! the value, since half-done work on a socket cannot be trusted; all callers then get [`Gone`].
+//! The kernel works inside `send`, on the sender's thread, so a large batch would block an async
+//! runtime. A [`Worker`] takes closures instead. If one panics, the thread ends and drops the
+//! value, because a half-finished operation leaves a socket in an unknown state. All callers then
+//! get [`Gone`].
 
 use std::fmt;
 use std::future::Future;
@@ -13,27 +14,27 @@ use std::thread::{self, JoinHandle};
 
 use futures::channel::oneshot;
 
-/// A closure that waits to be run on a worker's value.
+/// A closure to run on a worker's value.
 pub type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 
-/// The worker's thread has ended because a closure panicked. What it was writing may be half done.
+/// The worker's thread has ended because a closure panicked. Its writes may be half done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the worker thread has ended by a panic; its cause is on standard error")]
 pub struct Gone;
 
-/// A thread that owns a `T` and runs closures on it, in the order of the calls.
+/// A thread that owns a `T` and runs closures on it in call order.
 ///
-/// Dropping it waits for the closures that were queued, then ends the thread.
+/// Dropping it runs the queued closures, then ends the thread.
 pub struct Worker<T> {
     jobs: Option<mpsc::Sender<Job<T>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a worker has been called to do ([`Worker::handing_out`]).
+/// The queue of a worker without a thread ([`Worker::handing_out`]).
 pub struct HandedOut<T>(mpsc::Receiver<Job<T>>);
 
 impl<T> HandedOut<T> {
-    /// The next closure, if there is one.
+    /// Returns the next closure, if there is one.
     pub fn next_job(&mut self) -> Option<Job<T>> {
         self.0.try_recv().ok()
     }
@@ -54,12 +55,13 @@ impl<T> fmt::Debug for Worker<T> {
 }
 
 impl<T: 'static> Worker<T> {
-    /// Starts a thread called `name` (15 bytes are visible in `top`) and makes the value on it;
-    /// returns when it is made. It belongs to the caller's network namespace.
+    /// Starts a thread called `name` (15 bytes are visible in `top`), builds the value on it, and
+    /// waits until it is built. The thread belongs to the caller's network namespace.
     ///
     /// # Errors
     ///
-    /// Those of `build`, and that the system has no thread left. Panics if `build` does.
+    /// The error of `build`, or an I/O error if the system cannot create a thread. Panics if
+    /// `build` does.
     pub fn spawn<E, F>(name: &str, build: F) -> Result<Self, E>
     where
         F: FnOnce() -> Result<T, E> + Send + 'static,
@@ -74,7 +76,7 @@ impl<T: 'static> Worker<T> {
                     Ok(value) => value,
                     Err(error) => return drop(built.send(Err(error))),
                 };
-                // The caller waits for this, so it is there.
+                // The caller waits for this message, so the receiver exists.
                 let _ = built.send(Ok(()));
                 for job in queue {
                     job(&mut value);
@@ -93,9 +95,9 @@ impl<T: 'static> Worker<T> {
         }
     }
 
-    /// A worker without a thread or a value: its closures are handed out, in the order of the calls,
-    /// to whoever says when and on what each runs. For tests that decide what comes before what. A
-    /// closure that is dropped instead is to its caller as a thread that has ended.
+    /// Creates a worker without a thread or a value, for tests that control the order of events.
+    /// Its closures are handed out in call order, and the test decides when and on which value each
+    /// runs. To its caller, a dropped closure looks like a thread that has ended.
     pub fn handing_out() -> (Self, HandedOut<T>) {
         let (jobs, queue) = mpsc::channel();
         let worker = Self {
@@ -105,7 +107,8 @@ impl<T: 'static> Worker<T> {
         (worker, HandedOut(queue))
     }
 
-    /// Runs `f` on the value. It is queued at once, and runs even if the future is dropped.
+    /// Runs `f` on the value. The closure is queued at once, and runs even if the future is
+    /// dropped.
     pub fn call<R, F>(&self, f: F) -> impl Future<Output = Result<R, Gone>> + Send + use<R, F, T>
     where
         R: Send + 'static,
@@ -115,7 +118,7 @@ impl<T: 'static> Worker<T> {
         async move { outcome.await.map_err(|_| Gone) }
     }
 
-    /// The same; what it comes to is received, or that the thread is gone.
+    /// Queues `f` and returns a receiver for its result. The receiver fails if the thread is gone.
     pub(crate) fn submit<R, F>(&self, f: F) -> oneshot::Receiver<R>
     where
         R: Send + 'static,
@@ -123,7 +126,7 @@ impl<T: 'static> Worker<T> {
     {
         let (done, outcome) = oneshot::channel();
         let job: Job<T> = Box::new(move |value| drop(done.send(f(value))));
-        // If the thread is gone the job is dropped, and with it the sender.
+        // If the thread is gone, the job is dropped, and with it the sender.
         let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
         outcome
     }
@@ -133,7 +136,7 @@ impl<T> Drop for Worker<T> {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // A panic in there was reported when it happened.
+            // The panic was reported when it happened.
             let _ = thread.join();
         }
     }

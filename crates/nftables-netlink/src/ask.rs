@@ -1,5 +1,7 @@
-//! Single things asked by name or by key, for who does not want to read a table whole: where a
-//! table has 50,000 Services, one packet meets a dozen of its objects.
+//! Looks up single objects by name or by key.
+//!
+//! A table of 50,000 Services is too large to read whole when a packet meets only a dozen of its
+//! objects.
 
 use netlink_batch::Refusal;
 
@@ -12,12 +14,12 @@ use crate::value::{Bytes, Family};
 use crate::wire::{command, element, message, set};
 
 impl Nftables {
-    /// The base chains of all tables of all families that this crate knows. The chains between are
-    /// passed over as they come: there may be 100,000 of them.
+    /// Returns the base chains of all tables, of all families that this crate knows. Regular chains
+    /// are skipped as they arrive: a node may have 100,000 of them.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn hooked(&mut self) -> Result<Vec<Hooked>, Error> {
         Ok(self.connection.dump_into(
             message(command::GET_CHAIN),
@@ -30,12 +32,12 @@ impl Nftables {
         )?)
     }
 
-    /// A named set or map of a table, without its elements; `None` where there is no such set, or no
-    /// such table.
+    /// Returns a named set or map without its elements, or `None` if the set or its table does not
+    /// exist.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn set(
         &mut self,
         family: Family,
@@ -58,13 +60,13 @@ impl Nftables {
         Ok(None)
     }
 
-    /// The element of a set that a key is in: of this key, or of the range that it lies in. `None`
-    /// where it is in none; also where there is no such set. One for all other keys (`*`) is asked
-    /// for by [`Nftables::catch_all`].
+    /// Returns the element that contains a key: the element with this key, or the range around it.
+    /// `None` if no element contains the key, or if the set does not exist. The catch-all element
+    /// (`*`) is returned by [`Nftables::catch_all`] instead.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn element(
         &mut self,
         family: Family,
@@ -75,12 +77,12 @@ impl Nftables {
         self.one_element(family, table, set, Some(key), 0)
     }
 
-    /// Where the range ends that a key lies in, in a set of ranges of single values: the marker, whose
-    /// key is no part of it. `None` where the range has no end, as it goes up to the last value.
+    /// Returns the marker that ends the range around a key, in a set of ranges of single values.
+    /// The marker's own key is outside the range. `None` if the range extends to the last value.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn interval_end(
         &mut self,
         family: Family,
@@ -88,7 +90,8 @@ impl Nftables {
         set: &str,
         key: &[u8],
     ) -> Result<Option<Element>, Error> {
-        // As `nft` asks: for the next key. By that which begins a range, Linux 6.1 gives the beginning.
+        // Asks for the next key, as `nft` does: asked for the key that begins a range, Linux 6.1
+        // returns that beginning.
         let Some(next) = next(key) else {
             return Ok(None);
         };
@@ -97,7 +100,7 @@ impl Nftables {
         Ok(found
             .filter(|found| found.ends_interval || found.key == next)
             .map(|found| {
-                // Where another range begins at the next key, this one ends there.
+                // If another range begins at the next key, this range ends there.
                 Element {
                     key: found.key,
                     ends_interval: true,
@@ -106,12 +109,13 @@ impl Nftables {
             }))
     }
 
-    /// The element of a set that all keys are in that are in no other (`*`, Linux 5.13); its key is
-    /// empty. `None` where the set has none, or the kernel does not know of such.
+    /// Returns the catch-all element of a set (`*`, Linux 5.13), which matches every key that no
+    /// other element matches. Its key is empty. `None` if the set has none, or the kernel does not
+    /// support them.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn catch_all(
         &mut self,
         family: Family,
@@ -150,7 +154,7 @@ impl Nftables {
     }
 }
 
-/// The key that follows, in the network's order; `None` behind the last.
+/// Returns the key after this one in network order, or `None` after the last.
 fn next(key: &[u8]) -> Option<Bytes> {
     let mut next = Bytes::from_slice(key);
     for byte in next.iter_mut().rev() {
@@ -163,7 +167,7 @@ fn next(key: &[u8]) -> Option<Bytes> {
     None
 }
 
-/// `None` of what is not there.
+/// Turns the kernel's `ENOENT` into `None`.
 fn unless_absent<T>(answer: Result<T, netlink_batch::Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(answer) => Ok(Some(answer)),

@@ -1,5 +1,5 @@
-//! Messages as objects, into the form in which they are written: reading what was written gives it
-//! back, but for what the kernel numbers itself.
+//! Decodes messages into the types that are also written: reading a written object returns it
+//! unchanged, except for numbers that the kernel assigns.
 
 mod expression;
 
@@ -24,12 +24,12 @@ use crate::wire::{
     set, table, user_data,
 };
 
-/// What a number of an attribute may be.
+/// Returns the attributes behind the fixed header.
 pub(crate) fn attributes(payload: &[u8]) -> Result<Attributes<'_>, Malformed> {
     Attributes::after(FIXED_HEADER, payload)
 }
 
-/// `nfgen_family`.
+/// Returns the family in the header (`nfgen_family`).
 pub(crate) fn family(payload: &[u8]) -> Option<Family> {
     payload.first().copied().and_then(Family::of_wire)
 }
@@ -81,7 +81,7 @@ pub(crate) fn table(payload: &[u8]) -> Result<Option<Table>, Malformed> {
     }))
 }
 
-/// A chain of this table; `None` of another table.
+/// Decodes a chain of this table; `None` if it belongs to another table.
 pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Malformed> {
     let (mut found, mut kind, mut hook) = (None, None, None);
     let (mut policy, mut comment) = (Policy::Accept, None);
@@ -118,7 +118,7 @@ pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Mal
     }))
 }
 
-/// Returns the number by which the kernel knows a chain; 0 if the message has none.
+/// Returns the kernel's handle of a chain, or 0 if the message has none.
 pub(crate) fn handle_of_chain(payload: &[u8]) -> Result<u64, Malformed> {
     for attribute in attributes(payload)? {
         let attribute = attribute?;
@@ -129,7 +129,7 @@ pub(crate) fn handle_of_chain(payload: &[u8]) -> Result<u64, Malformed> {
     Ok(0)
 }
 
-/// A base chain of whichever table; `None` of another chain, and of a family that is not known.
+/// Decodes a base chain of any table; `None` for regular chains and unknown families.
 pub(crate) fn hooked(payload: &[u8]) -> Result<Option<Hooked>, Malformed> {
     let (mut table, mut is_base) = (None, false);
     for attribute in attributes(payload)? {
@@ -152,7 +152,7 @@ pub(crate) fn hooked(payload: &[u8]) -> Result<Option<Hooked>, Malformed> {
     }))
 }
 
-/// Hook and priority; `None` of a hook that only other families have.
+/// Decodes hook and priority; `None` for a hook that only other families have.
 fn base(attribute: &Attribute<'_>) -> Result<Option<(Hook, i32)>, Malformed> {
     let (mut hook, mut priority) = (None, 0);
     for attribute in attribute.nested() {
@@ -175,7 +175,7 @@ fn base(attribute: &Attribute<'_>) -> Result<Option<(Hook, i32)>, Malformed> {
     Ok(hook.map(|hook| (hook, priority)))
 }
 
-/// What a message says of a set.
+/// The attributes of a set message.
 #[derive(Default)]
 struct SetMessage {
     name: Option<Name>,
@@ -186,12 +186,12 @@ struct SetMessage {
     timeout: Option<u64>,
     size: Option<u32>,
     comment: Option<Arc<str>>,
-    /// What is noted of the parts of its key.
+    /// The user data that says which packet fields the parts of the key come from.
     key_type_of: Vec<u8>,
 }
 
 impl SetMessage {
-    /// `None` of another table.
+    /// Decodes a set of this table; `None` if it belongs to another table.
     fn parse(table: &str, payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let mut found = Self::default();
         for attribute in attributes(payload)? {
@@ -239,7 +239,7 @@ impl SetMessage {
         }
     }
 
-    /// That which would be noted as this is.
+    /// Returns the [`TypeOf`] that would be written as this user data.
     fn type_of(&self) -> Option<TypeOf> {
         let key = self.key();
         let noted = |of: Option<TypeOf>| concatenation(&key, of);
@@ -253,21 +253,21 @@ impl SetMessage {
     }
 }
 
-/// A set of a table.
+/// A set of a table, named or anonymous.
 pub(crate) enum AnySet {
     Named(FoundSet),
-    /// By its name in the rule.
+    /// The set's generated name, as its rule refers to it, and the set.
     Anonymous(Name, AnonymousMessage),
 }
 
 /// An anonymous set without its elements.
 pub(crate) struct AnonymousMessage {
     pub(crate) set: AnonymousSet,
-    /// How many elements it may have.
+    /// The largest number of elements that the set may have.
     pub(crate) size: Option<u32>,
 }
 
-/// A set of this table; `None` of another table.
+/// Decodes a set of this table; `None` if it belongs to another table.
 pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malformed> {
     const SAID: u32 = set::INTERVAL | set::MAP | set::HAS_TIMEOUT | set::EVAL;
     let Some(mut found) = SetMessage::parse(table, payload)? else {
@@ -310,7 +310,7 @@ pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malf
     }))
 }
 
-/// A named counter of this table; `None` of another table, and of another kind of object.
+/// Decodes a named counter of this table; `None` for another table or another kind of object.
 pub(crate) fn counter_of(table: &str, payload: &[u8]) -> Result<Option<NamedCounter>, Malformed> {
     let (mut found, mut is_counter) = (None, false);
     let (mut packets, mut bytes) = (0, 0);
@@ -341,7 +341,7 @@ pub(crate) fn counter_of(table: &str, payload: &[u8]) -> Result<Option<NamedCoun
     }))
 }
 
-/// The set that a message brings elements of.
+/// Returns the name of the set that the message's elements belong to.
 pub(crate) fn elements_set(payload: &[u8]) -> Result<Name, Malformed> {
     for attribute in attributes(payload)? {
         let attribute = attribute?;
@@ -352,7 +352,7 @@ pub(crate) fn elements_set(payload: &[u8]) -> Result<Name, Malformed> {
     missing(None, elements::SET, "NFTA_SET_ELEM_LIST_SET")
 }
 
-/// The elements that a message brings, put behind `all`.
+/// Appends the elements in a message to `all`.
 pub(crate) fn elements(payload: &[u8], all: &mut Vec<Element>) -> Result<(), Malformed> {
     for attribute in attributes(payload)? {
         let attribute = attribute?;
@@ -365,7 +365,7 @@ pub(crate) fn elements(payload: &[u8], all: &mut Vec<Element>) -> Result<(), Mal
     Ok(())
 }
 
-/// The first element that a message brings, also the one for all other keys.
+/// Returns the first element in a message, which may be the catch-all element.
 pub(crate) fn one_element(payload: &[u8]) -> Result<Option<Element>, Malformed> {
     for attribute in attributes(payload)? {
         let attribute = attribute?;
@@ -383,7 +383,7 @@ pub(crate) fn one_element(payload: &[u8]) -> Result<Option<Element>, Malformed> 
     Ok(None)
 }
 
-/// One that stands for all other keys.
+/// Decodes a catch-all element; `None` if the element is not one.
 fn catch_all(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     let (mut is_one, mut found) = (false, Element::of_set(Bytes::new()));
     for attribute in attribute.nested() {
@@ -400,7 +400,7 @@ fn catch_all(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     Ok(is_one.then_some(found))
 }
 
-/// `None` of one without a key (`NFT_SET_ELEM_CATCHALL`).
+/// Decodes an element; `None` if it has no key (`NFT_SET_ELEM_CATCHALL`).
 fn element(attribute: &Attribute<'_>) -> Result<Option<Element>, Malformed> {
     let (mut key, mut ends_interval, mut leads_to) = (None, false, None);
     let (mut comment, mut timeout, mut key_end) = (None, None, None);
@@ -444,7 +444,7 @@ fn element_data(attribute: &Attribute<'_>) -> Result<Option<ElementData>, Malfor
     Ok(None)
 }
 
-/// The `NFTA_DATA_VALUE` inside.
+/// Returns the `NFTA_DATA_VALUE` inside an attribute.
 fn value(attribute: &Attribute<'_>) -> Result<Option<Bytes>, Malformed> {
     for inner in attribute.nested() {
         let inner = inner?;
@@ -455,7 +455,7 @@ fn value(attribute: &Attribute<'_>) -> Result<Option<Bytes>, Malformed> {
     Ok(None)
 }
 
-/// Of what is inside an `NFTA_DATA_VERDICT`; `None` of one that no rule of ours has (`queue`).
+/// Decodes an `NFTA_DATA_VERDICT`; `None` for a verdict that no rule of ours has (`queue`).
 fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
     let (mut code, mut to) = (None, None);
     for attribute in attribute.nested() {
@@ -477,7 +477,7 @@ fn verdict(attribute: &Attribute<'_>) -> Result<Option<Verdict>, Malformed> {
     })
 }
 
-/// A rule as read, its anonymous sets by name.
+/// A rule as read, which still refers to its anonymous sets by name.
 pub(crate) struct RuleMessage {
     pub(crate) chain: Name,
     pub(crate) handle: u64,
@@ -486,7 +486,7 @@ pub(crate) struct RuleMessage {
 }
 
 impl RuleMessage {
-    /// Takes it as it is: sets that are still named stay so.
+    /// Returns the rule as it is; its sets remain names.
     pub(crate) fn found(self) -> FoundRule {
         FoundRule {
             handle: self.handle,
@@ -499,7 +499,7 @@ impl RuleMessage {
     }
 }
 
-/// A rule of this table; `None` of another table.
+/// Decodes a rule of this table; `None` if it belongs to another table.
 pub(crate) fn rule_of(table: &str, payload: &[u8]) -> Result<Option<RuleMessage>, Malformed> {
     let (mut chain, mut handle) = (None, None);
     let (mut expressions, mut comment) = (Vec::new(), None);
@@ -528,7 +528,7 @@ pub(crate) fn rule_of(table: &str, payload: &[u8]) -> Result<Option<RuleMessage>
     }))
 }
 
-/// Anonymous sets by their names.
+/// Anonymous sets by name.
 pub(crate) type Anonymous = HashMap<Name, AnonymousMessage>;
 
 #[cfg(test)]

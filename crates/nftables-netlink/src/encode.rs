@@ -1,4 +1,5 @@
-//! Changes as messages: those of `nft` 1.0.6, byte for byte, so that every `nft` lists them.
+//! Encodes changes as messages. They equal those of `nft` 1.0.6 byte for byte, so every `nft` can
+//! list the result.
 
 mod expression;
 mod set;
@@ -22,33 +23,35 @@ pub(crate) use expression::nat_flags_implied;
 use set::Sets;
 pub(crate) use set::concatenation;
 
-/// Bytes of elements in one message. An attribute's length is a `u16`; the largest element (a key,
-/// a verdict with a chain's name, a comment) takes about 700.
+/// Limit for the bytes of elements in one message. An attribute's length is a `u16`, and the
+/// largest element (key, verdict with a chain name, comment) takes about 700 bytes.
 const ELEMENT_BYTES: usize = 63 * 1024;
 
-/// Bytes of a first change that the kernel may send back, as one message an element.
+/// Limit for the bytes of a first change that the kernel may echo. It echoes one message per
+/// element.
 const TOLD_BYTES: usize = 4 * 1024;
 
-/// A transaction as the messages that it is sent as, all in one send. It can be sent any number of
-/// times; anonymous sets then have the same names again, so that those of before have to be gone
-/// (with their rules, or as the transaction deletes them).
+/// A transaction as messages, ready for one send. It may be sent several times. Its anonymous sets
+/// have the same names each time, so the previous ones must be removed first, by deleting their
+/// rules.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     pub(crate) batch: Batch,
-    /// The index of the first message of each change; that of a batch's begin is 0.
+    /// The index of each change's first message. Index 0 is the message that begins the batch.
     firsts: Vec<usize>,
-    /// The index of the last message of the last change; 0 if there is none.
+    /// The index of the last change's last message; 0 without changes.
     last: usize,
     pub(crate) expected: Option<Generation>,
 }
 
 impl Prepared {
-    /// Writes the messages. With an expected generation the kernel does nothing if it has another.
+    /// Encodes the messages. If `expected` is given, the kernel does nothing when the ruleset has
+    /// another generation.
     pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut prepared = Self::without_end(transaction, expected);
         if !prepared.is_empty() {
-            // The kernel looks at the first change for whether it is to tell the new generation. It
-            // then tells the change as well: where that is long, more than a socket may hold.
+            // The kernel decides by the first change whether to report the new generation. It then
+            // also echoes that change, which may be more than a socket buffer holds.
             let first = prepared.batch.get(1);
             if first.is_some_and(|first| first.payload.len() <= TOLD_BYTES) {
                 prepared.batch.add_flags(1, NLM_F_ECHO);
@@ -58,8 +61,8 @@ impl Prepared {
         prepared
     }
 
-    /// The same without the message that has the kernel make all of it: it looks at each message,
-    /// and lets them go (`nfnetlink_rcv_batch`).
+    /// Encodes the messages without the batch end. The kernel then checks each message and rolls
+    /// all of them back (`nfnetlink_rcv_batch`).
     pub(crate) fn without_end(transaction: &Transaction, expected: Option<Generation>) -> Self {
         let mut batch = Batch::new();
         batch.push(BATCH_BEGIN, 0, |w| {
@@ -81,7 +84,7 @@ impl Prepared {
         }
         let mut batch = encoder.batch;
         let last = batch.len().saturating_sub(1);
-        // That of a batch's end is answered by new kernels only.
+        // Only new kernels acknowledge the batch end.
         if last > 0 {
             batch.acknowledge(last);
         }
@@ -93,27 +96,27 @@ impl Prepared {
         }
     }
 
-    /// Bytes of all messages.
+    /// Returns the bytes of all messages.
     pub fn byte_len(&self) -> usize {
         self.batch.byte_len()
     }
 
-    /// Messages, with the two that enclose the others.
+    /// Returns the number of messages, including the begin and the end of the batch.
     pub fn messages(&self) -> usize {
         self.batch.len()
     }
 
-    /// Whether there is nothing to do.
+    /// Returns true if the transaction has no changes.
     pub(crate) fn is_empty(&self) -> bool {
         self.last == 0
     }
 
-    /// The index of the message whose acknowledgement says that all came through.
+    /// Returns the index of the message whose acknowledgement proves that all arrived.
     pub(crate) fn last(&self) -> usize {
         self.last
     }
 
-    /// The change that a message belongs to; `None` of the two that enclose the others.
+    /// Returns the change that a message belongs to; `None` for the begin and the end of the batch.
     pub(crate) fn change_of(&self, index: usize) -> Option<usize> {
         if index > self.last() {
             return None;
@@ -129,12 +132,12 @@ fn batch_header(w: &mut Writer<'_>) {
     w.bytes(&[0, 0, high, low]);
 }
 
-/// `struct nfgenmsg`.
+/// Writes `struct nfgenmsg`.
 pub(crate) fn header(w: &mut Writer<'_>, family: u8) {
     w.bytes(&[family, 0, 0, 0]);
 }
 
-/// Of a request for the elements with these keys.
+/// Writes a request for the elements with these keys.
 pub(crate) fn list_keys(
     w: &mut Writer<'_>,
     table: &str,
@@ -150,7 +153,7 @@ pub(crate) fn list_keys(
     });
 }
 
-/// Of a request for the element that a key is in, or without a key for one that these flags tell.
+/// Writes a request for the element that contains a key. Without a key, `flags` select the element.
 pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&[u8]>, flags: u32) {
     w.attr_str(elements::TABLE, table);
     w.attr_str(elements::SET, set);
@@ -166,8 +169,8 @@ pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&
     });
 }
 
-/// The set that elements are of. That which the transaction makes itself is found by its number at
-/// once, while a name is looked for among all sets of the table.
+/// The set that elements belong to. The kernel finds a set of this transaction by number at once;
+/// for a name it searches all sets of the table.
 #[derive(Clone, Copy)]
 enum Of<'a> {
     Named(&'a str),
@@ -290,10 +293,10 @@ impl Encoder<'_> {
         });
     }
 
-    /// Elements in as many messages as they take.
+    /// Writes elements in as many messages as they need.
     fn elements(&mut self, command: u16, flags: u16, name: Of<'_>, mut all: &[Element]) {
         let table = self.table;
-        // A message without elements would flush the set.
+        // The kernel would read a message without elements as a flush of the set.
         while !all.is_empty() {
             self.push(command, flags, |w| {
                 w.attr_str(elements::TABLE, table);
@@ -303,7 +306,7 @@ impl Encoder<'_> {
                 }
                 w.nest(elements::ELEMENTS, |w| {
                     let end = w.len() + ELEMENT_BYTES;
-                    // `nft` counts them.
+                    // `nft` numbers the elements.
                     let mut number = LIST_ELEMENT;
                     while let [element, rest @ ..] = all
                         && w.len() < end
@@ -317,8 +320,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// A rule behind the sets that belong to it alone. `at`: the attribute that says where it stands,
-    /// and the handle in it.
+    /// Writes a rule after its anonymous sets. `at` is the attribute that gives the rule's
+    /// position, with a handle.
     fn rule(&mut self, flags: u16, chain: &str, at: Option<(u16, u64)>, new: &Rule) {
         let table = self.table;
         let mut id = self.sets.peek_id();
@@ -370,7 +373,7 @@ impl Encoder<'_> {
     }
 }
 
-/// The set that an expression brings along.
+/// Returns the anonymous set that an expression defines.
 pub(crate) fn anonymous_set(expression: &Expression) -> Option<&AnonymousSet> {
     match expression {
         Expression::Lookup {

@@ -1,4 +1,4 @@
-//! What can go wrong, in words that name the next step.
+//! Errors of this crate, each with the next step for the reader.
 
 use std::io;
 
@@ -6,23 +6,23 @@ use netlink_batch::{Malformed, Refusal};
 
 use crate::transaction::Generation;
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The kernel has no nf\_tables.
     #[error("the kernel has no nf_tables: run `modprobe nf_tables` (CONFIG_NF_TABLES)")]
     NoNftables,
-    /// The ruleset changed while it was read, at each of several attempts.
+    /// The ruleset changed during each of several attempts to read it.
     #[error(
         "the kernel's ruleset changed during each of {attempts} attempts to read it; another program writes all the time: try again later"
     )]
     Changing {
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
     },
-    /// The kernel resized a set while it was read, at each of several attempts: elements were told
-    /// twice, and so others left out.
+    /// The kernel resized a set during each of several attempts to read it, so that elements
+    /// appeared twice and others were missing.
     #[error(
         "set {set} of table {table} was resized by the kernel during each of {attempts} attempts to read it, as after very many elements came or went; nothing is wrong with it: try again later"
     )]
@@ -31,7 +31,7 @@ pub enum Error {
         table: String,
         /// The set.
         set: String,
-        /// How often it was tried.
+        /// The number of attempts.
         attempts: u32,
     },
     /// The socket failed, a privilege is missing, or the kernel refused.
@@ -42,7 +42,7 @@ pub enum Error {
 impl From<netlink_batch::Error> for Error {
     fn from(error: netlink_batch::Error) -> Self {
         match error {
-            // Not even nfnetlink is there.
+            // The kernel lacks even nfnetlink.
             netlink_batch::Error::Open { ref source, .. }
                 if source.raw_os_error() == Some(libc::EPROTONOSUPPORT) =>
             {
@@ -60,52 +60,54 @@ impl From<Malformed> for Error {
     }
 }
 
-/// A change that the kernel did not make.
+/// A change that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedChange {
-    /// Which, counted from 0.
+    /// The index of the change in its transaction.
     pub change: usize,
-    /// Why: a number, and the kernel's own words where it has any.
+    /// The error number, and the kernel's message if there is one.
     pub refusal: Refusal,
 }
 
-/// Why a transaction was not made. Nothing of it was, but where it says otherwise.
+/// The reason why a transaction was not committed. No change took effect unless the variant says
+/// otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError {
-    /// The ruleset is of another generation than was expected: read again.
+    /// The ruleset has another generation than expected. The caller should read it again.
     #[error(
         "the ruleset is of generation {}, not {} as expected: another program changed it; read it again",
         found.0, expected.0
     )]
     WrongGeneration {
-        /// What the caller said.
+        /// The generation that the caller expected.
         expected: Generation,
-        /// What there is.
+        /// The generation that the ruleset has.
         found: Generation,
     },
-    /// The kernel refused changes, and so made none.
+    /// The kernel refused some changes, so none took effect.
     #[error("{}", words(refused))]
     Refused {
-        /// Those that it refused, in their order; at least one.
+        /// The refused changes in transaction order; at least one.
         refused: Vec<RefusedChange>,
-        /// Whether the kernel may have refused others as well, which it could not tell.
+        /// True if the kernel may have refused more changes than it could report.
         more: bool,
     },
-    /// The kernel took every change and did not make the transaction.
+    /// The kernel accepted each change but refused the transaction.
     #[error("the kernel did not make the transaction: {0}")]
     Whole(Refusal),
-    /// It could not even be sent: it is larger than the socket's buffer may be (`EMSGSIZE`), or than
-    /// the memory that there is (`ENOBUFS`).
+    /// The transaction could not be sent: it exceeds the socket's buffer (`EMSGSIZE`) or the
+    /// available memory (`ENOBUFS`).
     #[error(
         "the transaction was not sent ({0}): it is larger than the send buffer of a socket may be here, or memory is short; raise net.core.wmem_max on this node, or run with CAP_NET_ADMIN in its first user namespace, where the buffer grows as needed"
     )]
     TooLarge(io::Error),
-    /// Whether it was made is not known, as the kernel's answer was lost: read again.
+    /// The kernel's reply was lost, so the outcome is unknown. The caller should read the ruleset
+    /// again.
     #[error("whether the kernel made the transaction is unknown, its answer was lost: read again")]
     Unknown,
-    /// It could not be sent or the answer not be received. Where receiving failed it may have been
-    /// made: read again.
+    /// Sending or receiving failed. If receiving failed, the transaction may have taken effect, and
+    /// the caller should read the ruleset again.
     #[error(transparent)]
     Error(#[from] Error),
 }
@@ -130,14 +132,14 @@ fn words(refused: &[RefusedChange]) -> String {
     )
 }
 
-/// Of an error number alone.
+/// Returns the error for a missing privilege.
 pub(crate) fn permission() -> Error {
     Error::Netlink(netlink_batch::Error::Permission {
         protocol: netlink_batch::Protocol::Netfilter,
     })
 }
 
-/// What a kernel without nf\_tables says to a batch.
+/// Returns true if a kernel without nf\_tables answers a batch with this error number.
 pub(crate) const fn is_absence(errno: i32) -> bool {
     errno == libc::EOPNOTSUPP
 }

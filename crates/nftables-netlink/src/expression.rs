@@ -1,4 +1,5 @@
-//! The expressions of rules, one for each kernel module that this needs (linux/netfilter/nf_tables.h).
+//! The expressions of rules, one for each kernel module that this project needs
+//! (linux/netfilter/nf_tables.h).
 
 use std::sync::Arc;
 
@@ -9,249 +10,249 @@ pub use crate::numbered::{
 use crate::object::AnonymousSet;
 use crate::value::{Bytes, Name, Register, Verdict};
 
-/// One step of a rule. Reads and writes registers; the rule ends where a comparison fails.
+/// One step of a rule. It reads and writes registers, and a failed comparison ends the rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Expression {
-    /// Bytes of the packet into a register (`payload`).
+    /// Loads bytes of the packet into a register (`payload`).
     Payload {
-        /// From where the offset counts.
+        /// The header that the offset is relative to.
         base: PayloadBase,
-        /// In bytes.
+        /// Offset in bytes.
         offset: u32,
-        /// In bytes.
+        /// Length in bytes.
         len: u32,
-        /// Where they go.
+        /// The register that receives the bytes.
         to: Register,
     },
-    /// What the kernel knows of the packet, into a register (`meta`).
+    /// Loads the packet's metadata into a register (`meta`).
     Meta {
-        /// What.
+        /// The metadata to load.
         key: MetaKey,
-        /// Where it goes.
+        /// The register that receives the value.
         to: Register,
     },
-    /// The packet's mark from a register (`meta` with a source register).
+    /// Sets the packet's metadata from a register (`meta` with a source register).
     SetMeta {
-        /// What is set: the mark.
+        /// The metadata to set.
         key: MetaKey,
-        /// The new value.
+        /// The register with the new value.
         from: Register,
     },
-    /// What connection tracking knows of the packet, into a register (`ct`).
+    /// Loads the packet's connection tracking data into a register (`ct`).
     Ct {
-        /// What.
+        /// The data to load.
         key: CtKey,
-        /// Where it goes.
+        /// The register that receives the value.
         to: Register,
     },
-    /// Goes on where the comparison holds (`cmp`).
+    /// Continues if the comparison holds (`cmp`).
     Compare {
-        /// What is compared.
+        /// The register to compare.
         register: Register,
-        /// How.
+        /// The comparison operator.
         how: Comparison,
-        /// With what.
+        /// The constant to compare with.
         with: Bytes,
     },
-    /// Goes on where the value is in the range, or out of it (`range`).
+    /// Continues if the value is inside a range, or outside of it (`range`).
     Range {
-        /// What is compared.
+        /// The register to compare.
         register: Register,
-        /// Inside or outside.
+        /// Inside or outside the range.
         how: Membership,
-        /// The least.
+        /// The lowest value of the range.
         from: Bytes,
-        /// The greatest.
+        /// The highest value of the range.
         to: Bytes,
     },
     /// `to = (from & mask) ^ xor` (`bitwise`, `NFT_BITWISE_BOOL`).
     Bitwise {
-        /// The register that is read.
+        /// The source register.
         from: Register,
-        /// The one that is written.
+        /// The destination register.
         to: Register,
-        /// As long as the value.
+        /// The bits to keep, as long as the value.
         mask: Bytes,
-        /// As long as the value.
+        /// The bits to flip, as long as the value.
         xor: Bytes,
     },
-    /// A constant into a register (`immediate`).
+    /// Loads a constant into a register (`immediate`).
     Immediate {
-        /// Where it goes.
+        /// The register that receives the constant.
         to: Register,
         /// The constant.
         data: Bytes,
     },
-    /// The packet goes there (`immediate` into the verdict register).
+    /// Ends the rule with a verdict (`immediate` into the verdict register).
     Verdict(Verdict),
-    /// Goes on where the key is in the set, or is not; from a map into a register, from a verdict map to
-    /// where the element says (`lookup`).
+    /// Looks up a key in a set or map (`lookup`). A set continues or ends the rule, a map loads a
+    /// register, and a verdict map gives a verdict.
     Lookup {
         /// The first register of the key.
         key: Register,
         /// The set or map.
         set: SetRef,
-        /// What is done with what is found.
+        /// The use of the lookup's result.
         what: LookupFor,
     },
-    /// A number that is other for each packet (`numgen`).
+    /// Generates a number for each packet (`numgen`).
     NumGen {
-        /// How it comes about.
+        /// The method: incremental or random.
         how: NumGenKind,
-        /// Numbers are below this.
+        /// Exclusive upper bound of the number, before the offset.
         modulus: u32,
-        /// Added to it.
+        /// The offset added to the number.
         offset: u32,
-        /// Where it goes, in the kernel's order.
+        /// The register that receives the number, in host byte order.
         to: Register,
     },
-    /// A hash of registers (`hash`, `NFT_HASH_JENKINS`).
+    /// Hashes registers (`hash`, `NFT_HASH_JENKINS`).
     Jhash {
         /// The first register.
         from: Register,
-        /// Bytes that are hashed.
+        /// The number of bytes to hash.
         len: u32,
-        /// Numbers are below this.
+        /// Exclusive upper bound of the hash, before the offset.
         modulus: u32,
-        /// Else the kernel takes one of its own.
+        /// The seed; without one the kernel chooses its own.
         seed: Option<u32>,
-        /// Added to it.
+        /// The offset added to the hash.
         offset: u32,
-        /// Where it goes.
+        /// The register that receives the hash, in host byte order.
         to: Register,
     },
-    /// Another destination or source (`nat`).
+    /// Translates the destination or the source (`nat`).
     Nat {
-        /// Which.
+        /// Source or destination NAT.
         kind: NatKind,
-        /// The family of the address: that of the table.
+        /// The family of the address, equal to the table's.
         family: crate::value::Family,
         /// The register of the address.
         address: Option<Register>,
         /// The register of the port.
         port: Option<Register>,
-        /// `NF_NAT_RANGE_*`, but the two that follow from an address and from a port being there
-        /// (1 and 2): written or not, they are not read.
+        /// `NF_NAT_RANGE_*` without bits 1 and 2, which follow from the presence of an address and
+        /// a port. Both are ignored when written and dropped when read.
         flags: u32,
     },
-    /// The source is the address of the outgoing interface (`masq`).
+    /// Sets the source to the outgoing interface's address (`masq`).
     Masquerade {
         /// `NF_NAT_RANGE_*`.
         flags: u32,
     },
-    /// To this host, another port (`redir`).
+    /// Redirects the packet to a port of this host (`redir`).
     Redirect {
-        /// The register of the port; else it stays.
+        /// The register of the port; without one the port stays the same.
         port: Option<Register>,
-        /// `NF_NAT_RANGE_*`, but the one that follows from a port being there (2).
+        /// `NF_NAT_RANGE_*` without bit 2, which follows from the presence of a port.
         flags: u32,
     },
-    /// What the routing says of an address of the packet (`fib`).
+    /// Looks up an address of the packet in the routing tables (`fib`).
     Fib {
-        /// What is asked.
+        /// The property of the route to load.
         result: FibResult,
-        /// `NFTA_FIB_F_*`: which address, and by which interface.
+        /// `NFTA_FIB_F_*`: the address and interface to look up.
         flags: u32,
-        /// Where the answer goes.
+        /// The register that receives the result.
         to: Register,
     },
-    /// Puts an element into a set (`dynset`).
+    /// Adds, updates or deletes an element of a set (`dynset`).
     Dynset {
         /// The set.
         set: SetRef,
-        /// Add, or also prolong.
+        /// The operation on the element.
         operation: DynsetOperation,
         /// The first register of the key.
         key: Register,
-        /// How long it stays, in milliseconds; else as long as the set says.
+        /// The element's timeout in milliseconds; without one the set's default applies.
         timeout: Option<u64>,
     },
-    /// The packet is refused, and its sender told (`reject`).
+    /// Drops the packet and notifies its sender (`reject`).
     Reject {
-        /// `NFT_REJECT_*`: 0 is ICMP unreachable, 1 a TCP reset, 2 ICMP by either family.
+        /// `NFT_REJECT_*`: 0 is an ICMP error, 1 a TCP reset, 2 an ICMP error of either family.
         kind: u32,
         /// The ICMP code.
         code: u8,
     },
-    /// Counts packets and bytes (`counter`); read back as of then.
+    /// Counts packets and bytes (`counter`). Reading returns the counts at that time.
     Counter {
-        /// Bytes so far.
+        /// The bytes counted.
         bytes: u64,
-        /// Packets so far.
+        /// The packets counted.
         packets: u64,
     },
-    /// Bytes of the packet from a register (`payload` with a source register). What of checksums is
-    /// renewed is not read, so that it cannot be written again.
+    /// Writes a register into the packet (`payload` with a source register). The checksum fields
+    /// are not decoded, so the expression cannot be written back.
     SetPayload {
-        /// From where the offset counts.
+        /// The header that the offset is relative to.
         base: PayloadBase,
-        /// In bytes.
+        /// Offset in bytes.
         offset: u32,
-        /// In bytes.
+        /// Length in bytes.
         len: u32,
-        /// The new bytes.
+        /// The register with the new bytes.
         from: Register,
     },
-    /// An address or port as connection tracking has it for one direction, into a register (`ct` with
-    /// a direction).
+    /// Loads an address or port of one direction of the connection into a register (`ct` with a
+    /// direction).
     CtTuple {
-        /// What.
+        /// The data to load.
         key: TupleKey,
-        /// Of which direction.
+        /// The direction of the connection.
         direction: Direction,
-        /// Where it goes.
+        /// The register that receives the value.
         to: Register,
     },
-    /// Something of the connection from a register (`ct` with a source register).
+    /// Sets the connection's data from a register (`ct` with a source register).
     SetCt {
-        /// What is set.
+        /// The data to set.
         key: CtKey,
-        /// The new value.
+        /// The register with the new value.
         from: Register,
     },
-    /// The order of bytes of each number (`byteorder`).
+    /// Swaps the bytes of numbers (`byteorder`).
     ByteOrder {
-        /// The register that is read.
+        /// The source register.
         from: Register,
-        /// The one that is written.
+        /// The destination register.
         to: Register,
-        /// Bytes of all.
+        /// The length of all numbers in bytes.
         len: u32,
-        /// Bytes of each number: 2, 4 or 8.
+        /// The length of one number in bytes: 2, 4 or 8.
         size: u32,
     },
-    /// Goes on within a rate, or beyond it (`limit`).
+    /// Continues below a rate, or above it (`limit`).
     Limit {
-        /// So many packets, or bytes.
+        /// Packets or bytes per period.
         rate: u64,
-        /// In so many seconds.
+        /// The period in seconds.
         seconds: u64,
-        /// Whether bytes are counted.
+        /// True if the rate counts bytes, false for packets.
         bytes: bool,
-        /// Goes on beyond the rate (`NFT_LIMIT_F_INV`).
+        /// True to continue only above the rate (`NFT_LIMIT_F_INV`).
         over: bool,
     },
-    /// Tells the log (`log`).
+    /// Writes a line to the kernel log (`log`).
     Log {
-        /// How its line begins.
+        /// Prefix of the log line.
         prefix: Option<Name>,
     },
-    /// The packet is not tracked (`notrack`).
+    /// Disables connection tracking for the packet (`notrack`).
     NoTrack,
-    /// An object of the table that has a name (`objref`).
+    /// Applies a named object of the table (`objref`).
     Object {
         /// `NFT_OBJECT_*`: 1 is a counter, 2 a quota.
         kind: u32,
-        /// Its name.
+        /// The object's name.
         name: Name,
     },
-    /// One that this crate does not know: it has no counterpart in a rule that is wanted. Those of
-    /// iptables (`match`, `target`) have their own name behind it.
+    /// An unsupported expression; no rule of ours contains one. For iptables expressions (`match`,
+    /// `target`) the name includes the extension's name.
     Unknown(Name),
 }
 
 impl Expression {
-    /// The kernel's name of it.
+    /// Returns the kernel's name for the expression.
     pub fn name(&self) -> &str {
         match self {
             Self::Payload { .. } | Self::SetPayload { .. } => "payload",
@@ -281,12 +282,12 @@ impl Expression {
     }
 }
 
-/// A set or map that a rule of the same table names.
+/// A set or map of the rule's table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SetRef {
-    /// By its name.
+    /// A named set, by its name.
     Named(Name),
-    /// One that belongs to the rule alone; it comes and goes with it.
+    /// A set that belongs to the rule and is created and deleted with it.
     Anonymous(Arc<AnonymousSet>),
 }
 
@@ -294,53 +295,53 @@ pub enum SetRef {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Direction {
-    /// As the first packet went.
+    /// The direction of the first packet.
     Original = 0,
-    /// Back.
+    /// The direction of replies.
     Reply = 1,
 }
 
-/// In, or not in.
+/// The sense of a membership test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Membership {
-    /// In it.
+    /// Matches values in the set or range.
     In,
-    /// Not in it (`NFT_LOOKUP_F_INV`, `NFT_RANGE_NEQ`).
+    /// Matches values outside of it (`NFT_LOOKUP_F_INV`, `NFT_RANGE_NEQ`).
     NotIn,
 }
 
-/// What a lookup is for.
+/// The use of a lookup's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LookupFor {
-    /// Goes on, or not.
+    /// Continues if the membership test holds.
     Membership(Membership),
-    /// The element's value goes into this register.
+    /// Loads the element's value into this register.
     Value(Register),
-    /// The packet goes where the element says.
+    /// Applies the element's verdict.
     Verdict,
 }
 
-/// `NFTA_FIB_F_SADDR`: of the source address.
+/// `NFTA_FIB_F_SADDR`: look up the source address.
 pub const FIB_SOURCE: u32 = 1;
-/// `NFTA_FIB_F_DADDR`: of the destination address.
+/// `NFTA_FIB_F_DADDR`: look up the destination address.
 pub const FIB_DESTINATION: u32 = 1 << 1;
 
-/// A rule.
+/// A rule: expressions and a comment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// What it does, in order.
+    /// The expressions in order of evaluation.
     pub expressions: Vec<Expression>,
-    /// As `nft` keeps one (`NFTA_RULE_USERDATA`).
+    /// Comment in `nft`'s format (`NFTA_RULE_USERDATA`).
     pub comment: Option<Arc<str>>,
 }
 
-/// A rule that is in the kernel.
+/// A rule as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundRule {
-    /// By which the kernel knows it.
+    /// The kernel's handle of the rule.
     pub handle: u64,
-    /// Its chain.
+    /// The rule's chain.
     pub chain: Name,
-    /// The rule, its anonymous sets read into it.
+    /// The rule, including its anonymous sets.
     pub rule: Rule,
 }

@@ -1,10 +1,10 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of foreign bytes as a function of bytes. No other code
+//! may use them.
 
 use crate::decode::{self, AnySet};
 use crate::{Chain, Element, FoundRule, Name, Rule, Set};
 
-/// Those of the daemon, and the one of the corpus that has each expression.
+/// The daemon's tables, and the corpus table that contains each expression.
 const TABLES: [&str; 4] = [
     "kube-proxy",
     "kube-proxy-ipvs",
@@ -12,7 +12,7 @@ const TABLES: [&str; 4] = [
     "each",
 ];
 
-/// An object of each kind, and what a datagram tells.
+/// Parses bytes as each kind of object and as a datagram of a subscription.
 pub fn message(bytes: &[u8]) {
     let _ = decode::generation(bytes);
     let _ = decode::table(bytes);
@@ -28,21 +28,21 @@ pub fn message(bytes: &[u8]) {
     let _ = crate::subscription::events(bytes);
 }
 
-/// What a message may be.
+/// The objects that a message can be read as.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// A chain.
+    /// A chain, if the message decodes as one.
     pub chain: Option<Chain>,
-    /// A set.
+    /// A set, if the message decodes as one.
     pub set: Option<Set>,
-    /// A rule, without the sets that are its own.
+    /// A rule without its anonymous sets, if the message decodes as one.
     pub rule: Option<FoundRule>,
-    /// Elements, and the set that they are said to be of.
+    /// Elements and the name of their set, if the message decodes as such.
     pub elements: Option<(Name, Vec<Element>)>,
 }
 
-/// A message read as one of each kind, whichever table it is of, for those who read what is in a
-/// table of theirs.
+/// Decodes a message as each kind of object in any of the known tables, for fuzz targets of other
+/// crates.
 pub fn pieces(bytes: &[u8]) -> Pieces {
     let mut elements = Vec::new();
     let is_read = decode::elements(bytes, &mut elements).is_ok();

@@ -1,19 +1,19 @@
 //! nf\_tables over netlink: typed rules, sets and maps, one transaction in one send.
 //!
 //! ```text
-//!  Transaction { [Change] } ── Prepared ──▶ begin │ message ... │ end ── one send ──▶ Generation,
-//!      Table Chain Set Element Rule ▲            or CommitError { change, errno, the kernel's text }
+//!  Transaction { [Change] } ── PreparedTransaction ──▶ begin │ message ... │ end ── one send ──▶
+//!      Table Chain Set Element Rule ▲      Generation, or CommitError { change, errno, kernel's text }
 //!                      Expression   │
 //!  Nftables::{tables, chains, sets, elements, rules, read} ── the same types, decoded
-//!  Nftables::{hooked, set, element, rules_of_chain} ── of a large table only what is asked for
-//!  Subscription ── which table was touched, by whom     Nftables::probe ── what the kernel lacks
+//!  Nftables::{base_chains, set, element, rules_of_chain} ── single objects of a large table
+//!  Subscription ── which table changed, and who changed it   Nftables::probe ── missing features
 //! ```
 //!
-//! Messages are those of `nft` 1.0.6, byte for byte but for the names of anonymous sets, so that
-//! any `nft` lists them. They are this crate's own, as other crates lack expressions that are needed
-//! (`dynset`, `redir`) or sets, or bind a C library, or run a process; and as 100,000 messages should
-//! be written without allocating for each. Which they are, what all this costs, and what other
-//! versions of `nft` show, is in the README.
+//! Messages equal those of `nft` 1.0.6 byte for byte, except for the names of anonymous sets, so
+//! any `nft` can list them. This crate writes its own messages for two reasons. Other crates lack
+//! expressions that we need (`dynset`, `redir`) or sets, bind a C library, or run a process. And
+//! 100,000 messages should not cost an allocation each. The README lists the messages, their cost,
+//! and the output of other versions of `nft`.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`,
 //! `net/netfilter/nf_tables_api.c`, `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).

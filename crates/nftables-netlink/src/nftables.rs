@@ -1,4 +1,4 @@
-//! The calls: one transaction at a time, and reading what is there.
+//! The connection to the kernel: commits one transaction at a time, and reads objects.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,31 +16,31 @@ use crate::transaction::{Generation, Transaction};
 use crate::value::Family;
 use crate::wire::{chain, command, elements, message, object, rule, set};
 
-/// How often the kernel may say that it has to begin anew.
+/// Limit for attempts after the kernel asked to restart a transaction.
 const RESTARTS: u32 = 8;
-/// How often the elements of a set are read whose table is being resized.
+/// Limit for attempts to read a set that the kernel is resizing.
 const DUMPS: u32 = 8;
-/// Before the second time; doubled before each further one.
+/// Pause before the second attempt; it doubles before each further one.
 const RESIZING: Duration = Duration::from_millis(2);
 
-/// The kernel's tables, in the network namespace of the thread that opened it.
+/// A connection to the tables in the network namespace of the thread that opened it.
 ///
-/// Calls block for as long as the kernel works.
+/// Calls block while the kernel works.
 #[derive(Debug)]
 pub struct Nftables {
-    /// What it does is not told to its own program. It is dropped first: once the socket is closed, its
-    /// number may be another program's.
+    /// Registration of this socket with the program's own sockets, if any. It is dropped before the
+    /// socket closes, because another program may then get the socket's number.
     pub(crate) own: Option<OwnSocket>,
     pub(crate) connection: Connection,
 }
 
 impl OwnSockets {
-    /// Opens a socket that is one of them for as long as it is open. Where the kernel takes no
-    /// filter, or does not tell the socket's number, what it changes is told.
+    /// Opens a socket that is registered as long as it is open. Its changes are still reported if
+    /// the kernel rejects the filter or does not reveal the socket's number.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::open`].
+    /// Fails as [`Nftables::open`] does.
     pub fn open(self: &Arc<Self>) -> Result<Nftables, Error> {
         let mut opened = Nftables::open()?;
         opened.own = opened.port().ok().map(|port| self.note(port));
@@ -53,14 +53,14 @@ impl Nftables {
     ///
     /// # Errors
     ///
-    /// [`Error::NoNftables`], or the socket's.
+    /// [`Error::NoNftables`] if the kernel lacks nf\_tables; otherwise the socket's error.
     pub fn open() -> Result<Self, Error> {
         let mut opened = Self {
             own: None,
             connection: Connection::open(Protocol::Netfilter)?,
         };
         match opened.generation() {
-            // What nfnetlink says of a subsystem that it cannot load.
+            // nfnetlink answers so if it cannot load a subsystem.
             Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
                 errno: libc::EINVAL | libc::EOPNOTSUPP,
                 ..
@@ -70,21 +70,21 @@ impl Nftables {
         }
     }
 
-    /// The number of its socket, by which a [`Subscription`](crate::Subscription) can leave out what
-    /// this one changes.
+    /// Returns the socket's number, by which a [`Subscription`](crate::Subscription) can ignore
+    /// this socket's changes.
     ///
     /// # Errors
     ///
-    /// The kernel does not tell.
+    /// Fails if the kernel does not reveal the number.
     pub fn port(&self) -> io::Result<u32> {
         self.connection.port()
     }
 
-    /// The number of the ruleset: where it is as before, nothing has changed.
+    /// Returns the ruleset's generation. An equal number means that nothing changed.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn generation(&mut self) -> Result<Generation, Error> {
         let answer = self
             .connection
@@ -97,8 +97,8 @@ impl Nftables {
         Err(Error::Netlink(netlink_batch::Error::LostReply))
     }
 
-    /// Makes all changes at once, or none; the generation of the ruleset with them. With an
-    /// expected generation only where the ruleset is of that one.
+    /// Commits all changes at once, or none, and returns the new generation. If `expected` is
+    /// given, commits only if the ruleset has that generation.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl Nftables {
         self.commit_prepared(&mut Prepared::new(transaction, expected))
     }
 
-    /// The same of messages that are written already.
+    /// Commits a transaction that is already encoded.
     ///
     /// # Errors
     ///
@@ -131,7 +131,8 @@ impl Nftables {
         let told = echoed.find(|(kind, _)| *kind == message(command::NEW_GENERATION));
         match told {
             Some((_, payload)) => Ok(decode::generation(payload).map_err(Error::from)?),
-            // It did not tell. What was expected says it; else another may follow already.
+            // The kernel did not report the generation. It follows from the expected one; otherwise
+            // another transaction may already have raised it.
             None => match prepared.expected {
                 Some(before) => Ok(before.next()),
                 None => Ok(self.generation()?),
@@ -139,14 +140,13 @@ impl Nftables {
         }
     }
 
-    /// Whether the kernel takes each of these changes: it looks at them as in a transaction, loads
-    /// the modules that they need, and lets all of it go. Nobody is told, and the generation is as
-    /// before. What is wrong with all of it together (chains that jump in a circle) is not seen, as
-    /// it is not by `nft --check` on Linux 6.18.
+    /// Checks that the kernel accepts each change: the kernel validates them, loads modules, and
+    /// rolls back. No event is sent and the generation stays the same. Errors of the whole
+    /// transaction (a loop of jumps) remain unseen, as with `nft --check` on Linux 6.18.
     ///
     /// # Errors
     ///
-    /// As [`Nftables::commit`]; nothing was done.
+    /// As [`Nftables::commit`]; no change takes effect.
     pub fn check(&mut self, transaction: &Transaction) -> Result<(), CommitError> {
         let mut prepared = Prepared::without_end(transaction, None);
         if prepared.is_empty() {
@@ -155,7 +155,7 @@ impl Nftables {
         self.taken(&mut prepared).map(drop)
     }
 
-    /// Sends it until nothing of it is refused but because the kernel has to begin anew.
+    /// Sends the transaction, and again as long as the kernel asks for a restart.
     fn taken(&mut self, prepared: &mut Prepared) -> Result<Answers, CommitError> {
         let mut restarts = 0;
         loop {
@@ -190,11 +190,11 @@ impl Nftables {
         }
     }
 
-    /// The tables of a family, or of all.
+    /// Returns the tables of a family, or of all families.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn tables(&mut self, family: Option<Family>) -> Result<Vec<Table>, Error> {
         let number = family.map_or(0, |family| family as u8);
         Ok(self.connection.dump_into(
@@ -208,11 +208,11 @@ impl Nftables {
         )?)
     }
 
-    /// The chains of a table; none where there is no such table.
+    /// Returns the chains of a table; none if the table does not exist.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn chains(&mut self, family: Family, table: &str) -> Result<Vec<Chain>, Error> {
         let found = self.numbered_chains(family, table)?.into_iter();
         Ok(found.map(|(_, chain)| chain).collect())
@@ -242,21 +242,22 @@ impl Nftables {
         )?)
     }
 
-    /// The named sets and maps of a table, without their elements; none where there is no such
-    /// table.
+    /// Returns the named sets and maps of a table without their elements; none if the table does
+    /// not exist.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn sets(&mut self, family: Family, table: &str) -> Result<Vec<FoundSet>, Error> {
         Ok(self.all_sets(family, table, Meanwhile::Nothing)?.0)
     }
 
-    /// Returns the named counters of a table, as they count now; none where there is no such table.
+    /// Returns the named counters of a table with their current counts; none if the table does not
+    /// exist.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn counters(&mut self, family: Family, table: &str) -> Result<Vec<NamedCounter>, Error> {
         self.counters_of(family, table, Meanwhile::Nothing)
     }
@@ -290,13 +291,13 @@ impl Nftables {
         }
     }
 
-    /// The elements of a set. In a set of intervals: as the kernel keeps them, the markers that end
-    /// them among them.
+    /// Returns the elements of a set. For a set of intervals these include the markers that end an
+    /// interval.
     ///
     /// # Errors
     ///
-    /// [`Error::Resizing`] if the kernel resizes it at each attempt; the socket's, or the kernel's
-    /// refusal: `ENOENT` where there is no such set.
+    /// [`Error::Resizing`] if the kernel resizes the set during each attempt; otherwise the
+    /// socket's or the kernel's error, such as `ENOENT` for a missing set.
     pub fn elements(
         &mut self,
         family: Family,
@@ -306,17 +307,17 @@ impl Nftables {
         self.elements_of(family, table, set, Meanwhile::Nothing)
     }
 
-    /// The elements of a set.
+    /// Reads the elements of a set, again if the kernel resized it meanwhile.
     ///
-    /// A hash table that grows or shrinks on its own (`rhashtable`), as it does for a while after many
-    /// elements came or went, changes no generation, so the kernel flags no such dump. But it goes on
-    /// after each datagram by how many elements it has told (`nf_tables_dump_set`), in what is
-    /// another order by then: for each that it leaves out it tells another one twice. So a dump with
-    /// an element twice is read again.
+    /// A hash table (`rhashtable`) grows or shrinks by itself for a while after many elements came
+    /// or went. This changes no generation, so the kernel does not flag the dump. After each
+    /// datagram the dump resumes at the number of elements already sent (`nf_tables_dump_set`), now
+    /// in another order. For each element that it skips, it sends another one twice. So a dump with
+    /// a duplicate element is read again.
     ///
-    /// What is not noticed: it counts also elements that a commit, or a refused one, is just taking
-    /// away (`nf_tables_commit`, which begins the new generation before it does so). A dump
-    /// whose first datagram is written in these milliseconds may leave out as many.
+    /// One case remains unnoticed. The count includes elements that a commit, or a refused one, is
+    /// just removing (`nf_tables_commit`, which first begins the new generation). A dump whose
+    /// first datagram is written in these milliseconds may miss as many elements.
     pub(crate) fn elements_of(
         &mut self,
         family: Family,
@@ -343,7 +344,7 @@ impl Nftables {
         })
     }
 
-    /// A dump.
+    /// Dumps objects of one kind.
     fn dump<T: Default>(
         &mut self,
         of: u16,
@@ -358,7 +359,7 @@ impl Nftables {
         }?)
     }
 
-    /// The named sets of a table, and the others without their elements.
+    /// Returns the named sets of a table, and its anonymous sets, all without elements.
     pub(crate) fn all_sets(
         &mut self,
         family: Family,
@@ -394,7 +395,7 @@ impl Nftables {
         }
     }
 
-    /// Rules as they come.
+    /// Returns the rules of a table or of one chain, with their anonymous sets as names.
     pub(crate) fn rule_messages(
         &mut self,
         family: Family,
@@ -425,7 +426,7 @@ impl Nftables {
     }
 }
 
-/// Reads until no element is told twice; `None` if one is each time.
+/// Reads until no element appears twice; `None` if one does in each attempt.
 fn until_distinct<E>(
     mut read: impl FnMut() -> Result<Vec<Element>, E>,
 ) -> Result<Option<Vec<Element>>, E> {
@@ -448,17 +449,17 @@ fn are_distinct(elements: &[Element]) -> bool {
     elements.iter().all(|element| seen.insert(element))
 }
 
-/// That of the kernel alone, which no C library has.
+/// `ERESTART`, which exists only in the kernel; no C library defines it.
 const ERESTART: i32 = 85;
 
-/// Whether sending failed before the kernel looked at what was sent.
+/// Returns true if sending failed before the kernel looked at the message.
 fn is_too_large(doing: &str, source: &io::Error) -> bool {
     let errno = source.raw_os_error();
     doing == "send" && matches!(errno, Some(libc::EMSGSIZE | libc::ENOBUFS | libc::ENOMEM))
 }
 
-/// Whether the kernel says this of the transaction, though it says it of its first change: so it
-/// does of what fails when all changes were taken, and where memory is short.
+/// Returns true if the refusal of the first change concerns the whole transaction. The kernel
+/// answers so if it fails after accepting each change, and if memory is short.
 fn is_of_all(all: &[(usize, Refusal)]) -> bool {
     let is_state = |errno| matches!(errno, libc::ENOENT | libc::EEXIST | libc::EBUSY);
     matches!(all, [(1, refusal)] if refusal.message.is_none() && !is_state(refusal.errno))
@@ -485,12 +486,12 @@ fn refused(prepared: &Prepared, all: Vec<(usize, Refusal)>, more: bool) -> Commi
     }
 }
 
-/// What may change while a dump is read.
+/// The changes that a dump tolerates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Meanwhile {
-    /// Nothing in the namespace: else it is read again.
+    /// No change in the namespace; after one the dump is read again.
     Nothing,
-    /// Other tables: whoever reads listens for changes of this one.
+    /// Changes of other tables; the caller watches for changes of its own table.
     OtherTables,
 }
 

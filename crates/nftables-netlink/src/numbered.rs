@@ -1,6 +1,6 @@
-//! Numbers of linux/netfilter/nf_tables.h that expressions have, by name.
+//! Enums of linux/netfilter/nf_tables.h that expressions use.
 
-/// Enums whose numbers are the kernel's.
+/// Defines enums with the kernel's numbers.
 macro_rules! numbered {
     ($($(#[$about:meta])* pub enum $name:ident { $($(#[$of:meta])* $variant:ident = $number:literal,)+ })+) => {
         $(
@@ -10,7 +10,7 @@ macro_rules! numbered {
             pub enum $name { $($(#[$of])* $variant = $number,)+ }
 
             impl $name {
-                /// All of them.
+                /// All values.
                 pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
                 pub(crate) fn by_number(number: u32) -> Option<Self> {
@@ -24,41 +24,41 @@ macro_rules! numbered {
 numbered! {
     /// `NFTA_PAYLOAD_BASE`.
     pub enum PayloadBase {
-        /// Of the link layer.
+        /// The link layer header.
         Link = 0,
-        /// Of the network layer.
+        /// The network layer header.
         Network = 1,
-        /// Of the transport layer.
+        /// The transport layer header.
         Transport = 2,
     }
 
-    /// `enum nft_meta_keys`, as far as needed.
+    /// `enum nft_meta_keys`, the supported subset.
     pub enum MetaKey {
-        /// Bytes of the packet, 4 bytes.
+        /// Length of the packet, 4 bytes.
         Len = 0,
-        /// The number of its ethernet type, 2 bytes, network order.
+        /// Ethernet type, 2 bytes, network order.
         Protocol = 1,
         /// The packet's priority, 4 bytes.
         Priority = 2,
         /// The packet's mark, 4 bytes.
         Mark = 3,
-        /// Index of the interface by which it came, 4 bytes.
+        /// Index of the input interface, 4 bytes.
         Iif = 4,
-        /// Index of the interface by which it goes, 4 bytes.
+        /// Index of the output interface, 4 bytes.
         Oif = 5,
-        /// Name of the interface by which it came, 16 bytes.
+        /// Name of the input interface, 16 bytes.
         IifName = 6,
-        /// Name of the interface by which it goes, 16 bytes.
+        /// Name of the output interface, 16 bytes.
         OifName = 7,
-        /// `ARPHRD_*` of the interface by which it came, 2 bytes.
+        /// `ARPHRD_*` of the input interface, 2 bytes.
         IifType = 8,
-        /// `ARPHRD_*` of the interface by which it goes, 2 bytes.
+        /// `ARPHRD_*` of the output interface, 2 bytes.
         OifType = 9,
-        /// The user whose socket sends it, 4 bytes.
+        /// User of the sending socket, 4 bytes.
         SkUid = 10,
-        /// The group of that socket, 4 bytes.
+        /// Group of the sending socket, 4 bytes.
         SkGid = 11,
-        /// Whether it is traced, 1 byte.
+        /// 1 if the packet is traced, 1 byte.
         NfTrace = 12,
         /// `NFPROTO_*`, 1 byte.
         NfProto = 15,
@@ -66,17 +66,17 @@ numbered! {
         L4Proto = 16,
         /// `PACKET_*`: 0 to this host, 1 broadcast, 2 multicast; 1 byte.
         PktType = 19,
-        /// The processor, 4 bytes.
+        /// Number of the CPU, 4 bytes.
         Cpu = 20,
-        /// The group of the interface by which it came, 4 bytes.
+        /// Group of the input interface, 4 bytes.
         IifGroup = 21,
-        /// The group of the interface by which it goes, 4 bytes.
+        /// Group of the output interface, 4 bytes.
         OifGroup = 22,
-        /// `net_cls`, 4 bytes.
+        /// Class of the control group (`net_cls`), 4 bytes.
         Cgroup = 23,
     }
 
-    /// `enum nft_ct_keys`, as far as needed.
+    /// `enum nft_ct_keys`, the supported subset.
     pub enum CtKey {
         /// `NF_CT_STATE_BIT`: 1 invalid, 2 established, 4 related, 8 new.
         State = 0,
@@ -88,7 +88,7 @@ numbered! {
         Mark = 3,
     }
 
-    /// Of `enum nft_ct_keys`, what each direction has of its own.
+    /// The keys of `enum nft_ct_keys` that exist for each direction.
     pub enum TupleKey {
         /// `NFPROTO_*`, 1 byte.
         L3Proto = 7,
@@ -102,13 +102,13 @@ numbered! {
         SourcePort = 11,
         /// The destination port, 2 bytes, network order.
         DestinationPort = 12,
-        /// The source address where it is of IPv4.
+        /// The source address, IPv4 only.
         SourceIp = 19,
-        /// The destination address where it is of IPv4.
+        /// The destination address, IPv4 only.
         DestinationIp = 20,
-        /// The source address where it is of IPv6.
+        /// The source address, IPv6 only.
         SourceIp6 = 21,
-        /// The destination address where it is of IPv6.
+        /// The destination address, IPv6 only.
         DestinationIp6 = 22,
     }
 
@@ -130,17 +130,17 @@ numbered! {
 
     /// `enum nft_ng_types`.
     pub enum NumGenKind {
-        /// One after the other.
+        /// A counter.
         Incremental = 0,
-        /// By chance.
+        /// A random number.
         Random = 1,
     }
 
     /// `enum nft_nat_types`.
     pub enum NatKind {
-        /// Source.
+        /// Source NAT.
         Source = 0,
-        /// Destination.
+        /// Destination NAT.
         Destination = 1,
     }
 
@@ -156,11 +156,11 @@ numbered! {
 
     /// `enum nft_dynset_ops`.
     pub enum DynsetOperation {
-        /// Where it is not there.
+        /// Adds the element if it is missing.
         Add = 0,
-        /// And begin its time anew where it is.
+        /// Adds the element, or restarts its timeout.
         Update = 1,
-        /// Take it away.
+        /// Deletes the element.
         Delete = 2,
     }
 }

@@ -1,25 +1,25 @@
-//! What a table holds.
+//! The objects of a table: chains, sets, elements, counters.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::value::{Bytes, DataType, Family, Name, Verdict};
 
-/// A table.
+/// A table of nf\_tables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Table {
-    /// Its family.
+    /// The table's family.
     pub family: Family,
-    /// Its name.
+    /// The table's name.
     pub name: Name,
-    /// Whether its chains get packets (`NFT_TABLE_F_DORMANT`).
+    /// The state of the table: active or dormant (`NFT_TABLE_F_DORMANT`).
     pub activity: Activity,
-    /// As `nft` keeps one (`NFTA_TABLE_USERDATA`, Linux 5.10).
+    /// Comment in `nft`'s format (`NFTA_TABLE_USERDATA`, Linux 5.10).
     pub comment: Option<Arc<str>>,
 }
 
 impl Table {
-    /// An active table without a comment.
+    /// Creates an active table without a comment.
     pub fn new(family: Family, name: Name) -> Self {
         Self {
             family,
@@ -30,48 +30,48 @@ impl Table {
     }
 }
 
-/// Whether packets come to the base chains of a table.
+/// The state of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Activity {
-    /// They do.
+    /// Its base chains receive packets.
     #[default]
     Active,
-    /// None does: `flags dormant`.
+    /// Its base chains receive no packets (`flags dormant`).
     Dormant,
 }
 
-/// A chain.
+/// A chain of a table.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Chain {
-    /// Its name.
+    /// The chain's name.
     pub name: Name,
-    /// Where packets come into it, if not from other chains alone.
+    /// Hook of a base chain; `None` for a regular chain.
     pub base: Option<BaseChain>,
-    /// As `nft` keeps one (`NFTA_CHAIN_USERDATA`, Linux 5.10).
+    /// Comment in `nft`'s format (`NFTA_CHAIN_USERDATA`, Linux 5.10).
     pub comment: Option<Arc<str>>,
 }
 
-/// How a base chain hangs on the packets' way.
+/// The hook of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BaseChain {
-    /// What may be done in it.
+    /// The chain type.
     pub kind: ChainKind,
-    /// Where.
+    /// The hook that calls the chain.
     pub hook: Hook,
-    /// Lower ones come first.
+    /// The order among chains of a hook, lowest first.
     pub priority: i32,
-    /// What becomes of packets at its end.
+    /// The verdict at the end of the chain.
     pub policy: Policy,
 }
 
 /// The type of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainKind {
-    /// `filter`.
+    /// `filter`: sees every packet.
     Filter,
-    /// `nat`: only the first packet of a connection.
+    /// `nat`: sees only the first packet of a connection.
     Nat,
-    /// `route`: on output, packets are routed anew.
+    /// `route`: on output, a changed packet is routed again.
     Route,
 }
 
@@ -85,59 +85,59 @@ impl ChainKind {
     }
 }
 
-/// `NF_INET_*`.
+/// Hook of the kernel's packet path (`NF_INET_*`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Hook {
     /// Before routing.
     Prerouting = 0,
-    /// To this host.
+    /// Packets for this host.
     Input = 1,
-    /// Through this host.
+    /// Packets that are forwarded.
     Forward = 2,
-    /// From this host.
+    /// Packets from this host.
     Output = 3,
     /// After routing.
     Postrouting = 4,
 }
 
-/// What becomes of packets at the end of a base chain.
+/// The verdict at the end of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Policy {
-    /// They end.
+    /// Drops the packet.
     Drop = 0,
-    /// They go on.
+    /// Accepts the packet.
     Accept = 1,
 }
 
 /// A named set, map or verdict map, without its elements.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Set {
-    /// Its name.
+    /// The set's name.
     pub name: Name,
-    /// The parts of its keys; more than one is a concatenation.
+    /// The types of the key's parts; several parts are a concatenation.
     pub key: Vec<DataType>,
-    /// What its elements lead to.
+    /// The kind of data that elements hold.
     pub kind: SetKind,
-    /// Keys are ranges (`NFT_SET_INTERVAL`).
+    /// True if keys are ranges (`NFT_SET_INTERVAL`).
     pub intervals: bool,
-    /// Rules put elements into it (`NFT_SET_EVAL`).
+    /// True if rules add elements (`NFT_SET_EVAL`).
     pub dynamic: bool,
-    /// Elements end by themselves (`NFT_SET_TIMEOUT`), by default after this.
+    /// The timeout of elements, if they expire (`NFT_SET_TIMEOUT`).
     pub timeout: Option<Timeout>,
-    /// At most so many elements.
+    /// The largest number of elements.
     pub size: Option<u32>,
-    /// Of which fields of a packet its keys and values are: `nft` cannot read a set back whose key
-    /// has a number in it, or whose values are ports, by their types alone. The kernel keeps it
-    /// with the comment.
+    /// The packet fields that keys and values come from. `nft` needs them to read back a set whose
+    /// key has a number or whose values are ports. The kernel stores them beside the comment.
     pub type_of: Option<TypeOf>,
-    /// As `nft` keeps one (`NFTA_SET_USERDATA`).
+    /// Comment in `nft`'s format (`NFTA_SET_USERDATA`).
     pub comment: Option<Arc<str>>,
 }
 
 impl Set {
-    /// A set of single keys, which only transactions change, of any size.
+    /// Creates a set of single keys without timeout, size limit or comment. Only transactions
+    /// change it.
     pub fn new(name: Name, key: Vec<DataType>, kind: SetKind) -> Self {
         Self {
             name,
@@ -153,9 +153,8 @@ impl Set {
     }
 }
 
-/// Of which fields of a packet the parts of a key and of a value are: an address is that of its
-/// destination, a port the destination's of this protocol, and a number one that `numgen random`
-/// makes.
+/// The packet fields that the parts of a key or value come from. An address is the destination's, a
+/// port is the destination port of this protocol, and a number comes from `numgen random`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TypeOf {
     /// `tcp dport`
@@ -167,63 +166,64 @@ pub enum TypeOf {
 }
 
 impl TypeOf {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
 }
 
-/// How long elements of a set stay.
+/// The timeout of a set's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Timeout {
-    /// As each says.
+    /// Each element has its own timeout.
     OfElements,
-    /// So long where they do not say.
+    /// The timeout of elements without their own.
     Default(Duration),
 }
 
-/// What the elements of a set lead to.
+/// The kind of data that a set's elements hold.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SetKind {
-    /// Nothing: a set.
+    /// No data: a set.
     Set,
-    /// Values: a map.
+    /// Values of these types: a map.
     Map(Vec<DataType>),
     /// Verdicts: a verdict map.
     Verdicts,
 }
 
-/// A set or map that belongs to one rule, whole.
+/// A set or map that belongs to one rule, with its elements.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AnonymousSet {
-    /// The parts of its keys.
+    /// The types of the key's parts.
     pub key: Vec<DataType>,
-    /// What its elements lead to.
+    /// The kind of data that elements hold.
     pub kind: SetKind,
-    /// Keys are ranges.
+    /// True if keys are ranges.
     pub intervals: bool,
-    /// Its elements, as `nft` orders them: by key.
+    /// The elements, ordered by key as `nft` does.
     pub elements: Vec<Element>,
 }
 
-/// An element of a set.
+/// An element of a set or map.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Element {
-    /// Its key; in a set of intervals the first of a range.
+    /// The key, or the first key of a range.
     pub key: Bytes,
-    /// The last of a range of concatenations (`NFTA_SET_ELEM_KEY_END`, Linux 5.6); no other element
-    /// has one.
+    /// The last key of a range of concatenations (`NFTA_SET_ELEM_KEY_END`, Linux 5.6); `None` for
+    /// all other elements.
     pub key_end: Option<Bytes>,
-    /// In a set of intervals: nothing is in the set from this key on
+    /// True for a marker that ends an interval: from this key on, the set is empty
     /// (`NFT_SET_ELEM_INTERVAL_END`).
     pub ends_interval: bool,
-    /// What it leads to.
+    /// The value or verdict of a map's element.
     pub data: Option<ElementData>,
-    /// As `nft` keeps one (`NFTA_SET_ELEM_USERDATA`).
+    /// Comment in `nft`'s format (`NFTA_SET_ELEM_USERDATA`).
     pub comment: Option<Arc<str>>,
-    /// How long it stays from when it was added or prolonged; else as long as the set says.
+    /// The element's timeout, counted from its last addition or update; without one the set's
+    /// default applies.
     pub timeout: Option<Duration>,
 }
 
-/// What an element leads to.
+/// The data of a map's element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ElementData {
     /// A value.
@@ -233,7 +233,7 @@ pub enum ElementData {
 }
 
 impl Element {
-    /// An element of a set.
+    /// Creates an element of a set.
     pub fn of_set(key: Bytes) -> Self {
         Self {
             key,
@@ -245,7 +245,7 @@ impl Element {
         }
     }
 
-    /// An element of a map.
+    /// Creates an element of a map.
     pub fn of_map(key: Bytes, value: Bytes) -> Self {
         Self {
             data: Some(ElementData::Value(value)),
@@ -253,7 +253,7 @@ impl Element {
         }
     }
 
-    /// An element of a verdict map.
+    /// Creates an element of a verdict map.
     pub fn of_verdicts(key: Bytes, verdict: Verdict) -> Self {
         Self {
             data: Some(ElementData::Verdict(verdict)),
@@ -261,7 +261,7 @@ impl Element {
         }
     }
 
-    /// The same with a comment.
+    /// Returns the element with a comment.
     #[must_use]
     pub fn with_comment(self, comment: impl Into<Arc<str>>) -> Self {
         Self {
@@ -271,38 +271,37 @@ impl Element {
     }
 }
 
-/// A named set that is in the kernel.
+/// A named set as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundSet {
-    /// By which the kernel knows it.
+    /// The kernel's handle of the set.
     pub handle: u64,
     /// The set.
     pub set: Set,
-    /// Those of its flags (`NFT_SET_*`) that [`Set`] has no word for; 0 of any set that this crate
-    /// made.
+    /// Flags (`NFT_SET_*`) that [`Set`] does not represent; 0 for sets that this crate created.
     pub other_flags: u32,
 }
 
-/// A counter of a table that rules name.
+/// A named counter of a table, used by rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedCounter {
-    /// Its name.
+    /// The counter's name.
     pub name: Name,
-    /// Packets so far.
+    /// The packets counted.
     pub packets: u64,
-    /// Bytes so far.
+    /// The bytes counted.
     pub bytes: u64,
 }
 
-/// Where packets come into a table: a base chain, and of which table it is.
+/// A base chain and its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hooked {
     /// The family of its table.
     pub family: Family,
-    /// Its table.
+    /// The table's name.
     pub table: Name,
-    /// Its name.
+    /// The chain's name.
     pub chain: Name,
-    /// Where it hangs. `None` of a hook that only other families have (`ingress`, `egress`).
+    /// The chain's hook; `None` for a hook that only other families have (`ingress`, `egress`).
     pub base: Option<BaseChain>,
 }

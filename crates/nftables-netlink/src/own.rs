@@ -1,4 +1,4 @@
-//! What tells apart what one does oneself from what others do.
+//! Keeps a program's subscriptions from reporting the program's own changes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::subscription::Subscription;
 
-/// The sockets that one program writes with, and the subscriptions that leave out what they change:
-/// each of them all, so that who writes one table fills nobody's room.
+/// The sockets that a program writes with, and its subscriptions. Each subscription ignores the
+/// changes of all these sockets, so that writing one table fills no subscription's buffer.
 #[derive(Debug, Default)]
 pub struct OwnSockets(Mutex<Both>);
 
@@ -18,7 +18,7 @@ struct Both {
 }
 
 impl OwnSockets {
-    /// Notes the number of an open socket that is one of them, until the note is dropped.
+    /// Registers an open socket until the returned value is dropped.
     pub(crate) fn note(self: &Arc<Self>, port: u32) -> OwnSocket {
         let mut both = self.both();
         both.ports.insert(port);
@@ -27,11 +27,11 @@ impl OwnSockets {
         OwnSocket { all, port }
     }
 
-    /// Has a subscription leave out what all of them change, those of later among them.
+    /// Makes a subscription ignore the changes of all registered sockets, including later ones.
     ///
     /// # Errors
     ///
-    /// The kernel takes no filter: all is told.
+    /// Fails if the kernel rejects the filter; the subscription then reports all changes.
     pub fn leave_out_of(&self, subscription: Arc<Subscription>) -> io::Result<()> {
         let mut both = self.both();
         both.subscriptions.push(subscription);
@@ -46,7 +46,7 @@ impl OwnSockets {
 impl Both {
     fn leave_out(&self) -> io::Result<()> {
         let all: Vec<u32> = self.ports.iter().copied().collect();
-        // Where one takes no filter, the others may.
+        // If one subscription rejects the filter, others may accept it.
         let subscriptions = self.subscriptions.iter();
         subscriptions
             .map(|subscription| subscription.leave_out(&all))
@@ -54,7 +54,7 @@ impl Both {
     }
 }
 
-/// A socket that is one of them. Its number may be another program's afterwards.
+/// Registration of a socket. After it is dropped, another program may get the socket's number.
 #[derive(Debug)]
 pub(crate) struct OwnSocket {
     all: Arc<OwnSockets>,

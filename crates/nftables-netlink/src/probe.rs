@@ -1,5 +1,5 @@
-//! Whether this kernel can do what is needed: a transaction that holds one of each is tried, whose
-//! last change the kernel has to refuse, so that nothing of it stays.
+//! Probes the kernel for features with a transaction that uses each one. The kernel must refuse its
+//! last change, so nothing takes effect.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::object::{
 use crate::transaction::{Change, Transaction};
 use crate::value::{Bytes, DataType, Family, Name, Register, Verdict};
 
-/// Of the table that is tried; it is never there.
+/// Name of the probe's table, which never exists.
 const NAME: &str = "nftables-netlink-probe";
 
-/// What a kernel may lack.
+/// A feature that a kernel may lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Feature {
@@ -34,26 +34,26 @@ pub enum Feature {
     NatChains,
     /// Sets of concatenated keys.
     Concatenations,
-    /// Maps to an address and a port.
+    /// Maps to address and port.
     NatMaps,
-    /// Sets that rules put elements into, which end by themselves.
+    /// Sets that rules add expiring elements to.
     DynamicSets,
     /// Random numbers.
     NumGen,
-    /// What the routing says of an address.
+    /// Lookups in the routing tables.
     Fib,
-    /// What connection tracking knows.
+    /// Connection tracking data in rules.
     Conntrack,
-    /// Another destination.
+    /// Destination NAT.
     DestinationNat,
-    /// The source of the outgoing interface.
+    /// Source NAT to the outgoing interface's address.
     Masquerade,
-    /// Refusing a packet.
+    /// Rejecting packets.
     Reject,
 }
 
 impl Feature {
-    /// All of them.
+    /// All features.
     pub const ALL: [Self; 12] = [
         Self::Tables,
         Self::FilterChains,
@@ -69,7 +69,8 @@ impl Feature {
         Self::Reject,
     ];
 
-    /// Kernel modules that are there, or built in, where the kernel has it in either family of IP.
+    /// Returns the kernel modules that are loaded or built in if the kernel supports this feature
+    /// for IPv4 or IPv6.
     pub const fn modules(self) -> &'static [&'static str] {
         match self {
             Self::Tables
@@ -86,7 +87,7 @@ impl Feature {
         }
     }
 
-    /// The option with which the kernel is built, in words for a user.
+    /// Returns the kernel's build option, as text for the user.
     fn option(self, family: Family) -> &'static str {
         let six = family == Family::Ip6;
         match self {
@@ -127,14 +128,14 @@ impl fmt::Display for Feature {
     }
 }
 
-/// Something that the kernel lacks.
+/// A feature that the kernel lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Missing {
-    /// What.
+    /// The feature.
     pub feature: Feature,
-    /// In tables of this family.
+    /// The table family that lacks the feature.
     pub family: Family,
-    /// What the kernel said.
+    /// The kernel's error.
     pub refusal: Refusal,
 }
 
@@ -160,12 +161,12 @@ impl fmt::Display for Missing {
 }
 
 impl Nftables {
-    /// What the kernel lacks of [`Feature`] in tables of a family; nothing if all is well. It loads
-    /// the modules that it has. Nothing stays in the ruleset, and its generation is as before.
+    /// Returns the features that the kernel lacks in tables of a family. The kernel loads the
+    /// modules that it has. Ruleset and generation stay the same.
     ///
     /// # Errors
     ///
-    /// The socket's, a missing privilege, or a kernel without nf\_tables.
+    /// Fails if the socket fails, a privilege is missing, or the kernel lacks nf\_tables.
     pub fn probe(&mut self, family: Family) -> Result<Vec<Missing>, Error> {
         let (features, changes): (Vec<_>, Vec<_>) = one_of_each(family).into_iter().unzip();
         let transaction = Transaction {
@@ -176,7 +177,7 @@ impl Nftables {
         let refused = match self.commit(&transaction, None) {
             Err(CommitError::Refused { refused, .. }) => refused,
             Err(CommitError::Error(error)) => return Err(error),
-            // Its last change cannot be made.
+            // The transaction's last change cannot succeed.
             Ok(_) | Err(_) => return Err(Error::Netlink(netlink_batch::Error::LostReply)),
         };
         let mut missing: Vec<Missing> = Vec::new();
@@ -184,7 +185,8 @@ impl Nftables {
             let Some(Some(feature)) = features.get(refused.change) else {
                 continue;
             };
-            // What is in a table, in a chain or of a set that was refused is refused as well.
+            // The refusal of a table, chain or set also causes refusals of the objects that need
+            // it.
             let of_another = |cause: &Missing| match cause.feature {
                 Feature::Tables => true,
                 Feature::NatChains => {
@@ -204,7 +206,8 @@ impl Nftables {
     }
 }
 
-/// Changes, each with what it tries; the last is none.
+/// Returns the probe's changes, each with the feature that it tests. The last two test none: the
+/// kernel refuses them.
 fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
     const PORT: Option<Register> = Register::at(4);
     let (address, len) = match family {
@@ -339,7 +342,7 @@ fn one_of_each(family: Family) -> Vec<(Option<Feature>, Change)> {
             Some(Feature::Reject),
             rule("plain", vec![Expression::Reject { kind: 0, code: 4 }]),
         ),
-        // The refused one: no chain has this name.
+        // The kernel refuses these: no chain has this name.
         (None, Change::DeleteChain(nowhere.clone())),
         (
             None,

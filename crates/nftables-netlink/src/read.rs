@@ -1,9 +1,9 @@
-//! Reading a table whole, and rules with the sets that belong to them alone.
+//! Reads a whole table, and rules with their anonymous sets.
 //!
-//! The kernel has a dump for each set, and looks for the set among all of the table, three times
-//! for one dump: of a table with 10,000 such sets that is what takes the time. Where a set's keys
-//! are known, as numbers up to a modulus are, its elements are asked for by key instead: it is
-//! looked for once then, and many sets are asked about in one send.
+//! The kernel dumps each set separately, and searches all sets of the table three times per dump.
+//! With 10,000 anonymous sets this dominates. If a set's keys are known, such as numbers up to a
+//! modulus, its elements are requested by key instead. The kernel then searches once, and one send
+//! covers many sets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,45 +23,45 @@ use crate::value::{Bytes, DataType, Family, Name};
 use crate::watch::Watch;
 use crate::wire::{command, message, set};
 
-/// How often a table is read that changes meanwhile.
+/// Limit for attempts to read a table that changes meanwhile.
 const READS: u32 = 6;
-/// Before the second read; doubled before each further one.
+/// Pause before the second attempt; it doubles before each further one.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Most elements that are asked for by key in one send. Each answer takes about 5 kB of the receive
+/// Limit for elements that one send requests by key. Each reply takes about 5 kB of the receive
 /// buffer.
 const ANSWERS: u32 = 1024;
 
-/// All that a table holds, at one moment.
+/// The content of a table at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Whole {
-    /// That of the moment.
+    /// The ruleset's generation at that moment.
     pub generation: Generation,
-    /// The table itself; `None` where there is none, and nothing else then.
+    /// The table; `None` if it does not exist, and all else is empty then.
     pub table: Option<Table>,
-    /// Its chains.
+    /// The table's chains.
     pub chains: Vec<Chain>,
-    /// The numbers by which the kernel knows its chains. A table numbers chains, sets and rules in
-    /// the order in which they are made.
+    /// The kernel's handles of the chains. A table numbers chains, sets and rules in order of
+    /// creation.
     pub chain_handles: HashMap<Name, u64>,
-    /// Its named sets and maps, each with its elements; without those that rules put into it
-    /// ([`Set::dynamic`](crate::Set)), which come and go with packets and may be very many.
+    /// The named sets and maps with their elements. Elements of dynamic sets
+    /// ([`Set::dynamic`](crate::Set)) are not read: they come and go with packets and may be many.
     pub sets: Vec<(FoundSet, Vec<Element>)>,
-    /// Its named counters.
+    /// The table's named counters.
     pub counters: Vec<NamedCounter>,
-    /// Its rules; those of a chain in their order.
+    /// The table's rules, in order within each chain.
     pub rules: Vec<FoundRule>,
 }
 
-/// The same, each with its elements.
+/// Anonymous sets with their elements, by name.
 type Filled = HashMap<Name, Arc<AnonymousSet>>;
 
 impl Nftables {
-    /// The rules of a table, chain by chain, with the sets that belong to them alone; none where
-    /// there is no such table.
+    /// Returns the rules of a table by chain, with their anonymous sets; none if the table does not
+    /// exist.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn rules(&mut self, family: Family, table: &str) -> Result<Vec<FoundRule>, Error> {
         let meanwhile = Meanwhile::Nothing;
         let messages = self.rule_messages(family, table, None, meanwhile)?;
@@ -69,11 +69,11 @@ impl Nftables {
         self.with_sets(family, table, messages, anonymous, meanwhile)
     }
 
-    /// The rules of a chain, in their order, with the sets that belong to them alone.
+    /// Returns the rules of a chain in order, with their anonymous sets.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn rules_of_chain(
         &mut self,
         family: Family,
@@ -102,12 +102,12 @@ impl Nftables {
         self.with_sets(family, table, messages, anonymous, meanwhile)
     }
 
-    /// The rules of a chain, in their order. Sets that belong to a rule alone are not read, and stand
-    /// in it by their names.
+    /// Returns the rules of a chain in order. Anonymous sets are not read; rules refer to them by
+    /// name.
     ///
     /// # Errors
     ///
-    /// The socket's, or the kernel's refusal.
+    /// Fails if the socket fails or the kernel refuses the request.
     pub fn bare_rules_of_chain(
         &mut self,
         family: Family,
@@ -119,19 +119,19 @@ impl Nftables {
         Ok(rules.collect())
     }
 
-    /// All of a table, as of one moment: it is read again where somebody changes it meanwhile. What
-    /// is done to other tables of the namespace does not matter.
+    /// Reads a table at one moment: after a change of this table it is read again. Changes of other
+    /// tables do not matter.
     ///
     /// # Errors
     ///
-    /// [`Error::Changing`] if it is changed at each attempt; else the socket's or the kernel's
-    /// refusal.
+    /// [`Error::Changing`] if the table changes during each attempt; otherwise the socket's or the
+    /// kernel's error.
     pub fn read(&mut self, family: Family, table: &str) -> Result<Whole, Error> {
         let mut pause = PAUSE;
         for attempt in 1..=READS {
             let mut watch = Watch::begin(self, family, table)?;
             let whole = self.read_once(&mut watch);
-            // An error may come of what is there no more.
+            // An error may be due to an object that was deleted meanwhile.
             if watch.saw_nothing(self)? {
                 return whole;
             }
@@ -158,8 +158,8 @@ impl Nftables {
         if whole.table.is_none() {
             return Ok(whole);
         }
-        // The kernel counts chains of all tables to go on where it was: this dump is taken only
-        // whole. Of rules, sets and elements it counts those of the table alone.
+        // Chains allow no change at all: the kernel resumes a dump of chains by counting those of
+        // all tables. Rules, sets and elements are counted per table.
         for (handle, chain) in self.numbered_chains(family, table)? {
             whole.chain_handles.insert(Arc::clone(&chain.name), handle);
             whole.chains.push(chain);
@@ -182,7 +182,7 @@ impl Nftables {
         Ok(whole)
     }
 
-    /// Rules with their anonymous sets in them.
+    /// Replaces the names of anonymous sets in rules by the sets.
     fn with_sets(
         &mut self,
         family: Family,
@@ -206,7 +206,7 @@ impl Nftables {
         Ok(rules.collect())
     }
 
-    /// Reads the elements of these sets.
+    /// Reads the elements of anonymous sets.
     fn fill(
         &mut self,
         family: Family,
@@ -216,7 +216,7 @@ impl Nftables {
         meanwhile: Meanwhile,
     ) -> Result<Filled, Error> {
         let (by_key, dumped): (Vec<_>, Vec<_>) = sets.into_iter().partition(|(name, message)| {
-            // More elements than numbers, and the others would stay unseen.
+            // With more elements than numbers, the rest would remain unread.
             keys.get(name)
                 .is_some_and(|numbers| message.size == Some(numbers.count))
         });
@@ -244,8 +244,8 @@ impl Nftables {
         Ok(filled)
     }
 
-    /// Asks for the elements of as many of these sets as one send may ask, and gives the others.
-    /// Of a set that does not have all its numbers none are found.
+    /// Requests the elements of as many sets as fit one send, and returns the remaining sets. A set
+    /// that lacks an element for one of its numbers gets no entry in `found`.
     fn ask_by_key<'a>(
         &mut self,
         family: Family,
@@ -276,7 +276,8 @@ impl Nftables {
         }
         for (index, refusal) in answers.refused {
             match (refusal.errno, ours.get(index)) {
-                // A number has no element, or the kernel cannot be asked so: a dump tells.
+                // A number has no element, or the kernel does not support the request: a dump
+                // follows.
                 (libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP, Some((name, _))) => {
                     found.remove(name);
                 }
@@ -293,8 +294,8 @@ impl Nftables {
     }
 }
 
-/// Orders elements by key, as the kernel's order is that of a hash. Numbers of the kernel's own order
-/// of bytes come as numbers.
+/// Orders elements by key, because the kernel returns them in hash order. Numbers in host byte
+/// order are compared as numbers.
 fn in_order(set: &mut AnonymousSet) {
     let is_number = matches!(*set.key, [DataType::Integer | DataType::Mark]);
     let number = |element: &Element| match <[u8; 4]>::try_from(&*element.key) {
@@ -307,7 +308,7 @@ fn in_order(set: &mut AnonymousSet) {
     });
 }
 
-/// Numbers that follow each other.
+/// Consecutive numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Numbers {
     first: u32,
@@ -321,7 +322,7 @@ impl Numbers {
     }
 }
 
-/// The sets whose keys are numbers that the rule makes, and which.
+/// Returns the sets whose keys are numbers that the rule generates, with those numbers.
 fn numbered(messages: &[RuleMessage]) -> HashMap<Name, Numbers> {
     let mut found = HashMap::new();
     for message in messages {
@@ -360,7 +361,7 @@ fn numbered(messages: &[RuleMessage]) -> HashMap<Name, Numbers> {
                     found.insert(Arc::clone(name), numbers);
                     made = None;
                 }
-                // What comes between may write the register.
+                // An expression in between may overwrite the register.
                 _ => made = None,
             }
         }
@@ -368,7 +369,7 @@ fn numbered(messages: &[RuleMessage]) -> HashMap<Name, Numbers> {
     found
 }
 
-/// The set that an expression names.
+/// Returns the name of the set that an expression uses.
 fn set_name(expression: &Expression) -> Option<&Name> {
     match expression {
         Expression::Lookup {

@@ -1,7 +1,7 @@
-//! What the kernel tells of changed rulesets (`NFNLGRP_NFTABLES`).
+//! Subscribes to ruleset changes (`NFNLGRP_NFTABLES`).
 //!
-//! It tells of each object, and at the end of a transaction of its generation and its maker. What
-//! matters to a reconciler is which table was touched; what it finds there it has to read anyway.
+//! The kernel reports each object, and at the end of a transaction its generation and its author. A
+//! reconciler only needs the name of the changed table, because it must read the table anyway.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -21,51 +21,51 @@ use crate::wire::{SUBSYSTEM, TABLE_OF_ANY, command, generation, message};
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
 
-/// What is told.
+/// A reported change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// Something of this table was changed, or it was made or deleted.
+    /// A table was created or deleted, or an object of it changed.
     Touched {
         /// The family of the table.
         family: Family,
         /// The table.
         table: Name,
     },
-    /// That was all of a transaction: what was told since the one before belongs to it.
+    /// A transaction ended. All events since the previous one belong to it.
     Committed {
-        /// The generation that it made.
+        /// The new generation.
         generation: Generation,
-        /// The thread that made it, as the initial process namespace numbers it: in a container it
-        /// cannot be compared with one's own. `None` if it is not said.
+        /// The thread that committed it, numbered in the initial PID namespace: a container cannot
+        /// compare it with its own. `None` if the kernel does not report it.
         process: Option<u32>,
-        /// The process's name, 15 bytes at most.
+        /// The process name, at most 15 bytes.
         process_name: Option<Arc<str>>,
     },
-    /// Messages were lost (`ENOBUFS`), or cannot be understood: anything may have changed.
+    /// Messages were lost (`ENOBUFS`) or unreadable: any table may have changed.
     Lost,
 }
 
-/// A subscription to changes of rulesets in the network namespace of the thread that opened it. It
+/// A subscription to ruleset changes in the network namespace of the thread that opened it. It
 /// never blocks: wait until its descriptor is readable.
 ///
-/// While anyone is subscribed the kernel writes a message for each object of each transaction. The
-/// time that this takes cannot be seen beside that of a transaction of 3,000 Services, but it fills
-/// the room with 750 datagrams: [`Subscription::leave_out`] keeps those of one's own out of it.
-/// [`Subscription::pause`] is for who cannot have a filter.
+/// While a subscription exists, the kernel writes a message for each object of each transaction.
+/// The time is not measurable in a transaction of 3,000 Services, but its 750 datagrams fill the
+/// buffer. [`Subscription::leave_out`] keeps the program's own changes out of it.
+/// [`Subscription::pause`] is for programs that may not set a filter.
 #[derive(Debug)]
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes, with so many bytes of room for messages that wait to be read, or as many as may
-    /// be: beyond `net.core.rmem_max` it takes `CAP_NET_ADMIN`.
+    /// Subscribes with a receive buffer of `room` bytes, or the largest that is allowed. More than
+    /// `net.core.rmem_max` needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     ///
-    /// There is no such socket, or no such group.
+    /// Fails if the socket or the multicast group does not exist.
     pub fn open(room: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         socket.set_non_blocking(true)?;
-        // With less room more is lost, which is told.
+        // With a smaller buffer more messages are lost, which is reported.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
         socket.bind(&SocketAddr::new(0, 0))?;
@@ -73,42 +73,44 @@ impl Subscription {
         Ok(Self(socket))
     }
 
-    /// Has the kernel leave out, from now on, what these sockets change
-    /// ([`Nftables::port`](crate::Nftables::port)), instead of what others did before: 250 at most.
+    /// Makes the kernel omit the changes of these sockets
+    /// ([`Nftables::port`](crate::Nftables::port)), at most 250. This replaces the previous list.
     ///
     /// # Errors
     ///
-    /// The kernel takes no filter (a seccomp profile, say): it is told.
+    /// Fails if the kernel rejects the filter, for example by a seccomp profile. The changes are
+    /// then reported.
     pub fn leave_out(&self, ports: &[u32]) -> io::Result<()> {
         let filter = not_of(ports).ok_or(io::ErrorKind::InvalidInput)?;
         SockRef::from(&self.0).attach_filter(&filter)
     }
 
-    /// Hears nothing from now on, and so costs a transaction nothing. What others do meanwhile is
-    /// seen by the generation: one's own transactions, each with the generation that is expected,
-    /// and the next generation after the last of them, leave no room for another.
+    /// Stops receiving events, so that a transaction costs nothing extra. Changes by other programs
+    /// remain visible in the generation: if each own transaction expects its predecessor's
+    /// generation, no other transaction fits in between.
     ///
     /// # Errors
     ///
-    /// The kernel does not let it go.
+    /// Fails if the kernel does not remove the membership.
     pub fn pause(&mut self) -> io::Result<()> {
         self.0.drop_membership(GROUP)
     }
 
-    /// Hears again, what is changed from now on.
+    /// Receives events again from now on.
     ///
     /// # Errors
     ///
-    /// The kernel does not take it back.
+    /// Fails if the kernel does not add the membership.
     pub fn resume(&mut self) -> io::Result<()> {
         self.0.add_membership(GROUP)
     }
 
-    /// The next of what was told: what came in one datagram, each table once.
+    /// Returns the events of the next datagram, each table once.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if there is nothing. After any other nothing more can be told.
+    /// `WouldBlock` if no datagram is waiting. After any other error no more events can be
+    /// received.
     pub fn receive(&self) -> io::Result<Vec<Event>> {
         match self.0.recv_from_full() {
             Ok((datagram, _)) => Ok(events(&datagram)),
@@ -124,16 +126,16 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// A filter (classic BPF, linux/filter.h) that drops what these ports made. A datagram holds
-/// messages of one transaction, each with its maker's port in the header (`struct nlmsghdr`, at 12).
-/// What is loaded counts as big endian. `None` of more than a jump gets across.
+/// Builds a filter (classic BPF, linux/filter.h) that drops the messages of these ports. All
+/// messages of a datagram belong to one transaction and carry its author's port (`struct nlmsghdr`,
+/// offset 12). BPF loads words as big endian. `None` if there are more ports than a jump can skip.
 fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     const LOAD_WORD: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
     const RETURN: u16 = 0x06;
     let mut filter = vec![SockFilter::new(LOAD_WORD, 0, 0, 12)];
     for (number, port) in ports.iter().enumerate() {
-        // Across the others, and what lets through.
+        // Jumps over the remaining comparisons and the accepting return.
         let to_drop = u8::try_from(ports.len() - number).ok()?;
         filter.push(SockFilter::new(JUMP_IF_EQUAL, to_drop, 0, port.to_be()));
     }
@@ -142,11 +144,11 @@ fn not_of(ports: &[u32]) -> Option<Vec<SockFilter>> {
     Some(filter)
 }
 
-/// What the messages in a datagram tell.
+/// Returns the events in a datagram.
 pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
     for message in netlink_batch::messages(datagram) {
-        // What cannot be read may be anything.
+        // An unreadable message may be any change.
         let event = message.and_then(event).unwrap_or(Some(Event::Lost));
         if let Some(event) = event
             && !events.contains(&event)
@@ -164,7 +166,7 @@ fn event(of: Message<'_>) -> Result<Option<Event>, Malformed> {
     if of.kind == message(command::NEW_GENERATION) {
         return committed(of.payload).map(Some);
     }
-    // A table of a family that this crate does not know is nobody's who uses it.
+    // Users of this crate have no tables of unknown families.
     let Some(family) = family(of.payload) else {
         return Ok(None);
     };
@@ -202,7 +204,7 @@ mod tests {
     use super::*;
     use crate::encode::header;
 
-    /// Kind and payload.
+    /// An attribute's kind and payload.
     type Attribute<'a> = (u16, &'a [u8]);
 
     fn datagram(messages: &[(u16, &[Attribute<'_>])]) -> Vec<u8> {
@@ -259,7 +261,7 @@ mod tests {
         assert_eq!(events(b"nonsense"), [Event::Lost]);
         let no_number = datagram(&[(command::NEW_GENERATION, &[])]);
         assert_eq!(events(&no_number), [Event::Lost]);
-        // Another subsystem's.
+        // A message of another subsystem.
         let mut other = datagram(&[(command::NEW_GENERATION, &[])]);
         other[5] = 1;
         assert_eq!(events(&other), []);

@@ -1,4 +1,5 @@
-//! Rules and elements as `nft` 1.0.6 lists them; what has no words here stands with its kernel's name.
+//! Renders rules and elements as `nft` 1.0.6 lists them. Expressions without a known text appear by
+//! the kernel's name.
 
 mod constant;
 mod members;
@@ -16,11 +17,11 @@ use constant::Kind;
 
 pub use members::element;
 
-/// Of anonymous sets with more elements than this, only what was found is shown.
+/// Limit for elements of an anonymous set; of larger sets only the matching element is shown.
 const SHOWN: usize = 8;
 
-/// A rule as it is listed. Of what it has found in sets of its own, `found` says which expression
-/// has found what.
+/// Renders a rule. `found` has the elements that lookups in anonymous sets matched, by the index of
+/// the expression.
 pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     let mut reader = Reader {
         family,
@@ -37,20 +38,20 @@ pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
     let words = reader.words.into_iter().map(|word| word.text);
     let mut text = words.collect::<Vec<_>>().join(" ");
     if let Some(comment) = &rule.comment {
-        // A `String` takes all that is written.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, " comment \"{comment}\"");
     }
     text
 }
 
-/// A statement or a match.
+/// One statement or match of a rule.
 struct Word {
     text: String,
-    /// Whether it only says of which protocol what follows is, which `nft` leaves out then.
+    /// True if it only names the protocol, which `nft` omits if the next match implies it.
     is_protocol: bool,
 }
 
-/// What a register holds.
+/// The text of a value in a register.
 #[derive(Debug, Clone)]
 struct Held {
     text: String,
@@ -59,7 +60,7 @@ struct Held {
 }
 
 impl Held {
-    /// It with its mask, where that is no part of a comparison.
+    /// Returns the text with its mask, for use outside of a comparison.
     fn masked(self) -> String {
         match &self.mask {
             Some(mask) => format!("{} & {}", self.text, self.kind.text(mask)),
@@ -73,7 +74,7 @@ struct Reader<'a> {
     found: &'a [(usize, Element)],
     at: usize,
     held: BTreeMap<Register, Held>,
-    /// The protocol that the rule has looked at.
+    /// The protocol that the rule has matched.
     protocol: Option<String>,
     words: Vec<Word>,
 }
@@ -100,7 +101,7 @@ impl Reader<'_> {
         })
     }
 
-    /// What is asked of a set: all from a register on that has been loaded for it.
+    /// Returns the text of a lookup's key: all registers from this one on.
     fn key(&mut self, from: Register) -> String {
         let parts = self.held.split_off(&from);
         let parts: Vec<String> = parts.into_values().map(Held::masked).collect();
@@ -261,7 +262,7 @@ impl Reader<'_> {
         self.words.push(Word { text, is_protocol });
     }
 
-    /// What follows says of which protocol it is.
+    /// Drops the match on the protocol if the next match implies it.
     fn leave_out_protocol(&mut self, follows: &str) {
         let Some(protocol) = &self.protocol else {
             return;
@@ -286,7 +287,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A set of the rule's own; of many elements the one that was found.
+    /// Renders an anonymous set; of a large set, only the element that matched.
     fn anonymous(&self, set: &AnonymousSet) -> String {
         let mut found = self.found.iter().filter(|(at, _)| *at == self.at);
         let is_long = set.elements.len() > SHOWN;
@@ -369,7 +370,7 @@ impl Reader<'_> {
         self.say(text);
     }
 
-    /// What a register that is given on holds.
+    /// Returns the text of a register that a statement uses.
     fn value(&self, from: Register) -> String {
         let held = self.held(from);
         match &held.kind {
@@ -456,7 +457,7 @@ fn nat_flags(flags: u32) -> String {
     }
 }
 
-/// `(held & mask) ^ xor`.
+/// Renders `(held & mask) ^ xor`.
 fn constant_masked(held: Held, mask: &[u8], xor: &[u8]) -> Held {
     let all = |byte: u8| mask.iter().all(|of| *of == byte);
     if xor.iter().all(|byte| *byte == 0) {

@@ -1,27 +1,27 @@
-//! What is to change, all of it or nothing.
+//! Transactions: changes that the kernel commits together.
 
 use crate::expression::Rule;
 use crate::object::{Chain, Element, Set, Table};
 use crate::value::{Family, Name};
 
-/// Changes of one table that the kernel makes all at once, in this order, or not at all.
+/// Changes of one table. The kernel makes all of them in this order, or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Transaction {
-    /// The family of the table.
+    /// The table's family.
     pub family: Family,
-    /// The table.
+    /// The table's name.
     pub table: Name,
-    /// What is done.
+    /// The changes in order.
     pub changes: Vec<Change>,
 }
 
-/// The number of the ruleset of a network namespace, of all its tables: each transaction that is
-/// made raises it by one, whoever makes it. It is never 0.
+/// The generation of a network namespace's ruleset. Each committed transaction on any table raises
+/// it by one. It is never 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Generation(pub u32);
 
 impl Generation {
-    /// That after one more transaction.
+    /// Returns the generation after one more transaction.
     #[must_use]
     pub const fn next(self) -> Self {
         match self.0.checked_add(1) {
@@ -31,40 +31,41 @@ impl Generation {
     }
 }
 
-/// One change.
+/// One change of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The table is there afterwards, with this comment if it is new.
+    /// Creates the table with this comment, unless it exists.
     AddTable(Table),
-    /// The table goes with all that it holds. The kernel refuses (`ENOENT`) where there is none.
+    /// Deletes the table with its content. The kernel refuses (`ENOENT`) if it does not exist.
     DeleteTable,
-    /// The chain is there afterwards.
+    /// Creates the chain, unless it exists.
     AddChain(Chain),
-    /// All rules of a chain go.
+    /// Deletes all rules of a chain.
     FlushChain(Name),
-    /// A chain goes with its rules. Refused (`EBUSY`) while something refers to it.
+    /// Deletes a chain with its rules. The kernel refuses (`EBUSY`) while the chain is referenced.
     DeleteChain(Name),
-    /// The set is there afterwards. Where it is, its default timeout is as given afterwards
-    /// (Linux 6.5; before, it stays).
+    /// Creates the set, unless it exists. The default timeout of an existing set is updated (since
+    /// Linux 6.5).
     AddSet(Set),
-    /// A set goes with its elements. Refused (`EBUSY`) while a rule names it.
+    /// Deletes a set with its elements. The kernel refuses (`EBUSY`) while a rule uses it.
     DeleteSet(Name),
-    /// All elements of a set go.
+    /// Deletes all elements of a set.
     FlushSet(Name),
-    /// The elements are in the set afterwards. Refused (`EEXIST`) where a map leads elsewhere.
+    /// Adds elements to a set. The kernel refuses (`EEXIST`) an element of a map that has other
+    /// data.
     AddElements(Name, Vec<Element>),
-    /// The elements are not in the set afterwards. Refused (`ENOENT`) where one is not there.
+    /// Deletes elements of a set. The kernel refuses (`ENOENT`) if one does not exist.
     DeleteElements(Name, Vec<Element>),
-    /// The named counter is there afterwards. Where it is, it goes on counting.
+    /// Creates a named counter, unless it exists; an existing one continues to count.
     AddCounter(Name),
-    /// A named counter goes. Refused (`EBUSY`) while a rule names it.
+    /// Deletes a named counter. The kernel refuses (`EBUSY`) while a rule uses it.
     DeleteCounter(Name),
-    /// A rule at the end of a chain.
+    /// Appends a rule to a chain.
     AddRule(Name, Rule),
-    /// A rule in front of the one with this handle.
+    /// Inserts a rule before the rule with this handle.
     InsertRule(Name, u64, Rule),
-    /// A rule, by its handle, goes.
+    /// Deletes the rule with this handle.
     DeleteRule(Name, u64),
-    /// A rule stands where that one stood.
+    /// Replaces the rule with this handle.
     ReplaceRule(Name, u64, Rule),
 }

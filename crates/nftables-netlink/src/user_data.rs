@@ -1,16 +1,16 @@
-//! What `nft` keeps in user data: values by type and length, one byte each.
+//! `nft`'s user data: values with a type and a length of one byte each.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-/// `NFT_USERDATA_MAXLEN`: the kernel takes no more.
+/// `NFT_USERDATA_MAXLEN`, the kernel's limit.
 const MAX: usize = 256;
 
-/// `NFTNL_UDATA_COMMENT_MAXLEN`: of a longer comment, `nft` does not take back what it lists.
+/// `NFTNL_UDATA_COMMENT_MAXLEN`: `nft` cannot read back longer comments that it lists.
 const MAX_COMMENT: usize = 128;
 
-/// User data that is written.
+/// User data to write.
 #[derive(Default)]
 pub(crate) struct UserData(SmallVec<[u8; 128]>);
 
@@ -19,19 +19,19 @@ impl UserData {
         &self.0
     }
 
-    /// A number of 4 bytes, in the kernel's order.
+    /// Adds a number of 4 bytes in host byte order.
     pub(crate) fn number(mut self, kind: u8, number: u32) -> Self {
         self.value(kind, &number.to_ne_bytes());
         self
     }
 
-    /// Values inside of a value.
+    /// Adds a value that consists of values.
     pub(crate) fn nested(mut self, kind: u8, inner: &Self) -> Self {
         self.value(kind, &inner.0);
         self
     }
 
-    /// A comment, with the NUL behind it; what `nft` or the kernel has no room for is cut off.
+    /// Adds a comment with its terminating NUL, cut off at the limit of `nft` and of the kernel.
     pub(crate) fn comment(mut self, kind: u8, comment: Option<&str>) -> Self {
         let Some(comment) = comment else {
             return self;
@@ -51,19 +51,18 @@ impl UserData {
     }
 }
 
-/// User data that holds a comment alone, in the form in which tables, chains, rules and elements
-/// have one.
+/// Returns user data with only a comment, as tables, chains, rules and elements have it.
 pub(crate) fn comment(kind: u8, comment: Option<&Arc<str>>) -> Option<UserData> {
     comment.map(|comment| UserData::default().comment(kind, Some(comment)))
 }
 
-/// The comment in user data. What cannot be read, as that of another program, has none.
+/// Returns the comment in user data; `None` if it is unreadable, such as another program's.
 pub(crate) fn find_comment(kind: u8, data: &[u8]) -> Option<Arc<str>> {
     let text = find(kind, data)?.split(|byte| *byte == 0).next()?;
     std::str::from_utf8(text).ok().map(Arc::from)
 }
 
-/// A value in user data.
+/// Returns a value of this kind in user data.
 pub(crate) fn find(kind: u8, mut data: &[u8]) -> Option<&[u8]> {
     while let [found, len, rest @ ..] = data {
         let value = rest.get(..usize::from(*len))?;

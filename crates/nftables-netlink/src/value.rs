@@ -1,4 +1,4 @@
-//! What rules and elements are made of: registers, values, verdicts, types of data.
+//! Basic values of rules and elements: registers, bytes, verdicts, data types.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use inet::IpFamily;
 use smallvec::SmallVec;
 
-/// The name of a table, chain, set or map: at most 255 bytes (`NFT_NAME_MAXLEN` less the NUL).
-/// Shared, as one chain is named by its rule, by the elements that go to it and by itself.
+/// The name of a table, chain, set or map, at most 255 bytes (`NFT_NAME_MAXLEN` without the NUL).
+/// It is shared: the chain, its rules, and the elements that refer to it use one copy.
 pub type Name = Arc<str>;
 
-/// `NFPROTO_*` of a table (linux/netfilter.h).
+/// The family of a table (`NFPROTO_*`, linux/netfilter.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Family {
@@ -21,7 +21,7 @@ pub enum Family {
     Ip = 2,
     /// ARP.
     Arp = 3,
-    /// Devices, before routing.
+    /// Network devices, before routing.
     Netdev = 5,
     /// Bridges.
     Bridge = 7,
@@ -30,7 +30,7 @@ pub enum Family {
 }
 
 impl From<IpFamily> for Family {
-    /// That of tables for packets of this family alone.
+    /// Returns the table family for packets of this IP family only.
     fn from(family: IpFamily) -> Self {
         match family {
             IpFamily::V4 => Self::Ip,
@@ -40,7 +40,7 @@ impl From<IpFamily> for Family {
 }
 
 impl Family {
-    /// Its name, as `nft` has it.
+    /// Returns `nft`'s name for the family.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Inet => "inet",
@@ -52,7 +52,7 @@ impl Family {
         }
     }
 
-    /// Of the kernel's number.
+    /// Converts the kernel's number.
     pub(crate) const fn of_wire(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Inet,
@@ -66,20 +66,20 @@ impl Family {
     }
 }
 
-/// A place of 4 bytes in the register file, 0 to 15. A value of more bytes takes those after it,
-/// too; each part of a concatenation begins in a place of its own.
+/// A slot of 4 bytes in the register file, 0 to 15. Longer values also occupy the following slots,
+/// and each part of a concatenation begins in its own slot.
 ///
-/// On the wire it is as the kernel tells it: places 0, 4, 8 and 12 are `NFT_REG_1` to `NFT_REG_4`,
-/// the others `NFT_REG32_*` (`nft_dump_register`).
+/// The wire format is the one that the kernel reports (`nft_dump_register`): slots 0, 4, 8 and 12
+/// are `NFT_REG_1` to `NFT_REG_4`, all others `NFT_REG32_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Register(u8);
 
 impl Register {
-    /// The first place.
+    /// The first slot.
     pub const FIRST: Self = Self(0);
 
-    /// The place behind so many bytes from the first, each value before it filled up to 4 bytes;
-    /// `None` beyond the last.
+    /// Returns the slot after `bytes` bytes of values, each padded to 4 bytes; `None` after the
+    /// last slot.
     pub const fn at(bytes: usize) -> Option<Self> {
         if bytes < 64 {
             #[allow(clippy::cast_possible_truncation, reason = "below 16")]
@@ -89,10 +89,10 @@ impl Register {
         }
     }
 
-    /// `NFT_REG_VERDICT`: no place, but where a verdict goes.
+    /// `NFT_REG_VERDICT`, which receives verdicts and is not a slot.
     pub(crate) const VERDICT: u32 = 0;
 
-    /// As the kernel numbers it: `NFT_REG_1` to `NFT_REG_4`, `NFT_REG32_00` to `NFT_REG32_15`.
+    /// Returns the kernel's number: `NFT_REG_1` to `NFT_REG_4`, `NFT_REG32_00` to `NFT_REG32_15`.
     pub(crate) const fn wire(self) -> u32 {
         if self.0.is_multiple_of(4) {
             self.0 as u32 / 4 + 1
@@ -101,7 +101,7 @@ impl Register {
         }
     }
 
-    /// Of the kernel's number; `None` of the verdict's and beyond the last.
+    /// Converts the kernel's number; `None` for the verdict register and for invalid numbers.
     pub(crate) const fn of_wire(number: u32) -> Option<Self> {
         #[allow(clippy::cast_possible_truncation, reason = "below 24")]
         match number {
@@ -111,36 +111,36 @@ impl Register {
         }
     }
 
-    /// From 0 to 15.
+    /// Returns the slot's number, 0 to 15.
     pub const fn place(self) -> u8 {
         self.0
     }
 }
 
-/// Bytes as they stand in registers: addresses and ports in network order, marks and numbers of
-/// the kernel's own in its order. Room for an address, a protocol and a port without the heap.
+/// Bytes in registers: addresses and ports in network order, marks and generated numbers in host
+/// order. An address, a protocol and a port fit without heap allocation.
 pub type Bytes = SmallVec<[u8; 24]>;
 
-/// Where a packet goes (`NFTA_VERDICT_*`).
+/// The decision about a packet (`NFTA_VERDICT_*`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verdict {
-    /// It passes this hook's chain.
+    /// Accepts the packet in this base chain.
     Accept,
-    /// It ends.
+    /// Drops the packet.
     Drop,
-    /// On to the next rule.
+    /// Continues with the next rule.
     Continue,
-    /// Back to where the chain was jumped from.
+    /// Returns to the calling chain.
     Return,
-    /// Into a chain, and back.
+    /// Calls a chain.
     Jump(Name),
-    /// Into a chain, and not back.
+    /// Continues in a chain without returning.
     Goto(Name),
 }
 
-/// A type of data as `nft` names and numbers it (`enum datatypes` in its sources): the number
-/// stands in a set's key type, six bits for each part of a concatenation, so that `nft` can list
-/// its elements. The kernel does not look at it.
+/// A data type with `nft`'s name and number (`enum datatypes` in its sources). A set's key type has
+/// six bits for each part of a concatenation, by which `nft` lists its elements. The kernel does
+/// not interpret it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DataType {
     /// `ipv4_addr`, 4 bytes.
@@ -157,11 +157,11 @@ pub enum DataType {
     IfName,
     /// `integer`, 4 bytes here.
     Integer,
-    /// One that this crate does not know, as read: all of a key's or a value's types at once.
+    /// An unsupported type, as read: all types of a key or value in one number.
     Other {
         /// `NFTA_SET_KEY_TYPE` or `NFTA_SET_DATA_TYPE`.
         number: u32,
-        /// Bytes.
+        /// Length in bytes.
         len: u8,
     },
 }
@@ -184,7 +184,7 @@ impl fmt::Display for DataType {
 }
 
 impl DataType {
-    /// Bytes of a value, not filled up.
+    /// Returns the bytes of a value without padding.
     pub const fn len(self) -> usize {
         match self {
             Self::InetProto => 1,
@@ -195,7 +195,7 @@ impl DataType {
         }
     }
 
-    /// `TYPE_*` of `enum datatypes`.
+    /// Returns the number (`TYPE_*` of `enum datatypes`).
     pub(crate) const fn number(self) -> u32 {
         match self {
             Self::Integer => 4,
@@ -209,7 +209,7 @@ impl DataType {
         }
     }
 
-    /// The parts of a key of this type and length; [`DataType::Other`] if they are not all known.
+    /// Splits a key's type into the types of its parts; [`DataType::Other`] if one is unsupported.
     pub(crate) fn parts(number: u32, len: u32) -> Vec<Self> {
         const KNOWN: [DataType; 7] = [
             DataType::Integer,
@@ -237,7 +237,7 @@ impl DataType {
         parts
     }
 
-    /// Bytes of a key; each part of several is filled up to 4 bytes.
+    /// Returns the bytes of a key. In a concatenation each part is padded to 4 bytes.
     pub(crate) fn total(parts: &[Self]) -> u32 {
         let len = match parts {
             [only] => only.len(),
@@ -249,26 +249,26 @@ impl DataType {
         u32::try_from(len).unwrap_or(u32::MAX)
     }
 
-    /// Never.
+    /// Always false.
     pub const fn is_empty(self) -> bool {
         false
     }
 }
 
-/// A concatenation of values in the layout of a key: each part filled up with zeros to a multiple
-/// of 4 bytes where there is more than one.
+/// A concatenation of values in the layout of a key. With several parts, each is padded with zeros
+/// to a multiple of 4 bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Concatenation {
     bytes: Bytes,
 }
 
 impl Concatenation {
-    /// One without parts.
+    /// Creates an empty concatenation.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Puts an address behind what is there.
+    /// Appends an address.
     #[must_use]
     pub fn address(self, address: IpAddr) -> Self {
         match address {
@@ -277,19 +277,19 @@ impl Concatenation {
         }
     }
 
-    /// Puts a protocol number (IANA) behind what is there.
+    /// Appends a protocol number (IANA).
     #[must_use]
     pub fn protocol(self, number: u8) -> Self {
         self.part(&[number])
     }
 
-    /// Puts a port behind what is there.
+    /// Appends a port.
     #[must_use]
     pub fn port(self, port: u16) -> Self {
         self.part(&port.to_be_bytes())
     }
 
-    /// Puts these bytes behind what is there.
+    /// Appends bytes.
     #[must_use]
     pub fn part(mut self, part: &[u8]) -> Self {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
@@ -297,7 +297,7 @@ impl Concatenation {
         self
     }
 
-    /// The key. Of several parts, the last is filled up as well.
+    /// Returns the key. With several parts, the last one is padded too.
     pub fn into_key(mut self) -> Bytes {
         if self.bytes.len() > 4 {
             self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);

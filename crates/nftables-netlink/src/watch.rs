@@ -1,9 +1,8 @@
-//! Whether anybody changes a table while it is read.
+//! Detects changes of a table while it is read.
 //!
-//! The kernel numbers the ruleset of a namespace, whatever table is changed, and tells of each
-//! change which table it was: at the end of a transaction, after the new number counts. So what is
-//! read is good if the number is the same, or if all has been told up to the new one and nothing of
-//! it was this table's.
+//! The kernel numbers the ruleset of a namespace across all tables. At the end of a transaction,
+//! after the new number counts, it reports which tables changed. A read is valid in two cases: the
+//! number is the same, or all reports up to the new number arrived and none names this table.
 
 use std::io;
 use std::thread;
@@ -15,22 +14,20 @@ use crate::subscription::{Event, Subscription};
 use crate::transaction::Generation;
 use crate::value::Family;
 
-/// Room for messages of others' transactions, in bytes. What does not fit is lost, and counts as a
-/// change.
+/// Receive buffer for reports of other transactions, in bytes. A lost report counts as a change.
 const ROOM: usize = 4 << 20;
-/// How long a transaction that is being made is waited for: so often, so long. The largest take a
-/// second.
+/// Limit for waiting until a running transaction ends. The largest take a second.
 const WAITS: u32 = 1_000;
 const WAIT: Duration = Duration::from_millis(2);
 
-/// Listens for changes of a table.
+/// Watches a table for changes.
 pub(crate) struct Watch<'a> {
     pub(crate) family: Family,
     pub(crate) table: &'a str,
-    /// That of the beginning.
+    /// The generation when the watch began.
     pub(crate) generation: Generation,
     subscription: Subscription,
-    /// The last transaction of which all was told.
+    /// The last transaction that was reported completely.
     told: Option<Generation>,
     is_touched: bool,
 }
@@ -55,14 +52,14 @@ impl<'a> Watch<'a> {
             told: None,
             is_touched: false,
         };
-        // What was told by now was made before. A transaction whose number counts already may still
-        // be under way; its end is told later then.
+        // Transactions reported so far ended before. A transaction whose number already counts may
+        // still be running; its end is reported later.
         watch.listen();
         (watch.told, watch.is_touched) = (None, false);
         Ok(watch)
     }
 
-    /// Takes in what was told.
+    /// Processes the reports that have arrived.
     pub(crate) fn listen(&mut self) {
         loop {
             match self.subscription.receive() {
@@ -82,7 +79,8 @@ impl<'a> Watch<'a> {
                 self.is_touched |= *family == self.family && **table == *self.table;
             }
             Event::Committed { generation, .. } => {
-                // One that was under way at the beginning: what it touched may not have been told.
+                // This transaction was running at the beginning, so its changes may not have been
+                // reported.
                 self.is_touched |= *generation == self.generation;
                 self.told = Some(*generation);
             }
@@ -90,7 +88,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Whether nobody has changed the table since the beginning.
+    /// Returns true if the table did not change since the beginning.
     pub(crate) fn saw_nothing(mut self, nftables: &mut Nftables) -> Result<bool, Error> {
         let now = nftables.generation()?;
         for _ in 0..WAITS {

@@ -1,7 +1,7 @@
-//! Numbers of the protocol: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`, and of
-//! what `nft` keeps in user data (`libnftnl/udata.h`), which the kernel does not look at.
+//! Numbers of the protocol: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`, and
+//! `nft`'s user data (`libnftnl/udata.h`), which the kernel does not interpret.
 
-/// A command's netlink message type: nfnetlink's subsystem number, then the command.
+/// Returns a command's netlink message type: the number of nfnetlink's subsystem, then the command.
 pub(crate) const fn message(command: u16) -> u16 {
     SUBSYSTEM << 8 | command
 }
@@ -12,14 +12,15 @@ pub(crate) const SUBSYSTEM: u16 = 10;
 pub(crate) const BATCH_BEGIN: u16 = 16;
 /// `NFNL_MSG_BATCH_END`.
 pub(crate) const BATCH_END: u16 = 17;
-/// `NFNL_BATCH_GENID`, of the message that begins a batch.
+/// `NFNL_BATCH_GENID`, an attribute of the message that begins a batch.
 pub(crate) const BATCH_GENERATION: u16 = 1;
-/// Bytes of `struct nfgenmsg`.
+/// Size of `struct nfgenmsg` in bytes.
 pub(crate) const FIXED_HEADER: usize = 4;
 /// `NFTA_LIST_ELEM`.
 pub(crate) const LIST_ELEMENT: u16 = 1;
 
-/// The table's name in messages of all objects (`NFTA_TABLE_NAME`, `NFTA_CHAIN_TABLE`, ...).
+/// The attribute with the table's name in messages about any object (`NFTA_TABLE_NAME`,
+/// `NFTA_CHAIN_TABLE`, ...).
 pub(crate) const TABLE_OF_ANY: u16 = 1;
 
 /// `enum nf_tables_msg_types`.
@@ -157,7 +158,7 @@ pub(crate) mod generation {
     pub(crate) const PROCESS_NAME: u16 = 3;
 }
 
-/// `NFTNL_UDATA_*`: the types of what `nft` keeps in user data.
+/// `NFTNL_UDATA_*`: the types of `nft`'s user data.
 pub(crate) mod user_data {
     pub(crate) const TABLE_COMMENT: u8 = 0;
     pub(crate) const CHAIN_COMMENT: u8 = 0;
@@ -170,12 +171,12 @@ pub(crate) mod user_data {
     pub(crate) const SET_DATA_TYPE_OF: u8 = 4;
     pub(crate) const SET_DATA_INTERVAL: u8 = 6;
     pub(crate) const SET_COMMENT: u8 = 7;
-    /// Inside a `TYPE_OF`: which expression (`enum expr_types` of `nft`), and its own data.
+    /// Inside a `TYPE_OF`: the expression (`enum expr_types` of `nft`) and its data.
     pub(crate) const TYPE_OF_EXPRESSION: u8 = 0;
     pub(crate) const TYPE_OF_DATA: u8 = 1;
 }
 
-/// Attributes of expressions, by the kernel's name of the expression.
+/// Attributes of expressions, in modules named after the expression.
 pub(crate) mod expression {
     /// `NFTA_PAYLOAD_*`.
     pub(crate) mod payload {
@@ -185,7 +186,7 @@ pub(crate) mod expression {
         pub(crate) const LEN: u16 = 4;
         pub(crate) const FROM: u16 = 5;
     }
-    /// `NFTA_META_*` and, with another meaning of 3, `NFTA_CT_*`.
+    /// `NFTA_META_*`.
     pub(crate) mod meta {
         pub(crate) const TO: u16 = 1;
         pub(crate) const KEY: u16 = 2;
@@ -251,7 +252,7 @@ pub(crate) mod expression {
         pub(crate) const TYPE: u16 = 7;
         pub(crate) const JENKINS: u32 = 0;
     }
-    /// `NFTA_NAT_*`; the two flags that follow from the others.
+    /// `NFTA_NAT_*`, and the two flags that follow from other attributes.
     pub(crate) mod nat {
         pub(crate) const TYPE: u16 = 1;
         pub(crate) const FAMILY: u16 = 2;

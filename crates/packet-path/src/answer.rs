@@ -1,16 +1,17 @@
-//! The answer to a packet that has arrived.
+//! Follows the reply to a packet that has arrived.
 //!
 //! ```text
-//!   endpoint elsewhere ─▶ PREROUTING ─ routing ─┬─▶ FORWARD ── POSTROUTING ─▶ who asked
-//!                         back to who asked     │   IPVS: back to who was asked
-//!                                               └─▶ INPUT ─▶ a process of this node that asked
-//!   endpoint here ──────▶ OUTPUT (both) ────────────▶ POSTROUTING ─▶ who asked
+//!   endpoint elsewhere ─▶ PREROUTING ─ routing ─┬─▶ FORWARD ── POSTROUTING ─▶ client
+//!                         towards the client    │   IPVS: source becomes the service address
+//!                                               └─▶ INPUT ─▶ a client process of this node
+//!   endpoint here ──────▶ OUTPUT (both) ────────────▶ POSTROUTING ─▶ client
 //! ```
 //!
-//! Connection tracking translates back what chains of type nat have done: the destination where an answer
-//! comes in, or is made; its source where it leaves, or ends (`nf_nat_inet_fn`). IPVS gives it the
-//! virtual server's address in FORWARD, INPUT or OUTPUT (`ip_vs_out`), behind the filters. What IPVS
-//! has sent without passing FORWARD is answered through it, and only if the node forwards.
+//! Connection tracking reverts the translations of nat chains. It restores the destination of a
+//! reply in PREROUTING and OUTPUT, and the source in POSTROUTING and INPUT (`nf_nat_inet_fn`). IPVS
+//! gives the reply the virtual server's address in FORWARD, INPUT or OUTPUT (`ip_vs_out`), after
+//! the filter chains. IPVS sends packets without FORWARD, but their replies pass through it, and
+//! only if the node forwards.
 
 use crate::branch::{Branch, End, Step};
 use crate::bridge::comes_by_port;
@@ -21,11 +22,12 @@ use crate::reply::crosses;
 use crate::ruleset::{Hook, Ruleset};
 use crate::walk::{Begun, Walker, follow, unknown};
 
-/// Follows the answer to a packet, from where it has arrived. It is taken to come by this node, by the
-/// interface that leads to the endpoint; of a packet that nobody has got there is none.
+/// Follows the reply to a packet, starting at the endpoint. Assumes that the reply comes through
+/// this node, by the interface that leads to the endpoint. Returns no walk if no endpoint received
+/// the packet.
 ///
-/// A way whose fate is [`Fate::Forwarded`] or [`Fate::Local`] reaches who asked, as what it has asked;
-/// none is [`Fate::Delivered`].
+/// A walk with [`Fate::Forwarded`] or [`Fate::Local`] reaches the client as a valid reply;
+/// [`Fate::Delivered`] does not occur.
 pub fn answer(arrived: &Walk, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel) -> Vec<Walk> {
     let walker = Walker { rulesets, kernel };
     let Some(begun) = begin(arrived, &walker) else {
@@ -80,7 +82,7 @@ fn begin(arrived: &Walk, walker: &Walker<'_>) -> Option<Begun> {
     })
 }
 
-/// Whether netfilter sees it.
+/// Returns true if netfilter sees the packet.
 fn passes_by(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, String> {
     let is_bridged = crosses(packet, kernel).is_some();
     Ok(!is_bridged || comes_by_port(packet, kernel).map_err(|unread| unread.to_string())?)
@@ -103,7 +105,7 @@ fn bridged_past(packet: &Packet) -> Step {
     Step::new("bridge", bridge, says)
 }
 
-/// Who asked takes nothing but an answer from whom it has asked.
+/// Drops replies that the client would not accept: those from another address than it sent to.
 fn conclude(walk: &mut Walk) {
     let packet = &walk.packet;
     let fate = match walk.presumed {

@@ -1,14 +1,14 @@
-//! One of the ways that a packet may go.
+//! One of the possible paths of a packet.
 
 use std::sync::Arc;
 
 use crate::packet::Packet;
 
-/// How many ways of one packet are followed: a Service may have some thousand endpoints, and chances
-/// in a row would multiply without end.
+/// Limit for the paths of one packet. A Service may have thousands of endpoints, and consecutive
+/// random choices would multiply the paths.
 pub const MOST_BRANCHES: usize = 4096;
 
-/// Packets and bytes that a rule has counted.
+/// Packets and bytes counted by a rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets.
@@ -17,23 +17,23 @@ pub struct Counters {
     pub bytes: u64,
 }
 
-/// One thing that a packet meets and that does something to it.
+/// An object on the packet's path that affects the packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Where in the kernel: `nat KUBE-SERVICES`, `routing`, `IPVS`.
+    /// Place in the kernel: `nat KUBE-SERVICES`, `routing`, `IPVS`.
     pub place: String,
-    /// What is there, as its own tools list it: a rule, a virtual server.
+    /// The object as its own tools list it: a rule, a virtual server.
     pub entry: String,
-    /// What it does to the packet, in plain words.
+    /// Effect on the packet, in plain words.
     pub says: String,
-    /// Members of sets by which it was found: `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
+    /// Set members that matched: `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     pub members: Vec<String>,
-    /// What it has counted, where it counts.
+    /// The object's counters, if it has any.
     pub counters: Option<Counters>,
 }
 
 impl Step {
-    /// One that counts nothing.
+    /// Creates a step without counters.
     pub fn new(
         place: impl Into<String>,
         entry: impl Into<String>,
@@ -49,51 +49,51 @@ impl Step {
     }
 }
 
-/// Something that is not understood, or could not be read, and that this way takes for granted.
+/// An assumption about a rule that is not supported, or about an object that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Doubt {
-    /// The place, what is there, and why it cannot be told.
+    /// The place, the object, and the reason why the outcome is unknown.
     pub what: Arc<str>,
-    /// Whether this way takes it to match.
+    /// True if this branch assumes a match.
     pub matches: bool,
 }
 
-/// How a way ends within a chain. What else there is, the walk finds.
+/// The end of a path within a chain. The walk determines all other ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum End {
-    /// Nobody is told anything.
+    /// The packet is dropped silently.
     Dropped,
-    /// The sender is told: by which message, as `ICMP port unreachable`.
+    /// The packet is rejected; the message to its sender, such as `ICMP port unreachable`.
     Refused(String),
-    /// No route leads to where it goes, and the sender is told: why there is none.
+    /// There is no route, and the sender is notified; the reason.
     Unrouted(String),
-    /// A process of this node has it.
+    /// A process of this node receives the packet.
     Local,
-    /// It leaves the node.
+    /// The packet leaves the node.
     Forwarded,
-    /// It cannot be told: why.
+    /// The outcome is unknown; the reason.
     Unknown(String),
 }
 
-/// One of the ways that a packet may go.
+/// One of the possible paths of a packet.
 #[derive(Debug, Clone)]
 pub struct Branch {
-    /// The packet as it is now.
+    /// The packet in its current state.
     pub packet: Packet,
-    /// How likely it is that the packet comes here, from 0 to 1.
+    /// Probability that the packet takes this path, from 0 to 1.
     pub chance: f64,
-    /// What it has met, in order. What two ways have in common is held once.
+    /// The steps so far, in order. Paths share their common steps.
     pub steps: Vec<Arc<Step>>,
-    /// How many rules it has passed that did nothing.
+    /// Number of rules that had no effect.
     pub passed: usize,
-    /// What it takes for granted.
+    /// The assumptions of this path.
     pub doubts: Vec<Doubt>,
-    /// How it has ended, if it has.
+    /// The end of the path, if it has ended.
     pub end: Option<End>,
 }
 
 impl Branch {
-    /// The beginning of all ways of a packet.
+    /// Creates the initial path of a packet.
     pub fn new(packet: Packet) -> Self {
         Self {
             packet,
@@ -105,12 +105,12 @@ impl Branch {
         }
     }
 
-    /// Keeps a step.
+    /// Appends a step.
     pub fn step(&mut self, step: Step) {
         self.steps.push(Arc::new(step));
     }
 
-    /// The same way where something of this chance (within this way) happens.
+    /// Returns a copy for an event of this probability.
     #[must_use]
     pub fn with_chance(&self, chance: f64) -> Self {
         let mut branch = self.clone();
@@ -118,9 +118,10 @@ impl Branch {
         branch
     }
 
-    /// The two ways of what is not understood: it matches, and it does not. `what` names the place,
-    /// the rule and the reason. Of a rule that could do nothing to the packet do not ask this, but
-    /// keep a step that says so. Both keep the chance, as nobody knows how likely either is.
+    /// Splits the path at a rule with unknown outcome: one path assumes a match, the other none.
+    /// `what` names the place, the rule and the reason. For a rule that cannot affect the packet,
+    /// add a step that says so instead. Both paths keep the full probability, because neither is
+    /// known to be more likely.
     #[must_use]
     pub fn doubt(self, what: &str) -> (Self, Self) {
         let what: Arc<str> = what.into();

@@ -3,7 +3,7 @@
 use crate::kernel::{Kernel, Unread};
 use crate::packet::Packet;
 
-/// Whether netfilter sees it come in by a port of a bridge.
+/// Returns true if netfilter sees the packet enter by a port of a bridge.
 pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, Unread> {
     let Some(iif) = &packet.iif else {
         return Ok(false);

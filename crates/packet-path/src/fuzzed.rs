@@ -1,7 +1,7 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of foreign bytes as a function of bytes. No other code
+//! may use them.
 
-/// Rules as `iptables-save` prints them.
+/// Parses rules as `iptables-save` prints them.
 pub fn rules(bytes: &[u8]) {
     let saved = String::from_utf8_lossy(bytes);
     let tables = crate::Xtables::of(&saved);

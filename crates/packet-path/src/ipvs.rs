@@ -1,9 +1,9 @@
-//! IPVS, which stands among the hooks (`net/netfilter/ipvs/ip_vs_core.c`, `ip_vs_xmit.c`).
+//! IPVS, which runs at netfilter's hooks (`net/netfilter/ipvs/ip_vs_core.c`, `ip_vs_xmit.c`).
 //!
-//! It takes what comes for this node behind the filter (`LOCAL_IN`, 99), and what the node itself sends
-//! behind the NAT of output (`LOCAL_OUT`, -98), each before chains that stand later. What it sends on
-//! to another host goes through OUTPUT anew, then POSTROUTING; FORWARD never sees it. What it sends to
-//! this node itself goes on where it was.
+//! It takes packets for this node after the filter chains (`LOCAL_IN`, 99), and the node's own
+//! packets after output NAT (`LOCAL_OUT`, -98). Chains with a higher priority number come later. A
+//! packet that IPVS sends to another host passes OUTPUT again, then POSTROUTING, but never FORWARD.
+//! A packet to this node continues at the same hook.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -20,21 +20,21 @@ use crate::ruleset::Hook;
 pub(crate) const PRIORITY_INPUT: i32 = 99;
 /// `NF_IP_PRI_NAT_DST + 2`.
 pub(crate) const PRIORITY_OUTPUT: i32 = -98;
-/// Of answers alone (`ip_vs_out`).
+/// The hook for replies only (`ip_vs_out`).
 const PRIORITY_FORWARD: i32 = 100;
 
 const PLACE: &str = "IPVS";
 const CONNTRACK: &str = "net/ipv4/vs/conntrack";
 
-/// Where a way is behind IPVS.
+/// The point at which a packet continues after IPVS.
 pub(crate) enum Passed {
-    /// Where it was.
+    /// At the same hook.
     Stays(Branch),
-    /// At the beginning of OUTPUT, sent on by IPVS.
+    /// At the beginning of OUTPUT, sent by IPVS.
     Leaves(Branch),
 }
 
-/// Where IPVS stands at a hook.
+/// Returns the priority of IPVS at a hook.
 pub(crate) fn priority(hook: Hook) -> Option<i32> {
     match hook {
         Hook::Input => Some(PRIORITY_INPUT),
@@ -44,9 +44,10 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
     }
 }
 
-/// What IPVS does with a way.
+/// Takes a path through IPVS.
 pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<Passed> {
-    // Marked as sent by IPVS (`ipvs_property`). What is only forwarded is looked at for answers.
+    // Packets sent by IPVS are marked (`ipvs_property`). Forwarded packets are only checked for
+    // replies.
     let is_forwarded = branch.packet.iif.is_some() && branch.packet.oif.is_some();
     if branch.packet.server.is_some() || is_forwarded {
         return vec![Passed::Stays(branch)];
@@ -92,7 +93,8 @@ pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<Passed> {
 
 const UNREACHABLE: &str = "ICMP port unreachable";
 
-/// As `ip_vs_service_find`: by the mark, by address and port, by address alone.
+/// Finds the virtual server in the order of `ip_vs_service_find`: by mark, by address and port, by
+/// address alone.
 fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, Unread> {
     let family = IpFamily::of(packet.destination);
     let protocol = Protocol(packet.protocol);
@@ -109,7 +111,7 @@ fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, Unread> 
     Ok(None)
 }
 
-/// The destinations that new connections go to, each with its share of them.
+/// Returns the destinations that accept new connections, each with its share of them.
 fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
     let scheduler = server.entry.service.scheduler;
     let has_room = |entry: &&DestinationEntry| {
@@ -120,7 +122,7 @@ fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
     let mut able: Vec<&DestinationEntry> = server.destinations.iter().filter(takes).collect();
     let is_by_weight = match scheduler.as_str() {
         "rr" | "lc" => false,
-        // All to the one of the greatest weight.
+        // Chooses only the destination with the greatest weight.
         "fo" | "ovf" => {
             let weight = |entry: &DestinationEntry| entry.destination.weight;
             let most = able.iter().map(|entry| weight(entry)).max();
@@ -143,7 +145,7 @@ fn shares(server: &Server) -> Vec<(&DestinationEntry, f64)> {
         .collect()
 }
 
-/// Why nobody gets it.
+/// Explains why no destination receives the packet.
 fn nobody(server: &Server) -> String {
     match server.destinations.len() {
         0 => "the virtual server has no destination".to_owned(),
@@ -153,7 +155,7 @@ fn nobody(server: &Server) -> String {
     }
 }
 
-/// How a virtual server chooses, in words.
+/// Describes how a virtual server chooses a destination.
 fn says(service: &Service, able: usize, all: usize) -> String {
     let how = match service.scheduler.as_str() {
         "rr" => "one after the other",
@@ -181,7 +183,7 @@ fn says(service: &Service, able: usize, all: usize) -> String {
     says
 }
 
-/// Sends a way to a destination.
+/// Sends a path to a destination.
 fn send(
     mut branch: Branch,
     service: &Service,
@@ -264,9 +266,9 @@ fn send(
     Passed::Leaves(branch)
 }
 
-/// Returns the port at which a destination gets what was sent to `port`: its own, if it has one. A
-/// client that stays keeps to it only where the virtual server is that port's alone
-/// (`ip_vs_sched_persist`).
+/// Returns the port on which a destination receives packets sent to `port`: its own, if it has one.
+/// With persistence, the destination's port applies only if the virtual server has exactly this
+/// port (`ip_vs_sched_persist`).
 fn port_at(service: &Service, own: u16, port: u16) -> u16 {
     let is_of_port = matches!(service.key, ServiceKey::Address { port: of, .. } if of == port);
     let is_kept = service.flags.contains(Flags::PERSISTENT) && !is_of_port;
@@ -291,7 +293,7 @@ fn route_to(destination: IpAddr, mark: u32, kernel: &dyn Kernel) -> Result<Route
     })
 }
 
-/// As `ipvsadm -Sn` lists it.
+/// Renders a virtual server as `ipvsadm -Sn` lists it.
 fn listed(service: &Service) -> String {
     let mut text = format!("-A {} -s {}", selector(&service.key), service.scheduler);
     if service.flags.contains(Flags::PERSISTENT) {

@@ -1,4 +1,4 @@
-//! What the walk asks of the kernel, beside its rules.
+//! The kernel state that a walk needs besides rules.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,78 +7,79 @@ use ipvs_netlink::{DestinationEntry, ServiceEntry, ServiceKey};
 
 use crate::packet::Interface;
 
-/// Answers of the kernel, or of what was read of it. An answer is the same each time within a walk.
+/// Kernel state, from the kernel or from a snapshot. Within a walk, a question always has the same
+/// answer.
 pub trait Kernel {
-    /// Which way it takes; what comes in may be turned away by its source.
+    /// Returns the route for a packet. A packet from outside may be refused because of its source.
     ///
     /// # Errors
     ///
-    /// It cannot be asked.
+    /// Fails if the kernel cannot be asked.
     fn route(&self, question: &RouteQuestion) -> Result<Route, Unread>;
 
-    /// What an address is to the node: of `interface` alone, where one is given (`fib`'s and
-    /// `addrtype`'s question).
+    /// Returns the type of an address. If `interface` is given, only its addresses count (as for
+    /// `fib` and `addrtype`).
     ///
     /// # Errors
     ///
-    /// It cannot be asked.
+    /// Fails if the kernel cannot be asked.
     fn address_type(
         &self,
         address: IpAddr,
         interface: Option<&Interface>,
     ) -> Result<AddressType, Unread>;
 
-    /// The address that what leaves by this interface to there gets where it is masqueraded, and what
-    /// comes in by it where it is redirected (there `to` is the sender); `None` where the interface
-    /// has none.
+    /// Returns the address for masquerading a packet to `to` that leaves by this interface, or for
+    /// redirecting a packet from `to` that enters by it. `None` if the interface has no address.
     ///
     /// # Errors
     ///
-    /// It cannot be asked.
+    /// Fails if the kernel cannot be asked.
     fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, Unread>;
 
-    /// Whether an interface is a bridge.
+    /// Returns true if an interface is a bridge.
     ///
     /// # Errors
     ///
-    /// It cannot be asked.
+    /// Fails if the kernel cannot be asked.
     fn is_bridge(&self, interface: &Interface) -> Result<bool, Unread>;
 
-    /// The type of the ipset with this name, as `hash:ip,port`; `None` if there is no such set.
+    /// Returns the type of an ipset, such as `hash:ip,port`; `None` if the set does not exist.
     ///
     /// # Errors
     ///
-    /// It cannot be asked.
+    /// Fails if the kernel cannot be asked.
     fn set_type(&self, set: &str) -> Result<Option<String>, Unread>;
 
-    /// The member of an ipset that holds for this key, as `ipset` writes it; `None` if there is none.
+    /// Returns the member of an ipset that matches this key, as `ipset` lists it; `None` if there
+    /// is none.
     ///
     /// # Errors
     ///
-    /// It cannot be asked.
+    /// Fails if the kernel cannot be asked.
     fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread>;
 
-    /// A virtual server of IPVS; `None` if there is none with this key.
+    /// Returns the IPVS virtual server with this key, if it exists.
     ///
     /// # Errors
     ///
-    /// It cannot be asked.
+    /// Fails if the kernel cannot be asked.
     fn server(&self, key: &ServiceKey) -> Result<Option<Server>, Unread>;
 
-    /// A setting under /proc/sys, as `net/ipv4/ip_forward`; `None` if there is no such.
+    /// Returns a setting under /proc/sys, such as `net/ipv4/ip_forward`, if it exists.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// Fails if the setting cannot be read.
     fn setting(&self, name: &str) -> Result<Option<String>, Unread>;
 }
 
-/// What cannot be told, and why.
+/// Kernel state that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Unread {
-    /// `the set KUBE-CLUSTER-IP`, `the rules of iptables-legacy`.
+    /// The state: `the set KUBE-CLUSTER-IP`, `the rules of iptables-legacy`.
     pub part: String,
-    /// Why, and what to do next.
+    /// The reason, and the next step.
     pub reason: String,
 }
 
@@ -88,81 +89,81 @@ impl fmt::Display for Unread {
     }
 }
 
-/// What a route is asked for.
+/// The input of a route lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RouteQuestion {
-    /// To where.
+    /// The destination address.
     pub destination: IpAddr,
-    /// From where; of what the node sends, only where its source is chosen.
+    /// The source address; for the node's own packets only if they have chosen one.
     pub source: Option<IpAddr>,
-    /// By which interface it came in; none of what the node sends.
+    /// The input interface; `None` for the node's own packets.
     pub iif: Option<Interface>,
-    /// Its mark: policy routing may ask for it.
+    /// The packet's mark, which policy routing may use.
     pub mark: u32,
 }
 
-/// Which way a packet takes.
+/// The result of a route lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Route {
-    /// It is for this node. `source` is the address that the node itself sends from.
+    /// A route to this node itself.
     Local {
-        /// The address that the kernel gives what the node sends there.
+        /// The source address that the kernel chooses for the node's own packets.
         source: Option<IpAddr>,
     },
-    /// It leaves.
+    /// A route to another host.
     Out {
-        /// By this interface.
+        /// The output interface.
         interface: Interface,
-        /// To this neighbour; else to the destination itself.
+        /// The next hop; `None` if the destination is directly reachable.
         gateway: Option<IpAddr>,
-        /// The address that the kernel gives what the node sends there.
+        /// The source address that the kernel chooses for the node's own packets.
         source: Option<IpAddr>,
     },
-    /// It goes nowhere.
+    /// No usable route.
     None {
-        /// In words: `no route to host`, `a martian source`.
+        /// The reason: `no route to host`, `a martian source`.
         why: String,
-        /// True if its sender is told: by an error, or by ICMP.
+        /// True if the sender is notified by an error or ICMP message.
         is_told: bool,
     },
 }
 
-/// What an address is to the node (`RTN_*` of linux/rtnetlink.h).
+/// The type of an address from the node's view (`RTN_*` of linux/rtnetlink.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AddressType {
-    /// Somewhere else, or nowhere.
+    /// An address of another host, or of none.
     Unicast = 1,
-    /// Its own.
+    /// An address of this node.
     Local = 2,
-    /// All in a network of its own.
+    /// A broadcast address of one of the node's networks.
     Broadcast = 3,
-    /// A group.
+    /// A multicast group.
     Multicast = 5,
-    /// Dropped by a route.
+    /// An address whose packets a route drops.
     Blackhole = 6,
-    /// Refused by a route, or there is none.
+    /// An address that a route rejects as unreachable, or that has no route.
     Unreachable = 7,
-    /// Refused by a route.
+    /// An address that a route prohibits.
     Prohibit = 8,
 }
 
-/// What is looked for in an ipset: of which parts of these a member is made its type says.
+/// The key of an ipset lookup. The set's type determines which parts it uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct SetKey {
     /// The first address.
     pub ip: Option<IpAddr>,
-    /// The protocol, by IANA's number, and the port.
+    /// The IANA protocol number and the port.
     pub port: Option<(u8, u16)>,
     /// The second address.
     pub ip2: Option<IpAddr>,
 }
 
-/// A virtual server with its destinations.
+/// A virtual server and its destinations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// Itself.
+    /// The virtual server.
     pub entry: ServiceEntry,
-    /// Where it sends to.
+    /// Its destinations.
     pub destinations: Vec<DestinationEntry>,
 }

@@ -1,34 +1,35 @@
-//! What the kernel does with the first packet of a flow, and with the answer to it, by what it holds now.
+//! Predicts what the kernel does with the first packet of a flow, and with the reply to it, from
+//! the kernel's current state.
 //!
 //! ```text
 //!  Question ─▶ walk ──┬─ at each hook, by priority ─▶ Ruleset::walk ─▶ [Branch]   iptables, nft
 //!                     ├─ between the hooks ─────────▶ routing, IPVS   ─▶ [Branch]
-//!                     └─ at the end ────────────────▶ [Walk], each with its chance, fate and steps
+//!                     └─ at the end ────────────────▶ [Walk], each with probability, fate and steps
 //!                                   │ asks
-//!                           trait Kernel: Snapshot (data), or read::Live (the kernel, thing by thing)
+//!                           trait Kernel: Snapshot (data), or read::Live (the kernel, by request)
 //! ```
 //!
-//! A [`Packet`] is the packet at one moment of its way. A [`Branch`] is one of the ways that it may
-//! go: the packet, how likely the way is, what it has met ([`Step`]), and its [`End`] once it has one.
-//! Where chance decides, or something is not understood, a branch becomes two.
+//! A [`Packet`] is the packet at one point of its path. A [`Branch`] is a possible path: the
+//! packet, its probability, its steps ([`Step`]), and its [`End`] once it has ended. A random
+//! choice, or a rule with unknown outcome, splits a branch in two.
 //!
-//! **A kind of rules** is a [`Ruleset`]: it says which base chains it has at a hook, and takes a branch
-//! through one of them. What it has to observe is on [`Ruleset::walk`]. The walk brings the base
-//! chains of all rulesets into the kernel's order, does what stands between them (connection
-//! tracking, IPVS, routing), asks chains of type nat for what is not settled only, and joins what
-//! comes to the same.
+//! **A kind of rules** implements [`Ruleset`]: it lists its base chains at a hook, and takes a
+//! branch through one of them. [`Ruleset::walk`] states its obligations. The walk orders the base
+//! chains of all rulesets as the kernel does, and performs the steps between them: connection
+//! tracking, IPVS, routing. It asks nat chains only until the translation is decided, and joins
+//! branches with equal results.
 //!
-//! **What the kernel is asked** goes through [`Kernel`], question by question: whether one member is in
-//! a set, one virtual server by its key, one route. Nothing is dumped for one packet where one thing
-//! can be asked for. The rules of iptables are the exception: the kernel has no question for less
-//! than a table, so that those of 50,000 Services in iptables mode are read whole; they are kept as
-//! text, and parsed where the packet comes by.
+//! **The kernel** is asked through [`Kernel`], with specific questions: whether a set has a member,
+//! one virtual server by its key, one route. Nothing is dumped for one packet if the kernel can
+//! answer a single question. iptables rules are the exception, because the kernel returns only
+//! whole tables. With 50,000 Services in iptables mode the whole table is read; it stays text, and
+//! only the rules on the path are parsed.
 //!
-//! **The answer** ([`answer`]) is walked as a packet of its own, from the endpoint to who the endpoint
-//! sees: no chain of type nat is asked, and what was translated is translated back. Only the caller can
-//! know that it comes by this node at all.
+//! **The reply** ([`answer`]) is walked as a packet of its own, from the endpoint to the client
+//! that the endpoint sees. No nat chain is asked; translations are reverted instead. Only the
+//! caller can know whether the reply comes through this node at all.
 //!
-//! Nothing here knows of Kubernetes, and nothing is written.
+//! This crate does not know Kubernetes, and writes nothing.
 
 mod answer;
 mod branch;

@@ -1,24 +1,23 @@
-//! The rules of nf_tables.
+//! Evaluates the rules of nf_tables.
 //!
 //! ```text
-//!  Nft::read ─▶ base chains of ip, ip6, inet ─┐             Reader: the kernel (Nftables), or Held
+//!  Nft::read ─▶ base chains of ip, ip6, inet ─┐        Reader: the kernel (Nftables), or a snapshot
 //!                                             ▼               ▲ rules of one chain, one set,
 //!  Ruleset::walk ─▶ Evaluation: chain, rule ─▶ Run: expressions over registers ─┘ one element
-//!                        └─ say, text: what a rule did, and as nft lists it
+//!                        └─ say, text: the effect of a rule, and its text in nft's format
 //! ```
 //!
-//! Nothing is read that no packet meets: of a table with 50,000 Services that is a dozen chains and
-//! elements. Only base chains are looked for among all chains, which the kernel has no question for.
-//! Whether it was all of one moment, the number of the ruleset tells: [`consistently`].
+//! Only objects on the packet's path are read: a dozen chains and elements of a table with 50,000
+//! Services. The exception is the search for base chains, which needs a dump of all chains. The
+//! ruleset's generation tells whether everything was read at one moment: [`consistently`].
 //!
-//! **What is taken for granted** of the first packet of a flow: it is no fragment, it is the SYN of TCP,
-//! limits have not been reached, and sets that rules fill have room. Of the answer to it: no rule singles out
-//! the client's port. A client is in a set that rules
-//! fill only where it is there now. Of what else a rule may ask (users of sockets, processors, ports
-//! of clients) nothing is taken for granted: both ways are followed, and both say so.
+//! **Assumptions** about the first packet of a flow: it is not a fragment, it is TCP's SYN, limits
+//! are not exceeded, and dynamic sets have room. About the reply: no rule matches the client's
+//! port. A client is in a dynamic set only if it is there now. For all other unknown data (users of
+//! sockets, CPUs, client ports) both outcomes are followed, and both say so.
 //!
-//! **Left to iptables**: the tables that iptables-nft makes (`filter`, `nat`, `mangle`, `raw` and
-//! `security` of ip and ip6, where they have its chains). Their rules are in its own language
+//! **Left to iptables**: tables that iptables-nft created (`filter`, `nat`, `mangle`, `raw` and
+//! `security` of ip and ip6, if they have its chains). iptables text describes their rules
 //! ([`Nft::left_to_iptables`]).
 
 mod evaluate;
@@ -50,26 +49,27 @@ use crate::ruleset::{Base, Hook, Ruleset};
 use reader::Asked;
 use run::Evaluation;
 
-/// How often a question is asked anew where the ruleset changes meanwhile.
+/// Limit for attempts to answer a question while the ruleset changes.
 const ATTEMPTS: u32 = 5;
 
-/// The rules of nf_tables that packets of one IP family meet.
+/// The nf_tables rules for packets of one IP family.
 #[derive(Debug)]
 pub struct Nft<R> {
-    /// By their numbers.
+    /// The base chains; their index is [`Base::number`].
     bases: Vec<(At, nftables_netlink::BaseChain)>,
     left_to_iptables: Vec<(Family, Name)>,
     notes: Vec<String>,
-    /// The walk asks with `&self`, as it does of every kind of rules; each answer is kept.
+    /// The reader and its cache. [`Ruleset::walk`] takes `&self`, so this needs interior
+    /// mutability.
     asked: RefCell<Asked<R>>,
 }
 
-/// Asks something of the ruleset as it is at one moment: where it changes meanwhile, anew, up to five
-/// times. Then the last answer counts, which may mix two moments.
+/// Answers a question about the ruleset at one moment. If the ruleset changes meanwhile, the
+/// question is repeated, up to five times. The last answer may then mix two moments.
 ///
 /// # Errors
 ///
-/// The ruleset cannot be read.
+/// Fails if the ruleset cannot be read.
 pub fn consistently<R: Reader, T>(
     reader: &mut R,
     family: IpFamily,
@@ -92,21 +92,21 @@ pub fn consistently<R: Reader, T>(
     }
 }
 
-/// What was answered.
+/// An answer, and whether it is consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer<T> {
     /// The answer.
     pub answer: T,
-    /// Whether nobody has changed the ruleset meanwhile.
+    /// True if the ruleset did not change meanwhile.
     pub is_of_one_moment: bool,
 }
 
 impl<R: Reader> Nft<R> {
-    /// Looks for the base chains that packets of this family come into.
+    /// Reads the base chains for packets of this family.
     ///
     /// # Errors
     ///
-    /// The kernel cannot be asked: it has no nf_tables, or CAP_NET_ADMIN is missing.
+    /// Fails if the kernel has no nf_tables or CAP_NET_ADMIN is missing.
     pub fn read(mut reader: R, family: IpFamily) -> Result<Self, Error> {
         let tables = reader.tables()?;
         let dormant = tables
@@ -127,7 +127,7 @@ impl<R: Reader> Nft<R> {
         Ok(nft)
     }
 
-    /// Whether a base chain is looked at.
+    /// Adds a base chain, unless it is left to iptables or does not apply.
     fn take(&mut self, of: Hooked, family: IpFamily) {
         let table = (of.family, Name::clone(&of.table));
         let at = At {
@@ -139,7 +139,7 @@ impl<R: Reader> Nft<R> {
             (Family::Ip | Family::Ip6, _) if of.family != family.into() => {}
             (Family::Ip | Family::Ip6, _) if self.left_to_iptables.contains(&table) => {}
             (Family::Ip | Family::Ip6 | Family::Inet, Some(base)) => self.bases.push((at, base)),
-            // ARP is no packet of a flow.
+            // ARP packets belong to no flow.
             (Family::Arp, _) => {}
             _ => self.notes.push(format!(
                 "{} is not looked at: it is asked before a packet is routed, or instead, and may drop it (nft list chain {} {} {})",
@@ -151,12 +151,12 @@ impl<R: Reader> Nft<R> {
         }
     }
 
-    /// The tables that iptables-nft has made, which are left out.
+    /// Returns the tables created by iptables-nft, which are ignored here.
     pub fn left_to_iptables(&self) -> &[(Family, Name)] {
         &self.left_to_iptables
     }
 
-    /// What else is left out and may matter, in words.
+    /// Returns notes about other ignored chains that may matter.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -178,7 +178,7 @@ impl<R: Reader> Nft<R> {
         evaluation.base_chain(chain, base.policy, branch)
     }
 
-    /// Where a base chain is: `table ip kube-proxy, chain nat-prerouting`.
+    /// Returns the place of a base chain: `table ip kube-proxy, chain nat-prerouting`.
     pub fn place(&self, base: &Base) -> Option<String> {
         let (chain, _) = self.bases.get(base.number)?;
         Some(say::place(chain))
@@ -211,7 +211,7 @@ impl<R: Reader> Ruleset for Nft<R> {
     }
 }
 
-/// As `nft` writes it.
+/// Returns `nft`'s name of a family.
 pub fn family_name(family: Family) -> &'static str {
     match family {
         Family::Inet => "inet",
@@ -223,8 +223,8 @@ pub fn family_name(family: Family) -> &'static str {
     }
 }
 
-/// The tables of this family that iptables-nft has made: those with its names, whose base chains all
-/// have the names of its built-in ones.
+/// Returns the tables of this family that iptables-nft created: they have its table names, and all
+/// base chains have its chain names.
 fn iptables_tables(hooked: &[Hooked], family: IpFamily) -> Vec<(Family, Name)> {
     const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
     const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];

@@ -1,4 +1,4 @@
-//! What comes of a packet's ways.
+//! The outcome of a packet's paths.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -7,69 +7,71 @@ use std::sync::Arc;
 use crate::branch::{Branch, Doubt, End, Step};
 use crate::packet::{Packet, SourceNat};
 
-/// So many ways are told one by one. Of more, those that come to the same are one.
+/// Limit up to which paths are reported separately. With more, paths with the same outcome are
+/// joined.
 const MOST_TOLD: usize = 64;
 
-/// One way of a packet, from its sender to its end.
+/// One path of a packet, from its sender to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Walk {
-    /// How likely it is, from 0 to 1; of a scheduler that is not by chance, its share. The two sides of
-    /// a doubt count whole, each as if the other were not.
+    /// Probability from 0 to 1, or the share of a scheduler that is not random. Each side of a
+    /// doubt has the full probability.
     pub chance: f64,
-    /// How it ends.
+    /// The end of the path.
     pub fate: Fate,
-    /// How it would end if what it takes for granted were so; the same as `fate` where it takes
-    /// nothing for granted.
+    /// The end of the path if its assumptions hold. Equals `fate` without assumptions.
     pub presumed: Fate,
-    /// Where it ends, if anybody gets it.
+    /// The receiver, if the packet reaches one.
     pub endpoint: Option<SocketAddr>,
-    /// Refused how and by whom, why there is no route, or why nobody can tell; else empty.
+    /// The rejection message, the reason for a missing route, or the reason for an unknown outcome;
+    /// otherwise empty.
     pub why: String,
-    /// What becomes of its source.
+    /// The source that the receiver sees.
     pub source: Source,
-    /// In the order in which the packet meets them.
+    /// The steps in packet order.
     pub steps: Vec<Arc<Step>>,
-    /// How many rules it has passed that did nothing.
+    /// Number of rules that had no effect.
     pub passed: usize,
-    /// What it takes for granted.
+    /// The assumptions of this path.
     pub doubts: Vec<Doubt>,
-    /// The packet as it was at the end.
+    /// The packet at the end.
     pub packet: Packet,
 }
 
-/// How a way ends.
+/// The end of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fate {
-    /// To where a rule or IPVS has sent it.
+    /// Reaches the endpoint that a rule or IPVS chose.
     Delivered,
-    /// The sender is told that nobody is there.
+    /// Rejected; the sender is notified.
     Refused,
-    /// No route leads there, and the sender is told.
+    /// No route; the sender is notified.
     Unrouted,
-    /// Nobody is told anything.
+    /// Dropped silently.
     Dropped,
-    /// A process of this node gets it, or nobody if none listens there.
+    /// Reaches this node; a process receives it if one listens there.
     Local,
-    /// It leaves the node to where it was sent.
+    /// Leaves the node towards its original destination.
     Forwarded,
-    /// It cannot be told.
+    /// The outcome is unknown.
     Unknown,
 }
 
-/// Whom the receiver sees.
+/// The source address that the receiver sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// The sender.
+    /// The sender's address.
     Kept,
-    /// The address that it was sent to: what the node itself sends to an address of its own gets it.
+    /// The address that the packet was sent to: packets from the node to an address of its own have
+    /// it as source.
     ServiceAddress,
-    /// This address in the sender's stead, where it is known: one of the interface by which it leaves.
+    /// An address of the output interface, if it is known.
     Masqueraded(Option<IpAddr>),
-    /// This address, as a rule says.
+    /// The address given by a rule.
     Rewritten(Option<IpAddr>),
 }
 
-/// What two ways are compared by.
+/// The part of a walk by which two walks are compared.
 type Outcome = (Fate, Option<SocketAddr>, String, Source);
 
 impl Walk {
@@ -125,7 +127,7 @@ fn source(packet: &Packet) -> Source {
     }
 }
 
-/// Settles what doubts do not matter, and joins ways that come to the same where they are very many.
+/// Resolves doubts that make no difference, and joins equal outcomes if there are many walks.
 pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
     let mut walks: Vec<Walk> = branches.into_iter().map(Walk::of).collect();
     let mut doubted: Vec<Arc<str>> = Vec::new();
@@ -134,7 +136,8 @@ pub(crate) fn settle(branches: Vec<Branch>) -> Vec<Walk> {
             doubted.push(Arc::clone(&doubt.what));
         }
     }
-    // The last ones first: of what comes of them alone earlier ones do not depend.
+    // Resolves the last doubts first: earlier doubts do not depend on outcomes that only they
+    // cause.
     for what in doubted.iter().rev() {
         if is_the_same(&walks, what) {
             walks.retain(|walk| !takes(walk, what, true));
@@ -163,7 +166,7 @@ fn takes(walk: &Walk, what: &str, matches: bool) -> bool {
     walk.doubts.iter().any(is)
 }
 
-/// Whether the same comes of both sides of a doubt.
+/// Returns true if both sides of a doubt have the same outcomes.
 fn is_the_same(walks: &[Walk], what: &str) -> bool {
     const LITTLE: f64 = 1e-6;
     let side = |matches| {
@@ -184,8 +187,8 @@ fn is_the_same(walks: &[Walk], what: &str) -> bool {
             .all(|(outcome, chance)| is_near(outcome, *chance))
 }
 
-/// Joins ways of one outcome; the steps are those of the first. Where ways are not many, only those
-/// that nobody gets, and that end at the same thing.
+/// Joins walks with the same outcome and keeps the first one's steps. Unless there are many, only
+/// walks without a receiver that end at the same object are joined.
 fn joined(walks: Vec<Walk>, is_many: bool) -> Vec<Walk> {
     let mut places: HashMap<(Outcome, Vec<Doubt>, String), usize> = HashMap::new();
     let mut kept: Vec<Walk> = Vec::new();

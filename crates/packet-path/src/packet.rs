@@ -1,24 +1,24 @@
-//! The first packet of a flow, and the answer to it.
+//! The first packet of a flow, and the reply to it.
 
 use std::net::{IpAddr, SocketAddr};
 
 use inet::IpFamily;
 use ipvs_netlink::ServiceKey;
 
-/// An interface of the node.
+/// A network interface of the node.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Interface {
-    /// Its number, where it is known.
+    /// The interface's index, if it is known.
     pub index: Option<u32>,
-    /// Its name.
+    /// The interface's name.
     pub name: String,
 }
 
 impl Interface {
-    /// The one by which the node sends to itself.
+    /// The name of the loopback interface.
     pub const LOOPBACK: &'static str = "lo";
 
-    /// The one by which the node sends to itself.
+    /// Returns the loopback interface.
     pub fn loopback() -> Self {
         Self {
             index: Some(1),
@@ -26,95 +26,94 @@ impl Interface {
         }
     }
 
-    /// Whether it is the one by which the node sends to itself.
+    /// Returns true for the loopback interface.
     pub fn is_loopback(&self) -> bool {
         self.name == Self::LOOPBACK
     }
 }
 
-/// What connection tracking has made of a packet.
+/// The state of a packet in connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tracking {
-    /// It has not seen it yet (chains of a priority below -200).
+    /// Not processed yet (chains with a priority below -200).
     NotYet,
-    /// It begins a connection.
+    /// Begins a connection.
     New,
-    /// It belongs to a connection that another has begun: an answer.
+    /// Belongs to an existing connection: a reply.
     Established,
-    /// A rule has said that it is not to be tracked, or IPVS has.
+    /// Excluded from tracking by a rule or by IPVS.
     Untracked,
 }
 
-/// What becomes of the source when the packet leaves.
+/// The translation of the source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum SourceNat {
-    /// It becomes this address, where it is given, and a port of this range.
+    /// Translates to this address, if given, and to a port of this range.
     To(Option<IpAddr>, Option<u16>),
-    /// It becomes an address of the interface by which the packet leaves: this one, where it is
-    /// known.
+    /// Translates to an address of the output interface, which may be unknown.
     Masquerade(Option<IpAddr>),
 }
 
-/// Whose answer a packet is.
+/// The endpoint and client of a reply.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Reply {
-    /// Who answers.
+    /// The endpoint that replies.
     pub endpoint: SocketAddr,
-    /// To whom, as the endpoint sees it.
+    /// The client as the endpoint sees it.
     pub client: IpAddr,
 }
 
-/// The first packet of a flow, or the answer to it, at one moment of its way.
+/// The first packet of a flow, or the reply to it, at one point of its path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[allow(
     clippy::struct_excessive_bools,
     reason = "facts as the kernel's flags have them, none of which excludes another"
 )]
 pub struct Packet {
-    /// IANA's number.
+    /// The IANA protocol number.
     pub protocol: u8,
-    /// From where.
+    /// The source address.
     pub source: IpAddr,
-    /// From which port; mostly it is not known: any ephemeral one.
+    /// The source port; usually unknown: any ephemeral port.
     pub source_port: Option<u16>,
-    /// To where.
+    /// The destination address.
     pub destination: IpAddr,
-    /// To which port; of an answer it is not known ([`Packet::destination_port`]).
+    /// The destination port; unknown for a reply ([`Packet::destination_port`]).
     pub port: u16,
-    /// Where it was sent at first; of an answer, where what it answers was.
+    /// The destination that the client sent to, also for a reply.
     pub original: SocketAddr,
-    /// Who sent it at first; of an answer, who sent what it answers.
+    /// The client's address before any translation, also for a reply.
     pub original_source: IpAddr,
-    /// `meta mark`.
+    /// The packet's mark (`meta mark`).
     pub mark: u32,
-    /// `ct mark`.
+    /// The connection's mark (`ct mark`).
     pub connection_mark: u32,
-    /// By which interface it came; none where the node itself sends it.
+    /// The input interface; `None` for the node's own packets.
     pub iif: Option<Interface>,
-    /// By which it goes, as far as that is decided and known.
+    /// The output interface, once it is known.
     pub oif: Option<Interface>,
-    /// What connection tracking has made of it.
+    /// The state in connection tracking.
     pub tracking: Tracking,
-    /// Whether it is settled where it goes: no further chain of type nat is asked for that.
+    /// True if the destination is decided: no further nat chain is asked about it.
     pub destination_settled: bool,
-    /// Whether a rule (not IPVS) has sent it elsewhere than it was sent.
+    /// True if a rule (not IPVS) changed the destination.
     pub destination_changed: bool,
-    /// Whether its new destination is this node, whatever its address is (`REDIRECT`).
+    /// True if the new destination is this node (`REDIRECT`).
     pub is_redirected: bool,
-    /// The same of its source.
+    /// True if the source is decided: no further nat chain is asked about it.
     pub source_settled: bool,
-    /// What becomes of its source, once that is decided.
+    /// The translation of the source, once it is decided.
     pub source_nat: Option<SourceNat>,
-    /// The virtual server that IPVS has sent it on for.
+    /// The virtual server for which IPVS sent the packet.
     pub server: Option<ServiceKey>,
-    /// The destination that IPVS has chosen.
+    /// The destination that IPVS chose.
     pub real_server: Option<SocketAddr>,
-    /// Whose answer it is; none of a first packet.
+    /// The endpoint and client, if this packet is a reply.
     pub reply: Option<Reply>,
 }
 
 impl Packet {
-    /// A packet that nobody has touched.
+    /// Creates a packet before its first hook.
     pub fn new(protocol: u8, source: IpAddr, destination: IpAddr, port: u16) -> Self {
         Self {
             protocol,
@@ -140,8 +139,8 @@ impl Packet {
         }
     }
 
-    /// The first answer to a packet that `endpoint` has got, as it is when it leaves there. What
-    /// connection tracking and IPVS know of the connection stays with it; marks of packets do not.
+    /// Creates the first reply to a packet that `endpoint` received, as it leaves the endpoint.
+    /// State of connection tracking and IPVS is kept; the packet's mark is not.
     pub fn answer_to(asked: &Self, endpoint: SocketAddr) -> Self {
         Self {
             source: endpoint.ip(),
@@ -160,30 +159,31 @@ impl Packet {
         }
     }
 
-    /// What stands for the port of a client, which nobody has chosen: one of those that systems take.
+    /// Placeholder for the unknown port of a client: a typical ephemeral port.
     pub const CLIENT_PORT: u16 = 54_321;
 
-    /// To which port, where that is known: of an answer it is the client's.
+    /// Returns the destination port, or `None` for a reply, whose destination is the client's
+    /// unknown port.
     pub fn destination_port(&self) -> Option<u16> {
         self.reply.is_none().then_some(self.port)
     }
 
-    /// Whether connection tracking knows its connection.
+    /// Returns true if the packet belongs to a tracked connection.
     pub fn is_tracked(&self) -> bool {
         matches!(self.tracking, Tracking::New | Tracking::Established)
     }
 
-    /// Its family.
+    /// Returns the IP family.
     pub fn family(&self) -> IpFamily {
         IpFamily::of(self.destination)
     }
 
-    /// Where it goes.
+    /// Returns destination address and port.
     pub fn to(&self) -> SocketAddr {
         SocketAddr::new(self.destination, self.port)
     }
 
-    /// Sends it elsewhere, as DNAT does; what is not given stays.
+    /// Changes the destination as DNAT does. `None` leaves a part unchanged.
     pub fn translate(&mut self, address: Option<IpAddr>, port: Option<u16>) {
         self.destination = address.unwrap_or(self.destination);
         self.port = port.unwrap_or(self.port);
@@ -191,7 +191,7 @@ impl Packet {
         self.destination_changed = true;
     }
 
-    /// Gives it another source, as SNAT and masquerading do.
+    /// Changes the source as SNAT and masquerading do.
     pub fn translate_source(&mut self, to: SourceNat) {
         if let SourceNat::To(Some(address), _) | SourceNat::Masquerade(Some(address)) = &to {
             self.source = *address;

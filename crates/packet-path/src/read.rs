@@ -1,8 +1,8 @@
-//! The kernel itself: its rules of iptables, and a [`Kernel`] that asks it thing by thing.
+//! Reads the kernel: its iptables rules, and a [`Kernel`] that asks single questions.
 //!
-//! All is of the network namespace of the calling thread, and blocks for as long as the kernel and the
-//! programs of iptables take: not for a thread that has something else to do. Asking loads nothing: what
-//! the kernel has not loaded holds nothing.
+//! Everything concerns the network namespace of the calling thread. Calls block while the kernel
+//! and the iptables programs work, so an event loop should not make them. Nothing here loads kernel
+//! modules: a module that is not loaded holds no entries.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,23 +24,24 @@ use crate::kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, U
 use crate::packet::Interface;
 use crate::xtables::Xtables;
 
-/// Sets of more members are not listed to say by which network an address is in one.
+/// Limit for the members of a set. Larger sets are not listed to find the network that contains an
+/// address.
 const MOST_LISTED: u32 = 4096;
 
-/// The rules of iptables of a family.
+/// The iptables rules of one family.
 #[derive(Debug, Default)]
 pub struct Rules {
-    /// Those of each backend that has any.
+    /// The rules of each backend that has any.
     pub backends: Vec<(Backend, Xtables)>,
-    /// Tables that packets do not come to.
+    /// Tables that packets do not reach.
     pub dormant: Vec<DormantTable>,
-    /// What could not be read.
+    /// The parts that could not be read.
     pub unread: Vec<Unread>,
 }
 
-/// Reads the rules of iptables, of all tables and both backends. A table can only be read whole: with
-/// 50,000 Services of one endpoint in iptables mode that is 24 MB of text, which is held as long as
-/// the result is. Costs a process for each backend that holds anything.
+/// Reads the iptables rules of all tables and both backends. A table can only be read whole: with
+/// 50,000 Services of one endpoint in iptables mode that is 24 MB of text, kept as long as the
+/// result. Costs one process for each backend with rules.
 pub fn rules(family: IpFamily) -> Rules {
     let mut rules = Rules::default();
     let part = |backend: Backend| format!("the rules of iptables-{backend}");
@@ -87,7 +88,7 @@ pub fn rules(family: IpFamily) -> Rules {
     rules
 }
 
-/// The kernel, asked thing by thing. What it has answered is kept, so that a walk sees one state.
+/// The kernel, asked with single questions. It caches the answers, so a walk sees one state.
 #[derive(Debug)]
 pub struct Live {
     routing: RefCell<Rtnetlink>,
@@ -103,7 +104,7 @@ pub struct Live {
     settings: Kept<String, Option<String>>,
 }
 
-/// Answers by question.
+/// Cached answers by question.
 #[derive(Debug)]
 struct Kept<Q, A>(RefCell<HashMap<Q, Result<A, Unread>>>);
 
@@ -126,11 +127,11 @@ impl<Q: Hash + Eq + Clone, A: Clone> Kept<Q, A> {
 }
 
 impl Live {
-    /// Opens what is always there; the rest is opened as it is first asked.
+    /// Opens the socket for routes; others are opened on first use.
     ///
     /// # Errors
     ///
-    /// There is no socket for routes.
+    /// Fails if the socket cannot be opened.
     pub fn open() -> Result<Self, Unread> {
         let routing = Rtnetlink::open().map_err(|error| unread("the routes", &error))?;
         Ok(Self {
@@ -148,12 +149,12 @@ impl Live {
         })
     }
 
-    /// What kind of interface has this name, as `ip link add` names them: `bridge`, `veth`; empty of one
-    /// that is a device.
+    /// Returns an interface's kind in the terms of `ip link add`: `bridge`, `veth`; empty for a
+    /// hardware device.
     ///
     /// # Errors
     ///
-    /// The kernel cannot be asked.
+    /// Fails if the kernel cannot be asked.
     pub fn link_kind(&self, name: &str) -> Result<String, Unread> {
         self.kinds.or_ask(&name.to_owned(), || {
             let link = self.routing.borrow_mut().link(name);
@@ -206,7 +207,8 @@ impl Live {
         })
     }
 
-    /// The kernel's answer on a way of IPv6 leaves out whether it forwards at all (`ip6_forward`).
+    /// Explains if the node does not forward the packet. For IPv6 a route lookup does not consider
+    /// `ip6_forward`.
     fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, Unread> {
         let Some(iif) = question.iif.as_ref().filter(|iif| !iif.is_loopback()) else {
             return Ok(None);
@@ -216,7 +218,7 @@ impl Live {
         }
         let is = |setting: Option<String>, value: &str| setting.as_deref() == Some(value);
         let is_off = is(self.setting("net/ipv6/conf/all/forwarding")?, "0");
-        // Since Linux 6.17.
+        // The setting exists since Linux 6.17.
         let forced = format!("net/ipv6/conf/{}/force_forwarding", iif.name);
         if is_off && !is(self.setting(&forced)?, "1") {
             let why = "this node forwards nothing (net.ipv6.conf.all.forwarding is 0)";
@@ -225,7 +227,7 @@ impl Live {
         Ok(None)
     }
 
-    /// Puts into words why there is no way, and reports whether the sender is told (`ip_error`).
+    /// Explains why there is no route, and reports whether the sender is notified (`ip_error`).
     fn no_way(&self, why: NoWay, question: &RouteQuestion) -> Result<(String, bool), Unread> {
         let by = question.iif.as_ref().map_or("", |iif| &iif.name);
         let silent = |why: String| (why, question.iif.is_none());
@@ -304,7 +306,7 @@ impl Live {
             }) => Ok(None),
             Err(error) => {
                 let told = told(&error);
-                // A connection that has failed is not used again.
+                // A connection is not reused after an error.
                 *slot = None;
                 Err(told)
             }
@@ -314,7 +316,7 @@ impl Live {
 
     fn ask_member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
         let type_name = self.set_type(set)?.unwrap_or_default();
-        // A bitmap's members have ports of no protocol.
+        // Members of a bitmap have ports without a protocol.
         let has_protocol = type_name != "bitmap:port";
         let protocol = key.port.filter(|_| has_protocol);
         let asked = Key {
@@ -335,7 +337,7 @@ impl Live {
         Ok(Some(found.unwrap_or_else(|| written(&type_name, key))))
     }
 
-    /// By which network of a set a key is in it, if that is not dear to find out.
+    /// Returns the network of a set that contains a key, unless the set is too large to list.
     fn network(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
         let found = self.with_ipset(set, |ipset| {
             if ipset
@@ -470,7 +472,7 @@ fn named(index: u32) -> rustix::io::Result<Interface> {
     })
 }
 
-/// A key as `ipset` writes the member that it is.
+/// Renders a key as the member that `ipset` would list.
 fn written(type_name: &str, key: &SetKey) -> String {
     let parts = type_name.split_once(':').map_or("", |(_, parts)| parts);
     let mut addresses = [key.ip, key.ip2].into_iter().flatten();

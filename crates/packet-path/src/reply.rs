@@ -1,12 +1,13 @@
-//! The way of a tracked flow's answer, hook by hook, until it has the addresses that the client expects.
+//! The reply of a tracked flow: reverts translations hook by hook, until the client recognizes the
+//! reply.
 
 use crate::branch::Branch;
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Packet, Tracking};
 use crate::ruleset::Hook;
 
-/// Whether it comes by this node where who answers and who asked are ports of one bridge: only if
-/// netfilter sees what bridges carry.
+/// Returns the route of a reply between two ports of one bridge. It passes this node only if
+/// netfilter sees bridged packets.
 pub(crate) fn crosses(packet: &Packet, kernel: &dyn Kernel) -> Option<Route> {
     let reply = packet.reply.as_ref()?;
     let iif = packet.iif.as_ref()?;
@@ -15,7 +16,7 @@ pub(crate) fn crosses(packet: &Packet, kernel: &dyn Kernel) -> Option<Route> {
     }
     let route = kernel.route(&question(packet)).ok()?;
     match &route {
-        // A bridge asks nobody whether the node forwards.
+        // A bridge does not check whether the node forwards.
         Route::Out {
             interface,
             gateway: None,
@@ -34,7 +35,7 @@ fn question(packet: &Packet) -> RouteQuestion {
     }
 }
 
-/// As `nf_nat_packet` does to a packet of the reply direction.
+/// Reverts NAT as `nf_nat_packet` does for the reply direction.
 pub(crate) fn translate_back(hook: Hook, mut branch: Branch) -> Branch {
     let packet = &mut branch.packet;
     if packet.tracking != Tracking::Established {
@@ -48,7 +49,7 @@ pub(crate) fn translate_back(hook: Hook, mut branch: Branch) -> Branch {
     branch
 }
 
-/// As `ip_vs_out` does.
+/// Sets the source to the virtual server's address, as `ip_vs_out` does.
 pub(crate) fn pass_ipvs(mut branch: Branch) -> Branch {
     if branch.packet.server.is_some() {
         speak_as_asked(&mut branch.packet);
@@ -56,7 +57,7 @@ pub(crate) fn pass_ipvs(mut branch: Branch) -> Branch {
     branch
 }
 
-/// It comes from where the question was sent to.
+/// Sets the source to the address and port that the client sent to.
 fn speak_as_asked(packet: &mut Packet) {
     packet.source = packet.original.ip();
     packet.source_port = Some(packet.original.port());

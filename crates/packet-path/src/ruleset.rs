@@ -1,42 +1,42 @@
-//! A kind of rules, and where it hangs on a packet's way.
+//! Rulesets, and their position on a packet's path.
 
 pub use nftables_netlink::{ChainKind, Hook};
 
 use crate::branch::Branch;
 use crate::kernel::Kernel;
 
-/// A base chain: where packets come into a ruleset.
+/// A base chain: a packet's entry into a ruleset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Base {
-    /// Where.
+    /// The hook that calls the chain.
     pub hook: Hook,
-    /// Lower ones come first.
+    /// The order among chains of a hook, lowest first.
     pub priority: i32,
-    /// What may be done in it. Those of type nat are asked at the priority of the kernel's own NAT
-    /// (-100 before routing and on output, 100 after routing and on input), one after the other by
-    /// their own, and only until one of them has settled what the hook is for.
+    /// The chain type. Chains of type nat run at the priority of the kernel's own NAT (-100 at
+    /// prerouting and output, 100 at postrouting and input). Among each other they run by their own
+    /// priority, until one of them has decided the translation.
     pub kind: ChainKind,
-    /// The ruleset's own number for it.
+    /// The ruleset's number for the chain.
     pub number: usize,
 }
 
-/// A kind of rules.
+/// A set of rules of one kind.
 pub trait Ruleset {
-    /// The base chains that it has at a hook, in any order.
+    /// Returns its base chains at a hook, in any order.
     fn base_chains(&self, hook: Hook) -> Vec<Base>;
 
-    /// Takes one way through a base chain; gives the ways that come of it, whose chances add up to
-    /// that of `branch` (each side of a doubt counts whole).
+    /// Takes a path through a base chain and returns the resulting paths. Their probabilities add
+    /// up to that of `branch`; each side of a doubt has the full probability.
     ///
-    /// - A way that goes on behind the chain has no [`Branch::end`], whatever of accept, return and a
-    ///   policy of accept has led out.
-    /// - Only what does something is kept as a step: a match with an effect, a jump that leads
-    ///   somewhere, a member found. All other rules are counted in [`Branch::passed`].
-    /// - What is translated is so by [`Packet::translate`](crate::Packet::translate) and
-    ///   [`Packet::translate_source`](crate::Packet::translate_source), and ends the chain as accept
-    ///   does. The walk sets what is settled after the last chain of type nat.
-    /// - What is not understood, or cannot be read, is [`Branch::doubt`] where it matters, and a step
-    ///   that says so where it does not.
-    /// - It never panics, and ends, whatever the rules are.
+    /// - A path that continues after the chain has no [`Branch::end`], no matter how it left:
+    ///   accept, return, or a policy of accept.
+    /// - A step is added only for an effect: a match with an effect, a jump that leads to one, a
+    ///   set member found. All other rules are counted in [`Branch::passed`].
+    /// - Translations use [`Packet::translate`](crate::Packet::translate) and
+    ///   [`Packet::translate_source`](crate::Packet::translate_source), and end the chain like
+    ///   accept. The walk marks the translation as decided after the last nat chain.
+    /// - For a rule that is not supported or could not be read, it calls [`Branch::doubt`] if the
+    ///   rule matters, and otherwise adds a step that says so.
+    /// - It never panics, and terminates for all rules.
     fn walk(&self, base: &Base, branch: Branch, kernel: &dyn Kernel) -> Vec<Branch>;
 }

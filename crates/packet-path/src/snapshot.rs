@@ -1,4 +1,4 @@
-//! What the walk asks of the kernel, as data: of a kernel that is not there, or not any more.
+//! Kernel state as data, for a kernel that does not exist, or no longer exists.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -11,20 +11,20 @@ use crate::packet::Interface;
 
 const NO_ROUTE: &str = "no route to there";
 
-/// Answers to all questions. What is not in it is not there.
+/// The answers to all questions. Objects that it lacks do not exist.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
-    /// Addresses of the node, each with its interface and the length of its network's prefix.
+    /// The node's addresses, each with its interface and network prefix.
     pub addresses: Vec<(Interface, IpNet)>,
-    /// Routes to elsewhere: to where, by which interface, by which neighbour.
+    /// Routes to other hosts: destination, interface, next hop.
     pub routes: Vec<(IpNet, Interface, Option<IpAddr>)>,
     /// The names of bridges.
     pub bridges: HashSet<String>,
-    /// Ipsets by name: type and members, as `ipset save` writes them.
+    /// Ipsets by name: type and members, in the format of `ipset save`.
     pub sets: HashMap<String, (String, Vec<String>)>,
     /// Virtual servers.
     pub servers: HashMap<ServiceKey, Server>,
-    /// Settings, as `net/ipv4/ip_forward`.
+    /// Settings by name, such as `net/ipv4/ip_forward`.
     pub settings: HashMap<String, String>,
 }
 
@@ -151,7 +151,7 @@ impl Kernel for Snapshot {
     }
 }
 
-/// Whether a key is that of a member, or within one that is a network.
+/// Returns true if a key matches a member, or is in its network.
 fn is_member(type_name: &str, member: &str, key: &SetKey) -> bool {
     let parts = type_name.split_once(':').map_or("", |(_, parts)| parts);
     let mut addresses = [key.ip, key.ip2].into_iter().flatten();

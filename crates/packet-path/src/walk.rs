@@ -1,15 +1,15 @@
-//! A packet's way from hook to hook.
+//! Follows a packet from hook to hook.
 //!
 //! ```text
 //!            ┌───────────┐ routing ┌───────┐
 //!  from ────▶│PREROUTING ├───┬────▶│INPUT  ├─▶ IPVS ──▶ a process of this node
 //!  outside   └───────▲───┘   │     └───────┘    │
 //!                    │lo     │     ┌───────┐    │     ┌───────────┐
-//!                    │       └────▶│FORWARD├────┼────▶│POSTROUTING├──▶ leaves, or comes back by lo
+//!                    │       └────▶│FORWARD├────┼────▶│POSTROUTING├──▶ leaves, or returns by lo
 //!                    │             └───────┘    │     └────▲──────┘
 //!                    └──────────────────────────┼──────────┤
 //!  from this node ── routing ──▶ OUTPUT ◀───────┘          │
-//!                                  └─ IPVS ── routing anew ┘
+//!                                  └─ IPVS ── routed again ┘
 //! ```
 
 use std::collections::HashMap;
@@ -27,44 +27,45 @@ use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 
 /// `NF_IP_PRI_CONNTRACK`.
 const TRACKING: i32 = -200;
-/// `NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`: where the kernel's own NAT stands.
+/// `NF_IP_PRI_NAT_DST` and `NF_IP_PRI_NAT_SRC`: the priorities of the kernel's own NAT.
 const NAT_DESTINATION: i32 = -100;
 const NAT_SOURCE: i32 = 100;
-/// Ways that have become more are joined where they are at one place as the same packet.
+/// Number of branches above which equal packets at the same hook are joined.
 const JOINED_ABOVE: usize = 64;
-/// No way comes by more hooks: PREROUTING, INPUT, OUTPUT, POSTROUTING, and by `lo` once more.
+/// Limit for the hooks of one path: PREROUTING, INPUT, OUTPUT, POSTROUTING, and these again by way
+/// of `lo`.
 const MOST_HOOKS: usize = 12;
 
-/// What is asked: what becomes of the first packet of a flow.
+/// The flow whose first packet is followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// Of this protocol.
+    /// The protocol.
     pub protocol: Protocol,
-    /// Who sends it.
+    /// The sender.
     pub from: Sender,
-    /// To where.
+    /// The destination.
     pub to: SocketAddr,
-    /// From which port; mostly nobody has chosen it.
+    /// The source port; usually any ephemeral one.
     pub source_port: Option<u16>,
 }
 
-/// Who sends a packet.
+/// The sender of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sender {
-    /// This node itself, from this address or the one that the kernel chooses.
+    /// This node, with this source address or the one that the kernel chooses.
     Node(Option<IpAddr>),
-    /// Another, a pod as well as a host outside: its address, and the interface by which what it
-    /// sends comes in; else the one by which the node reaches it.
+    /// A pod or another host: its address and the interface by which its packets arrive. Without an
+    /// interface, the one that leads to the address is assumed.
     Other(IpAddr, Option<Interface>),
 }
 
-/// Follows the packet by these rules.
+/// Follows a packet through the rules and returns its possible paths.
 pub fn walk(question: &Question, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel) -> Vec<Walk> {
     let walker = Walker { rulesets, kernel };
     follow(&walker, walker.begin(question))
 }
 
-/// Where a way begins, or how it has ended before.
+/// The first hook of a packet, or the path if it ended before.
 pub(crate) type Begun = Result<(Hook, Branch), Box<Branch>>;
 
 /// Follows a packet to all of its ends.
@@ -105,7 +106,7 @@ pub(crate) fn follow(walker: &Walker<'_>, begun: Begun) -> Vec<Walk> {
     outcome::settle(done)
 }
 
-/// Ways beyond the most that are followed come to an end here.
+/// Ends the branches beyond the limit.
 fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
     if under_way.len() <= MOST_BRANCHES {
         return;
@@ -119,7 +120,7 @@ fn bound(under_way: &mut Vec<(Hook, Branch)>, done: &mut Vec<Branch>) {
     }
 }
 
-/// Makes one of ways that are the same packet at one place, by whatever they came.
+/// Joins branches with the same packet at the same hook.
 fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
     let mut places: HashMap<(u32, Packet, Vec<Doubt>), usize> = HashMap::new();
     let mut kept: Vec<(Hook, Branch)> = Vec::new();
@@ -135,11 +136,11 @@ fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
     kept
 }
 
-/// Something at a hook.
+/// A step at a hook.
 enum Stop<'a> {
     Chain(&'a dyn Ruleset, Base),
     Tracking,
-    /// The kernel's own NAT, with the chains that it asks.
+    /// The kernel's own NAT and the chains that it calls.
     Nat(Vec<(&'a dyn Ruleset, Base)>),
     Ipvs,
 }
@@ -150,7 +151,7 @@ pub(crate) struct Walker<'a> {
 }
 
 impl<'a> Walker<'a> {
-    /// The packet at its first hook.
+    /// Returns the packet at its first hook.
     fn begin(&self, question: &Question) -> Begun {
         let to = question.to;
         let protocol = question.protocol.number();
@@ -188,7 +189,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// What the node itself sends is routed first, which mostly chooses its source.
+    /// Routes a packet from the node itself, which usually chooses its source.
     pub(crate) fn send(&self, packet: Packet, is_chosen: bool) -> Begun {
         let chosen = is_chosen.then_some(packet.source);
         let mut branch = Branch::new(packet);
@@ -231,7 +232,7 @@ impl<'a> Walker<'a> {
             .map_err(|unread| unread.to_string())
     }
 
-    /// Takes a way through a hook, and on to the next one.
+    /// Takes a branch through a hook to the next one.
     fn advance(&self, hook: Hook, branch: Branch) -> Vec<(Hook, Branch)> {
         let (before, mark) = (branch.packet.to().ip(), branch.packet.mark);
         let ways = self.through(hook, branch);
@@ -259,7 +260,7 @@ impl<'a> Walker<'a> {
         next.collect()
     }
 
-    /// Everything at a hook, in the kernel's order.
+    /// Takes a branch through all steps at a hook, in the kernel's order.
     fn through(&self, hook: Hook, branch: Branch) -> Vec<Passed> {
         let (mut here, mut gone) = (vec![branch], Vec::new());
         for stop in self.stops(hook) {
@@ -324,7 +325,7 @@ impl<'a> Walker<'a> {
         stops.into_iter().map(|(_, stop)| stop).collect()
     }
 
-    /// As `nf_nat_inet_fn`: chains are asked until one has settled it, and then it is.
+    /// Calls nat chains until one has decided the translation, as `nf_nat_inet_fn` does.
     fn translate(
         &self,
         hook: Hook,
@@ -365,7 +366,7 @@ impl<'a> Walker<'a> {
         ways
     }
 
-    /// Where what came in goes.
+    /// Routes a packet that came in.
     fn route_in(&self, mut branch: Branch) -> (Hook, Branch) {
         let packet = &branch.packet;
         let question = RouteQuestion {
@@ -375,7 +376,7 @@ impl<'a> Walker<'a> {
             mark: packet.mark,
         };
         let route = if packet.iif.as_ref().is_some_and(Interface::is_loopback) {
-            // What comes back by it has its route with it.
+            // A packet that returns by the loopback interface keeps its route.
             Ok(Route::Local { source: None })
         } else if let Some(bridge) = reply::crosses(packet, self.kernel) {
             Ok(bridge)
@@ -410,7 +411,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// What the node sends is routed again where a rule has changed it.
+    /// Routes a packet of the node again after a rule changed it.
     fn route_anew(&self, mut branch: Branch) -> Branch {
         let packet = &branch.packet;
         let found = self.way_to(packet.destination, Some(packet.source), packet.mark);
@@ -429,7 +430,7 @@ impl<'a> Walker<'a> {
         branch
     }
 
-    /// Behind POSTROUTING.
+    /// Continues after POSTROUTING.
     fn leave(&self, mut branch: Branch) -> (Hook, Branch) {
         let packet = &mut branch.packet;
         if packet.oif.as_ref().is_some_and(Interface::is_loopback) {
@@ -451,7 +452,7 @@ impl<'a> Walker<'a> {
         ended(Hook::Postrouting, branch, End::Forwarded)
     }
 
-    /// Whether what comes back to a sender on a loopback address gets there.
+    /// Returns true if replies to a sender on a loopback address arrive.
     fn answer_to_localhost(&self, packet: &Packet) -> Result<bool, String> {
         if packet.family() == IpFamily::V6 {
             return Ok(false);
@@ -495,7 +496,7 @@ pub(crate) fn unknown(mut branch: Branch, why: String) -> Box<Branch> {
     Box::new(branch)
 }
 
-/// By which interface the node sends what takes this route, and from which address.
+/// Returns the output interface and the source address of a route.
 fn leaving_by(route: Route) -> (Interface, Option<IpAddr>) {
     match route {
         Route::Out {
@@ -506,7 +507,7 @@ fn leaving_by(route: Route) -> (Interface, Option<IpAddr>) {
     }
 }
 
-/// A route, as `ip route get` lists it.
+/// Renders a route as `ip route get` does.
 fn listed(to: IpAddr, route: &Route) -> String {
     match route {
         Route::Local { .. } => format!("local {to}"),

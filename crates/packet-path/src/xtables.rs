@@ -1,7 +1,7 @@
 //! The rules of iptables, of either backend, as `iptables-save` prints them.
 //!
-//! They are kept as text, chain by chain, and read where a packet comes by: of the rules of 50,000
-//! Services it meets a few dozen, beside the one chain that leads to all of them.
+//! They stay text, grouped by chain, and are parsed only on the packet's path. With 50,000 Services
+//! a packet meets a few dozen rules, besides the one chain that dispatches to all Services.
 
 mod matching;
 mod options;
@@ -20,14 +20,14 @@ use crate::branch::{Branch, Counters};
 use crate::kernel::Kernel;
 use crate::ruleset::{Base, ChainKind, Hook, Ruleset};
 
-/// TCP's number.
+/// TCP's protocol number.
 const TCP: u8 = 6;
-/// The flag of TCP that a first packet has, and no other.
+/// The only TCP flag of a first packet.
 const SYN: u8 = 0x02;
-/// The one that an answer has besides.
+/// The additional flag of the reply.
 const ACK: u8 = 0x10;
 
-/// Reads each rule.
+/// Parses each rule.
 pub(crate) fn read_all(tables: &Xtables) {
     for table in &tables.tables {
         for line in table.text.lines() {
@@ -38,34 +38,33 @@ pub(crate) fn read_all(tables: &Xtables) {
     }
 }
 
-/// The tables of a family and backend.
+/// The tables of one family and backend.
 #[derive(Debug, Default)]
 pub struct Xtables {
     tables: Vec<Table>,
 }
 
-/// A table.
+/// A table: its rules as text, and its chains.
 #[derive(Debug)]
 struct Table {
     name: String,
-    /// The rules, a line each, those of a chain one after the other.
+    /// The rules, one per line, grouped by chain.
     text: String,
     chains: HashMap<Box<str>, Chain>,
 }
 
-/// A chain.
+/// A chain of a table.
 #[derive(Debug, Default)]
 struct Chain {
-    /// Where its rules are in the text. Mostly that is one piece.
+    /// Positions of the chain's rules in the text; usually one range.
     rules: Vec<Range<usize>>,
-    /// What becomes of packets at its end, of a built-in chain.
+    /// True if the policy of a built-in chain is DROP.
     drops: bool,
-    /// What its policy has counted.
+    /// The counters of the policy.
     counters: Option<Counters>,
 }
 
-/// Where a table hangs: its name, the chain, the priority, and what may be done in it
-/// (linux/netfilter_ipv4.h).
+/// The built-in chains: table, hook, priority, and chain type (linux/netfilter_ipv4.h).
 const PLACES: [(&str, Hook, i32, ChainKind); 17] = [
     ("raw", Hook::Prerouting, -300, ChainKind::Filter),
     ("raw", Hook::Output, -300, ChainKind::Filter),
@@ -87,7 +86,7 @@ const PLACES: [(&str, Hook, i32, ChainKind); 17] = [
 ];
 
 impl Xtables {
-    /// Takes in a line of `iptables-save`, with counters (`-c`) or without, less its line feed.
+    /// Adds a line of `iptables-save`, with or without counters (`-c`), without its line feed.
     pub fn read(&mut self, line: &str) {
         let (_, rule) = counters(line);
         match Line::parse(rule) {
@@ -113,19 +112,19 @@ impl Xtables {
         }
     }
 
-    /// All of a text.
+    /// Parses a complete output of `iptables-save`.
     pub fn of(saved: &str) -> Self {
         let mut tables = Self::default();
         saved.lines().for_each(|line| tables.read(line));
         tables
     }
 
-    /// Takes packets away from a table, which is dormant.
+    /// Removes a dormant table, which packets do not reach.
     pub fn switch_off(&mut self, name: &str) {
         self.tables.retain(|table| table.name != name);
     }
 
-    /// Whether there is no rule in any table, and no policy but to accept.
+    /// Returns true if no table has rules or a policy other than accept.
     pub fn is_empty(&self) -> bool {
         let is_bare = |table: &Table| {
             table.text.is_empty() && !table.chains.values().any(|chain| chain.drops)
@@ -133,7 +132,7 @@ impl Xtables {
         self.tables.iter().all(is_bare)
     }
 
-    /// The names of its tables.
+    /// Returns the names of the tables.
     pub fn tables(&self) -> impl Iterator<Item = &str> {
         self.tables.iter().map(|table| &*table.name)
     }
@@ -152,7 +151,7 @@ impl Table {
         }
     }
 
-    /// The rules of a chain, in order.
+    /// Returns the rules of a chain in order.
     fn rules<'a>(&'a self, chain: &'a Chain) -> Rules<'a> {
         Rules {
             text: &self.text,
@@ -162,7 +161,7 @@ impl Table {
     }
 }
 
-/// The rules of a chain, line by line.
+/// Iterator over the rules of a chain, line by line.
 #[derive(Debug, Clone)]
 struct Rules<'a> {
     text: &'a str,
@@ -213,7 +212,7 @@ impl Ruleset for Xtables {
     }
 }
 
-/// The name of the built-in chain at a hook.
+/// Returns the name of the built-in chain at a hook.
 fn name_of(hook: Hook) -> &'static str {
     match hook {
         Hook::Prerouting => "PREROUTING",
@@ -224,7 +223,7 @@ fn name_of(hook: Hook) -> &'static str {
     }
 }
 
-/// `[12:3456] -A ...`: what a rule has counted, and the rule.
+/// Splits `[12:3456] -A ...` into the counters and the rule.
 fn counters(line: &str) -> (Option<Counters>, &str) {
     let Some((counted, rule)) = line.split_once("] ").filter(|_| line.starts_with('[')) else {
         return (None, line);

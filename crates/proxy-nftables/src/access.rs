@@ -1,4 +1,4 @@
-//! How this mode reads and writes the kernel, on its kernel threads.
+//! Reads and writes the kernel on this mode's kernel threads.
 
 use engine::KernelAccess;
 use proxy::Unreadable;

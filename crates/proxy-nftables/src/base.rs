@@ -1,5 +1,5 @@
-//! What is there whatever the Services are: the table, its sets and maps, and the chains that every
-//! packet comes by.
+//! The part of the table that does not depend on Services: the table itself, its sets and maps, and
+//! the chains that every packet passes.
 //!
 //! Source: docs/nftables-mode.md; upstream's `pkg/proxy/nftables/proxier.go` (`setupNFTables`).
 
@@ -37,21 +37,21 @@ const SERVICES_CHECK: &str = "service-endpoints-check";
 const FIREWALL_CHECK: &str = "firewall-check";
 const CLUSTER_IPS_CHECK: &str = "cluster-ips-check";
 
-/// One of these things.
+/// The name of an object of the base.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Key {
     Table,
     Set(&'static str),
     Chain(&'static str),
     Counter(&'static str),
-    /// A chain of the layout `flat` that there are as many of as there are numbers of endpoints.
+    /// A chooser chain of the layout `flat`. There is one for each number of endpoints in use.
     Chooser(Chooser),
 }
 
 impl Key {
-    /// Whether it is a chain that names this set, and may be there where nobody wants it any more: of
-    /// another layout, or for a number of endpoints that no Service has. Other chains of another
-    /// layout name only sets that go with them.
+    /// Returns true for a chain that uses this set and may exist although it is unwanted: a chain
+    /// of another layout, or a chooser for a number of endpoints that no Service has. Other chains
+    /// of another layout use only sets that are deleted with them.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
             Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,
@@ -73,10 +73,10 @@ impl fmt::Display for Key {
     }
 }
 
-/// The chain that leads to Services.
+/// The chain that dispatches to Services.
 pub(crate) const SERVICES_CHAIN: Key = Key::Chain(SERVICES);
 
-/// What it is to be, as far as it makes a difference: comments do not.
+/// The definition of an object, without its comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Value {
     Table(Activity),
@@ -85,7 +85,7 @@ pub(crate) enum Value {
     Chain(Option<BaseChain>, Content),
 }
 
-/// What a set is.
+/// The definition of a set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Definition {
     key: Vec<DataType>,
@@ -94,7 +94,7 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    /// That of a set.
+    /// Returns the definition of a set.
     pub(crate) fn of(set: &Set) -> Self {
         Self {
             key: set.key.clone(),
@@ -104,7 +104,7 @@ impl Definition {
     }
 }
 
-/// All of these things as they are wanted.
+/// The wanted objects of the base.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Base {
     family: IpFamily,
@@ -114,13 +114,13 @@ pub(crate) struct Base {
     chains: BTreeMap<Key, (Chain, Vec<Rule>)>,
 }
 
-/// What this mode leaves in the kernel.
+/// The objects that this mode leaves in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     origins: &crate::origins::ORIGINS,
     ..footprint::NFTABLES
 };
 
-/// The names of all chains, sets and maps of a family that are there whatever the Services are, in
+/// Returns the names of all chains, sets and maps of a family that do not depend on Services, in
 /// any layout.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let all_node_ports = [NodePortIps::All, NodePortIps::InSet];
@@ -143,24 +143,24 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// What a layout is made for.
+/// The input from which a layout builds the base.
 struct Wanted<'a> {
     config: &'a Config,
     node_ports: NodePortIps,
     unallocated: Option<Rule>,
 }
 
-/// Where NodePorts are served.
+/// The addresses that serve NodePorts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NodePortIps {
-    /// At every address of the node.
+    /// Every address of the node.
     All,
-    /// At those in the set.
+    /// The addresses in the set.
     InSet,
 }
 
 impl Base {
-    /// What is wanted.
+    /// Builds the base for a configuration.
     pub(crate) fn new(
         family: IpFamily,
         config: &Config,
@@ -189,7 +189,7 @@ impl Base {
         base
     }
 
-    /// The same with chains that choose one of so many endpoints each.
+    /// Adds chooser chains.
     #[must_use]
     pub(crate) fn with_choosers(mut self, choosers: &BTreeSet<Chooser>) -> Self {
         for chooser in choosers {
@@ -210,7 +210,7 @@ impl Base {
         self.sets.insert(name, set);
     }
 
-    /// What the key of a destination is: address, protocol, port.
+    /// Returns the key types of a destination: address, protocol, port.
     fn destination(&self) -> [DataType; 3] {
         [
             address_type(self.family),
@@ -273,13 +273,13 @@ impl Base {
         self.chains.insert(key, (chain, rules));
     }
 
-    /// Where packets come into the table, whatever the layout.
+    /// Adds the base chains that both layouts have.
     fn add_nat_chains(&mut self) {
         let to = |chain: &'static str| vec![self.line().jump(chain).rule()];
         let mut services = to(SERVICES);
         if self.layout == Layout::Flat {
-            // Behind it, not within: a chain that a map has led to, and that has translated nothing,
-            // comes back to here. What is translated has ended.
+            // This jump comes after the other, not inside of it. A chain reached through a map
+            // returns to this point if it translated nothing. Translated packets do not return.
             services.extend(to(CLUSTER_IPS_CHECK));
         }
         let (before, after) = (services.clone(), to(MASQUERADING));
@@ -312,7 +312,7 @@ impl Base {
         self.add_chain(MASQUERADING, masquerading);
     }
 
-    /// What is sent to NodePorts on localhost and nobody serves there is refused and counted.
+    /// Rejects and counts packets to NodePorts on localhost that are not served.
     fn add_localhost(&mut self, localhost: LocalhostNodePorts) {
         if localhost == LocalhostNodePorts::Off {
             return;
@@ -327,8 +327,8 @@ impl Base {
             let line = line
                 .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
                 .count_in(counter);
-            // An ICMP message does not come through to who is still sending it: a connection would
-            // wait for its second try, a second later.
+            // An ICMP error does not reach a sender that is still sending: the connection would
+            // wait a second for its second attempt.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),
@@ -338,8 +338,7 @@ impl Base {
         self.add_chain(LOCALHOST_CHECK, refuse.into());
     }
 
-    /// Where the node's own packets to localhost are looked at: the rule is there if anything is
-    /// refused.
+    /// Returns the rule that checks the node's own packets to localhost, if any are rejected.
     fn to_localhost_check(&self) -> Option<Rule> {
         let line = self.line();
         let is_there = !self.counters.is_empty();
@@ -350,7 +349,7 @@ impl Base {
         })
     }
 
-    /// The packets that are sent to the node itself, where it serves NodePorts.
+    /// Matches packets to the addresses at which the node serves NodePorts.
     fn at_node(&self, line: Line, node_ports: NodePortIps) -> Line {
         let to = Side::Destination;
         match node_ports {
@@ -359,7 +358,7 @@ impl Base {
         }
     }
 
-    /// Where NodePorts lead.
+    /// Returns the rule that dispatches to NodePorts.
     fn by_node_port(&self, node_ports: NodePortIps) -> Rule {
         let line = match node_ports {
             NodePortIps::All => self.line().of_this_node(Side::Destination),
@@ -370,7 +369,8 @@ impl Base {
             .rule()
     }
 
-    /// Ports of ClusterIPs that no Service has, and addresses that none has.
+    /// Adds the chain that rejects packets to unused ports of ClusterIPs, and to unallocated
+    /// ClusterIPs.
     fn add_cluster_ips_check(&mut self, unallocated: Option<Rule>) {
         let to_cluster_ip = self.line().in_set(&[DESTINATION], Sense::Is, CLUSTER_IPS);
         let comment = "Reject traffic to invalid ports of ClusterIPs";
@@ -385,7 +385,7 @@ impl Base {
         self.add_any_chain(key, REJECT.into(), None, Some(comment), reject);
     }
 
-    /// What a table compares.
+    /// Returns the objects as table entries.
     pub(crate) fn entries(&self) -> Vec<(Key, Value)> {
         let sets = self.sets.iter();
         let sets = sets.map(|(name, set)| (Key::Set(name), Value::Set(Definition::of(set))));
@@ -400,12 +400,12 @@ impl Base {
         all.chain(counters).collect()
     }
 
-    /// How it is laid out.
+    /// Returns the layout.
     pub(crate) fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// The table.
+    /// Returns the table.
     pub(crate) fn table(&self) -> Table {
         Table {
             comment: Some("rules for kube-proxy".into()),
@@ -413,12 +413,12 @@ impl Base {
         }
     }
 
-    /// A set.
+    /// Returns a set by name.
     pub(crate) fn set(&self, name: &str) -> Option<&Set> {
         self.sets.get(name)
     }
 
-    /// The rule for addresses that no Service has.
+    /// Returns the rule for unallocated ClusterIPs, if there is one.
     pub(crate) fn unallocated(&self) -> Option<&Rule> {
         let (_, rules) = self.chains.get(&Key::Chain(CLUSTER_IPS_CHECK))?;
         rules
@@ -426,27 +426,27 @@ impl Base {
             .find(|rule| is_unallocated(CLUSTER_IPS_CHECK, rule))
     }
 
-    /// A chain, and its rules.
+    /// Returns a chain with its rules.
     pub(crate) fn chain(&self, key: &Key) -> Option<&(Chain, Vec<Rule>)> {
         self.chains.get(key)
     }
 }
 
-/// What is said of the rule for addresses that no Service has.
+/// Comment by which the rule for unallocated ClusterIPs is recognized.
 const UNALLOCATED: &str = "Drop traffic to unallocated ClusterIPs";
 
-/// The rule for addresses of these networks that no Service has.
+/// Returns the rule for unallocated ClusterIPs in these networks, or `None` without networks.
 pub(crate) fn unallocated(family: IpFamily, nets: &[IpNet]) -> Option<Rule> {
     let line = Line::new(family).in_nets(Side::Destination, Sense::Is, nets);
     (!nets.is_empty()).then(|| line.drop().comment(UNALLOCATED))
 }
 
-/// Whether a rule is that one, of whichever networks.
+/// Returns true for the rule for unallocated ClusterIPs, in any networks.
 pub(crate) fn is_unallocated(chain: &str, rule: &Rule) -> bool {
     chain == CLUSTER_IPS_CHECK && rule.comment.as_deref() == Some(UNALLOCATED)
 }
 
-/// Names of chains that this mode has whatever the Services are, in one layout or another.
+/// Names of this mode's chains in either layout, except those of Services.
 const CHAINS: [&str; 16] = [
     "filter-prerouting-pre-dnat",
     "filter-output-pre-dnat",
@@ -466,7 +466,7 @@ const CHAINS: [&str; 16] = [
     LOCALHOST_CHECK,
 ];
 
-/// The same of sets.
+/// Names of this mode's sets in either layout, except those of Services.
 const SETS: [&str; 9] = [
     CLUSTER_IPS,
     NODE_PORT_IPS,
@@ -479,7 +479,7 @@ const SETS: [&str; 9] = [
     LOCALHOST_NODE_PORTS,
 ];
 
-/// One of these chains.
+/// Returns the chain of the base with this name, if it is one.
 pub(crate) fn find_chain(name: &str) -> Option<Key> {
     if is_of_service(name) {
         return None;
@@ -489,7 +489,7 @@ pub(crate) fn find_chain(name: &str) -> Option<Key> {
     fixed.or_else(|| Chooser::find(name).map(Key::Chooser))
 }
 
-/// One of these sets.
+/// Returns the set of the base with this name, if it is one.
 pub(crate) fn find_set(name: &str) -> Option<&'static str> {
     let fixed = SETS.iter().find(|known| **known == name).copied();
     fixed.or_else(|| Map::find(name)?.name())

@@ -1,37 +1,38 @@
-//! The size of one transaction.
+//! Adapts the size of transactions to the kernel's speed.
 
 use std::time::Duration;
 
-/// The part of the largest transaction that the next one may be, in thousandths.
+/// The allowed size of a transaction, in thousandths of the largest one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
 impl Budget {
-    /// The largest transaction. Before anybody is served, nobody waits for it.
+    /// The largest transaction. It is allowed until all Services were written once, because nothing
+    /// waits for it.
     pub(crate) const WHOLE: Self = Self(1_000);
-    /// The smallest one. In upstream's layout the kernel looks at all elements of verdict maps for each
-    /// transaction, so that smaller ones would mostly be that.
+    /// The smallest allowed transaction. In upstream's layout each transaction makes the kernel
+    /// scan all elements of verdict maps. That scan would dominate smaller transactions.
     pub(crate) const LEAST: Self = Self(125);
-    /// About as long as a transaction may take. A change of another Service waits for one, and
-    /// comes with the next.
+    /// Target duration of a transaction. A change of another Service must wait for its end.
     const TIME: Duration = Duration::from_millis(30);
 
-    /// Returns the part of a size. It is at least 1.
+    /// Returns the allowed part of `most`, at least 1.
     pub(crate) fn of(self, most: usize) -> usize {
         (most * self.0 / Self::WHOLE.0).max(1)
     }
 
-    /// Returns the part that `size` is of the largest one, which is `most`.
+    /// Returns `size` as part of the largest size `most`.
     pub(crate) fn share(size: usize, most: usize) -> Self {
         Self((size * Self::WHOLE.0).div_ceil(most))
     }
 
-    /// Returns the larger one.
+    /// Returns the larger of two sizes.
     pub(crate) fn max(self, other: Self) -> Self {
         Self(self.0.max(other.0))
     }
 
-    /// Follows how long a transaction of this size has taken. A small one says little.
+    /// Adapts to the duration of a transaction of this size. Small transactions are ignored,
+    /// because they say little.
     #[must_use]
     pub(crate) fn after(self, size: Self, took: Duration) -> Self {
         if size.0 * 2 < Self::LEAST.0 {

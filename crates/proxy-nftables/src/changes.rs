@@ -1,5 +1,5 @@
-//! What a plan comes to: changes of the table, in an order that the kernel takes. What others name
-//! comes before them, and goes after them.
+//! Turns a plan into changes of the table, in an order that the kernel accepts. Referenced objects
+//! are created before the objects that refer to them, and deleted after them.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,24 +24,24 @@ use crate::port::{Member, Route, Slot, Unserved};
 use crate::words::tell;
 use kube_rules::nft::{address_type, octets};
 
-/// How elements are put into changes.
+/// The grouping of elements into changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
-    /// All of a map in one.
+    /// All elements of a map in one change.
     ByMap,
-    /// Each part's by themselves, so that it can be told whose is refused.
+    /// The elements of each subject in a change of their own, so that a refusal can be attributed.
     BySubject,
 }
 
-/// The stages of a transaction, in their order.
+/// The stages of a transaction in their order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Table,
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// After chains, as upstream: by this order sets that were made with a size are known
-    /// ([`Room`](crate::clients::Room)).
+    /// After chains, as upstream does. By this order a later version recognizes sets that were
+    /// created with a size ([`Room`](crate::clients::Room)).
     AddSets,
     AddRules,
     DeleteElements,
@@ -51,13 +51,14 @@ enum Stage {
     DeleteSets,
 }
 
-/// What makes elements one change: the stage, whose they are where that counts, and the set.
+/// The elements that belong to one change: the stage, the subject when grouped by subject, and the
+/// set.
 type Group = (Stage, Option<Subject>, &'static str);
 
-/// Changes that are being put in order.
+/// Changes that are being ordered.
 struct Changes {
     staged: Vec<(Stage, Subject, Change)>,
-    /// Elements that go, or come, by set.
+    /// Added and deleted elements by set.
     elements: BTreeMap<Group, (Subject, Vec<Element>)>,
     grouping: Grouping,
 }
@@ -93,7 +94,7 @@ impl Changes {
 }
 
 impl Plan {
-    /// The changes that these come to, in the order in which the kernel takes them.
+    /// Returns the changes for these subjects, in an order that the kernel accepts.
     pub(crate) fn changes(
         &self,
         subjects: impl IntoIterator<Item = Subject>,
@@ -167,7 +168,7 @@ impl Plan {
             }
             Key::Chain(_) | Key::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
-                    // Nobody wants it; what it names is to be free.
+                    // The chain is unwanted, but it uses a set that must become unused.
                     let name = match key {
                         Key::Chooser(chooser) => chooser.name().into(),
                         Key::Chain(name) | Key::Set(name) | Key::Counter(name) => Name::from(*name),
@@ -185,7 +186,7 @@ impl Plan {
                     changes.push(Stage::AddChains, subject, add);
                 }
                 if *there == There::Other {
-                    // Neither its hook nor its priority can be changed.
+                    // The kernel cannot change a chain's hook or priority.
                     let delete = Change::DeleteChain(Arc::clone(name));
                     changes.push(Stage::DeleteReplaced, subject, delete);
                 }
@@ -207,7 +208,7 @@ impl Plan {
             changes.push(Stage::AddSets, subject, Change::AddSet(set));
             if clients.is_shrunk(self.timeouts) {
                 // The kernel shrinks a hash table when an element is removed. No packet sees this
-                // one: it is gone when the transaction is made, and no client has this address.
+                // element: it is gone when the transaction ends, and no client has this address.
                 let nobody = Element::of_set(octets(match self.family {
                     IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
                     IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
@@ -295,7 +296,8 @@ impl Plan {
         Set {
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
-            // As upstream. For one that is given the kernel makes room at once: 2 MiB for 65,535.
+            // No size, as upstream. The kernel allocates a given size at once: 2 MiB for 65,535
+            // elements.
             size: None,
             ..Set::new(
                 Arc::clone(name),
@@ -305,7 +307,7 @@ impl Plan {
         }
     }
 
-    /// What it does, a line each, for the operator.
+    /// Describes the plan for the operator, one line for each change.
     pub fn lines(&self) -> Vec<String> {
         let changes = self.changes(self.subjects(), Grouping::BySubject, &Edits::new());
         let changes = changes.iter().map(|(_, change)| tell(change));
@@ -324,7 +326,7 @@ impl Plan {
         changes.chain(listeners).collect()
     }
 
-    /// How many changes it makes, but for the elements of a map each by itself.
+    /// Returns the number of changes, counting each changed map once.
     pub fn len(&self) -> usize {
         self.changes(self.subjects(), Grouping::ByMap, &Edits::new())
             .len()
@@ -333,7 +335,7 @@ impl Plan {
 
 fn stale_changes(subject: Subject, stale: &Stale, changes: &mut Changes) {
     let mut chain = |name: Name| {
-        // First, as one may lead to another.
+        // Flushes come first, because one chain may refer to another.
         let flush = Change::FlushChain(Arc::clone(&name));
         changes.push(Stage::FlushStale, subject, flush);
         changes.push(Stage::DeleteChains, subject, Change::DeleteChain(name));
@@ -344,7 +346,7 @@ fn stale_changes(subject: Subject, stale: &Stale, changes: &mut Changes) {
         Stale::Base(Key::Chooser(chooser)) => chain(chooser.name().into()),
         Stale::Set(name) => {
             if !is_affinity(name) {
-                // A map of upstream's, which leads to chains that go, too.
+                // A map of upstream's, which refers to chains that are also deleted.
                 let flush = Change::FlushSet(Arc::clone(name));
                 changes.push(Stage::FlushStale, subject, flush);
             }
@@ -359,12 +361,12 @@ fn stale_changes(subject: Subject, stale: &Stale, changes: &mut Changes) {
             let delete = Change::DeleteCounter(Name::from(*name));
             changes.push(Stage::DeleteSets, subject, delete);
         }
-        // Somebody else may have something in it.
+        // Other programs may have objects in the table.
         Stale::Base(Key::Table) => {}
     }
 }
 
-/// The three verdicts that there can be for an address and port.
+/// Changes the elements of a slot in the three verdict maps, and its endpoints.
 fn slot_changes(
     subject: Subject,
     owner: Option<&Owner>,
@@ -407,7 +409,8 @@ fn slot_changes(
             changes.element(Stage::AddElements, subject, set, element);
         }
     };
-    // Whose element it is can be seen of a chain's name; of a Service that has none, it is said.
+    // A chain's name shows the element's Service. If no Service's name is in it, a comment names
+    // the Service.
     let is_shared = |to: &To| !matches!(to, To::Goto(chain) if is_of_service(chain));
     let to = after.to.clone();
     differ(
@@ -436,7 +439,7 @@ fn slot_changes(
     choice_changes(subject, slot, [&before.choices, &after.choices], changes);
 }
 
-/// Endpoints that stand in another place from now on.
+/// Changes the endpoints that moved to another place.
 fn choice_changes(
     subject: Subject,
     slot: &Slot,

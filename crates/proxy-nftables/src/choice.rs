@@ -1,9 +1,9 @@
-//! Endpoints as elements of the maps that all Services share, in the layout `flat`.
+//! Endpoints as elements of maps that all Services share, in the layout `flat`.
 //!
-//! A packet to an address and port takes a random number below that of its endpoints, and finds the
-//! endpoint in a map by that number and by where it goes. For each small number of endpoints there
-//! is a map of its own, which is asked with that number by a rule in front; the others are in one
-//! map, which chains for each number ask.
+//! A packet to an address and port gets a random number below the number of endpoints. A map then
+//! returns the endpoint for that number and destination. Services with up to three endpoints use a
+//! map for exactly that number, which a rule in the `services` chain asks. All others share one
+//! map, which a chooser chain for each number of endpoints asks.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,11 +11,10 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 use proxy::Protocol;
 
-/// So many endpoints are few: there is a map for each number up to this.
+/// Limit up to which each number of endpoints has its own map.
 pub(crate) const FEW: u32 = 3;
 
-/// The names of a protocol's maps: of all Services with more endpoints than few, of those with one,
-/// two and three.
+/// The names of each protocol's maps: for more than three endpoints, and for one, two and three.
 const MAPS: [(Protocol, [&str; 4]); 3] = [
     (
         Protocol::Tcp,
@@ -50,12 +49,12 @@ const MAPS: [(Protocol, [&str; 4]); 3] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Map {
     pub(crate) protocol: Protocol,
-    /// Of Services with so many endpoints; 0: of those with more than few.
+    /// The number of endpoints of its Services; 0 for more than three.
     pub(crate) count: u8,
 }
 
 impl Map {
-    /// All of them, each with its name.
+    /// Returns all maps with their names.
     pub(crate) fn all() -> impl Iterator<Item = (Self, &'static str)> {
         MAPS.into_iter().flat_map(|(protocol, names)| {
             let counts = (0..).zip(names);
@@ -63,23 +62,23 @@ impl Map {
         })
     }
 
-    /// Its name; `None` of a number that is not few.
+    /// Returns the map's name; `None` if `count` is not 0 to 3.
     pub(crate) fn name(self) -> Option<&'static str> {
         Self::all().find_map(|(map, name)| (map == self).then_some(name))
     }
 
-    /// The one of this name.
+    /// Returns the map with this name.
     pub(crate) fn find(name: &str) -> Option<Self> {
         name.starts_with("endpoints-")
             .then(|| Self::all().find_map(|(map, of)| (*of == *name).then_some(map)))?
     }
 }
 
-/// How the names of these chains begin: so that nobody else's chain, such as `tcp-443`, is taken for
-/// one of them.
+/// Prefix of chooser names. It prevents confusion with other programs' chains, such as `tcp-443`.
 const CHOOSER: &str = "endpoints-of-";
 
-/// A chain that chooses one of so many endpoints, more than few, by where a packet goes.
+/// A chain that chooses one of `count` endpoints by a packet's destination, for more than three
+/// endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Chooser {
     pub(crate) protocol: Protocol,
@@ -87,12 +86,12 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// Its chain.
+    /// Returns the chain's name.
     pub(crate) fn name(self) -> String {
         format!("{CHOOSER}{}-{}", self.protocol.lower(), self.count)
     }
 
-    /// The map that it asks.
+    /// Returns the map that the chain asks.
     pub(crate) fn map(self) -> Map {
         Map {
             protocol: self.protocol,
@@ -103,7 +102,7 @@ impl Chooser {
         }
     }
 
-    /// The one whose chain has this name.
+    /// Returns the chooser whose chain has this name.
     pub(crate) fn find(name: &str) -> Option<Self> {
         let (protocol, count) = name.strip_prefix(CHOOSER)?.split_once('-')?;
         let (protocol, _) = MAPS.into_iter().find(|(of, _)| of.lower() == protocol)?;
@@ -115,21 +114,21 @@ impl Chooser {
     }
 }
 
-/// Where an endpoint stands.
+/// The position of an endpoint in the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
-    /// In the map of Services with so many endpoints; 0: of those with more than three.
+    /// The map's number of endpoints; 0 for more than three.
     pub map: u8,
-    /// With this number, from 0.
+    /// The endpoint's number, from 0.
     pub number: u32,
 }
 
-/// The endpoints of one address and port, by place.
+/// The endpoints of one address and port, sorted by place.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Choices(Option<Arc<Vec<(Place, SocketAddr)>>>);
 
 impl Choices {
-    /// These, as they are to stand.
+    /// Places endpoints in their given order.
     pub(crate) fn new(endpoints: impl ExactSizeIterator<Item = SocketAddr>) -> Self {
         let count = endpoints.len();
         let few = u8::try_from(count).ok();
@@ -141,8 +140,8 @@ impl Choices {
         Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 
-    /// Has endpoints stay in their places; the others take the places that are free. So one endpoint
-    /// more or less moves one other at most.
+    /// Keeps endpoints in their previous places and fills free places with the others. One endpoint
+    /// more or less so moves at most one other.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let (Some(all), Some(before)) = (&self.0, before) else {
@@ -169,7 +168,7 @@ impl Choices {
             .collect()
     }
 
-    /// Adds one that was found.
+    /// Adds an endpoint read from the kernel.
     pub(crate) fn insert(&mut self, place: Place, endpoint: SocketAddr) {
         let all = Arc::make_mut(self.0.get_or_insert_default());
         match all.binary_search_by_key(&place, |(at, _)| *at) {
@@ -178,12 +177,12 @@ impl Choices {
         }
     }
 
-    /// All of them, in the order of their places.
+    /// Returns all endpoints in the order of their places.
     pub fn iter(&self) -> impl Iterator<Item = (Place, SocketAddr)> {
         self.0.iter().flat_map(|all| all.iter().copied())
     }
 
-    /// Which one stands in a place.
+    /// Returns the endpoint in a place.
     pub fn at(&self, place: Place) -> Option<SocketAddr> {
         let all = self.0.as_ref()?;
         let at = all.binary_search_by_key(&place, |(at, _)| *at).ok()?;
@@ -192,7 +191,7 @@ impl Choices {
 }
 
 impl FromIterator<(Place, SocketAddr)> for Choices {
-    /// From endpoints in the order of their places.
+    /// Collects endpoints that are sorted by place.
     fn from_iter<T: IntoIterator<Item = (Place, SocketAddr)>>(all: T) -> Self {
         let all: Vec<(Place, SocketAddr)> = all.into_iter().collect();
         Self((!all.is_empty()).then(|| Arc::new(all)))

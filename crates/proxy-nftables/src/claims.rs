@@ -1,4 +1,4 @@
-//! Who wants what: what each Service has been compiled to.
+//! The compiled Service ports, by Service.
 
 use std::sync::Arc;
 
@@ -13,26 +13,26 @@ use crate::tables::Tables;
 /// The claims of all Services of one IP family.
 #[derive(Default)]
 pub(crate) struct Claims {
-    /// Sorted by owner: a Service may have thousands.
+    /// The ports of each Service, sorted by owner: a Service may have thousands.
     ports: HashMap<NamespacedName, Box<[Arc<ServedPort>]>>,
-    /// Those that go on to be served as they were, since not every object could be read.
+    /// Services that keep endpoints from before, because an object could not be read.
     going_on: HashSet<NamespacedName>,
 }
 
 impl Claims {
-    /// All Services that claim something.
+    /// Returns all Services with claims.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
 
-    /// What an owner has been compiled to.
+    /// Returns the compiled Service port of an owner.
     pub(crate) fn port(&self, owner: &Owner) -> Option<&Arc<ServedPort>> {
         let ports = self.ports.get(&owner.name.service)?;
         let at = ports.binary_search_by(|port| (*port.owner).cmp(owner));
         ports.get(at.ok()?)
     }
 
-    /// Whether all that a Service claims is there.
+    /// Returns true if all objects of a Service are in the kernel.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         tables.has_base()
@@ -40,8 +40,8 @@ impl Claims {
             && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Makes these all that a Service claims. As long as nothing may be deleted, what leads to
-    /// endpoints goes on to.
+    /// Replaces all claims of a Service. While nothing may be deleted, routes to endpoints are
+    /// kept.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -88,8 +88,8 @@ impl Claims {
         }
     }
 
-    /// Something else was found in the kernel while nothing may be deleted: claims anew what goes on
-    /// to be as it is there.
+    /// Renews the claims of cut-off ports after the kernel's state changed while nothing may be
+    /// deleted.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {
@@ -102,7 +102,7 @@ impl Claims {
     }
 }
 
-/// Where packets to its addresses go; endpoints stay in their places.
+/// Returns the routes of a port's addresses, with endpoints in their previous places.
 fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(Slot, Route)> {
     let slots = port.slots(config.layout).into_iter();
     let arranged = slots.map(|(slot, route)| {
@@ -113,11 +113,11 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
     arranged.collect()
 }
 
-/// Claims what a Service port has been compiled to, and what leads to endpoints of it as it is
-/// there; whether there is any such thing.
+/// Claims a port's objects, but keeps the routes in the kernel that lead to endpoints. Returns true
+/// if it kept any.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
-    // In another layout they may end otherwise.
+    // In another layout a chain may have another end.
     let mut led_to: HashSet<Name> = HashSet::new();
     let arranged = arranged_slots(port, tables, config);
     let slots = arranged.into_iter().map(|(slot, route)| {

@@ -1,4 +1,4 @@
-//! What the flags, and the node, say to this mode, for one IP family.
+//! Settings of this mode for one IP family, from flags and from the node.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use proxy::LocalDetector;
 
 use crate::layout::Layout;
 
-/// What becomes of NodePorts on localhost (KEP-6032).
+/// The treatment of NodePorts on localhost (KEP-6032).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LocalhostNodePorts {
-    /// The table says nothing of them: the feature gate is off.
+    /// The table ignores them: the feature gate is off.
     #[default]
     Off,
-    /// They are refused and counted.
+    /// They are rejected and counted.
     Refused,
-    /// A relay serves those of TCP at 127.0.0.1 or `::1`; others are refused and counted.
+    /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`; others are rejected and counted.
     Served,
 }
 
@@ -26,16 +26,16 @@ pub struct Config {
     pub masquerade_all: bool,
     /// `1 << nftables.masqueradeBit`.
     pub masquerade_mark: u32,
-    /// How the table is laid out.
+    /// The layout of the table.
     pub layout: Layout,
-    /// What becomes of NodePorts on localhost.
+    /// The treatment of NodePorts on localhost.
     pub localhost: LocalhostNodePorts,
-    /// How traffic of this node's pods is told apart.
+    /// The method that recognizes traffic of this node's pods.
     pub detector: LocalDetector,
-    /// `--bind-address`, if it names this node's address; it counts before those of the Node
+    /// `--bind-address`, if it is an address of this node; it takes precedence over the Node
     /// object.
     pub node_ip: Option<IpAddr>,
-    /// `nftables.syncPeriod`: the longest pause before what failed is tried again.
+    /// `nftables.syncPeriod`: the longest delay before a failed write is repeated.
     pub sync_period: Duration,
 }
 

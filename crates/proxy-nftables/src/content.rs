@@ -1,21 +1,21 @@
-//! What stands for the rules of a chain. With 50 endpoints they are some kilobytes, and are wanted
-//! only when they are written.
+//! A digest of a chain's rules. The rules of a chain with 50 endpoints take some kilobytes, and are
+//! needed only when they are written.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use nftables_netlink::{AnonymousSet, Element, Expression, LookupFor, Rule, SetRef};
 
-/// What stands for the rules of a chain: equal for equal rules, and for others with a probability
+/// A digest of a chain's rules. It is equal for equal rules, and for other rules with a probability
 /// of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
-    /// How many.
+    /// The number of rules.
     pub rules: u32,
     digest: u64,
 }
 
 impl Content {
-    /// That of these rules, in their order.
+    /// Returns the digest of rules in order.
     pub fn of<'a>(rules: impl IntoIterator<Item = &'a Rule>) -> Self {
         let mut content = Self::default();
         for rule in rules {
@@ -24,7 +24,7 @@ impl Content {
         content
     }
 
-    /// Adds a rule behind the others.
+    /// Appends a rule.
     pub fn add(&mut self, rule: &Rule) {
         let mut hasher = DefaultHasher::new();
         self.digest.hash(&mut hasher);
@@ -44,7 +44,7 @@ fn add_expression(expression: &Expression, hasher: &mut DefaultHasher) {
         what,
     } = expression
     {
-        // Its types are notes for whoever lists it, and its elements have no order.
+        // The set's types are only notes for listing, and its elements are unordered.
         (key, what as &LookupFor).hash(hasher);
         add_set(set, hasher);
     } else {

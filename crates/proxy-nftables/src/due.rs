@@ -1,4 +1,4 @@
-//! Changes that are due, by owner, in the order in which they are written.
+//! Pending changes by owner, in the order in which they are written.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use reconcile::Table as Entries;
 
 use crate::plan::{Part, Stale};
 
-/// With more Service ports than this in one transaction, a Service or a namespace comes after the
-/// others: they do not wait for it.
+/// Number of Service ports in one transaction up to which a Service or namespace is served in
+/// order. Its further ports come after all others, which so do not wait for them.
 pub(crate) const SHARE: usize = 256;
 
-/// What is due, by whose it is.
+/// Pending changes, grouped by owner.
 #[derive(Default)]
 pub(crate) struct Due<'a> {
     pub(crate) owned: BTreeMap<(Rank, &'a Arc<Owner>), Part>,
-    /// What nobody wants of what Service ports share.
+    /// Unwanted elements of shared sets and maps.
     pub(crate) unowned: Vec<Part>,
     pub(crate) stale: Vec<Stale>,
 }
@@ -27,7 +27,7 @@ impl<'a> Due<'a> {
         self.owned.entry((owner.rank, owner)).or_default()
     }
 
-    /// The same plan for the same state, whatever the order in which tables tell what is due.
+    /// Sorts the changes, so that the plan does not depend on the order of the tables.
     pub(crate) fn sort(&mut self) {
         for part in self.owned.values_mut() {
             part.affinity
@@ -43,8 +43,8 @@ impl<'a> Due<'a> {
     }
 }
 
-/// What is due in the order in which it is written. A Service or a namespace with very many ports
-/// comes after the others with all but its share, so that none of these waits for it.
+/// Returns pending changes in the order in which they are written. A Service or namespace with more
+/// ports than its share comes last with the rest of them.
 pub(crate) fn in_turns(due: BTreeMap<(Rank, &Arc<Owner>), Part>) -> Vec<(&Arc<Owner>, Part)> {
     let is_little = due.len() <= SHARE;
     let mut shares = Shares::new(SHARE);
@@ -62,7 +62,7 @@ pub(crate) fn in_turns(due: BTreeMap<(Rank, &Arc<Owner>), Part>) -> Vec<(&Arc<Ow
     placed.map(|(_, owner, part)| (owner, part)).collect()
 }
 
-/// Whether something that is wanted is not there, and not to be written yet.
+/// Returns true if a wanted entry is missing and its retry is not due yet.
 pub(crate) fn has_later<K, V, O>(entries: &Entries<K, V, O>, now: Instant) -> bool
 where
     K: Clone + Eq + std::hash::Hash,
@@ -76,7 +76,7 @@ where
     entries.due(now).filter(count).count() < entries.pending().filter(count).count()
 }
 
-/// Whether an entry is to be written, and has not failed.
+/// Returns true if an entry is pending and has not failed.
 pub(crate) fn is_due<K, V, O>(entries: &Entries<K, V, O>, key: &K) -> bool
 where
     K: Clone + Eq + std::hash::Hash,

@@ -1,9 +1,9 @@
-//! Rules that come and go singly in a long chain.
+//! Changes single rules of a long chain.
 //!
-//! The chain that chooses an endpoint has a rule for each endpoint where clients stay with theirs, and
-//! each rule names a set. The kernel searches all sets of the table for each rule that is written: to
-//! write the chain anew costs the square of its endpoints, 8 s for 10,000 of them. So the rules that
-//! are there are read with their handles, and what differs is written.
+//! With session affinity, the chain that chooses an endpoint has a rule for each endpoint, and each
+//! rule names a set. For each written rule the kernel searches all sets of the table, so writing
+//! the chain costs the square of its endpoints: 8 s for 10,000. So the current rules are read with
+//! their handles, and only differences are written.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use crate::content::Content;
 use crate::kernel::Kernel;
 use crate::plan::{Known, Plan};
 
-/// Shorter chains are written anew.
+/// Number of rules up to which a chain is rewritten as a whole.
 const LONG: u32 = 4;
 
-/// So many rules of one chain are written in a transaction, so that other Services do not wait for
-/// the others of them.
+/// Limit for the rules of one chain in a transaction, so that other Services do not wait for all of
+/// them.
 pub(crate) const MANY_RULES: usize = 250;
 
 /// The changes of one chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) changes: Vec<Change>,
-    /// The chain after them, where that is not all that is wanted.
+    /// The chain's content after the changes, if that is not yet the wanted content.
     pub(crate) partial: Option<Content>,
 }
 
-/// The changes of each chain that is not written anew.
+/// The changes of each chain that is not rewritten as a whole.
 pub(crate) type Edits = BTreeMap<Name, Edit>;
 
 impl Plan {
-    /// Reads the long chains that are there and are to be changed, and compares them. A chain that
-    /// cannot be read, or of which most changes, is written anew.
+    /// Reads the long chains that exist and change, and compares them. A chain is rewritten as a
+    /// whole if it cannot be read or mostly changes.
     pub(crate) fn edits(&self, kernel: &mut dyn Kernel) -> Edits {
         let mut edits = Edits::new();
         for part in &self.parts {
@@ -46,7 +46,7 @@ impl Plan {
             let long = long.filter(|chain| {
                 part.chains.get(chain).is_some_and(|of| match of.there {
                     Known::There => of.content.rules > LONG,
-                    // What leads to it comes when it is whole.
+                    // The elements that lead to a new chain are written when it is complete.
                     Known::Absent => {
                         part.slots.is_empty() && of.content.rules as usize > MANY_RULES
                     }
@@ -79,7 +79,7 @@ impl Plan {
     }
 }
 
-/// Returns what makes a chain with the first rules of it; nothing leads to it yet.
+/// Returns the changes that create a chain with its first rules. No packet reaches it yet.
 fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     let first = wanted.get(..MANY_RULES).unwrap_or(wanted);
     let new = Change::AddChain(Chain {
@@ -95,14 +95,14 @@ fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     }
 }
 
-/// Returns what makes these rules of those that are there; `None` if that is more than to write them
-/// anew. Where many are new, only some of them come at first, and nothing goes: the last rule, by which
-/// new clients get an endpoint, is the last to change.
+/// Returns the changes from the current rules to the wanted ones; `None` if rewriting the chain
+/// costs less. If many rules are new, only some are added at first and none are deleted. The last
+/// rule, which gives new clients an endpoint, changes last.
 fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
     let mut gone: Vec<u64> = Vec::new();
-    // The first one behind all that stay.
+    // The first deleted rule after all kept ones.
     let mut behind = None;
     for (handle, rule) in there {
         let last = kept.last().map(|(place, _)| *place);
@@ -152,7 +152,7 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
             Change::InsertRule(_, _, rule) | Change::AddRule(_, rule) => Some(rule),
             _ => None,
         });
-        // Their order is no matter: they are not what is wanted.
+        // The order does not matter: this is not the wanted content.
         Content::of(there.iter().map(|(_, rule)| rule).chain(new))
     });
     Some(Edit { changes, partial })
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// The chain after the changes, as the kernel makes them.
+    /// Applies the changes as the kernel does.
     fn made(there: &[(u64, Rule)], changes: Vec<Change>) -> Vec<Rule> {
         let mut rules = there.to_vec();
         let mut new = 1_000;

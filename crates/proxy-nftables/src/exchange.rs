@@ -1,4 +1,4 @@
-//! What is exchanged with the kernel threads: what was found.
+//! The data read by the kernel threads.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::found::Snapshot;
 
-/// What was found of a part.
+/// The content of one part of the kernel's state.
 pub enum Found {
-    /// The table, and how long it took to read it.
+    /// The table, and the time that reading it took.
     Table(Box<Snapshot>, Duration),
     /// The node's addresses.
     Addresses(BTreeSet<IpAddr>),

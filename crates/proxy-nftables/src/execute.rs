@@ -1,8 +1,8 @@
-//! Carries out a plan, and says what became of each piece of it.
+//! Executes a plan, and reports the outcome of each subject.
 //!
-//! Together it is one transaction: all of it is done, or nothing. Where that is refused, the kernel
-//! says for which changes; what these are for is left out, and the rest tried again. Where it does
-//! not say, halves are tried, until what is refused stands alone.
+//! The whole plan is one transaction: all of it is done, or nothing. If the kernel refuses, it
+//! names the changes at fault; their subjects are left out and the rest is tried again. If it names
+//! none, halves are tried until the refused subject is isolated.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
 use crate::plan::{Plan, Removal, Stale, Subject, Timeouts, Verdict, Verdicts};
 
-/// How many transactions a plan may take to find out what is refused.
+/// Limit for the transactions that isolate refused subjects of one plan.
 const MAX_TRANSACTIONS: usize = 64;
 
 impl Plan {
-    /// Carries it out.
+    /// Executes the plan.
     pub(crate) fn apply(&self, kernel: &mut dyn Kernel) -> Verdicts {
         let edits = self.edits(kernel);
         let mut executor = Executor {
@@ -44,27 +44,27 @@ impl Plan {
     }
 }
 
-/// A plan that is being carried out.
+/// The execution of one plan.
 struct Executor<'a> {
     plan: &'a Plan,
     edits: Edits,
     kernel: &'a mut dyn Kernel,
-    /// How many transactions there may be still.
+    /// The number of transactions left.
     left: usize,
     verdicts: Verdicts,
 }
 
-/// What became of a transaction.
+/// The outcome of a transaction.
 enum Tried {
     Done,
-    /// These are to blame; none if nobody knows who is.
+    /// Refused: the subjects at fault (none if the kernel named none), and the reason.
     Refused(BTreeMap<Subject, Blame>, Arc<str>),
-    /// There is no use in going on.
+    /// Further attempts are useless.
     Over,
 }
 
-/// Whether the kernel says this of a table that it does not hold valid, whichever change it was that
-/// made it so.
+/// Returns true if the kernel reports this error for an invalid table, whichever change made it
+/// invalid.
 fn is_of_validation(blame: &Blame) -> bool {
     let errno = blame.errno;
     matches!(
@@ -73,8 +73,9 @@ fn is_of_validation(blame: &Blame) -> bool {
     )
 }
 
-/// Where a change makes the table invalid, the kernel validates it anew with each change that
-/// follows, and blames them all: only the first is to blame for certain. Whether it was so.
+/// Keeps only the first of several validation errors, and returns true if there were several. After
+/// a change that makes the table invalid, the kernel validates the table with each further change
+/// and refuses all of them. Only the first one is certainly at fault.
 ///
 /// Source: Linux, `net/netfilter/nf_tables_api.c` (`NFT_VALIDATE_DO`).
 fn believe_first_of_cascade(blamed: &mut BTreeMap<Subject, Blame>) -> bool {
@@ -96,7 +97,8 @@ impl Executor<'_> {
         self.verdicts.listeners = listeners.map(listen).collect();
     }
 
-    /// Switches the table on. If that is refused, the next transaction is as well, and says why.
+    /// Activates the table. If this is refused, the next transaction is refused too and gives the
+    /// reason.
     fn switch_on(&mut self) {
         let transaction = Transaction {
             family: self.plan.family.into(),
@@ -115,7 +117,7 @@ impl Executor<'_> {
         let (mut stale, wanted): (Vec<Subject>, Vec<Subject>) =
             all.iter().partition(|of| is_stale(of));
         if !self.verdicts.partial.is_empty() {
-            // Rules that go with the last piece may name it.
+            // Rules that are deleted with the last piece may still use stale objects.
             self.set_all(&stale, &Verdict::Later);
             stale.clear();
         }
@@ -130,7 +132,7 @@ impl Executor<'_> {
             if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
                 return self.isolate([wanted, stale]);
             }
-            // What uses them goes in this transaction.
+            // The rules that use the stale objects are deleted in this transaction.
             self.verdicts.removal = Removal::After;
         }
         match self.commit(&wanted, Grouping::ByMap) {
@@ -140,12 +142,12 @@ impl Executor<'_> {
         }
     }
 
-    /// Looks, once, whether a set has got another timeout.
+    /// Checks once whether an existing set accepted another timeout.
     fn try_timeouts(&mut self) {
         if self.verdicts.timeouts != Timeouts::Unknown || self.verdicts.taken == 0 {
             return;
         }
-        // Of a part that was refused the set is as it was, whatever the kernel can.
+        // A refused part leaves its set unchanged, so it proves nothing.
         if let Some((name, wanted)) = self.plan.changed_timeout(&self.verdicts.parts)
             && let Ok(Some(seconds)) = self.kernel.timeout(name)
         {
@@ -157,8 +159,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Tries these groups, one after the other, and finds out what of them is to blame where one is
-    /// refused. What is wanted comes before what is stale.
+    /// Commits these groups in order, and isolates the refused subjects of each. Wanted subjects
+    /// come before stale ones.
     fn isolate<const N: usize>(&mut self, groups: [Vec<Subject>; N]) {
         let mut groups = VecDeque::from(groups);
         let mut has_cascaded = false;
@@ -177,7 +179,7 @@ impl Executor<'_> {
             };
             let is_cascade = believe_first_of_cascade(&mut blamed);
             if let Some(blame) = blamed.get(&Subject::Base) {
-                // All else is built on it.
+                // All other subjects depend on the base.
                 self.set_all(&group, &Verdict::Untried);
                 self.set(
                     Subject::Base,
@@ -189,8 +191,8 @@ impl Executor<'_> {
                 }
                 group.retain(|subject| !blamed.contains_key(subject));
                 if is_cascade && has_cascaded && group.len() > 1 {
-                    // Several are to blame, one of which is found at a time: what is without them
-                    // is not to wait for all of them.
+                    // Several subjects are at fault, but each attempt finds only one. Splitting
+                    // lets the valid ones proceed.
                     let other = group.split_off(group.len().div_ceil(2));
                     groups.push_front(other);
                 }
@@ -199,7 +201,7 @@ impl Executor<'_> {
             } else if let [alone] = group[..] {
                 self.set(alone, Verdict::Refused(reason));
             } else {
-                // The base is first, and is tried by itself in the end.
+                // The base is first, and is finally tried alone.
                 let other = group.split_off(group.len().div_ceil(2));
                 groups.push_front(other);
                 groups.push_front(group);
@@ -207,8 +209,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Leaves out what guards Services, such as chains of another layout and the way to these, unless
-    /// what takes its place was written.
+    /// Leaves out objects that may still protect Services, such as chains of another layout, until
+    /// their replacements were written.
     fn keep_guards(&mut self, group: &mut Vec<Subject>) {
         if self.verdicts.has_all_wanted() {
             return;
@@ -272,7 +274,7 @@ impl Executor<'_> {
                     Some(Change::AddSet(set)) if set.timeout.is_some() => Some(&set.name),
                     _ => None,
                 });
-                // One of another kind is in the way as well, and says nothing of timeouts.
+                // A set of another kind also causes EEXIST, and proves nothing about timeouts.
                 if let Some(set) = set
                     && let Ok(Some(_)) = self.kernel.timeout(set)
                 {

@@ -1,5 +1,5 @@
-//! A kernel of the tests: it keeps what nf\_tables keeps, refuses what nf\_tables refuses, and then
-//! changes nothing.
+//! A kernel for tests. It stores the objects that nf\_tables stores. A transaction that nf\_tables
+//! would refuse changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -22,74 +22,72 @@ use crate::plan::LocalhostPort;
 use crate::refused::refused;
 use crate::words::tell;
 
-/// A handle to one; clones are the same kernel.
+/// A handle to a fake kernel; clones share it.
 #[derive(Debug, Clone)]
 pub struct FakeKernel {
     family: IpFamily,
     state: Arc<Mutex<State>>,
 }
 
-/// What it holds, and how it is to behave.
+/// The fake's content and behavior.
 #[derive(Debug, Clone, Default)]
 pub struct State {
-    /// The table, if there is one.
+    /// The table, if it exists.
     pub table: Option<Content>,
-    /// Which of its sets and chains are older than others.
+    /// The handles of its sets and chains.
     pub handles: Handles,
     /// The node's addresses.
     pub addresses: BTreeSet<IpAddr>,
-    /// Changes whose words have one of these in them are refused, as by a kernel that lacks
-    /// something.
+    /// Texts of changes to refuse, as by a kernel that lacks a feature.
     pub refused: Vec<String>,
-    /// The same, as by a kernel that finds the table invalid from then on: each rule and each element
-    /// that follows is refused with it.
+    /// Texts of changes that make the table invalid: these and all further rules and elements are
+    /// refused.
     pub invalid: Vec<String>,
-    /// The same, but the kernel does not say which change it is.
+    /// Texts of changes to refuse without naming the change.
     pub refused_as_whole: Vec<String>,
-    /// Why nothing is taken.
+    /// The reason why every transaction fails, if set.
     pub held: Option<String>,
-    /// What has more changes than this cannot be sent.
+    /// Limit for the changes of a transaction; larger ones cannot be sent.
     pub room: Option<usize>,
-    /// So many answers are lost, of transactions that are made.
+    /// Number of further replies to lose after a successful commit.
     pub lost: usize,
-    /// For changes whose words have one of these in them there is no memory: the kernel says so of
-    /// the whole.
+    /// Texts of changes for which memory is short; the kernel then refuses the whole transaction.
     pub no_memory_for: Vec<String>,
-    /// Why the table cannot be read.
+    /// The reason why the table cannot be read, if set.
     pub unreadable: Option<String>,
-    /// How long a read takes, whether or not it succeeds.
+    /// Duration of a read, successful or not.
     pub reading: Duration,
-    /// Whether what is taken from a map still counts as a user of its chain until the transaction
-    /// is over, and timeouts of sets stay as they were: Linux before 6.2.
+    /// True to behave like Linux before 6.2: elements deleted from a map still use their chain
+    /// until the transaction ends, and timeouts of sets cannot change.
     pub is_old: bool,
-    /// NodePorts that are served on localhost, and by whom.
+    /// NodePorts served on localhost.
     pub listening: BTreeMap<u16, Arc<Serving>>,
-    /// Ports on localhost that somebody else has.
+    /// Ports on localhost that another program uses.
     pub taken: BTreeSet<u16>,
-    /// How often the table was read.
+    /// Number of reads of the table.
     pub reads: usize,
-    /// How often addresses were.
+    /// Number of reads of addresses.
     pub address_reads: usize,
-    /// What was made since this was last emptied, a transaction each, in words.
+    /// Texts of the transactions committed since this list was last emptied.
     pub made: Vec<Vec<String>>,
-    /// How many transactions were refused.
+    /// Number of refused transactions.
     pub refusals: usize,
 }
 
-/// What a table holds.
+/// The content of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
-    /// Whether packets come to it.
+    /// The state of the table: active or dormant.
     pub activity: Activity,
-    /// Chains with their rules.
+    /// Chains and their rules.
     pub chains: BTreeMap<Name, (Chain, Vec<Rule>)>,
     /// Named counters.
     pub counters: BTreeSet<Name>,
-    /// Sets with their elements.
+    /// Sets and their elements.
     pub sets: BTreeMap<Name, (Set, BTreeMap<Bytes, Element>)>,
 }
 
-/// The numbers that a table has given to its sets and chains, in the order in which they were made.
+/// Handles of sets and chains, in order of creation.
 #[derive(Debug, Clone, Default)]
 pub struct Handles {
     last: u64,
@@ -102,8 +100,8 @@ impl Handles {
         numbered.get(name).copied().unwrap_or_default()
     }
 
-    /// Numbers all sets before all chains, as they were made by versions of this program that gave
-    /// sets of clients a size.
+    /// Renumbers sets before chains, as if created by versions of this program that gave sets of
+    /// clients a size.
     pub fn sets_first(&mut self) {
         let numbered = self.sets.values_mut().chain(self.chains.values_mut());
         for (number, handle) in (1..).zip(numbered) {
@@ -112,7 +110,7 @@ impl Handles {
         }
     }
 
-    /// Follows a change that was made.
+    /// Applies a committed change.
     fn follow(&mut self, change: &Change) {
         let (numbered, name) = match change {
             Change::DeleteTable => {
@@ -139,7 +137,7 @@ impl Handles {
 }
 
 impl FakeKernel {
-    /// One without a table.
+    /// Creates a kernel without a table.
     pub fn new(family: IpFamily, addresses: &[&str]) -> Self {
         let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
         Self {
@@ -151,13 +149,13 @@ impl FakeKernel {
         }
     }
 
-    /// What it holds.
+    /// Returns the fake's state.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Returns a change in the words that [`State::refused`] is compared with.
+/// Returns the text of a change that [`State::refused`] is compared with.
 pub fn words(change: &Change) -> String {
     tell(change)
 }
@@ -261,7 +259,7 @@ impl Content {
         Ok(())
     }
 
-    /// Refuses a rule that leads to a chain, or names a set, that is not there.
+    /// Refuses a rule that refers to a missing chain, set or counter.
     fn can_have(&self, rule: &Rule) -> Done {
         let has_all = targets(rule).all(|chain| self.chains.contains_key(chain))
             && sets(rule).all(|set| self.sets.contains_key(set))
@@ -269,7 +267,7 @@ impl Content {
         if has_all { Ok(()) } else { Err(libc::ENOENT) }
     }
 
-    /// The place of the rule with this handle.
+    /// Returns the position of the rule with this handle.
     fn place(&self, chain: &Name, handle: u64) -> Result<usize, i32> {
         let (_, rules) = self.chains.get(chain).ok_or(libc::ENOENT)?;
         let mut handles = rules.iter().map(handle_of);
@@ -314,7 +312,7 @@ impl Content {
     }
 }
 
-/// The handle of a rule: its digest, as no chain has the same rule twice.
+/// Returns a rule's handle: its digest, because no chain has the same rule twice.
 fn handle_of(rule: &Rule) -> u64 {
     let mut hasher = DefaultHasher::new();
     rule.hash(&mut hasher);
@@ -328,7 +326,7 @@ fn key_len(key: &[DataType]) -> usize {
     }
 }
 
-/// The chain that an element leads to.
+/// Returns the chain that an element refers to.
 fn target(element: &Element) -> Option<&Name> {
     match &element.data {
         Some(ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain))) => Some(chain),
@@ -336,7 +334,7 @@ fn target(element: &Element) -> Option<&Name> {
     }
 }
 
-/// The chains that a rule's maps lead to.
+/// Returns the chains that a rule's maps refer to.
 fn map_targets(rule: &Rule) -> impl Iterator<Item = &Name> {
     let maps = rule
         .expressions
@@ -351,7 +349,7 @@ fn map_targets(rule: &Rule) -> impl Iterator<Item = &Name> {
     maps.flat_map(|map| map.elements.iter().filter_map(target))
 }
 
-/// The chains that a rule leads to.
+/// Returns the chains that a rule refers to.
 fn targets(rule: &Rule) -> impl Iterator<Item = &Name> {
     let own = rule
         .expressions
@@ -363,7 +361,7 @@ fn targets(rule: &Rule) -> impl Iterator<Item = &Name> {
     own.chain(map_targets(rule))
 }
 
-/// The counters that a rule names.
+/// Returns the counters that a rule uses.
 fn counters(rule: &Rule) -> impl Iterator<Item = &Name> {
     let expressions = rule.expressions.iter();
     expressions.filter_map(|expression| match expression {
@@ -372,7 +370,7 @@ fn counters(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// The sets that a rule names.
+/// Returns the named sets that a rule uses.
 fn sets(rule: &Rule) -> impl Iterator<Item = &Name> {
     rule.expressions
         .iter()
@@ -390,7 +388,7 @@ fn sets(rule: &Rule) -> impl Iterator<Item = &Name> {
 }
 
 impl State {
-    /// Reports whether the kernel holds a set, an element or a chain whose words have this in them.
+    /// Returns true if the text of a set, an element or a chain contains `part`.
     pub fn holds(&self, part: &str) -> bool {
         let Some(table) = &self.table else {
             return false;

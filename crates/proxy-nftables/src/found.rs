@@ -1,6 +1,6 @@
-//! What the table holds, read object by object: ours by name, the rest passed over.
+//! Reads the table object by object: recognizes this mode's objects by name and ignores all others.
 //!
-//! Of chains only a digest is kept; of elements, what they say of an address and port.
+//! Chains are reduced to a digest, and elements to their meaning for an address and port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use crate::port::{Member, Route, Slot, Unserved};
 use crate::unknown::Unknown;
 use kube_rules::nft::address_type;
 
-/// What the kernel holds of this mode, in one family.
+/// This mode's objects in the kernel, in one family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// What is there whatever the Services are.
+    /// The objects that do not depend on Services.
     pub(crate) base: HashMap<Key, Value>,
-    /// The rule for addresses that no Service has.
+    /// The rule for unallocated ClusterIPs.
     pub(crate) unallocated: Option<Rule>,
     /// The node's addresses that serve NodePorts.
     pub(crate) node_ports: HashSet<IpAddr>,
@@ -40,18 +40,18 @@ pub struct Snapshot {
     pub(crate) affinity: HashMap<Name, Clients>,
 }
 
-/// Reads the objects, one after the other.
+/// Collects the table's objects into a snapshot.
 #[derive(Debug)]
 pub(crate) struct Reader {
     family: IpFamily,
     snapshot: Snapshot,
-    /// The handles of sets of clients, and of the chains that fill them, both by set.
+    /// Handles of sets of clients, and of the chains that fill them; both by the set's name.
     handles: [HashMap<Name, u64>; 2],
     unknown: Unknown,
 }
 
 impl Reader {
-    /// A reader that has seen nothing.
+    /// Creates a reader without objects.
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -61,7 +61,7 @@ impl Reader {
         }
     }
 
-    /// What was read.
+    /// Returns the snapshot.
     pub(crate) fn finish(mut self) -> Snapshot {
         let [sets, chains] = &self.handles;
         for (name, clients) in &mut self.snapshot.affinity {
@@ -69,7 +69,7 @@ impl Reader {
                 clients.room = Room::of(*set, *chain);
             }
         }
-        // Nobody wants these, so that they go as chains and sets of Services do.
+        // These are always unwanted, so they are deleted like chains and sets of Services.
         let (chains, sets) = self.unknown.of_localhost();
         let chains = chains.into_iter().map(|chain| (chain, Content::default()));
         self.snapshot.chains.extend(chains);
@@ -79,7 +79,7 @@ impl Reader {
         self.snapshot
     }
 
-    /// Takes in an object.
+    /// Adds an object.
     pub(crate) fn take(&mut self, object: Object) {
         match object {
             Object::Begin => *self = Self::new(self.family),
@@ -114,7 +114,7 @@ impl Reader {
                     return;
                 };
                 for element in &elements {
-                    // What cannot be one of ours stays.
+                    // Elements that this mode cannot have written are ignored.
                     let _ = self.element(set, element);
                 }
             }
@@ -219,7 +219,7 @@ impl Reader {
             return None;
         };
         let route = self.snapshot.slots.entry(slot).or_default();
-        // What is no name of a chain stands for any other verdict.
+        // The empty name stands for all verdicts that name no chain.
         let to = || match verdict {
             Verdict::Goto(chain) => Arc::clone(chain),
             _ => Name::from(""),
@@ -239,7 +239,7 @@ impl Reader {
     }
 }
 
-/// How many seconds clients stay in a set, or [`OTHER_KIND`].
+/// Returns the timeout of a set of clients in seconds, or [`OTHER_KIND`].
 pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {
     let is_of_clients = set.key == [address_type(family)]
         && set.kind == SetKind::Set
@@ -253,7 +253,7 @@ pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {
     }
 }
 
-/// The parts of a key, each filled up to a multiple of 4 bytes.
+/// The parts of a key, each padded to a multiple of 4 bytes.
 struct Parts<'a>(&'a [u8]);
 
 impl Parts<'_> {

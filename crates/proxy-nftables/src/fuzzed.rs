@@ -1,5 +1,5 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of foreign bytes as a function of bytes. No other code
+//! may use them.
 
 use std::sync::{Arc, LazyLock};
 
@@ -11,12 +11,13 @@ use crate::base;
 use crate::found::Reader;
 use crate::kernel::Object;
 
-/// The names of sets and chains, of each family.
+/// Names of sets and chains for each family.
 static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
     IpFamily::ALL.map(|family| base::names(family).into_iter().map(Into::into).collect())
 });
 
-/// An object of the table. Elements are taken for those of each set, whichever they are of.
+/// Reads an object of the table. Elements are read as those of every set, whichever set they belong
+/// to.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {

@@ -1,4 +1,4 @@
-//! The kernel as this mode sees it: a table that is read, and transactions.
+//! The kernel from this mode's view: a table to read, and transactions.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,75 +9,76 @@ use proxy::{IpFamily, Unreadable};
 
 use crate::plan::LocalhostPort;
 
-/// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake
-/// that refuses what the kernel refuses.
+/// The kernel's operations for one IP family. There are two implementations: netlink, and a strict
+/// fake that refuses what the kernel refuses.
 pub trait Kernel: Send + 'static {
-    /// What time it is, for what is measured: how long reading takes. A kernel of tests may have a
-    /// time of its own.
+    /// Returns the time for measurements, such as the duration of a read. A test kernel may have
+    /// its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
 
-    /// The family.
+    /// Returns the IP family.
     fn family(&self) -> IpFamily;
 
-    /// The addresses of all interfaces of this node, those of localhost included.
+    /// Returns the addresses of all interfaces of this node, including loopback addresses.
     ///
     /// # Errors
     ///
-    /// They cannot be read.
+    /// Fails if they cannot be read.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
-    /// Tells all that the table holds, as of one moment: chains before their rules, sets before
-    /// their elements. Where there is no table, nothing. It begins anew with each [`Object::Begin`].
+    /// Passes all objects of the table to `tell`, as of one moment: chains before their rules, sets
+    /// before their elements. Passes no objects if the table does not exist. [`Object::Begin`]
+    /// means that reading started over.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// Fails if the table cannot be read.
     fn table(&mut self, tell: &mut dyn FnMut(Object)) -> Result<(), Unreadable>;
 
-    /// How many seconds clients stay in a set of clients; `None` if there is no such set, or it is of
-    /// another kind.
+    /// Returns the timeout of a set of clients in seconds, or `None` if there is no such set or it
+    /// is of another kind.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// Fails if the set cannot be read.
     fn timeout(&mut self, set: &str) -> Result<Option<u32>, Unreadable>;
 
-    /// Returns the rules of a chain with their handles, in their order. Sets in braces may stand by
+    /// Returns the rules of a chain in order, with their handles. Anonymous sets may appear as
     /// names.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// Fails if the chain cannot be read.
     fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable>;
 
-    /// Carries out a transaction, all of it or nothing.
+    /// Commits a transaction: all of it or nothing.
     ///
     /// # Errors
     ///
-    /// What was refused, or that nobody knows whether it was carried out.
+    /// Returns the refused changes, or an unknown outcome.
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal>;
 
-    /// Has a NodePort of TCP served on localhost from now on, or closes it.
+    /// Serves a TCP NodePort on localhost, or closes it.
     ///
     /// # Errors
     ///
-    /// It cannot be opened.
+    /// Fails if the port cannot be opened.
     fn listen(&mut self, port: &LocalhostPort) -> Result<(), String>;
 }
 
-/// Something that the table holds.
+/// An object of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
-    /// What was told before is of no account: somebody wrote meanwhile.
+    /// Reading starts over, because another program wrote meanwhile: all earlier objects are void.
     Begin,
     /// The table itself.
     Table(Table),
-    /// A set or map, without its elements, and its handle. A table numbers sets, chains and rules
-    /// in the order in which they are made.
+    /// A set or map without its elements, and its handle. A table numbers sets, chains and rules in
+    /// order of creation.
     Set(Set, u64),
-    /// A chain, without its rules, and its handle.
+    /// A chain without its rules, and its handle.
     Chain(Chain, u64),
     /// Elements of a set or map.
     Elements(Name, Vec<Element>),
@@ -87,30 +88,29 @@ pub enum Object {
     Rule(Name, Rule),
 }
 
-/// A transaction was not taken.
+/// The reason why a transaction was not committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nothing was done. Where the kernel says for which changes, these: each by its number. None
-    /// where it refused the whole.
+    /// The kernel refused, and nothing changed.
     Refused {
-        /// Why the whole was refused.
+        /// The error for the transaction as a whole.
         reason: String,
-        /// Why single changes were.
+        /// The refused changes; empty if the kernel named none.
         changes: Vec<Blame>,
     },
-    /// Nothing was done, nor would be whatever it is: a right is missing, or memory.
+    /// Nothing changed, and no other transaction would succeed: a privilege or memory is missing.
     General(String),
-    /// Nobody knows what was done.
+    /// The outcome is unknown.
     Unknown(String),
 }
 
-/// A change that was refused.
+/// A refused change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blame {
-    /// Its number in the transaction.
+    /// The change's index in the transaction.
     pub change: usize,
     /// The error number (errno(3)).
     pub errno: i32,
-    /// What was refused, and why.
+    /// The change and the error, as text.
     pub reason: String,
 }

@@ -1,22 +1,22 @@
-//! Types that the [`engine`] is told of for this mode.
+//! This mode's types for the [`engine`].
 
 use crate::config::Config;
 use crate::plan::Plan;
 
 engine::kinds! {
-    /// The kinds of things of the nftables mode.
+    /// The types of the nftables mode.
     NftablesKinds { config: Config, plan: Plan }
 }
 
 engine::parts! {
     lanes {
-        /// It writes the table, and reads it between.
+        /// Reads and writes the table.
         Table,
-        /// It looks at addresses alone.
+        /// Reads addresses only.
         Looks,
     }
     parts {
-        /// The table, whole.
+        /// The whole table.
         Table on Table: "the nftables table kube-proxy",
         /// The node's addresses.
         Addresses on Looks: "the addresses of this node",

@@ -1,17 +1,17 @@
-//! How the table is laid out: as upstream's, or flatter. The same verdict falls for every packet.
+//! The layout of the table: upstream's, or a flatter one. Both give every packet the same verdict.
 //!
-//! What differs is asked for here, and nowhere else: what is there whatever the Services are
-//! ([`base`](crate::base)), and what a Service port is compiled to ([`port`](crate::port)).
+//! They differ only in two places: the objects that do not depend on Services
+//! ([`base`](crate::base)), and the objects of a Service port ([`port`](crate::port)).
 
-/// How the table is laid out.
+/// The layout of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Layout {
-    /// Upstream's: a chain for each Service port, which chooses an endpoint. Upstream takes it over
-    /// without a write.
+    /// Upstream's layout: a chain for each Service port, which chooses an endpoint. Upstream can
+    /// adopt it without a write.
     #[default]
     Upstream,
-    /// Most Service ports have no chain: their endpoints are elements of maps that all share. A
-    /// changed endpoint costs the kernel the same, however many Services there are
+    /// Most Service ports have no chain: their endpoints are elements of shared maps. The kernel's
+    /// cost of a changed endpoint does not depend on the number of Services
     /// (docs/nftables-cost.md).
     Flat,
 }

@@ -1,5 +1,5 @@
-//! The nftables mode of kube-proxy: what one Service wants, what the kernel holds, and the
-//! transactions between the two.
+//! The nftables mode of kube-proxy: the wanted objects of each Service, the kernel's objects, and
+//! the transactions from one to the other.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -7,12 +7,12 @@
 //!                      the table ─ Snapshot ─ observe ┘    └ settle ◀─ Verdicts ◀─ transaction┘
 //! ```
 //!
-//! [`Nftables`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
+//! [`Nftables`] holds the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
 //! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
-//! is pure; a [`Kernel`] is netlink on a thread of its own, or the strict fake of the tests.
+//! is pure. A [`Kernel`] is netlink on its own thread, or the strict fake of the tests.
 //!
-//! The table, its sets, maps, chains and rules are those of upstream's nftables mode;
-//! docs/nftables-mode-differences.md says what is otherwise, and why.
+//! The table, its sets, maps, chains and rules are those of upstream's nftables mode.
+//! docs/nftables-mode-differences.md lists the differences and their reasons.
 
 mod access;
 mod base;

@@ -1,4 +1,4 @@
-//! NodePorts that a relay serves on localhost, for whoever opens them and whoever looks.
+//! NodePorts that a relay serves on localhost.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,38 +9,38 @@ use relay::{Relay, Serving, Transport};
 
 use crate::plan::LocalhostPort;
 
-/// A relay, and the NodePorts that it serves on localhost. Clones are the same.
+/// A relay, and the NodePorts that it serves on localhost. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Localhost {
     relay: Relay,
     ports: LocalhostPorts,
 }
 
-/// NodePorts that are served on localhost. It keeps no relay going.
+/// The NodePorts that are served on localhost. It does not keep the relay alive.
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
 
-/// A port that is open.
+/// An open port.
 #[derive(Debug, Clone)]
 struct Port {
-    /// What the relay calls it.
+    /// The relay's number for the port.
     number: u64,
     name: Option<ServicePortName>,
     serving: Arc<Serving>,
 }
 
 impl Localhost {
-    /// One that serves nothing as yet.
+    /// Creates one without open ports.
     pub fn new(relay: Relay) -> Self {
         let ports = LocalhostPorts::default();
         Self { relay, ports }
     }
 
-    /// Opens a port, has others serve there, or closes it.
+    /// Opens a port, changes its endpoints, or closes it.
     ///
     /// # Errors
     ///
-    /// It cannot be opened, or the relay has ended.
+    /// Fails if the port cannot be opened, or the relay has ended.
     pub(crate) fn listen(&self, family: IpFamily, port: &LocalhostPort) -> Result<(), String> {
         let at = SocketAddr::new(family.localhost(), port.number);
         let mut ports = self.ports.lock();
@@ -74,19 +74,19 @@ impl Localhost {
         Ok(())
     }
 
-    /// The ports that are open, for whoever looks.
+    /// Returns the open ports, for observers.
     pub fn ports(&self) -> LocalhostPorts {
         self.ports.clone()
     }
 
-    /// The relay.
+    /// Returns the relay.
     pub fn relay(&self) -> &Relay {
         &self.relay
     }
 }
 
 impl LocalhostPorts {
-    /// Returns whose a NodePort on localhost is, and who serves there.
+    /// Returns the Service port and the endpoints behind a NodePort on localhost.
     pub fn serving(&self, at: SocketAddr) -> Option<(ServicePortName, Arc<Serving>)> {
         let ports = self.lock();
         let port = ports.get(&at)?;

@@ -1,7 +1,7 @@
-//! The names of chains and sets: fixed ones, and those of Service ports by upstream's hashes.
+//! Names of chains and sets: fixed ones, and those of Service ports with upstream's hashes.
 //!
-//! Source: upstream's `pkg/proxy/nftables/proxier.go` (`hashAndTruncate`, `servicePortChainNameBase`,
-//! `servicePortEndpointChainNameBase`).
+//! Source: upstream's `pkg/proxy/nftables/proxier.go` (`hashAndTruncate`,
+//! `servicePortChainNameBase`, `servicePortEndpointChainNameBase`).
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -13,28 +13,28 @@ use ring::digest::{SHA256, digest};
 /// The name of the table, in the families `ip` and `ip6`.
 pub const TABLE: &str = "kube-proxy";
 
-/// Each ClusterIP.
+/// Set of all ClusterIPs.
 pub(crate) const CLUSTER_IPS: &str = "cluster-ips";
-/// The node's addresses that serve NodePorts.
+/// Set of the node's addresses that serve NodePorts.
 pub(crate) const NODE_PORT_IPS: &str = "nodeport-ips";
-/// Endpoints of this node, to themselves.
+/// Set of connections from an endpoint of this node to itself.
 pub(crate) const HAIRPIN: &str = "hairpin-connections";
-/// Where packets to service addresses go.
+/// Map from service addresses to chains.
 pub(crate) const SERVICE_IPS: &str = "service-ips";
-/// Where packets to NodePorts go.
+/// Map from NodePorts to chains.
 pub(crate) const SERVICE_NODE_PORTS: &str = "service-nodeports";
-/// Addresses with source ranges.
+/// Map from addresses with source ranges to their firewall chains.
 pub(crate) const FIREWALL_IPS: &str = "firewall-ips";
-/// Service addresses that nobody serves.
+/// Map from service addresses without endpoints to verdicts.
 pub(crate) const NO_ENDPOINT_SERVICES: &str = "no-endpoint-services";
-/// NodePorts that nobody serves.
+/// Map from NodePorts without endpoints to verdicts.
 pub(crate) const NO_ENDPOINT_NODE_PORTS: &str = "no-endpoint-nodeports";
-/// NodePorts that nobody serves on localhost.
+/// Set of NodePorts that are rejected on localhost.
 pub(crate) const LOCALHOST_NODE_PORTS: &str = "localhost-nodeports";
-/// The chain that refuses and counts what is sent to them.
+/// Chain that rejects and counts packets to these NodePorts.
 pub(crate) const LOCALHOST_CHECK: &str = "localhost-nodeports-check";
 
-/// The named counter of what is refused there, by upstream's name.
+/// Returns upstream's name of the counter of packets rejected on localhost.
 pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "localhost-nodeport-rejected-tcp",
@@ -43,30 +43,30 @@ pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     }
 }
 
-/// One of these counters.
+/// Returns the counter with this name, if it is one of these.
 pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(localhost_counter);
     all.into_iter().find(|known| *known == name)
 }
 
-/// The chain that refuses what nobody serves.
+/// Chain that rejects packets to Services without endpoints.
 pub(crate) const REJECT: &str = "reject-chain";
 
-/// The longest name but for what a purpose puts before it.
+/// Limit for a name without the prefix of its purpose.
 const MAX_BASE: usize = 240;
 
-/// What a chain of a Service port is for.
+/// The purpose of a Service port's chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
-    /// Chooses an endpoint of the whole cluster.
+    /// Chooses an endpoint of the cluster.
     Cluster,
     /// Chooses an endpoint of this node.
     Local,
-    /// What comes to addresses outside of the cluster.
+    /// Handles packets to addresses outside of the cluster.
     External,
-    /// Source ranges of load-balancer addresses.
+    /// Checks the source ranges of load-balancer addresses.
     Firewall,
-    /// One endpoint, where clients stay with theirs.
+    /// Sends packets to one endpoint and remembers the client, for session affinity.
     Endpoint,
 }
 
@@ -82,37 +82,37 @@ impl Purpose {
     }
 }
 
-/// How the names of sets begin that hold an endpoint's clients.
+/// Prefix of sets with an endpoint's clients.
 pub(crate) const AFFINITY: &str = "affinity-";
 
-/// Whether a chain of this name is one of a Service port, whoever made it.
+/// Returns true for the name of a Service port's chain, no matter which kube-proxy created it.
 pub(crate) fn is_of_service(chain: &str) -> bool {
     chain.contains('/')
 }
 
-/// Whether a set of this name holds clients, whoever made it.
+/// Returns true for the name of a set of clients, no matter which kube-proxy created it.
 pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
 }
 
-/// Returns the set that the chain of an endpoint fills.
+/// Returns the set that an endpoint's chain fills.
 pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
     let base = chain.strip_prefix(Purpose::Endpoint.prefix())?;
     Some([AFFINITY, base].concat().into())
 }
 
-/// What the names of all chains and sets of a Service port, or of one of its endpoints, have in
-/// common.
+/// The common part of the names of all chains and sets of a Service port, or of one of its
+/// endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Base(String);
 
 impl Base {
-    /// Of a Service port.
+    /// Returns the base of a Service port.
     pub(crate) fn of_port(name: &ServicePortName) -> Self {
         Self::hashed(&plain(name))
     }
 
-    /// Of an endpoint of it.
+    /// Returns the base of an endpoint of a Service port.
     pub(crate) fn of_endpoint(name: &ServicePortName, endpoint: SocketAddr) -> Self {
         let mut text = plain(name);
         // Writing to a String cannot fail.
@@ -131,7 +131,7 @@ impl Base {
         /// RFC 4648.
         const ALPHABET: [u8; 32] = *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let digest = digest(&SHA256, name.as_bytes());
-        // Five bytes are eight characters.
+        // Five bytes give eight characters.
         let bytes = digest.as_ref().iter().take(5);
         let bits = bytes.fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
         let mut base = String::with_capacity(9 + name.len());
@@ -148,12 +148,12 @@ impl Base {
         Self(base)
     }
 
-    /// The chain for a purpose.
+    /// Returns the chain for a purpose.
     pub(crate) fn chain(&self, purpose: Purpose) -> Name {
         [purpose.prefix(), &self.0].concat().into()
     }
 
-    /// Whether a chain is one of these.
+    /// Returns true for a chain with this base.
     pub(crate) fn has(&self, chain: &str) -> bool {
         let all = [
             Purpose::Cluster,
@@ -166,13 +166,13 @@ impl Base {
         prefix.is_some_and(|prefix| all.iter().any(|purpose| purpose.prefix() == prefix))
     }
 
-    /// The set of an endpoint's clients.
+    /// Returns the set of an endpoint's clients.
     pub(crate) fn affinity(&self) -> Name {
         [AFFINITY, &self.0].concat().into()
     }
 }
 
-/// `namespace/name/protocol/port`
+/// Returns `namespace/name/protocol/port`.
 fn plain(name: &ServicePortName) -> String {
     let (service, port) = (&name.service, &name.port);
     format!("{service}/{}/{port}", name.protocol.lower())

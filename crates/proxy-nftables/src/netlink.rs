@@ -1,7 +1,7 @@
 //! The real kernel: nf\_tables and rtnetlink for one IP family.
 //!
-//! Its calls block for as long as the kernel works, so it lives on a thread of its own, and in the
-//! network namespace of the thread that opened it.
+//! Calls block while the kernel works, so it lives on its own thread, and in the network namespace
+//! of the thread that opened it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,20 +19,20 @@ use crate::name::TABLE;
 use crate::plan::LocalhostPort;
 use crate::refused::refused;
 
-/// The kernel, for one IP family. It is opened when it is first used.
+/// The kernel for one IP family. It is opened on first use.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     nftables: Option<Nftables>,
-    /// What this one changes is not told to its own program.
+    /// The sockets whose changes this program ignores.
     own: Arc<OwnSockets>,
-    /// Of modes; what they hold are no addresses of the node.
+    /// The links of all modes; their addresses do not count as the node's.
     links: Vec<&'static str>,
     localhost: Option<Localhost>,
 }
 
 impl NetlinkKernel {
-    /// For one family.
+    /// Creates a kernel for one family.
     pub fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -43,21 +43,21 @@ impl NetlinkKernel {
         }
     }
 
-    /// The same that has NodePorts served on localhost.
+    /// Serves NodePorts on localhost by a relay.
     #[must_use]
     pub fn on_localhost(mut self, localhost: Option<Localhost>) -> Self {
         self.localhost = localhost;
         self
     }
 
-    /// The same that takes what the links of these modes hold for no addresses of the node.
+    /// Ignores the addresses of these modes' links.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);
         self
     }
 
-    /// The same, as one of those whose changes are not told.
+    /// Registers the socket with the program's own sockets, whose changes it ignores.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;
@@ -73,7 +73,7 @@ impl NetlinkKernel {
     }
 
     fn read(&mut self) -> Result<nftables_netlink::Whole, Error> {
-        // A socket that failed is not used again.
+        // A failed socket is not reused.
         self.nftables = None;
         let family = Family::from(self.family);
         self.opened()?.read(family, TABLE)
@@ -148,7 +148,7 @@ impl Kernel for NetlinkKernel {
         };
         let refusal = refused(transaction, error);
         if matches!(refusal, Refusal::Unknown(_)) {
-            // A socket that failed is not used again.
+            // A failed socket is not reused.
             self.nftables = None;
         }
         Err(refusal)

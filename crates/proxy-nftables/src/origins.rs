@@ -1,4 +1,4 @@
-//! Origins of what this mode leaves in the kernel.
+//! The Kubernetes object or flag behind each of this mode's objects in the kernel.
 
 use footprint::origin::{
     ADDRESSES, CLUSTER_IPS, ENDPOINTS, ENTRY, HAIRPIN, LOCAL_ENDPOINTS, MARK, MASQUERADE,
@@ -13,7 +13,7 @@ const ON_LOCALHOST: &str = "Services: spec.ports[].nodePort, which nobody serves
                             --feature-gates=KubeProxyNFTablesLocalhostNodePorts";
 const AFFINITY: &str = "Services: sessionAffinity: ClientIP";
 
-/// A row for each name; of names that begin alike, the longer one stands first.
+/// One row for each name. If one prefix begins with another, the longer one comes first.
 pub(crate) const ORIGINS: [Origin; 36] = [
     Origin::of(NFTABLES, "cluster-ips", CLUSTER_IPS),
     Origin::of(NFTABLES, "nodeport-ips", "--nodeport-addresses"),

@@ -1,11 +1,11 @@
-//! Writes as data: what they are for, and the changes of the table that they come to.
+//! Writes as data: the objects to write, grouped by subject, from which the changes of the table
+//! follow.
 //!
 //! ```text
-//!   Plan ─ changes ─▶ Change, and whose it is ─▶ execute ─▶ one transaction ─▶ Verdicts
+//!   Plan ─ changes ─▶ (Subject, Change) ─▶ execute ─▶ one transaction ─▶ Verdicts
 //! ```
 //!
-//! Only what is named is touched. The order is one that the kernel takes: what others name comes
-//! before them, and goes after them.
+//! A plan changes only the objects that it names.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,146 +23,145 @@ use crate::config::Config;
 use crate::content::Content;
 use crate::port::{Member, Route, ServedPort, Slot};
 
-/// What is to be written.
+/// The next objects to write.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub(crate) family: IpFamily,
     pub(crate) config: Arc<Config>,
-    /// From which the changes below are made.
+    /// The definitions from which the changes of the base are made.
     pub(crate) base: Arc<Base>,
-    /// What is to be there whatever the Services are.
+    /// Changes of objects that do not depend on Services.
     pub(crate) base_changes: BTreeMap<Key, BaseChange>,
-    /// Of that, where the table moves from the layout `flat`: the chain that leads to Services. As
-    /// it is there it leads to what they have of either layout, and so comes last.
+    /// The new `services` chain when the table moves away from the layout `flat`. The existing
+    /// chain leads to the objects of both layouts, so it is replaced last.
     pub(crate) ways: Option<BaseChange>,
-    /// Addresses that serve NodePorts from now on, or no longer.
+    /// Addresses that are added to those that serve NodePorts (true), or removed from them (false).
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
-    /// What single Service ports want.
+    /// The objects of single Service ports.
     pub(crate) parts: Vec<Part>,
     /// NodePorts on localhost.
     pub(crate) listeners: Vec<LocalhostPort>,
-    /// What nobody wants.
+    /// Unwanted objects.
     pub(crate) stale: Vec<Stale>,
-    /// Whether what nobody wants can go with the rest.
+    /// The way in which unwanted chains are deleted.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
 }
 
-/// A NodePort on localhost.
+/// A NodePort on localhost to open, change or close.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalhostPort {
-    /// Its number.
+    /// The port's number.
     pub number: u16,
-    /// Whose it is; none where it is closed.
+    /// The Service port; `None` to close the port.
     pub name: Option<ServicePortName>,
-    /// Who serves there; with nobody it is closed.
+    /// The endpoints; `None` to close the port.
     pub serving: Option<Arc<Serving>>,
 }
 
-/// Something that is there whatever the Services are.
+/// A change of an object that does not depend on Services.
 #[derive(Debug, Clone)]
 pub(crate) struct BaseChange {
-    /// `None`: it goes.
+    /// The wanted definition; `None` to delete the object.
     pub(crate) wanted: Option<Value>,
     pub(crate) there: There,
 }
 
-/// What there is in the place of something.
+/// The existing object under the name of a wanted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum There {
     Nothing,
-    /// The same, with something else in it.
+    /// An object of the same kind with other content.
     Same,
-    /// Something of another kind: a chain that packets come to elsewhere, a set with other keys.
+    /// An object of another kind: a chain at another hook, a set with another key.
     Other,
 }
 
-/// What becomes of a set that is to have another timeout.
+/// The kernel's support for changing the timeout of an existing set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Timeouts {
-    /// Nobody has tried yet.
+    /// Not tried yet.
     #[default]
     Unknown,
-    /// It gets it (Linux 6.5).
+    /// Supported (Linux 6.5).
     Changed,
-    /// It keeps the one that it was made with, so another one takes its place, without clients.
+    /// Not supported: the set must be replaced, and loses its clients.
     Kept,
 }
 
-/// How chains go that nobody wants.
+/// The way in which unwanted chains are deleted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// With the rest.
+    /// In the same transaction as the rest.
     #[default]
     Together,
-    /// In a transaction after the rest: before Linux 6.2 what a map has just lost counts as a user
-    /// of the chain until then.
+    /// In a transaction after the rest. Before Linux 6.2, an element deleted from a map still uses
+    /// its chain until the transaction ends.
     After,
 }
 
-/// What one Service port wants; what nobody wants any more is by itself.
+/// The changes of one Service port, or of unwanted shared elements.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Part {
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
-    /// Those of its own chains that are written.
+    /// The port's chains to write.
     pub(crate) chains: BTreeMap<Name, Written>,
-    /// Those that it wants no more, whose rules go nevertheless at once: they name a set that
-    /// another one takes the place of.
+    /// Unwanted chains to flush at once, because they use a set that is replaced.
     pub(crate) emptied: Vec<Name>,
-    /// Sets of clients.
+    /// The sets of clients to write.
     pub(crate) affinity: Vec<(Name, ClientsChange)>,
     pub(crate) slots: Vec<SlotChange>,
     pub(crate) members: Vec<(Member, bool)>,
 }
 
-/// A chain that is written.
+/// A chain to write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Written {
     pub(crate) content: Content,
     pub(crate) there: Known,
 }
 
-/// What is known of a chain that is to be written.
+/// The known state of a chain before it is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
     Absent,
-    /// It has to be emptied.
+    /// The chain exists, and must be flushed.
     There,
-    /// The answer to its last write was lost: it is made if need be, and emptied.
+    /// The reply to the last write was lost: the chain is created if needed, and flushed.
     Doubted,
 }
 
-/// A set of clients that is written.
+/// A set of clients to write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientsChange {
     pub(crate) wanted: Clients,
-    /// The set that is there, if any.
+    /// The existing set, if any.
     pub(crate) there: Option<Clients>,
 }
 
 impl ClientsChange {
-    /// Whether a set of clients is there, which is to get another time.
+    /// Returns true if an existing set of clients gets another timeout.
     pub(crate) fn is_change(&self) -> bool {
         let differs = |there: Clients| there.seconds != self.wanted.seconds;
         self.there
             .is_some_and(|there| there.is_of_clients() && differs(there))
     }
 
-    /// Whether another set takes the place of the one that is there.
+    /// Returns true if the existing set must be replaced.
     pub(crate) fn is_replacement(&self, timeouts: Timeouts) -> bool {
         self.there.is_some_and(|there| !there.is_of_clients())
             || (self.is_change() && timeouts == Timeouts::Kept)
     }
 
-    /// Reports whether the set that is there stays, and is to give back memory.
+    /// Returns true if the existing set stays and releases memory.
     pub(crate) fn is_shrunk(&self, timeouts: Timeouts) -> bool {
         self.there.is_some_and(|there| there.room == Room::Reserved)
             && !self.is_replacement(timeouts)
     }
 }
 
-/// Where what is sent to an address and port goes from now on.
+/// A new route for an address and port.
 #[derive(Debug, Clone)]
 pub(crate) struct SlotChange {
     pub(crate) slot: Slot,
@@ -171,20 +170,20 @@ pub(crate) struct SlotChange {
 }
 
 impl SlotChange {
-    /// Whether endpoints come with it.
+    /// Returns true if endpoints are added.
     pub(crate) fn has_choices(&self) -> bool {
         let mut after = self.after.iter();
         after.any(|route| route.choices.iter().next().is_some())
     }
 }
 
-/// Something that nobody wants.
+/// An unwanted object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Stale {
     Chain(Name),
     Set(Name),
-    /// Of what Services share: the set of addresses that serve NodePorts where all do, what another
-    /// layout has, a chooser that nobody needs.
+    /// A shared object: the set of addresses that serve NodePorts if all addresses do, an object of
+    /// another layout, an unneeded chooser.
     Base(Key),
 }
 
@@ -198,58 +197,58 @@ impl fmt::Display for Stale {
     }
 }
 
-/// What became of a part of a plan.
+/// The outcome of a subject of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Verdict {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// There was no time for it, or what it builds on was refused.
+    /// Not tried: the number of transactions was exhausted, or a dependency was refused.
     Untried,
-    /// It was left for the next plan.
+    /// Left for the next plan.
     Later,
-    /// Nobody knows.
+    /// Unknown outcome.
     Unknown,
 }
 
-/// What became of a plan.
+/// The outcome of a plan.
 #[derive(Debug, Clone, Default)]
 pub struct Verdicts {
     pub(crate) base: Verdict,
     pub(crate) ways: Verdict,
-    /// One for each part.
+    /// One verdict for each part.
     pub(crate) parts: Vec<Verdict>,
-    /// One for each stale thing.
+    /// One verdict for each stale object.
     pub(crate) stale: Vec<Verdict>,
-    /// One for each NodePort on localhost.
+    /// One result for each NodePort on localhost.
     pub(crate) listeners: Vec<Result<(), Arc<str>>>,
-    /// How many transactions were taken.
+    /// Number of committed transactions.
     pub(crate) taken: usize,
-    /// How many changes these had.
+    /// Number of changes in these transactions.
     pub(crate) changes: usize,
-    /// How many transactions were refused.
+    /// Number of refused transactions.
     pub(crate) refused: usize,
-    /// The time that all of them took.
+    /// Duration of all transactions.
     pub(crate) took: Duration,
-    /// Whether the table is not as believed.
+    /// True if the table differs from the expected state.
     pub(crate) is_doubtful: bool,
-    /// Why nothing would be taken now, whatever it is.
+    /// The reason why every transaction would fail now, if so.
     pub(crate) general: Option<Arc<str>>,
-    /// How chains have to go, as has turned out.
+    /// The way in which chains must be deleted, as observed.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
-    /// Chains of which only a piece was written, each as it is then.
+    /// Chains that were written only in part, with their current content.
     pub(crate) partial: BTreeMap<Name, Content>,
 }
 
 impl Verdicts {
-    /// Whether all that is wanted was written, as far as it was tried.
+    /// Returns true if all wanted subjects were written, as far as they were tried.
     pub(crate) fn has_all_wanted(&self) -> bool {
         let mut wanted = [&self.base, &self.ways].into_iter().chain(&self.parts);
         wanted.all(|verdict| *verdict == Verdict::Done)
     }
 
-    /// All done.
+    /// Returns verdicts in which everything succeeded.
     pub(crate) fn done(plan: &Plan) -> Self {
         Self {
             listeners: vec![Ok(()); plan.listeners.len()],
@@ -262,44 +261,44 @@ impl Verdicts {
     }
 }
 
-/// What a change is for: what stands and falls together.
+/// The unit that succeeds or fails as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Subject {
-    /// What all Services need.
+    /// The objects that all Services need.
     Base,
     /// The part with this index.
     Part(usize),
-    /// The chain that leads to Services, where it goes over to another layout.
+    /// The `services` chain during a change of layout.
     Ways,
-    /// The stale thing with this index.
+    /// The stale object with this index.
     Stale(usize),
 }
 
 impl Plan {
-    /// Whether it only takes away what nobody wants.
+    /// Returns true if the plan only deletes unwanted objects.
     pub(crate) fn is_cleanup(&self) -> bool {
         let nothing_else = !self.has_base() && self.ways.is_none() && self.parts.is_empty();
         nothing_else && !self.stale.is_empty()
     }
 
-    /// Whether there is nothing to do.
+    /// Returns true if the plan is empty.
     pub fn is_empty(&self) -> bool {
         self.listeners.is_empty() && !self.writes_table()
     }
 
-    /// Whether anything of the table is written.
+    /// Returns true if the plan writes to the table.
     pub(crate) fn writes_table(&self) -> bool {
         self.has_base() || self.ways.is_some() || !self.parts.is_empty() || !self.stale.is_empty()
     }
 
-    /// Whether a set of another kind goes with all that it holds.
+    /// Returns true if a set is replaced by one of another kind, and loses its elements.
     pub(crate) fn replaces_set(&self) -> bool {
         let mut changes = self.base_changes.iter();
         changes.any(|(key, of)| matches!(key, Key::Set(_)) && of.there == There::Other)
     }
 
-    /// Reports whether a table that is there is to be switched on before base chains are made: the
-    /// kernel refuses a new one in a transaction that changes the table's flags.
+    /// Returns true if an existing table must be activated before base chains are created. The
+    /// kernel refuses a new base chain in a transaction that changes the table's flags.
     ///
     /// Source: Linux, `net/netfilter/nf_tables_api.c` (`__NFT_TABLE_F_UPDATE`).
     pub(crate) fn switches_on_first(&self) -> bool {
@@ -317,7 +316,7 @@ impl Plan {
         !(self.base_changes.is_empty() && self.node_ports.is_empty())
     }
 
-    /// All that stands and falls together.
+    /// Returns the plan's subjects.
     pub(crate) fn subjects(&self) -> impl Iterator<Item = Subject> {
         let base = self.has_base().then_some(Subject::Base);
         let parts = (0..self.parts.len()).map(Subject::Part);
@@ -326,13 +325,13 @@ impl Plan {
         base.into_iter().chain(parts).chain(ways).chain(stale)
     }
 
-    /// Reports whether another set takes the place of one that rules of the part name.
+    /// Returns true if the part replaces a set of clients that its rules use.
     pub(crate) fn replaces_clients(&self, part: &Part) -> bool {
         let mut sets = part.affinity.iter();
         sets.any(|(_, clients)| clients.is_replacement(self.timeouts))
     }
 
-    /// Returns the sets of clients that have given back memory.
+    /// Returns the sets of clients that released memory.
     pub(crate) fn shrunk(&self, verdicts: &Verdicts) -> impl Iterator<Item = Name> {
         let done = self.parts.iter().zip(&verdicts.parts);
         let done = done.filter(|(_, verdict)| **verdict == Verdict::Done);
@@ -341,7 +340,7 @@ impl Plan {
         shrunk.map(|(set, _)| Arc::clone(set))
     }
 
-    /// A set that has got another timeout, if there is one: of a part of which all is done.
+    /// Returns a set that got another timeout in a successful part, with that timeout.
     pub(crate) fn changed_timeout(&self, verdicts: &[Verdict]) -> Option<(&Name, u32)> {
         let done = self.parts.iter().zip(verdicts);
         let done = done.filter(|(_, verdict)| **verdict == Verdict::Done);

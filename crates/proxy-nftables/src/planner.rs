@@ -1,4 +1,4 @@
-//! What is to be written next: from tables to a plan.
+//! Plans the next writes from the tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,25 +24,26 @@ use crate::plan::{
 use crate::port::Slot;
 use crate::tables::Tables;
 
-/// So many Service ports make a transaction. The kernel looks for each new map among all that the
-/// transaction has (docs/nftables-cost.md), and what it takes in memory is a kilobyte for each.
+/// Limit for Service ports in a transaction. For each new map the kernel searches all maps of the
+/// transaction (docs/nftables-cost.md), and each port takes a kilobyte of memory.
 const MANY_PARTS: usize = 1_000;
-/// So many sets of clients, or so many endpoints, make one as well: the kernel looks for each new set
-/// among all, and an endpoint takes some 60 bytes.
+/// Limits for sets of clients and for endpoints in a transaction. For each new set the kernel
+/// searches all sets, and an endpoint takes about 60 bytes.
 const MANY_SETS: usize = 4_000;
 const MANY_ENDPOINTS: usize = 100_000;
-/// So many elements of the maps that Service ports share, written or removed, make one as well.
+/// Limit for written or deleted elements of shared maps in a transaction.
 const MANY_SLOTS: usize = 10_000;
-/// So many sets of clients of one Service port are made in a transaction.
+/// Limit for sets of clients of one Service port in a transaction.
 const MANY_CLIENTS: usize = MANY_RULES;
-/// With more entries than this, those of so many Service ports are looked for, and not all.
+/// Number of pending entries above which only some Service ports are collected.
 const MANY_ENTRIES: usize = 4_000;
-/// With more than this, what everything on the node waits for is written by itself first.
+/// Number of pending Service ports above which the ports that the whole node waits for get their
+/// own transaction.
 const FEW_PARTS: usize = 256;
-/// So many things that nobody wants go at once.
+/// Limit for unwanted objects deleted in a transaction.
 const MANY_STALE: usize = 20_000;
 
-/// What a plan is made from.
+/// The state from which a plan is made.
 pub(crate) struct Planner<'a> {
     pub(crate) family: IpFamily,
     pub(crate) tables: &'a Tables,
@@ -51,13 +52,13 @@ pub(crate) struct Planner<'a> {
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
     pub(crate) budget: Budget,
-    /// Whether what nobody wants may be taken away.
+    /// True if unwanted objects may be deleted.
     pub(crate) may_delete: bool,
     pub(crate) now: Instant,
 }
 
 impl<'a> Planner<'a> {
-    /// What is written next.
+    /// Returns the next writes.
     pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
         let mut plan = Plan {
             family: self.family,
@@ -73,11 +74,11 @@ impl<'a> Planner<'a> {
             timeouts: self.timeouts,
         };
         self.plan_base(&mut plan);
-        // What is in a set that is replaced is known when it was read again.
+        // The elements of a replaced set are known only after the next read.
         if !self.is_founded(&plan) || plan.replaces_set() {
             return plan;
         }
-        // From one layout to another in one transaction: packets meet the one or the other.
+        // A change of layout is one transaction, so that packets meet only one of the layouts.
         let is_moving = self.is_moving();
         let ways = plan.base_changes.get(&SERVICES_CHAIN);
         let is_there = ways.is_some_and(|ways| ways.there == There::Same);
@@ -113,18 +114,18 @@ impl<'a> Planner<'a> {
                 part.port = self.claims.port(owner).cloned();
                 self.add_waiting_chains(owner, &mut part);
                 self.free_replaced(&mut part, config);
-                // From one layout to another all goes at once.
+                // A change of layout cannot be split.
                 is_last &= is_moving || !self.leave_for_later(&mut part, plan.timeouts);
                 part.owner = Some(Arc::clone(owner));
                 part
             })
             .collect();
-        // What goes has time: what leads to it may be written later.
+        // Deletions can wait: the chains that these elements lead to may still be written.
         let many_slots = self.budget.of(MANY_SLOTS);
         if is_last && !is_moving && due.unowned.len() > many_slots {
             due.unowned.truncate(many_slots);
             is_last = false;
-            // Chains that they lead to go with the last ones.
+            // The chains that these elements lead to are deleted with the last of them.
             plan.parts.append(&mut due.unowned);
         }
         if is_last {
@@ -140,7 +141,7 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    /// Returns how much a plan has in it, of the most that one may have.
+    /// Returns the size of a plan as part of the largest allowed one.
     pub(crate) fn size(plan: &Plan) -> Budget {
         let (mut sets, mut endpoints, mut slots) = (0, 0, 0);
         for part in &plan.parts {
@@ -158,7 +159,7 @@ impl<'a> Planner<'a> {
             .max(Budget::share(plan.stale.len(), MANY_STALE))
     }
 
-    /// NodePorts on localhost that others serve from now on, or nobody.
+    /// Returns the NodePorts on localhost that change.
     fn listeners(&self) -> Vec<LocalhostPort> {
         let listeners = &self.tables.listeners;
         let due = listeners.due(self.now).map(|number| {
@@ -176,7 +177,7 @@ impl<'a> Planner<'a> {
         due
     }
 
-    /// How many of the first parts fit a transaction by what is in them: one at least.
+    /// Returns how many of the first parts fit into a transaction, at least one.
     fn fitting(&self, due: &[(&'a Arc<Owner>, Part)]) -> usize {
         let (mut sets, mut endpoints, mut slots) = (0_usize, 0_usize, 0_usize);
         let fits = due.iter().position(|(owner, part)| {
@@ -192,9 +193,9 @@ impl<'a> Planner<'a> {
         fits.unwrap_or(due.len()).max(1)
     }
 
-    /// Has all chains and sets of a Service port written with what leads to one that waits: to one that is
-    /// not there, as it was refused before, alone that would be refused too; and where one may be as it
-    /// was, as nobody has looked at it, packets would get to what is no longer wanted.
+    /// Adds a Service port's waiting chains and sets if a written element leads to them. A missing
+    /// chain was refused before, and without it the element would be refused too. A chain with
+    /// unknown content may lead packets to unwanted endpoints.
     fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut Part) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
         let is_left = |chain: &Name| !part.chains.contains_key(chain);
@@ -221,9 +222,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Leaves for the next transactions what would take the kernel long, of a Service with very many
-    /// endpoints whose clients stay with them: sets and chains of endpoints first, then the chain that
-    /// chooses one, in pieces, and what leads to it when it is whole. Reports whether it did.
+    /// Leaves slow changes of a Service with session affinity and many endpoints for later
+    /// transactions, and returns true if it did. The sets and chains of endpoints come first, then
+    /// the chain that chooses one in pieces. The elements that lead to it come when it is complete.
     fn leave_for_later(&self, part: &mut Part, timeouts: Timeouts) -> bool {
         let mut sets = part.affinity.iter();
         if sets.any(|(_, clients)| clients.is_replacement(timeouts)) {
@@ -256,7 +257,7 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Has the chains written anew that name a set which another one takes the place of.
+    /// Adds the chains that use a replaced set, so that they are rewritten.
     fn free_replaced(&self, part: &mut Part, config: &Config) {
         let mut sets = part.affinity.iter();
         if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
@@ -269,8 +270,8 @@ impl<'a> Planner<'a> {
             let there = self.known(&chain);
             part.chains.insert(chain, Written { content, there });
         }
-        // A set can go only when no rule names it. A chain that packets go to no longer goes after
-        // the rest.
+        // A set can be deleted only when no rule uses it. Chains that no packet reaches any more
+        // are deleted after the rest.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
             .filter(|chain| self.tables.chains.actual(chain).is_some())
@@ -278,21 +279,22 @@ impl<'a> Planner<'a> {
             .collect();
     }
 
-    /// Whether what Service ports need is there, or comes with the plan.
+    /// Returns true if the objects that Service ports need exist or are part of the plan.
     fn is_founded(&self, plan: &Plan) -> bool {
         let base = &self.tables.base;
         let mut missing = base.pending().filter(|key| base.wanted(key).is_some());
         missing.all(|key| plan.base_changes.contains_key(key) || self.has_to_wait(key))
     }
 
-    /// Whether the table changes from one layout to another.
+    /// Returns true if the table changes from one layout to another.
     fn is_moving(&self) -> bool {
         self.may_delete && self.tables.has_other_layout()
     }
 
-    /// Whether this leads to what some Services have of another layout, and nothing is known of
-    /// some Services as yet, or what they have of this one was refused and waits for its time. The
-    /// layout `flat` leads to what either has.
+    /// Returns true if a chain must wait during a change of layout. The `services` chain of
+    /// upstream's layout waits in two cases: some Services are not known yet, or their objects of
+    /// this layout were refused and wait for a retry. The chain of the layout `flat` leads to the
+    /// objects of both layouts.
     fn has_to_wait(&self, key: &Key) -> bool {
         let is_there = self.tables.base.actual(key).is_some();
         let leads = *key == SERVICES_CHAIN && self.base.layout() == Layout::Upstream;
@@ -302,19 +304,19 @@ impl<'a> Planner<'a> {
             && self.tables.has_other_layout()
     }
 
-    /// Whether something that is wanted was refused, and waits for its time. Until then what is there
-    /// of another layout may be all that guards it.
+    /// Returns true if a wanted object was refused and waits for its retry. Until then an object of
+    /// another layout may be its only protection.
     fn is_wanted_later(&self) -> bool {
         has_later(&self.tables.base, self.now) || self.is_service_later()
     }
 
-    /// The same of what Service ports want.
+    /// Returns true if a wanted object of a Service port was refused and waits for its retry.
     fn is_service_later(&self) -> bool {
         let Tables { slots, chains, .. } = self.tables;
         has_later(slots, self.now) || has_later(chains, self.now)
     }
 
-    /// What is there whatever the Services are, and of no use.
+    /// Returns the unwanted objects that do not depend on Services.
     fn stale_base(&self) -> Vec<Stale> {
         let base = &self.tables.base;
         let due = base.due(self.now).filter(|_| self.may_delete);
@@ -324,8 +326,7 @@ impl<'a> Planner<'a> {
         stale.into_iter().map(Stale::Base).collect()
     }
 
-    /// Empties chains that nobody wants and that name a set which another one takes the place of: that
-    /// cannot go as long as they do.
+    /// Flushes unwanted chains that use a set that is replaced. The set cannot be deleted before.
     fn empty_unwanted(&self, plan: &mut Plan) {
         let base = &self.tables.base;
         let replaced = plan.base_changes.iter();
@@ -373,7 +374,7 @@ impl<'a> Planner<'a> {
         }
         if plan.replaces_set() {
             self.empty_unwanted(plan);
-            // Rules name it: all of these are written anew, without it and with it.
+            // Rules use the set, so the chains are rewritten: first without it, then with it.
             for (key, wanted) in base.iter_wanted() {
                 let is_chain = matches!(key, Key::Chain(_) | Key::Chooser(_));
                 if is_chain && base.actual(key).is_some() {
@@ -386,7 +387,7 @@ impl<'a> Planner<'a> {
             }
         }
         let addresses = &self.tables.node_ports;
-        // Of a set that is made in this plan nothing is there to be taken out.
+        // A set that this plan creates has no elements to delete.
         let is_new = plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS));
         for address in addresses.due(self.now) {
             let is_wanted = addresses.wanted(address).is_some();
@@ -398,8 +399,8 @@ impl<'a> Planner<'a> {
         plan.node_ports.sort_unstable();
     }
 
-    /// Where very much is due, as at a cold start: what some Service ports want, those first that
-    /// everything on the node waits for. What has failed before has time.
+    /// Returns changes of some Service ports if very many are pending, as at a cold start. Ports
+    /// that the whole node waits for come first. Entries that failed before are not included.
     fn some_due(&self) -> Due<'a> {
         let tables = self.tables;
         let mut due = Due::default();
@@ -408,12 +409,12 @@ impl<'a> Planner<'a> {
         }
         let mut urgent: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut within: HashSet<&'a Arc<Owner>> = HashSet::new();
-        // Above the share of their Service or namespace.
+        // Ports beyond the share of their Service or namespace.
         let mut more: HashSet<&'a Arc<Owner>> = HashSet::new();
         let mut shares = Shares::new(SHARE);
         let chains = tables.chains.due(self.now);
         let chains = chains.filter(|chain| !tables.chains.is_failing(*chain));
-        // A change of the endpoints of a Service that is served is one of its chain alone.
+        // A change of the endpoints of a served Service changes only its chain.
         let changed = chains.filter(|chain| tables.chains.actual(*chain).is_some());
         let of_chains = changed.filter_map(|chain| tables.chains.owner(chain));
         let slots = tables.slots.due(self.now);
@@ -521,7 +522,7 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        // One more than a transaction has says that others are left.
+        // One more than a transaction has shows that others are left.
         let many_slots = if self.is_moving() {
             usize::MAX
         } else {

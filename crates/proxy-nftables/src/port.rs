@@ -1,17 +1,17 @@
-//! One Service port: what it is compiled to, and the chains, sets and elements that this means.
-//! Pure: no clock, no I/O, no log, no kernel.
+//! Compiles one Service port into its chains, sets and elements. Pure: no clock, no I/O, no log, no
+//! kernel.
 //!
 //! ```text
-//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     where packets to its addresses and ports go
-//!                                         ├─▶ members   its cluster IP, its endpoints of this node
-//!                                         ├─▶ chains    those of its own, rule by rule
-//!                                         └─▶ affinity  a set for the clients of each endpoint
+//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots     routes of its addresses and ports
+//!                                         ├─▶ members   its ClusterIP, its endpoints of this node
+//!                                         ├─▶ chains    its own chains, rule by rule
+//!                                         └─▶ affinity  a set of clients for each endpoint
 //! ```
 //!
-//! A [`ServedPort`] is kept, its rules are not.
+//! A [`ServedPort`] is kept in memory, its rules are not.
 //!
-//! Chains, rules, their order and comments are upstream's (docs/nftables-mode.md); what the layout
-//! `flat` has instead of them is in [`flat`].
+//! Chains, rules, their order and comments are upstream's (docs/nftables-mode.md). [`flat`] has the
+//! objects of the layout `flat`.
 
 mod endpoints;
 mod flat;
@@ -39,10 +39,10 @@ use crate::name::{Base, Purpose, REJECT, is_of_service};
 use endpoints::Endpoints;
 use kube_rules::nft::{Line, SOURCE, Sense, Side};
 
-/// What is sent to one address and port, or to one port of this node.
+/// An address and port, or a port of this node, to which packets are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
-    /// The address; `None` for those of this node.
+    /// The address; `None` for this node's addresses.
     pub address: Option<IpAddr>,
     /// The protocol.
     pub protocol: Protocol,
@@ -60,41 +60,41 @@ impl fmt::Display for Slot {
     }
 }
 
-/// Where it goes: what the verdict maps say of it. One thing, so that of two Services that claim a
-/// slot one has all of it.
+/// The verdicts and endpoints for a slot. They are one value, so that of two Services that claim a
+/// slot one wins all of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
-    /// In `service-ips` or `service-nodeports`: where it goes, as a rule a chain.
+    /// The verdict in `service-ips` or `service-nodeports`, usually a chain.
     pub to: Option<Verdict>,
-    /// In `no-endpoint-services` or `no-endpoint-nodeports`: what becomes of what is left.
+    /// The verdict in `no-endpoint-services` or `no-endpoint-nodeports`.
     pub unserved: Option<Unserved>,
-    /// In `firewall-ips`: the chain of source ranges.
+    /// The firewall chain in `firewall-ips`.
     pub firewall: Option<Name>,
-    /// In the maps of endpoints, where the layout has these.
+    /// The endpoints in shared maps, in the layout `flat`.
     pub choices: Choices,
 }
 
 impl Route {
-    /// Has endpoints stay in the places that they have in another.
+    /// Keeps endpoints in the places of an earlier route.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let choices = self.choices.arranged(before.map(|before| &before.choices));
         Self { choices, ..self }
     }
 
-    /// Whether it leads to endpoints for some sender at least.
+    /// Returns true if the route leads to endpoints for at least some senders.
     fn leads(&self) -> bool {
         let is_chain = |to: &Verdict| matches!(to, Verdict::Goto(chain) if **chain != *REJECT);
         self.to.as_ref().is_some_and(is_chain) || self.choices != Choices::default()
     }
 
-    /// Whether somebody has endpoints by this that would have none by the other.
+    /// Returns true if some sender reaches endpoints by this route but not by the other.
     fn serves_more_than(&self, other: &Self) -> bool {
         let leads_all = |route: &Self| route.leads() && route.unserved.is_none();
         (self.leads() && !other.leads()) || (leads_all(self) && !leads_all(other))
     }
 
-    /// The chains of Service ports that it leads to.
+    /// Returns the chains of Service ports that the route leads to.
     pub(crate) fn chains(&self) -> impl Iterator<Item = &Name> {
         let to = match &self.to {
             Some(Verdict::Goto(chain)) if is_of_service(chain) => Some(chain),
@@ -104,25 +104,25 @@ impl Route {
     }
 }
 
-/// What becomes of packets that no endpoint takes.
+/// The treatment of packets without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unserved {
-    /// Refused: there is no endpoint.
+    /// Rejected: there is no endpoint.
     Reject,
-    /// Dropped: there are, but the policy lets none of them be used.
+    /// Dropped: endpoints exist, but the traffic policy allows none of them.
     Drop,
-    /// Another verdict, that somebody else has put there.
+    /// Another verdict, written by another program.
     Other,
 }
 
 /// An element of a set that Service ports share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Member {
-    /// Of `cluster-ips`.
+    /// An element of `cluster-ips`.
     ClusterIp(IpAddr),
-    /// Of `hairpin-connections`: an endpoint of this node, to itself.
+    /// An element of `hairpin-connections`: an endpoint of this node, to itself.
     Hairpin(IpAddr, Protocol, u16),
-    /// Of `localhost-nodeports`: a NodePort that nobody serves on localhost.
+    /// An element of `localhost-nodeports`: a NodePort that is rejected on localhost.
     LocalhostNodePort(Protocol, u16),
 }
 
@@ -140,16 +140,16 @@ impl fmt::Display for Member {
     }
 }
 
-/// A Service port in one family.
+/// A compiled Service port in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(
     clippy::struct_excessive_bools,
     reason = "each says something else about a Service"
 )]
 pub struct ServedPort {
-    /// Whose it is.
+    /// The Service port's owner.
     pub owner: Arc<Owner>,
-    /// How many endpoints it has, whatever their state.
+    /// Number of endpoints in any state.
     pub endpoints: usize,
     family: IpFamily,
     cluster_ip: IpAddr,
@@ -158,16 +158,16 @@ pub struct ServedPort {
     external_ips: Box<[IpAddr]>,
     ingress_ips: Box<[IpAddr]>,
     source_ranges: Box<[IpNet]>,
-    /// Whether the source ranges have this node's address.
+    /// True if the source ranges include this node's address.
     admits_node: bool,
     affinity: Option<u32>,
     internal_local: bool,
     external_local: bool,
     cluster: Endpoints,
     local: Endpoints,
-    /// Those of both that are on this node.
+    /// The endpoints of `cluster` and `local` that are on this node.
     on_node: Endpoints,
-    /// Whether anybody serves, here or elsewhere.
+    /// True if any endpoint serves, on this node or elsewhere.
     any: bool,
 }
 
@@ -189,7 +189,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         .filter(|net| IpFamily::of(net.addr()) == family)
         .copied()
         .collect();
-    // As upstream: a node without an address of the family is known by localhost.
+    // As upstream: a node without an address of the family uses the loopback address.
     let node_ip = node.ip.unwrap_or(family.localhost());
     let served = Backing::of(view, node);
     let compile = |port: &ServicePort| {
@@ -233,8 +233,8 @@ impl ServedPort {
         self.owner.name.protocol
     }
 
-    /// Whether somebody serves under a policy. There is no way from Local to the endpoints of other
-    /// nodes.
+    /// Returns true if endpoints serve under a traffic policy. With policy Local, endpoints of
+    /// other nodes do not.
     fn is_served(&self, is_local: bool) -> bool {
         let endpoints = if is_local { &self.local } else { &self.cluster };
         self.any && !endpoints.is_empty()
@@ -248,7 +248,7 @@ impl ServedPort {
         !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// What becomes of what nobody takes.
+    /// Returns the treatment of packets without an endpoint.
     fn unserved(&self) -> Unserved {
         if self.any {
             Unserved::Drop
@@ -267,7 +267,7 @@ impl ServedPort {
 
     // ---- elements ----
 
-    /// Where packets to each of its addresses and ports go.
+    /// Returns the routes of its addresses and ports.
     pub fn slots(&self, layout: Layout) -> Vec<(Slot, Route)> {
         let base = Base::of_port(&self.owner.name);
         let protocol = self.protocol();
@@ -277,8 +277,8 @@ impl ServedPort {
             port: self.port,
         };
         let mut slots = Vec::with_capacity(1);
-        // Of two routes for one address the first counts: what is a load balancer's address, too,
-        // keeps its source ranges.
+        // The first of two routes for one address counts: an external IP that is also a load
+        // balancer's IP keeps its source ranges.
         if self.is_reachable_from_outside() {
             let route = self.external(&base, layout);
             let walled = self.walled(&base, &route, layout);
@@ -295,7 +295,7 @@ impl ServedPort {
         slots
     }
 
-    /// Where packets to its cluster IP go.
+    /// Returns the route of its ClusterIP.
     fn internal(&self, base: &Base, layout: Layout) -> Route {
         match layout {
             Layout::Upstream => {
@@ -311,7 +311,7 @@ impl ServedPort {
         }
     }
 
-    /// Where packets to its external IPs and its NodePort go.
+    /// Returns the route of its external IPs and its NodePort.
     fn external(&self, base: &Base, layout: Layout) -> Route {
         let external = base.chain(Purpose::External);
         match layout {
@@ -330,8 +330,7 @@ impl ServedPort {
         }
     }
 
-    /// Where packets to its load balancer's IPs go: where others from outside do, if its source
-    /// ranges let them.
+    /// Returns the route of its load balancer IPs: the external route behind the source ranges.
     fn walled(&self, base: &Base, external: &Route, layout: Layout) -> Route {
         if !self.has_firewall() {
             return external.clone();
@@ -351,21 +350,21 @@ impl ServedPort {
 
     // ---- while not every object could be read ----
 
-    /// Whether some address of it leads nobody, or not everybody, to endpoints.
+    /// Returns true if some address lacks endpoints for at least some senders.
     pub(crate) fn is_cut_off(&self) -> bool {
         !self.is_served(self.internal_local)
             || (self.is_reachable_from_outside() && !self.is_served(self.external_local))
     }
 
-    /// What stays of an address as it is there: what leads to endpoints of its own where it would
-    /// lead to none. An object that cannot be read may hold these.
+    /// Returns true if an existing route should be kept: it leads to endpoints of this port, while
+    /// the compiled one does not. The missing endpoints may be in an object that cannot be read.
     pub(crate) fn goes_on(&self, there: &Route, compiled: &Route) -> bool {
         let base = Base::of_port(&self.owner.name);
         let mut chains = there.chains();
         chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
     }
 
-    /// Whether a chain of it may have led somebody to endpoints whom it would no longer lead there.
+    /// Returns true for a chain that may have led packets to endpoints and no longer does.
     pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
         let base = Base::of_port(&self.owner.name);
         let is_of = |purpose| base.chain(purpose) == *chain;
@@ -374,7 +373,7 @@ impl ServedPort {
         is_way && !self.is_served(self.external_local)
     }
 
-    /// Its elements of sets that it shares with others.
+    /// Returns its elements of shared sets.
     pub fn members(&self, localhost: LocalhostNodePorts) -> impl Iterator<Item = Member> {
         let protocol = self.protocol();
         let is_refused = match localhost {
@@ -392,8 +391,8 @@ impl ServedPort {
             .chain(refused)
     }
 
-    /// The NodePort that a relay serves on localhost, and by whom: none where nobody would serve it,
-    /// so that it is closed.
+    /// Returns the NodePort that a relay serves on localhost, with its endpoints; `None` if it has
+    /// none and is closed.
     pub(crate) fn on_localhost(&self, localhost: LocalhostNodePorts) -> Option<(u16, Serving)> {
         let is_local = self.external_local;
         let is_served = localhost == LocalhostNodePorts::Served
@@ -412,7 +411,7 @@ impl ServedPort {
         Some((port, serving))
     }
 
-    /// The sets of its endpoints' clients.
+    /// Returns the sets of its endpoints' clients.
     pub(crate) fn affinity(&self) -> impl Iterator<Item = (Name, Clients)> {
         let clients = self.affinity.into_iter().map(Clients::new);
         clients.flat_map(|clients| {
@@ -424,23 +423,23 @@ impl ServedPort {
 
     // ---- chains of its own ----
 
-    /// Reports whether clients stay with their endpoints.
+    /// Returns true if the Service has session affinity.
     pub(crate) fn has_affinity(&self) -> bool {
         self.affinity.is_some()
     }
 
-    /// The chains that choose an endpoint, whether it has them now or had them.
+    /// Returns the chains that choose an endpoint, whether or not they exist now.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
         let base = Base::of_port(&self.owner.name);
         [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))
     }
 
-    /// All endpoints that packets may get to, by whichever policy.
+    /// Returns the endpoints that packets can reach under either policy.
     fn reachable(&self) -> BTreeSet<SocketAddr> {
         self.cluster.iter().chain(self.local.iter()).collect()
     }
 
-    /// Tells each of its own chains that is wanted: `tell(chain, rules)`.
+    /// Calls `tell(chain, rules)` for each of its wanted chains.
     fn rules(
         &self,
         config: &Config,
@@ -462,7 +461,7 @@ impl ServedPort {
         for (is_local, endpoints) in policies.into_iter().filter(|_| has_chains) {
             if self.is_served(is_local) {
                 let chain = base.chain(Self::policy(is_local));
-                // Of many endpoints there are many.
+                // Many endpoints have many rules, so they are built only if wanted.
                 if wanted(&chain) {
                     tell(chain, self.policy_rules(endpoints));
                 }
@@ -488,7 +487,7 @@ impl ServedPort {
         Line::new(self.family)
     }
 
-    /// Chooses an endpoint: that of the client, or any.
+    /// Returns rules that choose an endpoint: the client's own, or a random one.
     fn policy_rules(&self, endpoints: &Endpoints) -> Vec<Rule> {
         if self.affinity.is_none() {
             let line = self.line().protocol(self.protocol());
@@ -527,8 +526,8 @@ impl ServedPort {
             }
             return rules;
         }
-        // What comes from a pod or from the node itself is taken as if it had gone out and come
-        // back through the load balancer: it is subject to no policy.
+        // Packets from pods and from the node itself are treated as if they had left the node and
+        // returned through the load balancer: the local policy does not apply.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
         if let Some(from_pod) = from_pod.filter(|_| is_served) {
@@ -548,7 +547,7 @@ impl ServedPort {
     }
 
     fn firewall_rules(&self) -> Vec<Rule> {
-        // What the node sends to a load-balancer address may carry that address as its source.
+        // The node's own packets to a load balancer's address may have that address as source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);
         let ranges: Vec<IpNet> = ranges.chain(own.map(|ip| IpNet::from(*ip))).collect();
@@ -556,7 +555,7 @@ impl ServedPort {
         vec![line.drop().rule()]
     }
 
-    /// Its own chains, each with what stands for its rules.
+    /// Returns its own chains with digests of their rules.
     pub fn chains(&self, config: &Config) -> Vec<(Name, Content)> {
         let mut chains = Vec::with_capacity(1);
         self.rules(config, &|_| true, &mut |chain, rules| {
@@ -565,7 +564,7 @@ impl ServedPort {
         chains
     }
 
-    /// The rules of those of its own chains that are wanted.
+    /// Passes the rules of its wanted chains to `write`.
     pub fn write(
         &self,
         config: &Config,

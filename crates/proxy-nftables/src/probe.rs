@@ -1,4 +1,4 @@
-//! What a kernel can do of what this mode needs, tried before anything depends on it.
+//! Checks in advance whether the kernel supports this mode's rules.
 
 use nftables_netlink::{Chain, Change, CommitError, Error, Name, Nftables, Transaction};
 use proxy::{IpFamily, LocalDetector};
@@ -8,29 +8,29 @@ use crate::config::{Config, LocalhostNodePorts};
 use crate::layout::Layout;
 use kube_rules::nft::{Line, Sense, Side};
 
-/// A table that is tried, and never there.
+/// Name of the probe's table, which never exists.
 const PROBE: &str = "kube-proxy-probe";
 
-/// Why a kernel cannot have this mode's rules.
+/// The reason why the kernel does not support this mode.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// There is no nf\_tables, or no right to use it.
+    /// nf\_tables is missing, or the privilege to use it.
     #[error(transparent)]
     Unusable(#[from] Error),
-    /// It lacks something.
+    /// A feature is missing.
     #[error(
         "the kernel does not take the rules of nftables mode: {0}; it needs the modules nft_ct, nft_nat, nft_masq, nft_fib, nft_numgen and nft_reject"
     )]
     Refused(String),
 }
 
-/// Tries all that this mode writes, whatever the Services are, and a rule of each kind that they
-/// lead to, in a table of its own that the kernel is never asked to make: nobody is told of it, and
-/// the generation is as before.
+/// Checks that the kernel accepts all objects that do not depend on Services, and a rule of each
+/// kind for Services. The probe's table is never created: no event is sent, and the generation
+/// stays the same.
 ///
 /// # Errors
 ///
-/// Why it is not taken.
+/// Fails if the kernel rejects an object.
 pub fn probe(
     ip_family: IpFamily,
     layout: Layout,

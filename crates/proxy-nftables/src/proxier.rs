@@ -1,7 +1,7 @@
 //! The nftables mode for one IP family, as a scheme of the [`engine`].
 //!
 //! ```text
-//!   update ─▶ Claims ─▶ Tables ─planner─▶ a lane that writes and reads the table, one that only looks
+//!   update ─▶ Claims ─▶ Tables ─planner─▶ two lanes: one reads and writes the table, one reads addresses
 //!                         ▲                   │
 //!                         └ settle, observe ◀─┘
 //! ```
@@ -35,73 +35,74 @@ use crate::planner::Planner;
 use crate::port::{ServedPort, compile};
 use crate::tables::Tables;
 
-/// After so many Services at once, memory is given back.
+/// Number of Services in one plan after which memory is released.
 const MANY: usize = 1_000;
 
-/// Reading the table, because others change it, takes no more than this part of the time: nothing
-/// is written meanwhile.
+/// Divisor for time spent on rereading the table: at most this share, because nothing is written
+/// meanwhile.
 const READING_SHARE: u32 = 10;
 
-/// Before it is read: whoever changes it does so more than once.
+/// Delay before rereading, because other programs usually change the table several times.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The nftables mode for one IP family.
 pub type Proxier<K> = Engine<Nftables, K>;
 
-/// Its kernel threads: of [the table, and of looks](Lane).
+/// Its kernel threads: one for [the table, one for addresses](Lane).
 pub type Lanes<K> = engine::Lanes<Nftables, K>;
 
-/// What the nftables mode wants, knows and writes.
+/// The state of the nftables mode: wanted objects, actual objects, and observations about the
+/// kernel.
 pub struct Nftables {
     tables: Tables,
     claims: Claims,
     base: Arc<Base>,
-    /// For how many endpoints there are chains that choose one. They stay until the next start: to
-    /// make one costs the kernel as much as a chain of a Service does.
+    /// The numbers of endpoints that have a chooser chain. A chooser stays until the next start,
+    /// because creating it costs the kernel as much as a Service's chain.
     choosers: BTreeSet<Chooser>,
-    /// Whether there are more of them than the base has.
+    /// True if the base lacks some of these choosers.
     lacks_choosers: bool,
-    /// The rule for addresses that no Service has, as it is there.
+    /// The rule for unallocated ClusterIPs in the kernel.
     unallocated: Option<Rule>,
-    /// How chains go that nobody wants, as far as has turned out.
+    /// The way in which unwanted chains are deleted, as observed so far.
     removal: Removal,
     timeouts: Timeouts,
-    /// The size that the next transaction may have, once everything was written for the first time.
+    /// The size of the next transaction; `None` until everything was written once.
     budget: Option<Budget>,
-    /// When the table was last read, and how long that took.
+    /// The time of the last read of the table, and its duration.
     read: Option<(Instant, Duration)>,
-    /// When it is read because somebody else has changed it.
+    /// The time of the next read after a change by another program.
     reread: Option<Instant>,
-    /// Whether nobody knows what is there: something was refused that should not have been.
+    /// True if an unexpected refusal made the table's state unknown.
     is_uncertain: bool,
-    /// Whether the node's own address is known, or was.
+    /// True once the node's own address was known.
     has_own_address: bool,
-    /// The sets of clients that have given back memory; their handles stay as they are.
+    /// Sets of clients that released memory; their handles still look like those of large sets.
     shrunk: HashSet<Name>,
 }
 
-/// Where NodePorts are served.
+/// The addresses that serve NodePorts.
 enum Serving {
-    /// At all addresses of the node.
+    /// All addresses of the node.
     All,
-    /// At these.
+    /// These addresses.
     At(Vec<IpAddr>),
-    /// Nobody can say: where they are.
+    /// Unknown: they stay as they are.
     Unknown,
 }
 
-/// What is known of the node's own address.
+/// The knowledge about the node's own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnAddress {
-    /// It may still be told, or was known and is no more: nothing changes for it.
+    /// It is known, was known, or may still arrive.
     Open,
-    /// All has been told, and it was not.
+    /// All node data has arrived, without an address.
     None,
 }
 
-/// Where a node serves NodePorts. As upstream, where `primary` is asked for and the node has no
-/// address, that is at all of them. Otherwise than upstream, networks without one of a family are
-/// not.
+/// Decides at which addresses the node serves NodePorts. With `primary` and a node without an
+/// address these are all addresses, as upstream. Networks without one of the family serve at none,
+/// unlike upstream.
 fn serving(node: &NodeFacts, own_address: OwnAddress) -> Serving {
     if node.node_port_addresses.lacks(node.family) {
         return Serving::At(Vec::new());
@@ -126,8 +127,8 @@ fn serving(node: &NodeFacts, own_address: OwnAddress) -> Serving {
 }
 
 impl Nftables {
-    /// Whether NodePorts are served at the address alone that is, or was, the node's own, and that
-    /// it still has.
+    /// Returns true if NodePorts are served only at the node's own address, and the node still has
+    /// it.
     fn serves_own_address(&self, state: &State) -> bool {
         let node = &state.node;
         let mut served = self.tables.node_ports.iter_wanted();
@@ -138,7 +139,7 @@ impl Nftables {
         ) && served.any(|(address, ())| node.interface_addresses.contains(address))
     }
 
-    /// Wants what is there whatever the Services are, for the node as it is.
+    /// Claims the objects that do not depend on Services, for the node's current state.
     fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
         self.has_own_address |= state.node.ip.is_some_and(|ip| !ip.is_loopback());
@@ -148,8 +149,8 @@ impl Nftables {
             OwnAddress::Open
         };
         let serving = match serving(&state.node, own_address) {
-            // The Node object names an address that the node does not have, or not yet: what is
-            // served goes on to be.
+            // The Node object names an address that the node does not have, perhaps not yet: the
+            // served addresses stay.
             Serving::At(none) if none.is_empty() && self.serves_own_address(state) => {
                 Serving::Unknown
             }
@@ -166,7 +167,7 @@ impl Nftables {
             Serving::At(_) | Serving::Unknown => NodePortIps::InSet,
         };
         let unallocated = match &state.node.service_cidrs {
-            // Told, not read: a change counts at once.
+            // ServiceCIDRs come from the API, so a change applies at once.
             Some(nets) => unallocated(family, nets),
             None => self.unallocated.clone(),
         };
@@ -186,7 +187,7 @@ impl Nftables {
                 state.serving.addresses = addresses;
             }
             Serving::Unknown => {
-                // They go on to be served where they are.
+                // The served addresses stay as they are in the kernel.
                 let there = self.tables.node_ports.iter_actual();
                 let there: Vec<IpAddr> = there.map(|(address, ())| *address).collect();
                 let entries = there.iter().map(|address| (*address, ()));
@@ -210,7 +211,7 @@ impl Nftables {
         state.news.changed(name);
     }
 
-    /// Wants the chains that Services have come to need.
+    /// Claims choosers that Services newly need.
     fn want_choosers(&mut self, state: &mut State) {
         if mem::take(&mut self.lacks_choosers) {
             self.want_base(state);
@@ -277,7 +278,7 @@ impl engine::Scheme for Nftables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];
     const WRITING: &'static [Lane] = &[Lane::Table];
-    // One lane writes all: where it is free, nothing else goes on for long.
+    // One lane writes everything: while it is free, no other work takes long.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
@@ -322,14 +323,14 @@ impl engine::Scheme for Nftables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // What Services want names no address that serves NodePorts.
+        // The objects of Services do not name the addresses that serve NodePorts.
         self.want_base(state);
         false
     }
 
     fn update(&mut self, state: &mut State, model: &Model, extent: Extent<'_>) {
         if !matches!(extent, Extent::These(_)) {
-            // All may have been told by now.
+            // All node data may have arrived by now.
             self.want_base(state);
         }
         for name in extent.services(model, self.claims.services()) {
@@ -345,12 +346,12 @@ impl engine::Scheme for Nftables {
             let due = earliest.max(state.now + SETTLE);
             self.reread.get_or_insert(due);
         }
-        // There is no link that holds service addresses.
+        // No link holds service addresses in this mode.
         false
     }
 
     fn check(&mut self, state: &mut State) {
-        // The kernel tells who changes the table.
+        // The kernel reports changes of the table.
         state.ask(Part::Addresses);
     }
 
@@ -362,7 +363,7 @@ impl engine::Scheme for Nftables {
     }
 
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
-        // A base that is written before the node's addresses are known could take NodePorts away.
+        // Without the node's addresses, the base might remove NodePorts.
         let is_ready = state.knows(Part::Table) && state.look(Part::Addresses).is_tried();
         if lane != Lane::Table || !is_ready {
             return Step::NONE;

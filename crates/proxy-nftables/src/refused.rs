@@ -1,15 +1,15 @@
-//! What becomes of a transaction that the kernel did not take.
+//! Interprets a refused transaction.
 
 use nftables_netlink::{CommitError, Error, Transaction};
 
 use crate::kernel::{Blame, Refusal};
 use crate::words::tell;
 
-/// Who is to blame for it, and whether anything is known.
+/// Returns the refused changes, or the outcome of the whole transaction.
 pub(crate) fn refused(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {
-        // Memory is short, whichever change it was that needed more.
+        // Memory is short, no matter which change needed more.
         CommitError::Whole(refusal) if refusal.errno == libc::ENOMEM => Refusal::General(reason),
         CommitError::Refused { refused, .. }
             if refused.iter().any(|of| of.refusal.errno == libc::ENOMEM) =>
@@ -31,7 +31,7 @@ pub(crate) fn refused(transaction: &Transaction, error: CommitError) -> Refusal 
                 changes: changes.collect(),
             }
         }
-        // Less of it may be taken.
+        // A smaller transaction may succeed.
         CommitError::Whole(_) | CommitError::TooLarge(_) => Refusal::Refused {
             reason,
             changes: Vec::new(),

@@ -1,7 +1,7 @@
-//! The kernel's table as this mode keeps it: what is wanted, what is there, and so what is pending.
+//! The wanted, actual and pending objects of this mode.
 //!
-//! Writes go on while something else comes to be wanted. So what is booked is what was written, as
-//! the plan has it, and never what is wanted by then.
+//! The wanted objects may change while a plan is written. So the outcome is booked for the values
+//! in the plan, not for the values wanted by then.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,10 +20,10 @@ use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
 use crate::plan::{Part, Plan, Stale, Timeouts, Verdict, Verdicts};
 use crate::port::{Member, Route, Slot};
 
-/// What is wanted or not in each layout, as the node serves NodePorts.
+/// The set that either layout may or may not have, depending on the addresses that serve NodePorts.
 pub(crate) const NODE_PORTS: Key = Key::Set(NODE_PORT_IPS);
 
-/// Whether this is there in each layout if NodePorts are refused on localhost.
+/// Returns true for objects that each layout has if NodePorts are rejected on localhost.
 fn is_of_localhost(key: &Key) -> bool {
     matches!(
         key,
@@ -31,23 +31,24 @@ fn is_of_localhost(key: &Key) -> bool {
     )
 }
 
-/// All of one IP family.
+/// The tables of one IP family.
 pub(crate) struct Tables {
     pub(crate) base: Entries<Key, Value, ()>,
-    /// Elements of the set of the node's addresses that serve NodePorts.
+    /// Elements of the set of addresses that serve NodePorts.
     pub(crate) node_ports: Entries<IpAddr, (), ()>,
     pub(crate) slots: Entries<Slot, Route, Arc<Owner>>,
-    /// Several Service ports may want the same, and all of them have it.
+    /// Elements of shared sets. If several Service ports want the same element, all of them have
+    /// it.
     pub(crate) members: Entries<Member, (), Arc<Owner>>,
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
-    /// NodePorts that a relay serves on localhost: of this process, and so all known. None is late, as
-    /// somebody else may have the port.
+    /// NodePorts that a relay serves on localhost. They belong to this process, so all are known.
+    /// None counts as late, because another program may use the port.
     pub(crate) listeners: Entries<u16, Arc<Serving>, Arc<Owner>>,
 }
 
 impl Tables {
-    /// Nothing is wanted, nor known to be there.
+    /// Creates empty tables.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self {
             base: Entries::new(),
@@ -63,7 +64,7 @@ impl Tables {
         tables
     }
 
-    /// Says what time it is.
+    /// Sets the current time.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.base.begin(now);
         self.node_ports.begin(now);
@@ -74,7 +75,7 @@ impl Tables {
         self.listeners.begin(now);
     }
 
-    /// All of them.
+    /// Returns the tables whose age matters.
     pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
         let Self {
             base,
@@ -96,7 +97,7 @@ impl Tables {
         .into_iter()
     }
 
-    /// Whether what nobody wants counts as late: not while it may not be removed.
+    /// Sets whether unwanted entries count as late; they should not while they may not be deleted.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
@@ -104,20 +105,20 @@ impl Tables {
         self.affinity.count_removals(removals);
     }
 
-    /// Whether all that all Services need is there.
+    /// Returns true if all objects that Services share exist.
     pub(crate) fn has_base(&self) -> bool {
         let mut pending = self.base.pending();
-        // What is left of another layout harms nobody.
+        // Leftovers of another layout do no harm.
         pending.all(|key| self.base.wanted(key).is_none()) && self.node_ports.pending_len() == 0
     }
 
-    /// Whether something is there of another layout than the one that is wanted.
+    /// Returns true if objects of another layout exist.
     pub(crate) fn has_other_layout(&self) -> bool {
         self.base.pending().any(|key| self.is_of_other_layout(key))
     }
 
-    /// Whether something that is there is of no use in the layout that is wanted. A chooser may be
-    /// one of this layout that no Service needs any more.
+    /// Returns true for an object that the wanted layout does not use. A chooser is not one,
+    /// because it may belong to this layout without being needed.
     fn is_of_other_layout(&self, key: &Key) -> bool {
         self.base.wanted(key).is_none()
             && !matches!(key, Key::Table | Key::Chooser(_))
@@ -125,7 +126,7 @@ impl Tables {
             && !is_of_localhost(key)
     }
 
-    /// Whether all that an owner claims is there.
+    /// Returns true if all objects of an owner exist.
     pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
         fn has<K, V>(entries: &Entries<K, V, Arc<Owner>>, owner: &Arc<Owner>) -> bool
         where
@@ -141,7 +142,7 @@ impl Tables {
             && has(&self.affinity, owner)
     }
 
-    /// Has endpoints stay in the places where they were found: which of them stands where makes no
+    /// Keeps endpoints in the places that they have in the kernel, because the order makes no
     /// difference.
     pub(crate) fn keep_places(&mut self) {
         let slots = self.slots.pending().filter_map(|slot| {
@@ -157,7 +158,7 @@ impl Tables {
 
     // ---- what became of a plan ----
 
-    /// Books what became of each thing in a plan, and tells why some were not written.
+    /// Books the outcome of each object in a plan, and reports refusals.
     pub(crate) fn settle(
         &mut self,
         plan: &Plan,
@@ -197,7 +198,7 @@ impl Tables {
         if verdicts.base == Verdict::Done
             && plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS))
         {
-            // A new set has only what is put into it here.
+            // A new set has only the elements of this plan.
             self.node_ports.observe([]);
         }
         for (address, is_wanted) in &plan.node_ports {
@@ -211,7 +212,7 @@ impl Tables {
             }
             self.settle_part(part, verdict, &verdicts.partial, now);
             for (set, clients) in &part.affinity {
-                // It was refused nothing, and yet it is as it was: another one is to take its place.
+                // The kernel reported success but kept the old timeout: the set must be replaced.
                 if *verdict == Verdict::Done
                     && is_kept
                     && clients.is_change()
@@ -223,7 +224,8 @@ impl Tables {
             }
         }
         for (stale, verdict) in plan.stale.iter().zip(&verdicts.stale) {
-            // What a rule that was there until now leads to may be in use for a moment more.
+            // After a rule was deleted, its chain may still be in use for a moment, so the first
+            // refusal is not reported.
             let is_first = match stale {
                 Stale::Chain(name) => !self.chains.is_failing(name),
                 Stale::Set(name) => !self.affinity.is_failing(name),
@@ -259,7 +261,7 @@ impl Tables {
         }
     }
 
-    /// Books what became of NodePorts on localhost, and tells which are not served; how many.
+    /// Books the outcome of NodePorts on localhost, reports failures, and returns their number.
     pub(crate) fn settle_listeners(
         &mut self,
         plan: &Plan,
@@ -299,7 +301,7 @@ impl Tables {
         let booking = Booking {
             verdict,
             now,
-            // Alone, among others that are taken: it is to blame itself.
+            // The subject was refused in isolation, so it is at fault itself.
             manner: Manner::Excused,
         };
         for (chain, written) in &part.chains {
@@ -308,7 +310,7 @@ impl Tables {
             booking.book(&mut self.chains, chain, Some(content));
         }
         for chain in &part.emptied {
-            // Whatever it is now, it is to go.
+            // The chain is unwanted, whatever its content is now.
             if *verdict == Verdict::Done {
                 self.chains.set_actual(chain, Some(Content::default()));
             }
@@ -325,14 +327,14 @@ impl Tables {
     }
 }
 
-/// How something counts that was refused.
+/// The effect of a refusal on the age of pending entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
     Late,
     Excused,
 }
 
-/// What became of something.
+/// The outcome to book for several entries.
 struct Booking<'a> {
     verdict: &'a Verdict,
     now: Instant,

@@ -1,6 +1,7 @@
-//! What upstream has in the table for NodePorts on localhost, whatever it is called: chains that
-//! count in one of [its counters](crate::name::localhost_counter), the maps that lead to them, and the
-//! chains that ask these maps. A kube-proxy before us has left it, and nobody else would remove it.
+//! Recognizes upstream's objects for NodePorts on localhost, whatever their names: chains that use
+//! one of [its counters](crate::name::localhost_counter), the maps that lead to these chains, and
+//! the chains that ask these maps. A previous kube-proxy left them, and no other program would
+//! remove them.
 
 use hashbrown::{HashMap, HashSet};
 use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Verdict};
@@ -8,17 +9,17 @@ use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Ver
 use crate::name::find_counter;
 use kube_rules::nft::COUNTER;
 
-/// Chains and sets whose names this mode does not know.
+/// Chains and sets with names that this mode does not know.
 #[derive(Debug, Default)]
 pub(crate) struct Unknown {
     chains: HashMap<Name, Chain>,
-    /// The chains that a map leads to.
+    /// The chains that each map refers to.
     maps: HashMap<Name, HashSet<Name>>,
 }
 
 #[derive(Debug, Default)]
 struct Chain {
-    /// Whether it counts what is refused on localhost.
+    /// True if the chain counts packets that are rejected on localhost.
     counts: bool,
     leads_to: HashSet<Name>,
     asks: HashSet<Name>,
@@ -40,13 +41,13 @@ fn targets(elements: &[Element]) -> impl Iterator<Item = Name> {
 }
 
 impl Unknown {
-    /// Takes in elements of a map.
+    /// Adds elements of a map.
     pub(crate) fn elements(&mut self, map: &Name, elements: &[Element]) {
         let known = self.maps.entry(map.clone()).or_default();
         known.extend(targets(elements));
     }
 
-    /// Takes in a rule of a chain.
+    /// Adds a rule of a chain.
     pub(crate) fn rule(&mut self, chain: &Name, rule: &Rule) {
         let chain = self.chains.entry(chain.clone()).or_default();
         for expression in &rule.expressions {
@@ -70,7 +71,7 @@ impl Unknown {
         }
     }
 
-    /// The chains, and the maps and sets, that are upstream's for NodePorts on localhost.
+    /// Returns upstream's chains, and its maps and sets, for NodePorts on localhost.
     pub(crate) fn of_localhost(&self) -> (HashSet<Name>, HashSet<Name>) {
         let counts = self.chains.iter().filter(|(_, chain)| chain.counts);
         let mut chains: HashSet<Name> = counts.map(|(name, _)| name.clone()).collect();

@@ -1,4 +1,4 @@
-//! Changes in an operator's words.
+//! Describes changes for the operator.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use crate::name::{
     SERVICE_NODE_PORTS,
 };
 
-/// A change in an operator's words.
+/// Describes a change.
 pub(crate) fn tell(change: &Change) -> String {
     match change {
         Change::AddTable(table) => format!("add table {}", table.name),
@@ -36,7 +36,7 @@ pub(crate) fn tell(change: &Change) -> String {
     }
 }
 
-/// Elements in an operator's words.
+/// Describes elements.
 fn told(set: &str, elements: &[Element]) -> String {
     let one = |element: &Element| {
         let key: Vec<String> = if Map::find(set).is_some() {
@@ -50,8 +50,7 @@ fn told(set: &str, elements: &[Element]) -> String {
     all.join(", ")
 }
 
-/// An element of a map of endpoints, as `nft` has it: its number, where packets go, and the
-/// endpoint.
+/// Describes an element of a map of endpoints as `nft` does: number, destination, endpoint.
 fn endpoint_words(element: &Element) -> Vec<String> {
     let address_and_port = |bytes: &[u8]| -> Option<[String; 2]> {
         let (address, port) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;

@@ -1,4 +1,4 @@
-//! Wanted, actual, pending: one table, one invariant.
+//! Reconciles wanted entries with actual ones: one table, one invariant.
 //!
 //! ```text
 //!   claim(owner, entries) ─▶ wanted ─┐
@@ -6,18 +6,18 @@
 //!   observe(dump) ─────────▶ actual ─┘
 //! ```
 //!
-//! After every call, exactly the rows are pending of which the wanted value is not the actual one.
-//! Start, change, a failed write and drift are therefore one path: they differ only in what became
-//! pending.
+//! After every call, a row is pending if and only if its wanted value differs from its actual
+//! value. Start, change, failed write and drift are therefore one path: they differ only in the
+//! rows that became pending.
 //!
-//! Several owners may claim one key (two ports of a Service share an address). The claim of the
-//! smallest owner is the wanted value, so the outcome of a conflict does not depend on the order of
-//! events, and the next owner takes over when the first lets go. The table knows neither a clock
-//! (an [`Instant`](std::time::Instant) is passed in) nor the kernel; it never writes.
+//! Several owners may claim one key: two ports of a Service share an address. The smallest owner's
+//! claim is the wanted value, so the outcome of a conflict does not depend on the order of events.
+//! When that owner releases the key, the next one takes over. The table has no clock (an
+//! [`Instant`](std::time::Instant) is passed in) and no access to the kernel; it never writes.
 //!
-//! A table also knows since when its oldest row has been pending, so that whoever asks whether all
-//! that was asked before some time is there is told in O(1). A row that cannot be written for a
-//! reason of its own can be left out of that.
+//! A table also knows when its oldest pending row became pending. Callers can so ask in O(1)
+//! whether everything requested before some time is in place. A row that cannot be written for a
+//! reason of its own can be excused from this.
 
 mod look;
 mod row;

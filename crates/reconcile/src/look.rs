@@ -1,31 +1,30 @@
-//! When a part of what is there is to be looked at.
+//! Decides when a part of the kernel's state is read.
 
 use std::time::{Duration, Instant};
 
-/// The first delay before what could not be read is read again; it doubles with each further
-/// failure.
+/// First delay before a failed read is repeated; it doubles with each further failure.
 const FIRST: Duration = Duration::from_secs(1);
 
-/// Whether a part of what is there is known, and when it is looked at next.
+/// The schedule of reads of one part of the kernel's state, and the outcome of the last read.
 #[derive(Debug, Clone)]
 pub struct Look {
-    /// Since when nothing is known; `None` once it is.
+    /// When the content became unknown; `None` after the first successful read.
     unknown: Option<Instant>,
     is_under_way: bool,
-    /// Since when it has been waiting for a look.
+    /// When the next read was requested.
     asked: Option<Instant>,
-    /// No look before this.
+    /// Earliest time of the next read.
     not_before: Option<Instant>,
-    /// After failures: the delay after the last one.
+    /// The delay after the last failed read, if that failed.
     delay: Option<Duration>,
-    /// When it was last known.
+    /// Time of the last successful read.
     known: Option<Instant>,
     longest: Duration,
 }
 
 impl Look {
-    /// Nothing is known, and it is to be looked at now. `longest` is the longest delay after a
-    /// failure.
+    /// Creates a schedule for unknown content with a read due at once. `longest` limits the delay
+    /// after failures.
     pub fn new(now: Instant, longest: Duration) -> Self {
         Self {
             unknown: Some(now),
@@ -38,13 +37,13 @@ impl Look {
         }
     }
 
-    /// Asks for a look, as soon as may be. One that is under way may have begun too early, and
-    /// another one follows.
+    /// Requests a read as soon as possible. A running read may have begun too early, so another one
+    /// follows it.
     pub fn ask(&mut self, now: Instant) {
         self.asked.get_or_insert(now);
     }
 
-    /// The same no earlier than `pause` from now: more may come.
+    /// Requests a read after `pause`, so that further requests can join it.
     pub fn ask_after(&mut self, now: Instant, pause: Duration) {
         if self.asked.is_none() {
             self.put_off(now + pause);
@@ -52,8 +51,8 @@ impl Look {
         self.ask(now);
     }
 
-    /// The same no earlier than `pause` after the last look, so that what keeps asking does not
-    /// turn in a circle.
+    /// Requests a read no earlier than `pause` after the last one, so that repeated requests cannot
+    /// cause a busy loop.
     pub fn ask_apart(&mut self, now: Instant, pause: Duration) {
         if let Some(known) = self.known {
             self.put_off(known + pause);
@@ -65,19 +64,19 @@ impl Look {
         self.not_before = Some(self.not_before.map_or(until, |before| before.max(until)));
     }
 
-    /// Whether to look now.
+    /// Returns true if a read should begin now.
     pub fn is_due(&self, now: Instant) -> bool {
         let may = self.not_before.is_none_or(|at| at <= now);
         self.asked.is_some() && !self.is_under_way && may
     }
 
-    /// Says that the look has begun.
+    /// Records that a read began.
     pub fn begin(&mut self) {
         self.is_under_way = true;
         self.asked = None;
     }
 
-    /// Says that it is over, and that all is known.
+    /// Records that the read succeeded.
     pub fn succeed(&mut self, now: Instant) {
         self.unknown = None;
         self.is_under_way = false;
@@ -86,7 +85,7 @@ impl Look {
         self.delay = None;
     }
 
-    /// Says that it is over, and that nothing was learnt: it is tried again later.
+    /// Records that the read failed, and schedules another one.
     pub fn fail(&mut self, now: Instant) {
         let delay = self.delay.map_or(FIRST, |delay| delay * 2);
         let delay = delay.min(self.longest);
@@ -96,38 +95,38 @@ impl Look {
         self.asked.get_or_insert(now);
     }
 
-    /// Whether a look is asked for or under way. One that has just failed is not awaited.
+    /// Returns true while a read is requested or running. A retry after a failure does not count.
     pub fn is_awaited(&self) -> bool {
         self.is_under_way || (self.asked.is_some() && self.delay.is_none())
     }
 
-    /// Whether a look is asked for or under way, also where it is put off after a failure: there may
-    /// be something that was not seen.
+    /// Returns true while a read is requested or running, including a delayed retry. Until then
+    /// there may be unseen changes.
     pub fn is_owed(&self) -> bool {
         self.is_under_way || self.asked.is_some()
     }
 
-    /// Whether it was looked at once.
+    /// Returns true after the first successful read.
     pub fn is_known(&self) -> bool {
         self.unknown.is_none()
     }
 
-    /// Whether it was looked at once, or that was tried and failed.
+    /// Returns true after the first read, successful or not.
     pub fn is_tried(&self) -> bool {
         self.is_known() || self.delay.is_some()
     }
 
-    /// When it was last looked at with success.
+    /// Returns the time of the last successful read.
     pub fn last_known(&self) -> Option<Instant> {
         self.known
     }
 
-    /// Since when it has been unknown; `None` once it was looked at.
+    /// Returns when the content became unknown; `None` after the first successful read.
     pub fn unknown_since(&self) -> Option<Instant> {
         self.unknown
     }
 
-    /// When to look again, if that is later than now.
+    /// Returns the time of the next read, if that is in the future.
     pub fn next_due(&self, now: Instant) -> Option<Instant> {
         let is_awaited = self.asked.is_some() && !self.is_under_way;
         self.not_before.filter(|at| is_awaited && *at > now)

@@ -1,7 +1,7 @@
-//! One row of a table: who claims it, and what is there.
+//! One row of a table: its claims and its actual value.
 //!
-//! Nearly always that is one claim, and what it wants is there, or nothing. Such a row is held
-//! without anything beside it: there are tens of thousands.
+//! Nearly all rows have one claim, and the actual value is either the wanted one or absent. There
+//! are tens of thousands of them, so such a row needs no extra allocation.
 
 use std::mem;
 
@@ -9,35 +9,35 @@ use std::mem;
 #[derive(Debug)]
 pub(crate) struct Row<V, O> {
     content: Content<V, O>,
-    /// Since which epoch it has been pending; 0 if it is not, or is left out of account.
+    /// The epoch in which the row became pending; 0 if it is not pending, or is excused.
     pub(crate) since: u32,
     pub(crate) is_pending: bool,
-    /// Whether what is wanted is there.
+    /// True if the actual value equals the wanted one.
     has_wanted: bool,
 }
 
 #[derive(Debug)]
 enum Content<V, O> {
     One(O, V),
-    /// Whatever else there can be.
+    /// Every other combination of claims and actual value.
     Any(Box<Any<V, O>>),
 }
 
 #[derive(Debug)]
 struct Any<V, O> {
-    /// Sorted by owner; the first is the wanted value.
+    /// Claims sorted by owner; the first has the wanted value.
     claims: Vec<(O, V)>,
-    /// What is there, if that is not what is wanted.
+    /// The actual value, if it differs from the wanted one.
     other: Option<V>,
 }
 
 impl<V, O> Row<V, O> {
-    /// Wanted by one, and not there.
+    /// Creates a row with one claim and no actual value.
     pub(crate) fn of_claim(owner: O, value: V) -> Self {
         Self::new(Content::One(owner, value))
     }
 
-    /// There, and wanted by nobody.
+    /// Creates a row with an actual value and no claim.
     pub(crate) fn of_actual(actual: V) -> Self {
         Self::new(Content::Any(Box::new(Any {
             claims: Vec::new(),
@@ -54,7 +54,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// The claim that counts.
+    /// Returns the value of the first claim.
     pub(crate) fn wanted(&self) -> Option<&V> {
         match &self.content {
             Content::One(_, value) => Some(value),
@@ -62,7 +62,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// What is there.
+    /// Returns the actual value.
     pub(crate) fn actual(&self) -> Option<&V> {
         match &self.content {
             _ if self.has_wanted => self.wanted(),
@@ -71,7 +71,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// All who claim it, the one whose claim counts first.
+    /// Returns the owners of all claims; the first one's value is wanted.
     pub(crate) fn owners(&self) -> impl Iterator<Item = &O> {
         let (one, any) = match &self.content {
             Content::One(owner, _) => (Some(owner), &[][..]),
@@ -80,7 +80,7 @@ impl<V, O> Row<V, O> {
         one.into_iter().chain(any.iter().map(|(owner, _)| owner))
     }
 
-    /// How many claim it.
+    /// Returns the number of claims.
     pub(crate) fn claims_len(&self) -> usize {
         match &self.content {
             Content::One(..) => 1,
@@ -88,7 +88,7 @@ impl<V, O> Row<V, O> {
         }
     }
 
-    /// The claims, where there are several.
+    /// Returns all claims if there are at least two, else none.
     pub(crate) fn contest(&self) -> &[(O, V)] {
         match &self.content {
             Content::One(..) => &[],
@@ -98,15 +98,15 @@ impl<V, O> Row<V, O> {
 }
 
 impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
-    /// Makes this all that an owner claims; whether something else is wanted now.
+    /// Sets or removes an owner's claim. Returns true if the wanted value changed.
     pub(crate) fn set_claim(&mut self, owner: &O, value: Option<V>) -> bool {
         let value = match (&mut self.content, value) {
-            // Equal ones may differ by what makes no difference.
+            // Equal values may differ in details that equality ignores.
             (Content::One(one, wanted), Some(value)) if one == owner && *wanted == value => {
                 *wanted = value;
                 return false;
             }
-            // As at a restart, for nearly every row.
+            // A restart takes this path for nearly every row.
             (Content::Any(any), Some(value))
                 if any.claims.is_empty() && any.other.as_ref() == Some(&value) =>
             {
@@ -140,7 +140,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         is_other
     }
 
-    /// Makes this what is there.
+    /// Sets the actual value.
     pub(crate) fn set_actual(&mut self, actual: Option<V>) {
         self.has_wanted = actual.is_some() && self.wanted() == actual.as_ref();
         let other = actual.filter(|_| !self.has_wanted);
@@ -153,12 +153,12 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         }
     }
 
-    /// Whether what is wanted is there, or nothing is either.
+    /// Returns true if the wanted value equals the actual one, or both are absent.
     pub(crate) fn is_as_wanted(&self) -> bool {
         self.wanted() == self.actual()
     }
 
-    /// Takes the form in which everything can be held.
+    /// Switches to the general form.
     fn spread(&mut self) {
         if let Content::One(owner, value) = &self.content {
             let claim = (owner.clone(), value.clone());
@@ -169,7 +169,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
         }
     }
 
-    /// Takes the form for one claim, if that will do.
+    /// Switches to the compact form if the row has one claim and no other actual value.
     fn gather(&mut self) {
         if let Content::Any(any) = &mut self.content
             && any.other.is_none()

@@ -1,11 +1,11 @@
-//! A table, whatever it holds.
+//! A view of a table that is independent of its types.
 
 use std::hash::Hash;
 use std::time::Instant;
 
 use crate::table::{Removals, Table};
 
-/// What can be asked of a table, whatever it holds. The methods are those of [`Table`].
+/// The part of a [`Table`] that does not depend on the types of its entries.
 pub trait Rows {
     /// [`Table::begin`].
     fn begin(&mut self, now: Instant);

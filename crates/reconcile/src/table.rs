@@ -1,4 +1,4 @@
-//! The table: claims, what is there, and what is pending.
+//! The table: claims, actual values, pending rows.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -10,29 +10,29 @@ use smallvec::SmallVec;
 
 use crate::row::Row;
 
-/// The delay after a first failed write; it doubles with each further one.
+/// Delay after the first failed write; it doubles with each further failure.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
-/// The longest delay between two tries.
+/// Longest delay between two writes.
 const LAST_RETRY: Duration = Duration::from_secs(30);
 
-/// Among so many keys each is compared with the others; more are hashed.
+/// Limit up to which keys are compared pairwise; more are hashed.
 const FEW: usize = 8;
-/// Rows that become pending within so long have been pending for equally long.
+/// Precision of pending times: rows that become pending within this time count as simultaneous.
 const GRAIN: Duration = Duration::from_millis(100);
-/// So many pending keys are listed, whatever their part of all.
+/// Number of pending keys that are always listed, even if they are most of the table.
 const MANY: usize = if cfg!(test) { 2 } else { 1024 };
 
-/// Whether what is there and nobody wants counts as late.
+/// The treatment of unwanted entries in the age of pending rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Removals {
-    /// It is to go.
+    /// Unwanted entries count as late.
     #[default]
     Late,
-    /// It may not go yet, or need not.
+    /// Unwanted entries do not count: they may not, or need not, be removed yet.
     Excused,
 }
 
-/// What is wanted by whom, and what is there, for one kind of kernel entry.
+/// The wanted and actual entries of one kind, with the owners of the wanted ones.
 #[derive(Debug)]
 pub struct Table<K, V, O> {
     rows: HashMap<K, Row<V, O>>,
@@ -42,21 +42,20 @@ pub struct Table<K, V, O> {
     contested_version: u64,
     retries: HashMap<K, Retry>,
     wanted_len: usize,
-    /// The number of the time that is, and what it was when that began; 0 before a first one was
-    /// told.
+    /// The number of the current epoch and when it began. 0 before the first [`Table::begin`].
     epoch: (u32, Option<Instant>),
-    /// How many rows have been pending since then, by the number of that time.
+    /// The start of each epoch, and how many rows became pending in it.
     since: BTreeMap<u32, (Instant, usize)>,
-    /// Whether rows that nobody wants count for that, too.
+    /// The treatment of unwanted entries.
     removals: Removals,
 }
 
-/// Which rows are pending. A list of nearly all, as at a start, would cost more than to look at
-/// all.
+/// The set of pending rows. If nearly all rows are pending, as at a start, a list would cost more
+/// than a scan of all rows.
 #[derive(Debug)]
 enum Pending<K> {
     Listed(HashSet<K>),
-    /// So many; the rows say which.
+    /// The number of pending rows; each row knows whether it is pending.
     Counted(usize),
 }
 
@@ -69,12 +68,12 @@ impl<K> Pending<K> {
     }
 }
 
-/// Where another value that is claimed comes from.
+/// The origin of a changed claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wish {
-    /// From whoever claims it.
+    /// The owner wants another value.
     New,
-    /// From what was written, or was found.
+    /// The value follows from a write or from an observed entry.
     Follows,
 }
 
@@ -82,7 +81,7 @@ enum Wish {
 struct Retry {
     failures: u32,
     due: Instant,
-    /// Whether the next look at what is there makes it due.
+    /// True if the next observation makes the key due.
     is_until_observed: bool,
 }
 
@@ -109,12 +108,12 @@ where
     V: Clone + Eq,
     O: Clone + Eq + Hash + Ord,
 {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Says what time it is: what becomes pending from now on has been so since then.
+    /// Sets the current time, which is the pending time of rows that become pending from now on.
     pub fn begin(&mut self, now: Instant) {
         let (number, at) = self.epoch;
         if at.is_none_or(|at| now.saturating_duration_since(at) >= GRAIN) {
@@ -122,15 +121,14 @@ where
         }
     }
 
-    /// Since when the row has been pending that has been so for longest, to within a tenth of a
-    /// second; rows that are [excused](Self::excuse) and those that became pending before a first
-    /// [`begin`](Self::begin) are left out.
+    /// Returns when the longest pending row became pending, with a precision of 0.1 s. Ignores rows
+    /// that are [excused](Self::excuse) or became pending before the first [`begin`](Self::begin).
     pub fn pending_since(&self) -> Option<Instant> {
         self.since.first_key_value().map(|(_, (at, _))| *at)
     }
 
-    /// Says whether what nobody wants counts for [`pending_since`](Self::pending_since): not while
-    /// it may not be removed.
+    /// Sets whether unwanted entries count for [`pending_since`](Self::pending_since). They should
+    /// not while they may not be removed.
     pub fn count_removals(&mut self, removals: Removals) {
         if std::mem::replace(&mut self.removals, removals) == removals {
             return;
@@ -142,19 +140,19 @@ where
         }
     }
 
-    /// Makes room for so many owners more, each with one entry.
+    /// Reserves memory for more owners with one entry each.
     pub fn reserve(&mut self, owners: usize) {
         self.rows.reserve(owners);
         self.keys_of.reserve(owners);
     }
 
-    /// Makes `entries` all that `owner` claims. Of two entries with one key the first counts. Costs
-    /// O(entries of this owner).
+    /// Replaces all claims of `owner` by `entries`. If two entries have the same key, the first
+    /// counts. Costs O(entries of this owner).
     pub fn claim(&mut self, owner: &O, entries: impl IntoIterator<Item = (K, V)>) {
         let mut fresh: SmallVec<[(K, V); 2]> = SmallVec::new();
         let mut seen = HashSet::new();
         for (key, value) in entries {
-            // An owner mostly has one entry, or few.
+            // Most owners have one entry, or few.
             let is_new = if fresh.len() < FEW {
                 fresh.iter().all(|(other, _)| *other != key)
             } else {
@@ -191,20 +189,20 @@ where
         }
     }
 
-    /// Drops all that `owner` claims.
+    /// Removes all claims of `owner`.
     pub fn release(&mut self, owner: &O) {
         self.claim(owner, []);
     }
 
-    /// Replaces the value that `owner` claims for one key, if it claims it.
+    /// Replaces the value that `owner` claims for one key, if it claims that key.
     pub fn amend(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
             self.set_claim(key, owner, Some(value), Wish::New);
         }
     }
 
-    /// The same, for a value that follows from what was written, or was found: what failed of the one
-    /// before fails with this one, too, so that its next try comes no sooner.
+    /// Replaces a claimed value by one that follows from a write or an observed entry. If the
+    /// previous value failed, this one would fail too, so the next retry stays as scheduled.
     pub fn adjust(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
             self.set_claim(key, owner, Some(value), Wish::Follows);
@@ -234,7 +232,7 @@ where
                 (before, row.claims_len(), is_other)
             }
         };
-        // Who claims it is told, not what.
+        // Callers see the owners of a contested key, not the values.
         if claims > 1 && claims != before {
             self.contested.insert(key.clone());
             self.contested_version += 1;
@@ -243,8 +241,8 @@ where
             self.contested_version += 1;
         }
         let is_new = is_other && wish == Wish::New;
-        // What failed was the old value: the new one deserves a try at once, unless nobody knows
-        // what is there.
+        // The previous value failed: the new one is tried at once, unless the actual value is
+        // unknown.
         if is_new && !self.is_doubted(key) {
             self.forgive(key);
         }
@@ -292,7 +290,7 @@ where
         }
     }
 
-    /// Counts a pending row among those that have been so since now, unless it is counted already.
+    /// Counts a pending row in the current epoch, unless it is excused or already counted.
     fn count_in(&mut self, key: &K) {
         let (number, Some(at)) = self.epoch else {
             return;
@@ -308,7 +306,7 @@ where
         }
     }
 
-    /// The same for a row of which something else is wanted, or that counts otherwise, now.
+    /// Counts a row again after its wanted value or the treatment of removals changed.
     fn recount(&mut self, key: &K) {
         if self.removals == Removals::Excused
             && let Some(row) = self.rows.get_mut(key)
@@ -329,8 +327,8 @@ where
         }
     }
 
-    /// Counts when more than half of all rows are pending, and lists when less than an eighth is:
-    /// between the two lie as many changes as it costs to go through the rows.
+    /// Switches to counting if more than half of the rows are pending, and to a list if less than
+    /// an eighth are. Between the two lie as many changes as a scan of all rows costs.
     fn list_or_count(&mut self) {
         let rows = self.rows.len();
         match &self.pending {
@@ -349,14 +347,14 @@ where
     }
 
     fn forgive(&mut self, key: &K) {
-        // Hardly ever is there one, and to look costs a hash.
+        // Retries are rare, and a look-up costs a hash.
         if !self.retries.is_empty() {
             self.retries.remove(key);
         }
     }
 
-    /// Takes a dump for what is there: keys it does not hold are not there. Returns the keys of
-    /// which something else was believed, without doubt.
+    /// Replaces all actual values by a dump; keys that it lacks become absent. Returns the keys
+    /// whose actual value was wrong, except those that were in doubt.
     pub fn observe(&mut self, dump: impl IntoIterator<Item = (K, V)>) -> Vec<K> {
         let doubted = self
             .retries
@@ -387,7 +385,7 @@ where
         other
     }
 
-    /// Says what is now there for one key, after a write or a look at it.
+    /// Sets the actual value of one key, after a write or a read.
     pub fn set_actual(&mut self, key: &K, actual: Option<V>) {
         match (self.rows.get_mut(key), actual) {
             (Some(row), actual) => row.set_actual(actual),
@@ -399,15 +397,15 @@ where
         self.settle(key);
     }
 
-    /// Says that the write of a key failed: it stays pending, and is due again after a delay that
-    /// doubles each time.
+    /// Records a failed write. The key stays pending and is due again after a delay that doubles
+    /// each time.
     pub fn fail(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
         self.count_in(key);
     }
 
-    /// The same for a key that cannot be written for a reason of its own: it does not count for
-    /// [`pending_since`](Self::pending_since) until something else is wanted for it.
+    /// Records a write that failed for a reason of its own. The key does not count for
+    /// [`pending_since`](Self::pending_since) until its wanted value changes.
     pub fn excuse(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, false);
         if let Some(row) = self.rows.get_mut(key) {
@@ -416,8 +414,8 @@ where
         }
     }
 
-    /// Says that nobody knows whether a key was written: it is due again when that was [looked
-    /// at](Self::observe), or after a delay as any that failed.
+    /// Records a write with unknown outcome. The key is due again after the next
+    /// [observation](Self::observe), or after the delay of a failed write.
     pub fn doubt(&mut self, key: &K, now: Instant) {
         self.put_off(key, now, true);
     }
@@ -439,45 +437,45 @@ where
         retry.due = now + delay;
     }
 
-    /// The value wanted for a key.
+    /// Returns the wanted value of a key.
     pub fn wanted(&self, key: &K) -> Option<&V> {
         self.rows.get(key)?.wanted()
     }
 
-    /// The value that is there.
+    /// Returns the actual value of a key.
     pub fn actual(&self, key: &K) -> Option<&V> {
         self.rows.get(key)?.actual()
     }
 
-    /// All who claim a key, the one whose claim is the wanted value first.
+    /// Returns the owners that claim a key; the first one's value is wanted.
     pub fn owners(&self, key: &K) -> impl Iterator<Item = &O> {
         let row = self.rows.get(key).into_iter();
         row.flat_map(Row::owners)
     }
 
-    /// Whose claim is the wanted value.
+    /// Returns the owner of the wanted value.
     pub fn owner(&self, key: &K) -> Option<&O> {
         self.rows.get(key)?.owners().next()
     }
 
-    /// The keys that an owner claims, whether or not it wins them.
+    /// Returns the keys that an owner claims, including those that another owner wins.
     pub fn keys_of(&self, owner: &O) -> &[K] {
         self.keys_of.get(owner).map_or(&[], |keys| keys)
     }
 
-    /// Keys whose wanted value is not the actual one and whose next try is due, in no order.
+    /// Returns the pending keys that may be written now, unordered.
     pub fn due(&self, now: Instant) -> impl Iterator<Item = &K> {
         self.pending()
             .filter(move |key| self.retries.get(*key).is_none_or(|retry| retry.due <= now))
     }
 
-    /// Whether a key is one of those.
+    /// Returns true if a key is pending and may be written now.
     pub fn is_due(&self, key: &K, now: Instant) -> bool {
         let retry = self.retries.get(key);
         self.is_pending(key) && retry.is_none_or(|retry| retry.due <= now)
     }
 
-    /// Keys whose wanted value is not the actual one, due or not, in no order.
+    /// Returns all pending keys, due or not, unordered.
     pub fn pending(&self) -> impl Iterator<Item = &K> {
         let (listed, rows) = match &self.pending {
             Pending::Listed(keys) => (Some(keys), None),
@@ -488,92 +486,91 @@ where
         listed.into_iter().flatten().chain(counted)
     }
 
-    /// Whether the wanted value of a key is not the actual one.
+    /// Returns true if the wanted value of a key differs from the actual one.
     pub fn is_pending(&self, key: &K) -> bool {
         self.rows.get(key).is_some_and(|row| row.is_pending)
     }
 
-    /// Whether a key could not be written when that was last tried.
+    /// Returns true if the last write of a key failed.
     pub fn is_failing(&self, key: &K) -> bool {
         !self.retries.is_empty() && self.retries.contains_key(key)
     }
 
-    /// Whether nobody knows what is there for a key, as its last write was [doubted](Self::doubt), and it
-    /// was not looked at since.
+    /// Returns true if the actual value of a key is unknown: its last write had an [unknown
+    /// outcome](Self::doubt), and no observation followed.
     pub fn is_doubted(&self, key: &K) -> bool {
         let is_doubted = |retry: &Retry| retry.is_until_observed;
         !self.retries.is_empty() && self.retries.get(key).is_some_and(is_doubted)
     }
 
-    /// Whether a key could not be written for a [reason of its own](Self::excuse) when that was
-    /// last tried.
+    /// Returns true if the last write of a key failed for a [reason of its own](Self::excuse).
     pub fn is_excused(&self, key: &K) -> bool {
         self.is_failing(key) && self.rows.get(key).is_some_and(|row| row.since == 0)
     }
 
-    /// How many keys are pending, due or not.
+    /// Returns the number of pending keys, due or not.
     pub fn pending_len(&self) -> usize {
         self.pending.len()
     }
 
-    /// How many pending keys could not be written when that was last tried.
+    /// Returns the number of pending keys whose last write failed.
     pub fn failing_len(&self) -> usize {
         self.retries.len()
     }
 
-    /// How many keys are wanted, there, or both.
+    /// Returns the number of keys that are wanted or present.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// How many keys are there as they are wanted.
+    /// Returns the number of keys whose actual value is the wanted one.
     pub fn as_wanted_len(&self) -> usize {
-        // A row of which nothing is wanted nor there is none.
+        // Rows that are neither wanted nor present do not exist.
         self.rows.len() - self.pending.len()
     }
 
-    /// How many keys are wanted.
+    /// Returns the number of wanted keys.
     pub fn wanted_len(&self) -> usize {
         self.wanted_len
     }
 
-    /// Whether entries are wanted, and nothing is there for any of them.
+    /// Returns true if keys are wanted and none of them is present.
     pub fn lacks_all_wanted(&self) -> bool {
         let is_lacking = |row: &Row<V, O>| row.wanted().is_none() || row.actual().is_none();
         self.wanted_len > 0 && self.as_wanted_len() == 0 && self.rows.values().all(is_lacking)
     }
 
-    /// Whether nothing is wanted and nothing is there.
+    /// Returns true if nothing is wanted or present.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// When the next failed write is due again, of those that are not due yet.
+    /// Returns the earliest time in the future at which a failed write is due.
     pub fn next_retry(&self, now: Instant) -> Option<Instant> {
         let times = self.retries.values().map(|retry| retry.due);
         times.filter(|due| *due > now).min()
     }
 
-    /// Keys that more than one owner claims, with the claims, the winner's first.
+    /// Returns the keys that several owners claim, with all claims; the first one wins.
     pub fn contested(&self) -> impl Iterator<Item = (&K, &[(O, V)])> {
         self.contested
             .iter()
             .filter_map(|key| Some((key, self.rows.get(key)?.contest())))
     }
 
-    /// Another number than before if [`contested`](Self::contested) may tell something else.
+    /// Returns a number that changes whenever [`contested`](Self::contested) may change.
     pub fn contested_version(&self) -> u64 {
         self.contested_version
     }
 
-    /// All that is wanted, in no order.
+    /// Returns all wanted entries, unordered.
     pub fn iter_wanted(&self) -> impl Iterator<Item = (&K, &V)> {
         self.rows
             .iter()
             .filter_map(|(key, row)| row.wanted().map(|value| (key, value)))
     }
 
-    /// All that is there, in no order.
+    /// Returns all actual entries, unordered.
     pub fn iter_actual(&self) -> impl Iterator<Item = (&K, &V)> {
         self.rows
             .iter()

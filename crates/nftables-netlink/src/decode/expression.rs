@@ -1,5 +1,5 @@
-//! Expressions. What this crate has no word for, as a field that it does not know or an operation
-//! of another kind, is [`Expression::Unknown`] as a whole.
+//! Decodes expressions. An expression with a field or an operation that this crate does not support
+//! becomes [`Expression::Unknown`] as a whole.
 
 use netlink_batch::{Attribute, Malformed};
 use smallvec::SmallVec;
@@ -18,7 +18,7 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// The most attributes of an expression that is known, with room for those of new kernels.
+/// Limit for attribute numbers of supported expressions, with room for those of newer kernels.
 const MOST: usize = 16;
 
 /// The attributes of an expression, by kind.
@@ -46,7 +46,7 @@ impl<'a> Fields<'a> {
         self.get(kind)?.be32().ok()
     }
 
-    /// 0 where it is absent.
+    /// Returns the number, or 0 if it is absent.
     fn number_or_0(&self, kind: u16) -> u32 {
         self.number(kind).unwrap_or_default()
     }
@@ -59,8 +59,8 @@ impl<'a> Fields<'a> {
         Register::of_wire(self.number(kind)?)
     }
 
-    /// The register of a range that need not be there and is one value: the kernel repeats the
-    /// least as the greatest.
+    /// Returns the register of an optional range that holds one value. The kernel repeats the lower
+    /// bound as the upper bound.
     fn single(&self, least: u16, greatest: u16) -> Single {
         let register = match self.get(least) {
             None => Single::Absent,
@@ -81,7 +81,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The content of an `NFTA_LIST_ELEM` of a rule.
+/// Decodes one `NFTA_LIST_ELEM` of a rule.
 pub(crate) fn parse(attribute: &Attribute<'_>) -> Result<Expression, Malformed> {
     let (mut called, mut inner) = (None, None);
     for attribute in attribute.nested() {
@@ -136,7 +136,7 @@ pub(crate) fn parse(attribute: &Attribute<'_>) -> Result<Expression, Malformed> 
     })
 }
 
-/// The name of one that is not known, with that of the extension of iptables.
+/// Returns the name of an unsupported expression, followed by the name of its iptables extension.
 fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malformed> {
     let extension = match called.string()? {
         "match" | "target" => fields.get(xt::NAME).map(Attribute::string).transpose()?,
@@ -149,7 +149,8 @@ fn unknown(called: &Attribute<'_>, fields: &Fields<'_>) -> Result<Name, Malforme
 }
 
 fn byte_order(fields: &Fields<'_>) -> Option<Expression> {
-    // Either way it turns the bytes of a number around, or nothing where the orders are the same.
+    // Both directions swap the bytes of a number, or do nothing if the host's order is the
+    // network's.
     fields.number(byteorder::OP)?;
     Some(Expression::ByteOrder {
         from: fields.register(byteorder::FROM)?,
@@ -269,7 +270,7 @@ fn range_of(fields: &Fields<'_>) -> Option<Expression> {
 }
 
 fn bitwise_of(fields: &Fields<'_>) -> Option<Expression> {
-    // NFT_BITWISE_BOOL alone has a mask.
+    // Only `NFT_BITWISE_BOOL` has a mask.
     if fields.number_or_0(bitwise::OP) != 0 {
         return None;
     }
@@ -354,17 +355,17 @@ fn hash_of(fields: &Fields<'_>) -> Option<Expression> {
     })
 }
 
-/// What a range of registers is.
+/// The content of a pair of register attributes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Single {
     Absent,
     Register(Register),
-    /// A range of several values, or none that is known.
+    /// A range of several values, or an unsupported register.
     Other,
 }
 
 impl Single {
-    /// Whether there is a rule of ours that has it.
+    /// Returns true if this crate can represent the expression.
     fn is_known(self) -> bool {
         self != Self::Other
     }
@@ -441,7 +442,7 @@ fn dynset_of(fields: &Fields<'_>) -> Result<Option<Expression>, Malformed> {
             set: SetRef::Named(set),
             operation,
             key,
-            // 0 is what the kernel says of none.
+            // The kernel reports 0 for an absent prefix.
             timeout: fields.long(dynset::TIMEOUT).filter(|timeout| *timeout > 0),
         }))
 }

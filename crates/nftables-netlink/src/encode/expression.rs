@@ -1,4 +1,4 @@
-//! Expressions, with attributes in the order of `nft`.
+//! Encodes expressions, with attributes in the order of `nft`.
 
 use netlink_batch::Writer;
 
@@ -11,7 +11,7 @@ use crate::wire::expression::{
 };
 use crate::wire::rule::{EXPRESSION_DATA, EXPRESSION_NAME};
 
-/// Name and attributes; `set` is the name of the anonymous set, if there is one.
+/// Writes an expression's name and attributes. `set` is the name of its anonymous set, if any.
 pub(crate) fn write(w: &mut Writer<'_>, expression: &Expression, set: Option<&str>) {
     w.attr_str(EXPRESSION_NAME, expression.name());
     if !matches!(expression, Expression::Unknown(_)) {
@@ -254,7 +254,7 @@ fn translation(w: &mut Writer<'_>, expression: &Expression) {
     }
 }
 
-/// The flags that the kernel sets by itself where there is an address or a port.
+/// Returns the flags that the kernel sets itself if there is an address or a port.
 pub(crate) fn nat_flags_implied(address: Option<Register>, port: Option<Register>) -> u32 {
     address.map_or(0, |_| nat::MAP_ADDRESSES) | port.map_or(0, |_| nat::PORT_SPECIFIED)
 }

@@ -1,4 +1,4 @@
-//! Sets and their elements.
+//! Encodes sets and their elements.
 
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};
@@ -11,7 +11,7 @@ use crate::user_data::{self, UserData};
 use crate::value::{DataType, Family, Register, Verdict};
 use crate::wire::{data, element as attribute, set, user_data as kind};
 
-/// Byte orders as `nft` numbers them: of no single value, of the kernel's order, of the network's.
+/// Byte orders in `nft`'s numbering: mixed or unknown, host, network.
 const MIXED: u32 = 0;
 const HOST: u32 = 1;
 const NETWORK: u32 = 2;
@@ -22,13 +22,13 @@ const PAYLOAD: u32 = 7;
 const CONCATENATION: u32 = 13;
 const NUMGEN: u32 = 23;
 
-/// The sets that one transaction makes: their numbers, by which its messages can name them, and
-/// the names of anonymous ones.
+/// The sets that one transaction creates: numbers by which its messages refer to them, and names of
+/// anonymous sets.
 pub(crate) struct Sets {
     last: u32,
-    /// By chance, and so of this transaction alone.
+    /// A random number that makes names unique to this transaction.
     unique: u64,
-    /// Of the name that was given last.
+    /// The last name returned.
     name: String,
 }
 
@@ -46,15 +46,16 @@ impl Sets {
         self.last
     }
 
-    /// The one that [`Sets::next_id`] gives next.
+    /// Returns the number that [`Sets::next_id`] will return next.
     pub(crate) fn peek_id(&self) -> u32 {
         self.last + 1
     }
 
-    /// The name of an anonymous set. `nft` gives `__map%d`, in which the kernel puts a number that
-    /// is free: it reads the names of all sets for it, and looks through all sets again wherever
-    /// such a set is named, as no set has that name. Of 10,000 sets these are seconds. Nobody shows
-    /// the name.
+    /// Returns the name of an anonymous set.
+    ///
+    /// `nft` uses `__map%d`, and the kernel replaces `%d` by a free number. To find one it reads
+    /// the names of all sets. Each reference to such a name also searches all sets in vain. With
+    /// 10,000 sets this takes seconds. No program shows these names.
     pub(crate) fn name_of(&mut self, id: u32, new: &AnonymousSet) -> &str {
         let kind = if new.kind == SetKind::Set {
             "__set"
@@ -62,13 +63,13 @@ impl Sets {
             "__map"
         };
         self.name.clear();
-        // A string takes all that is written.
+        // Writing to a `String` cannot fail.
         let _ = write!(self.name, "{kind}{:016x}-{id}", self.unique);
         &self.name
     }
 }
 
-/// All behind the table.
+/// Writes the attributes of a named set after the table.
 pub(crate) fn named(w: &mut Writer<'_>, new: &Set, id: u32) {
     let mut flags = 0;
     for (is, flag) in [
@@ -102,7 +103,7 @@ pub(crate) fn named(w: &mut Writer<'_>, new: &Set, id: u32) {
     w.attr(set::USER_DATA, data.bytes());
 }
 
-/// All behind the table.
+/// Writes the attributes of an anonymous set after the table.
 pub(crate) fn anonymous(
     w: &mut Writer<'_>,
     new: &AnonymousSet,
@@ -190,7 +191,7 @@ fn type_of_expression(number: u32) -> UserData {
     data
 }
 
-/// What `nft` notes of the parts of a key or of a value.
+/// Returns `nft`'s user data for the parts of a key or value.
 pub(crate) fn concatenation(parts: &[DataType], type_of: Option<TypeOf>) -> UserData {
     let fields = type_of.and_then(|of| {
         let fields = parts.iter().map(|part| field(*part, of));
@@ -208,9 +209,9 @@ pub(crate) fn concatenation(parts: &[DataType], type_of: Option<TypeOf>) -> User
         .nested(kind::TYPE_OF_DATA, &all)
 }
 
-/// The field that a part is of.
+/// Returns `nft`'s user data for the packet field of one part.
 fn field(part: DataType, of: TypeOf) -> Option<UserData> {
-    // `PROTO_DESC_*` and the numbers of their fields.
+    // `PROTO_DESC_*` and the numbers of the protocols' fields.
     let (protocol, field) = match (part, of) {
         (DataType::Ipv4Addr, _) => (12, 12),
         (DataType::Ipv6Addr, _) => (13, 9),
@@ -218,7 +219,7 @@ fn field(part: DataType, of: TypeOf) -> Option<UserData> {
         (DataType::InetService, TypeOf::Tcp) => (8, 2),
         (DataType::InetService, TypeOf::Sctp) => (10, 2),
         (DataType::Integer, _) => {
-            // `NFT_NG_RANDOM`; of how many, and from which on. How many is no part of the type.
+            // `NFT_NG_RANDOM`, modulus and offset. `nft` ignores the modulus in the type.
             let made = UserData::default().number(0, 1).number(1, 2).number(2, 0);
             let number = UserData::default().number(kind::TYPE_OF_EXPRESSION, NUMGEN);
             return Some(number.nested(kind::TYPE_OF_DATA, &made));
@@ -235,8 +236,8 @@ fn payload_field(protocol: u32, field: u32) -> UserData {
         .nested(kind::TYPE_OF_DATA, &of)
 }
 
-/// What `nft` notes of the key of an anonymous set: of which field of the packet it is. `None`
-/// where it notes nothing, as of a number that it makes.
+/// Returns `nft`'s user data for the packet field of an anonymous set's key. `None` if `nft` writes
+/// nothing, as for generated numbers.
 pub(crate) fn type_of(
     family: Family,
     used_by: &Expression,
@@ -268,7 +269,7 @@ pub(crate) fn type_of(
     Some(payload_field(protocol, field))
 }
 
-/// Whether an expression other than a payload load writes this register.
+/// Returns true if an expression other than a payload load writes this register.
 fn writes(expression: &Expression, register: Register) -> bool {
     match expression {
         Expression::Meta { to, .. }
@@ -286,7 +287,7 @@ fn writes(expression: &Expression, register: Register) -> bool {
     }
 }
 
-/// Six bits for each part.
+/// Returns the type number of a key: six bits for each part.
 fn type_number(types: &[DataType]) -> u32 {
     types
         .iter()
@@ -315,12 +316,12 @@ pub(crate) fn element(w: &mut Writer<'_>, new: &Element) {
     }
 }
 
-/// `NFTA_DATA_VALUE` in an attribute.
+/// Writes an attribute with an `NFTA_DATA_VALUE`.
 pub(crate) fn value(w: &mut Writer<'_>, attribute: u16, bytes: &[u8]) {
     w.nest(attribute, |w| w.attr(data::VALUE, bytes));
 }
 
-/// `NFTA_DATA_VERDICT` in an attribute.
+/// Writes an attribute with an `NFTA_DATA_VERDICT`.
 pub(crate) fn verdict(w: &mut Writer<'_>, attribute: u16, to: &Verdict) {
     let (code, chain) = match to {
         Verdict::Accept => (data::ACCEPT, None),

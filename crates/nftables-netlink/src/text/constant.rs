@@ -1,22 +1,22 @@
-//! What fields are called, and how their values are written.
+//! Names of fields and texts of their values.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use crate::expression::{Comparison, CtKey, Direction, FIB_SOURCE, FibResult, MetaKey, TupleKey};
 use crate::value::{DataType, Family};
 
-/// How a value is written.
+/// The format of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Address4,
     Address6,
     Protocol,
     Port,
-    /// 8 digits, base 16.
+    /// 8 hexadecimal digits.
     Mark,
-    /// In the kernel's order.
+    /// A number in host byte order.
     Number,
-    /// In the network's order.
+    /// A number in network byte order.
     Big,
     InterfaceName,
     CtState,
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     Direction,
     /// `RTN_*`
     AddressType,
-    /// Whether there is one.
+    /// Existence of a route.
     Presence,
     /// `PACKET_*`
     PacketType,
@@ -32,7 +32,7 @@ pub(super) enum Kind {
     Family,
     EtherType,
     Bytes,
-    /// These bytes, of whatever they are.
+    /// A constant, whose type depends on its use.
     Constant(Vec<u8>),
 }
 
@@ -77,7 +77,7 @@ const PROTOCOLS: &[(u8, &str)] = &[
 ];
 
 impl Kind {
-    /// That of a part of a key, or of a value.
+    /// Returns the format for a data type.
     pub(super) fn of(part: DataType) -> Self {
         match part {
             DataType::Ipv4Addr => Self::Address4,
@@ -91,7 +91,7 @@ impl Kind {
         }
     }
 
-    /// The same with its bytes turned around.
+    /// Returns the format after swapping the bytes.
     pub(super) fn turned(self) -> Self {
         match self {
             Self::Number | Self::Mark => Self::Big,
@@ -99,12 +99,12 @@ impl Kind {
         }
     }
 
-    /// Whether it is made of bits with names.
+    /// Returns true if the value consists of named bits.
     pub(super) fn has_flags(&self) -> bool {
         matches!(self, Self::CtState | Self::CtStatus)
     }
 
-    /// How many first bits of an address a mask leaves.
+    /// Returns the prefix length of a mask, if it is one of an address.
     pub(super) fn prefix(&self, mask: &[u8]) -> Option<u32> {
         if !matches!(self, Self::Address4 | Self::Address6) {
             return None;
@@ -115,7 +115,7 @@ impl Kind {
         (ones == all && rest.all(|byte| *byte == 0)).then_some(ones)
     }
 
-    /// `exists` and `missing`.
+    /// Returns `exists` or `missing`.
     pub(super) fn presence(&self, how: Comparison, with: &[u8]) -> Option<&'static str> {
         let is_0 = with.iter().all(|byte| *byte == 0);
         (*self == Self::Presence).then_some(if is_0 == (how == Comparison::Equal) {
@@ -125,7 +125,7 @@ impl Kind {
         })
     }
 
-    /// A value.
+    /// Renders a value.
     pub(super) fn text(&self, bytes: &[u8]) -> String {
         match self {
             Self::Address4 => match address::<4>(bytes) {
@@ -152,7 +152,7 @@ impl Kind {
             Self::InterfaceName => {
                 let end = bytes.iter().position(|byte| *byte == 0);
                 let name = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
-                // The start of a name is compared alone.
+                // Without a terminating NUL, only the start of the name is compared.
                 let star = if end.is_some() { "" } else { "*" };
                 format!("\"{}{star}\"", String::from_utf8_lossy(name))
             }
@@ -180,7 +180,7 @@ impl Kind {
     }
 }
 
-/// An address, and the length of its prefix where less of it was given.
+/// Returns an address, and its prefix length if it is shorter than the full address.
 fn address<const N: usize>(bytes: &[u8]) -> Option<([u8; N], String)> {
     let mut address = [0; N];
     address.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -287,7 +287,7 @@ pub(super) fn tuple(key: TupleKey, direction: Direction) -> (String, Kind) {
     (format!("ct {direction} {key}"), kind)
 }
 
-/// `NFTA_FIB_F_*`
+/// Renders a route lookup (`NFTA_FIB_F_*`).
 pub(super) fn fib(result: FibResult, flags: u32) -> (String, Kind) {
     let side = if flags & FIB_SOURCE != 0 {
         "saddr"
@@ -309,7 +309,7 @@ pub(super) fn fib(result: FibResult, flags: u32) -> (String, Kind) {
     (format!("fib {side}{parts} {result}"), kind)
 }
 
-/// `NFT_REJECT_*` and the code; which one is not said where it is the usual one.
+/// Renders a rejection (`NFT_REJECT_*` and ICMP code); the default code is omitted.
 pub(super) fn reject(family: Family, kind: u32, code: u8) -> String {
     match (kind, code, family) {
         (1, ..) => "reject with tcp reset".to_owned(),
@@ -331,7 +331,7 @@ pub(super) fn per(seconds: u64) -> String {
     }
 }
 
-/// `NFT_OBJECT_*`
+/// Returns the name of an object kind (`NFT_OBJECT_*`).
 pub(super) fn object(kind: u32) -> &'static str {
     match kind {
         1 => "counter",

@@ -1,10 +1,10 @@
-//! Elements of sets and maps as `nft` lists them.
+//! Renders elements of sets and maps as `nft` lists them.
 
 use super::constant::Kind;
 use crate::object::{AnonymousSet, Element, ElementData, SetKind};
 use crate::value::{DataType, Verdict};
 
-/// An element. `end` is what comes behind the last of its range, in a set of ranges.
+/// Renders an element. In a set of ranges, `end` is the first key after the range.
 pub fn element(key: &[DataType], kind: &SetKind, element: &Element, end: Option<&[u8]>) -> String {
     let mut text = if element.key.is_empty() {
         "*".to_owned()
@@ -27,7 +27,7 @@ pub fn element(key: &[DataType], kind: &SetKind, element: &Element, end: Option<
     }
 }
 
-/// All elements of a set of a rule's own.
+/// Renders all elements of an anonymous set.
 pub(super) fn all(set: &AnonymousSet) -> Vec<String> {
     let mut texts = Vec::with_capacity(set.elements.len());
     let mut elements = set.elements.iter().peekable();
@@ -45,7 +45,7 @@ pub(super) fn all(set: &AnonymousSet) -> Vec<String> {
     texts
 }
 
-/// A key, or the range that it begins.
+/// Renders a key, or the range that it begins.
 fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
     let first = &*element.key;
     match (&element.key_end, end, key) {
@@ -59,7 +59,7 @@ fn ranged(key: &[DataType], element: &Element, end: Option<&[u8]>) -> String {
         }
         (None, Some(end), [only]) => {
             let mut last = end.to_vec();
-            // The last one that is in it.
+            // Computes the last key in the range.
             for byte in last.iter_mut().rev() {
                 let (less, borrows) = byte.overflowing_sub(1);
                 *byte = less;
@@ -77,7 +77,8 @@ fn range(kind: &Kind, first: &[u8], last: &[u8]) -> String {
     if first == last {
         return kind.text(first);
     }
-    // A range that is all of a prefix: the bits in which both ends are the same.
+    // Shows a range that covers a whole prefix as that prefix: finds the bits that are equal in
+    // both ends.
     let same: Vec<u8> = first
         .iter()
         .zip(last)
@@ -93,7 +94,7 @@ fn range(kind: &Kind, first: &[u8], last: &[u8]) -> String {
     }
 }
 
-/// A key or a value of several parts.
+/// Renders a key or value of several parts.
 fn concatenation(types: &[DataType], bytes: &[u8]) -> String {
     if types.is_empty() {
         return Kind::Bytes.text(bytes);
@@ -103,7 +104,7 @@ fn concatenation(types: &[DataType], bytes: &[u8]) -> String {
     texts.join(" . ")
 }
 
-/// The parts, each without what fills it up.
+/// Splits a value into its parts, without padding.
 fn parts<'a>(types: &[DataType], bytes: &'a [u8]) -> Vec<(Kind, &'a [u8])> {
     let mut rest = bytes;
     let part = |of: &DataType| {

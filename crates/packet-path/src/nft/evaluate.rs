@@ -1,5 +1,5 @@
-//! The rules of a base chain, carried out for a packet as `nft_do_chain` of the kernel does, along
-//! all ways that chance leaves open.
+//! Evaluates the rules of a base chain for a packet as the kernel's `nft_do_chain` does, along all
+//! paths that random choices allow.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use super::run::{Evaluation, Run, Stop};
 use super::say;
 use crate::branch::{Branch, Doubt, End, Step};
 
-/// `NFT_JUMP_STACK_SIZE`: the kernel takes no ruleset that jumps deeper.
+/// `NFT_JUMP_STACK_SIZE`: the kernel accepts no deeper jumps.
 const DEPTH: usize = 16;
-/// Most rules and choices that are followed through one base chain: those of a Service are a few for
-/// each endpoint. Where doubts or chance multiply beyond, the rest is told to be unknown.
+/// Limit for rules and choices evaluated in one base chain. A Service needs a few per endpoint. If
+/// doubts or random choices multiply beyond, the remaining outcome is unknown.
 pub(super) const BUDGET: usize = 100_000;
-/// Of more ways it is not looked which are alike.
+/// Limit for the number of branches that are compared to join equal ones.
 const JOINED: usize = 256;
 
-/// How a way leaves a chain, or a rule.
+/// The way in which a path leaves a chain or a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Exit {
-    /// On with the next rule; of a chain: back to who jumped.
+    /// Continues with the next rule; after a chain, in the calling chain.
     On,
-    /// Back from the chain.
+    /// Returns from the chain.
     Return,
-    /// Out of the base chain: its branch says how.
+    /// Leaves the base chain; the branch says how.
     Out,
 }
 
 impl<R: Reader> Evaluation<'_, R> {
-    /// From the first rule of a base chain to its policy.
+    /// Evaluates a base chain and its policy.
     pub(super) fn base_chain(
         &mut self,
         chain: &At,
@@ -102,7 +102,7 @@ impl<R: Reader> Evaluation<'_, R> {
                     ways.extend(inside.into_iter().map(|(mut branch, exit)| match exit {
                         Exit::Out => (branch, exit),
                         Exit::On | Exit::Return => {
-                            // It has jumped into a chain where nothing happened, and back.
+                            // Removes the step of a jump into a chain without effect.
                             if after == Exit::On && branch.steps.len() == before + 1 {
                                 branch.steps.truncate(before);
                                 branch.passed += 1;
@@ -116,7 +116,7 @@ impl<R: Reader> Evaluation<'_, R> {
         Ok(ways)
     }
 
-    /// All ways through one rule.
+    /// Evaluates one rule along all of its paths.
     fn carry_out(
         &mut self,
         chain: &At,
@@ -141,7 +141,7 @@ impl<R: Reader> Evaluation<'_, R> {
                 Stop::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
-        // In the order of their numbers.
+        // Restores the order of the generated numbers.
         stopped.reverse();
         Ok(stopped)
     }
@@ -160,11 +160,11 @@ impl<R: Reader> Evaluation<'_, R> {
     }
 }
 
-/// Where a rule leads.
+/// The point at which a path continues after a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Leads {
     Exit(Exit),
-    /// Into a chain, and from there on so.
+    /// Into a chain; the exit that follows after it.
     Into(Name, Exit),
 }
 
@@ -180,16 +180,16 @@ impl Leads {
     }
 }
 
-/// One way through a rule.
+/// One path through a rule.
 struct Taken {
     branch: Branch,
     leads: Leads,
-    /// The side of a doubt that it is on.
+    /// The assumption of this path about the rule's doubt.
     side: Option<bool>,
     doubt: Option<Arc<str>>,
 }
 
-/// What a rule has come to. Of a doubt that makes no difference nothing is kept.
+/// Concludes a rule: adds its steps, and discards a doubt that makes no difference.
 fn settled(
     chain: &At,
     found: &FoundRule,
@@ -212,7 +212,7 @@ fn settled(
             Leads::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
-        // Where something was done, it was done in another way each time.
+        // Paths on which the rule had an effect differ in that effect.
         let mut others = all.iter_mut().filter(|_| is_nothing);
         let like = others
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));
@@ -241,7 +241,7 @@ fn settled(
     decided.collect()
 }
 
-/// Whether both sides of a doubt come to the same.
+/// Returns true if both sides of a doubt have the same results.
 fn makes_no_difference(all: &[Taken]) -> bool {
     let of = |side| all.iter().filter(move |of: &&Taken| of.side == Some(side));
     of(true).count() == of(false).count()
@@ -250,7 +250,7 @@ fn makes_no_difference(all: &[Taken]) -> bool {
         })
 }
 
-/// Whether all but the chance is the same.
+/// Returns true if two branches are equal except for their probability.
 fn is_like(one: &Branch, other: &Branch) -> bool {
     one.packet == other.packet
         && one.end == other.end
@@ -258,7 +258,7 @@ fn is_like(one: &Branch, other: &Branch) -> bool {
         && one.doubts == other.doubts
 }
 
-/// Those that are alike become one.
+/// Joins equal branches.
 fn joined(branches: Vec<Branch>) -> Vec<Branch> {
     if branches.len() > JOINED {
         return branches;

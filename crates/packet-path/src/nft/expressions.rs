@@ -1,4 +1,4 @@
-//! The expressions of one rule, carried out for one packet.
+//! Evaluates the expressions of one rule for one packet.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use super::sets;
 use crate::branch::End;
 use crate::packet::Tracking;
 
-/// Most endpoints that one rule chooses among and that are followed one by one.
+/// Limit for the endpoints of one rule that are followed separately.
 const CHOICES: u32 = 20_000;
 
 impl Run {
-    /// On to the end of the rule, or to where its ways part.
+    /// Evaluates expressions until the rule ends or its paths split.
     pub(super) fn go<R: Reader>(
         mut self,
         evaluation: &mut Evaluation<'_, R>,
@@ -43,7 +43,7 @@ impl Run {
                     return Ok(Stop::Ended(Box::new(self), None));
                 }
                 Done::NotUnderstood => {
-                    // It may have written any of them.
+                    // The expression may have written any register.
                     self.registers = Registers::new();
                     let doubt = super::say::not_understood(chain, rule, expression);
                     if let Some(parted) = self.part(doubt) {
@@ -56,8 +56,8 @@ impl Run {
         Ok(Stop::Ended(Box::new(self), None))
     }
 
-    /// Both ways. A rule that is in doubt already is taken to go on matching: whether it does is one
-    /// question.
+    /// Splits the path into match and no match. A rule that is already in doubt is assumed to
+    /// match: the rule's outcome is one question.
     fn part(&mut self, doubt: Arc<str>) -> Option<Stop> {
         if self.doubt.is_some() {
             return None;
@@ -66,7 +66,7 @@ impl Run {
         yes.doubt = Some((true, Arc::clone(&doubt)));
         let mut no = self.clone();
         no.doubt = Some((false, doubt));
-        // What it has done so far has happened; behind the last expression it ends.
+        // Effects so far have happened; after the last expression the rule ends.
         no.at = usize::MAX;
         Some(Stop::Fork(vec![yes, no]))
     }
@@ -141,14 +141,14 @@ impl Run {
                     Done::Choose(*modulus, *offset, *to)
                 }
             }
-            // It is taken to be quiet: so is a limit for the first packet that comes.
+            // Assumes that a limit is not exceeded by the first packet.
             Expression::Limit { over, .. } => (!over).into(),
             Expression::Dynset { set, operation, .. } => {
                 self.note(set, *operation);
                 Done::On
             }
             Expression::Object { kind, .. } => match *kind {
-                // NFT_OBJECT_COUNTER; NFT_OBJECT_LIMIT is taken to be quiet, too.
+                // NFT_OBJECT_COUNTER, and NFT_OBJECT_LIMIT, which is assumed not to be exceeded.
                 1 | 4 => Done::On,
                 _ => Done::NotUnderstood,
             },
@@ -181,7 +181,7 @@ impl Run {
         })
     }
 
-    /// What goes from the packet or from one register into another.
+    /// Loads a value from the packet or a register into a register.
     fn load<R: Reader>(&mut self, evaluation: &Evaluation<'_, R>, expression: &Expression) -> Done {
         let packet = Fields(&self.branch.packet);
         let (to, bytes) = match expression {
@@ -236,7 +236,7 @@ impl Run {
                 Done::On
             }
             (MetaKey::Mark, None) => Done::Lost,
-            // None of the others leads a packet elsewhere.
+            // No other key changes the packet's path.
             _ => Done::On,
         }
     }
@@ -268,7 +268,7 @@ impl Run {
         what: LookupFor,
     ) -> Result<Done, Error> {
         let Some(key) = self.key(evaluation, chain, key, set)? else {
-            // An element may be there or not, and what it leads to would be anything.
+            // An element may exist or not, and its data is unknown.
             return Ok(match what {
                 LookupFor::Membership(_) => Done::Open(NOT_KNOWN),
                 LookupFor::Value(to) => {
@@ -301,7 +301,7 @@ impl Run {
         })
     }
 
-    /// The element of a set of the table that a key is in.
+    /// Returns the element of a named set that contains a key.
     fn member<R: Reader>(
         &mut self,
         evaluation: &mut Evaluation<'_, R>,
@@ -325,7 +325,7 @@ impl Run {
         Ok(Some(found))
     }
 
-    /// The key that a set is asked with; `None` where some of it is not known.
+    /// Returns the key of a lookup; `None` if a part of it is unknown.
     fn key<R: Reader>(
         &self,
         evaluation: &mut Evaluation<'_, R>,
@@ -346,11 +346,11 @@ impl Run {
     }
 }
 
-/// What a rule asks that cannot be told of a packet that only might come.
+/// The reason for a doubt about packet data that is unknown in advance.
 const NOT_KNOWN: &str = "it asks something that is not known of this packet";
 
-/// Expressions that do something to the packet, or send it elsewhere, and do not only ask: `immediate`
-/// of a verdict that is not known (`queue`), and what translates in a way that is not known.
+/// Returns true for unsupported expressions that change the packet or its path: verdicts such as
+/// `queue`, and unsupported translations.
 fn is_deed(name: &str) -> bool {
     let deeds = [
         "immediate",
@@ -365,8 +365,8 @@ fn is_deed(name: &str) -> bool {
     deeds.contains(&name) || name.starts_with("target")
 }
 
-/// Expressions that change neither the packet's way nor whether the rule goes on: a flow table takes
-/// packets that follow, copies go elsewhere.
+/// Returns true for expressions that affect neither the packet's path nor the rule's outcome. A
+/// flow table takes only later packets, and copies go elsewhere.
 fn is_of_no_matter(name: &str) -> bool {
     matches!(name, "flow_offload" | "last" | "dup")
 }

@@ -1,4 +1,4 @@
-//! What rules ask of a packet, as bytes in registers.
+//! Packet data as bytes for registers.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use super::registers::Known;
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Interface, Packet, Tracking};
 
-/// `NF_CT_STATE_INVALID_BIT`: what nobody has looked at yet counts as that.
+/// `NF_CT_STATE_INVALID_BIT`, also the state before connection tracking.
 const INVALID: u32 = 1;
 /// `NF_CT_STATE_BIT(IP_CT_NEW)`.
 const NEW: u32 = 8;
@@ -20,7 +20,8 @@ const ESTABLISHED: u32 = 2;
 const UNTRACKED: u32 = 1 << 6;
 /// `IPS_SEEN_REPLY` and `IPS_CONFIRMED`.
 const ANSWERED: u32 = (1 << 1) | (1 << 3);
-/// `IPS_SRC_NAT`, `IPS_DST_NAT` and that either has been decided (linux/nf_conntrack_common.h).
+/// `IPS_SRC_NAT`, `IPS_DST_NAT`, and the bits that say that each is decided
+/// (linux/nf_conntrack_common.h).
 const SOURCE_NAT: u32 = 1 << 4;
 const DESTINATION_NAT: u32 = 1 << 5;
 const SOURCE_NAT_DONE: u32 = 1 << 7;
@@ -29,11 +30,11 @@ const DESTINATION_NAT_DONE: u32 = 1 << 8;
 const LOOPBACK: u16 = 772;
 /// `IFNAMSIZ`.
 const INTERFACE_NAME: usize = 16;
-/// `TCP` flags of a first packet, SYN, and of the answer to it.
+/// TCP flags of the first packet and of the reply.
 const SYN: u8 = 2;
 const SYN_ACK: u8 = 0x12;
 
-/// A packet, as it is asked.
+/// The packet data that rules can load.
 pub(super) struct Fields<'a>(pub(super) &'a Packet);
 
 impl Fields<'_> {
@@ -48,7 +49,7 @@ impl Fields<'_> {
         (offset..offset.saturating_add(len)).map(byte).collect()
     }
 
-    /// Whether these bytes say where the packet comes from and goes to.
+    /// Returns true if these bytes include addresses or ports.
     pub(super) fn leads(&self, base: PayloadBase, offset: u32, len: u32) -> bool {
         let (first, behind) = match (base, self.0.family()) {
             (PayloadBase::Link, _) => return false,
@@ -64,7 +65,7 @@ impl Fields<'_> {
         match self.0.family() {
             IpFamily::V4 => {
                 header.resize(20, None);
-                // Version and length; no fragment; the protocol.
+                // Version and header length, no fragment, protocol.
                 for (at, byte) in [(0, 0x45), (6, 0x40), (7, 0), (9, self.0.protocol)] {
                     set(&mut header, at, &[byte]);
                 }
@@ -117,7 +118,7 @@ impl Fields<'_> {
             MetaKey::OifType => device_type(self.0.oif.as_ref()),
             MetaKey::NfProto => known(&[if is_v4 { 2 } else { 10 }]),
             MetaKey::L4Proto => known(&[self.0.protocol]),
-            // To this host; and it is not traced.
+            // The packet is for this host, and is not traced.
             MetaKey::PktType | MetaKey::NfTrace => known(&[0]),
             MetaKey::Len
             | MetaKey::Priority
@@ -161,7 +162,8 @@ impl Fields<'_> {
         number(Some(bits))
     }
 
-    /// `None` of what there is none: a packet that is not tracked, an address of the other family.
+    /// Returns connection data of one direction. `None` for an untracked packet, or an address of
+    /// the other family.
     pub(super) fn tuple(&self, key: TupleKey, direction: Direction) -> Option<Known> {
         if !self.0.is_tracked() {
             return None;
@@ -204,10 +206,10 @@ impl Fields<'_> {
     }
 
     pub(super) fn fib(&self, kernel: &dyn Kernel, result: FibResult, flags: u32) -> Known {
-        /// `NFTA_FIB_F_IIF` and `NFTA_FIB_F_OIF`: only by that interface.
+        /// `NFTA_FIB_F_IIF` and `NFTA_FIB_F_OIF`: only routes by that interface count.
         const BY_IIF: u32 = 1 << 3;
         const BY_OIF: u32 = 1 << 4;
-        /// `NFTA_FIB_F_PRESENT`: only whether there is a way.
+        /// `NFTA_FIB_F_PRESENT`: returns only whether a route exists.
         const PRESENT: u32 = 1 << 5;
         let of = if flags & FIB_SOURCE != 0 {
             self.0.source
@@ -236,8 +238,8 @@ impl Fields<'_> {
         }
     }
 
-    /// The interface by which the node reaches an address, if it does; `None` where that cannot be
-    /// told.
+    /// Returns the interface that leads to an address, or `Some(None)` without a route. `None` if
+    /// the route is unknown.
     #[allow(
         clippy::option_option,
         reason = "whether it is known, and whether there is one"
@@ -277,7 +279,7 @@ fn known(bytes: &[u8]) -> Known {
     bytes.iter().copied().map(Some).collect()
 }
 
-/// A number in the kernel's own order.
+/// Returns a number in host byte order.
 fn number(number: Option<u32>) -> Known {
     match number {
         Some(number) => known(&number.to_ne_bytes()),
@@ -285,7 +287,7 @@ fn number(number: Option<u32>) -> Known {
     }
 }
 
-/// An interface's name; of none it is empty.
+/// Returns an interface's name; empty without an interface.
 fn name(interface: Option<&Interface>) -> Known {
     let name = interface.map_or("", |interface| &interface.name);
     let mut bytes: Known = name.bytes().take(INTERFACE_NAME - 1).map(Some).collect();

@@ -1,5 +1,5 @@
-//! Tables that are held whole: what was dumped, or what a test has made. It answers as the kernel
-//! does, and counts what it was asked.
+//! Tables in memory, from a dump or from a test. They answer like the kernel, and count the
+//! questions.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,7 +11,7 @@ use nftables_netlink::{
 use super::reader::{At, Reader};
 use super::sets;
 
-/// Tables, whole.
+/// Tables with all of their objects.
 #[derive(Debug, Clone, Default)]
 pub struct Held {
     generation: u32,
@@ -19,13 +19,13 @@ pub struct Held {
     hooked: Vec<Hooked>,
     rules: HashMap<At, Vec<FoundRule>>,
     sets: HashMap<At, (FoundSet, Contents)>,
-    /// How often something was asked for.
+    /// Number of questions asked.
     pub asked: usize,
-    /// How often the ruleset is changed after a question for its number.
+    /// Number of changes that happen, one after each question for the generation.
     pub changes: usize,
 }
 
-/// The elements of a set, as it is asked.
+/// The elements of a set, in a form for lookups.
 #[derive(Debug, Clone)]
 enum Contents {
     Single(BTreeMap<Vec<u8>, Element>),
@@ -80,7 +80,7 @@ impl Held {
             .insert(at(family, table, &set.name), (found, contents));
     }
 
-    /// Adds a table that was read whole.
+    /// Adds a table dump.
     pub fn add(&mut self, whole: Whole) {
         let Some(table) = whole.table else { return };
         let (family, name) = (table.family, Name::clone(&table.name));
@@ -142,7 +142,7 @@ impl Reader for Held {
         Ok(match contents {
             Contents::Single(all) => {
                 let found = all.get(key);
-                // The one for all others has no key.
+                // The catch-all element has an empty key.
                 found.or_else(|| all.get([].as_slice())).cloned()
             }
             Contents::Ranges(all) => sets::find(all, key).cloned(),

@@ -1,4 +1,4 @@
-//! What is asked of the kernel's nf_tables, object by object.
+//! Reads the kernel's nf_tables object by object.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,19 +7,19 @@ use nftables_netlink::{
     Element, Error, Family, FoundRule, FoundSet, Generation, Hooked, Name, Nftables, Table,
 };
 
-/// A chain or a set of a table.
+/// The address of a chain or set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct At {
-    /// The family of the table.
+    /// The table's family.
     pub family: Family,
-    /// The table.
+    /// The table's name.
     pub table: Name,
-    /// The chain, or the set.
+    /// The name of the chain or set.
     pub name: Name,
 }
 
 impl At {
-    /// Another chain or set of the same table.
+    /// Returns the address of another chain or set of the same table.
     #[must_use]
     pub fn beside(&self, name: &Name) -> Self {
         Self {
@@ -30,56 +30,56 @@ impl At {
     }
 }
 
-/// Where the ruleset is read from: the kernel, or a fake of tests. Nothing is read that is not
-/// asked for, as a table may hold 100,000 chains and elements.
+/// A source of the ruleset: the kernel, or a fake in tests. It reads only requested objects,
+/// because a table may have 100,000 chains and elements.
 pub trait Reader {
-    /// The number of the ruleset: where it is as before, nothing has changed.
+    /// Returns the ruleset's generation. An equal number means that nothing changed.
     ///
     /// # Errors
     ///
-    /// Those of [`Nftables::generation`].
+    /// As [`Nftables::generation`].
     fn generation(&mut self) -> Result<Generation, Error>;
 
-    /// The tables of all families.
+    /// Returns the tables of all families.
     ///
     /// # Errors
     ///
-    /// Those of [`Nftables::tables`].
+    /// As [`Nftables::tables`].
     fn tables(&mut self) -> Result<Vec<Table>, Error>;
 
-    /// The base chains of all tables.
+    /// Returns the base chains of all tables.
     ///
     /// # Errors
     ///
-    /// Those of [`Nftables::hooked`].
+    /// As [`Nftables::hooked`].
     fn hooked(&mut self) -> Result<Vec<Hooked>, Error>;
 
-    /// The rules of a chain, their anonymous sets in them.
+    /// Returns the rules of a chain with their anonymous sets.
     ///
     /// # Errors
     ///
-    /// Those of [`Nftables::rules_of_chain`].
+    /// As [`Nftables::rules_of_chain`].
     fn rules(&mut self, chain: &At) -> Result<Vec<FoundRule>, Error>;
 
-    /// A named set without its elements.
+    /// Returns a named set without its elements.
     ///
     /// # Errors
     ///
-    /// Those of [`Nftables::set`].
+    /// As [`Nftables::set`].
     fn set(&mut self, set: &At) -> Result<Option<FoundSet>, Error>;
 
-    /// The element that a key is in; else the one for all others.
+    /// Returns the element that contains a key, or the catch-all element.
     ///
     /// # Errors
     ///
-    /// Those of [`Nftables::element`].
+    /// As [`Nftables::element`].
     fn element(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error>;
 
-    /// What ends the range that a key lies in, in a set of ranges of single values.
+    /// Returns the marker that ends the range around a key, in a set of ranges of single values.
     ///
     /// # Errors
     ///
-    /// Those of [`Nftables::interval_end`].
+    /// As [`Nftables::interval_end`].
     fn interval_end(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error>;
 }
 
@@ -117,8 +117,8 @@ impl Reader for Nftables {
     }
 }
 
-/// What has been asked once, so that packets that meet the same things do not ask again. It holds
-/// what those packets met, and goes with the question.
+/// A reader with a cache, so that packets on the same path do not ask twice. It lives as long as
+/// one question.
 #[derive(Debug)]
 pub(super) struct Asked<R> {
     reader: R,

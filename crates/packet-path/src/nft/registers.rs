@@ -1,41 +1,41 @@
-//! The registers of a rule, byte by byte: what is not known of a packet stays unknown through copies
-//! and masks, and is noticed only where something depends on it.
+//! The registers of a rule, byte by byte. Unknown bytes remain unknown through copies and masks,
+//! and matter only if an outcome depends on them.
 
 use nftables_netlink::{Bytes, Comparison, Register};
 use smallvec::SmallVec;
 
-/// Bytes, each of them known or not.
+/// Bytes that may be unknown.
 pub(super) type Known = SmallVec<[Option<u8>; 32]>;
 
-/// 16 places of 4 bytes.
+/// The register file: 16 slots of 4 bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Registers([Option<u8>; 64]);
 
 impl Registers {
-    /// Nothing in them is known.
+    /// Creates registers with unknown content.
     pub(super) fn new() -> Self {
         Self([None; 64])
     }
 
-    /// So many bytes from a place on; what lies beyond the last place is unknown.
+    /// Returns `len` bytes from a slot on; bytes beyond the last slot are unknown.
     pub(super) fn read(&self, from: Register, len: usize) -> Known {
         let at = usize::from(from.place()) * 4;
         let byte = |index| self.0.get(index).copied().flatten();
         (at..at.saturating_add(len.min(64))).map(byte).collect()
     }
 
-    /// The same, where all of them are known.
+    /// Returns `len` bytes from a slot on, if all of them are known.
     pub(super) fn bytes(&self, from: Register, len: usize) -> Option<Bytes> {
         self.read(from, len).into_iter().collect()
     }
 
-    /// A number in the kernel's own order.
+    /// Returns a number in host byte order.
     pub(super) fn number(&self, from: Register) -> Option<u32> {
         let bytes = self.bytes(from, 4)?;
         <[u8; 4]>::try_from(&*bytes).ok().map(u32::from_ne_bytes)
     }
 
-    /// Writes bytes; what fills up their last place is 0.
+    /// Writes bytes and pads the last slot with zeros.
     pub(super) fn write(&mut self, to: Register, bytes: &[Option<u8>]) {
         let at = usize::from(to.place()) * 4;
         let filled = bytes.len().next_multiple_of(4);
@@ -46,19 +46,19 @@ impl Registers {
         }
     }
 
-    /// Writes bytes that are known.
+    /// Writes known bytes.
     pub(super) fn put(&mut self, to: Register, bytes: &[u8]) {
         let known: Known = bytes.iter().copied().map(Some).collect();
         self.write(to, &known);
     }
 
-    /// Writes so many that are not.
+    /// Marks bytes as unknown.
     pub(super) fn forget(&mut self, to: Register, len: usize) {
         self.write(to, &Known::from_elem(None, len.min(64)));
     }
 }
 
-/// `(from & mask) ^ xor`: what the mask leaves out need not be known.
+/// Computes `(from & mask) ^ xor`. Bytes that the mask clears need not be known.
 pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> Known {
     let bytes = from.iter().zip(mask).zip(xor);
     bytes
@@ -69,7 +69,7 @@ pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> Known {
         .collect()
 }
 
-/// Each number of so many bytes with its bytes turned around.
+/// Swaps the bytes of each number of `size` bytes.
 pub(super) fn turned(from: &[Option<u8>], size: usize) -> Known {
     let size = if cfg!(target_endian = "little") {
         size.max(1)
@@ -80,7 +80,7 @@ pub(super) fn turned(from: &[Option<u8>], size: usize) -> Known {
     numbers.flat_map(|one| one.iter().rev().copied()).collect()
 }
 
-/// Whether a comparison holds; `None` where that depends on what is not known.
+/// Compares bytes; `None` if the result depends on unknown bytes.
 pub(super) fn compare(found: &[Option<u8>], how: Comparison, with: &[u8]) -> Option<bool> {
     let differs = |(byte, with): (&Option<u8>, &u8)| byte.is_some_and(|byte| byte != *with);
     let is_other = found.iter().zip(with).any(differs);

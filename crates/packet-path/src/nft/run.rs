@@ -1,4 +1,4 @@
-//! A rule that is being carried out for a packet: as data.
+//! The state of a rule during its evaluation.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,51 +11,51 @@ use crate::branch::Branch;
 use crate::kernel::Kernel;
 use crate::packet::SourceNat;
 
-/// Carries out the rules of one table.
+/// The evaluation of one base chain.
 pub(super) struct Evaluation<'a, R> {
     pub(super) asked: &'a mut Asked<R>,
     pub(super) kernel: &'a dyn Kernel,
-    /// How many rules and choices may still be followed.
+    /// Number of rules and choices that may still be evaluated.
     pub(super) budget: usize,
 }
 
-/// A rule that is being carried out.
+/// A rule during its evaluation on one path.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
-    /// The next expression.
+    /// Index of the next expression.
     pub(super) at: usize,
     pub(super) branch: Branch,
     pub(super) registers: Registers,
-    /// What it has done, in words.
+    /// The effects so far.
     pub(super) did: Vec<Did>,
-    /// The elements that it has found in sets of its own, each with the place of the expression.
+    /// The elements matched in anonymous sets, each with the index of its expression.
     pub(super) found: Vec<(usize, Element)>,
-    /// Those that it has found in sets of the table, as they are listed.
+    /// The elements matched in named sets, as text.
     pub(super) members: Vec<String>,
-    /// Among how many it has chosen by chance, if it has.
+    /// The number of alternatives in the rule's random choices, if it has any.
     pub(super) choices: Option<u32>,
-    /// What it depends on and is not known, and whether this run takes it to match.
+    /// The reason why the outcome is unknown, and true if this path assumes a match.
     pub(super) doubt: Option<(bool, Arc<str>)>,
 }
 
-/// What a rule does to a packet.
+/// An effect of a rule on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Did {
-    /// Another mark, and the one before.
+    /// The mark before and after.
     Mark(u32, u32),
-    /// Another destination.
+    /// The new destination.
     Destination(IpAddr, u16),
-    /// The destination stays, whatever others say.
+    /// The destination stays, and no later rule changes it.
     Kept,
-    /// To this node itself: its address, where it has one there, and the port.
+    /// Redirected to this node: its address, if it has one there, and the port.
     Redirected(Option<IpAddr>, u16),
-    /// Another source.
+    /// The new source.
     Source(SourceNat),
-    /// Noted in a set.
+    /// Added to a set.
     Noted(nftables_netlink::Name),
-    /// Taken out of a set.
+    /// Deleted from a set.
     Forgotten(nftables_netlink::Name),
-    /// It is not tracked.
+    /// Excluded from connection tracking.
     Untracked,
 }
 
@@ -68,11 +68,11 @@ impl Did {
     }
 }
 
-/// How the carrying out of a rule stops.
+/// The result of evaluating a rule on one path.
 pub(super) enum Stop {
-    /// It does not match, its expressions are all done, or one has said where the packet goes.
+    /// The rule ended: without a match, after its last expression, or with a verdict.
     Ended(Box<Run>, Option<Verdict>),
-    /// It goes on in each of these ways.
+    /// The rule continues on each of these paths.
     Fork(Vec<Run>),
 }
 
@@ -91,18 +91,18 @@ impl Run {
     }
 }
 
-/// What one expression comes to.
+/// The result of one expression.
 pub(super) enum Done {
     On,
     Missed,
     Ended(Option<Verdict>),
-    /// Whether it goes on depends on what is not known.
+    /// Unknown outcome; the reason.
     Open(&'static str),
-    /// The same, of an expression that is not understood.
+    /// Unknown outcome of an unsupported expression.
     NotUnderstood,
-    /// What it does to the packet cannot be told.
+    /// Unknown effect on the packet.
     Lost,
-    /// A number of so many is made, from this one on.
+    /// Random choice: count, first number, and the register that receives the number.
     Choose(u32, u32, Register),
 }
 

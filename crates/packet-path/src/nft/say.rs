@@ -1,4 +1,4 @@
-//! What a rule does to a packet, in plain words.
+//! Describes the effects of a rule on a packet in plain words.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use super::run::{Did, Run};
 use crate::branch::{Counters, End, Step};
 use crate::packet::SourceNat;
 
-/// `table ip kube-proxy, chain services`
+/// Returns `table ip kube-proxy, chain services`.
 pub(super) fn place(chain: &At) -> String {
     let table = table(chain);
     format!("{table}, chain {}", chain.name)
 }
 
-/// `table ip kube-proxy`
+/// Returns `table ip kube-proxy`.
 pub(super) fn table(of: &At) -> String {
     let family = super::family_name(of.family);
     format!("table {family} {}", of.table)
 }
 
-/// What a rule has done; `None` where that is nothing.
+/// Describes the effect of a rule; `None` if it had none.
 pub(super) fn step(
     chain: &At,
     found: &FoundRule,
@@ -115,7 +115,7 @@ fn mark(before: u32, after: u32) -> String {
     }
 }
 
-/// What the sender of a refused packet is told (`NFT_REJECT_*`, and the code).
+/// Names the message to the sender of a rejected packet (`NFT_REJECT_*` and the code).
 pub(super) fn refusal(family: IpFamily, kind: u32, code: u8) -> String {
     let what = match (kind, family, code) {
         (1, ..) => return "TCP reset".to_owned(),
@@ -138,31 +138,31 @@ fn quoted(chain: &At, rule: &Rule) -> String {
     format!("{}: `{text}`", place(chain))
 }
 
-/// A rule that asks what is not known.
+/// Describes a doubt about unknown packet data.
 pub(super) fn open(chain: &At, rule: &Rule, why: &str) -> Arc<str> {
     format!("{}: {why}", quoted(chain, rule)).into()
 }
 
-/// A rule with an expression that is not understood.
+/// Describes a doubt about an unsupported expression.
 pub(super) fn not_understood(chain: &At, rule: &Rule, expression: &Expression) -> Arc<str> {
     let what = expression.name();
     format!("{}: its `{what}` is not understood", quoted(chain, rule)).into()
 }
 
-/// A rule that would do something to the packet that is not understood.
+/// Describes an unknown effect of an unsupported expression.
 pub(super) fn lost(chain: &At, rule: &Rule, expression: &Expression) -> String {
     let what = expression.name();
     let rule = quoted(chain, rule);
     format!("{rule}: what its `{what}` does to the packet cannot be told")
 }
 
-/// A rule at which there are more ways than can be followed.
+/// Describes a rule after which there are too many paths to follow.
 pub(super) fn too_many(chain: &At, rule: &Rule) -> String {
     let rule = quoted(chain, rule);
     format!("{rule}: up to here there are too many ways and rules to follow them further")
 }
 
-/// Jumps that the kernel would not have taken.
+/// Describes jumps deeper than the kernel accepts.
 pub(super) fn too_deep(to: &At) -> String {
     format!("{}: jumps lead deeper than the kernel allows", place(to))
 }

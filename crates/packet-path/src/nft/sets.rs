@@ -1,8 +1,8 @@
-//! Sets that belong to a rule, which come with it whole.
+//! Lookups in anonymous sets.
 
 use nftables_netlink::{AnonymousSet, DataType, Element};
 
-/// Bytes of a key; each part of several is filled up to 4 bytes.
+/// Returns the bytes of a key. In a concatenation each part is padded to 4 bytes.
 pub(super) fn key_len(parts: &[DataType]) -> usize {
     match parts {
         [only] => only.len(),
@@ -13,7 +13,7 @@ pub(super) fn key_len(parts: &[DataType]) -> usize {
     }
 }
 
-/// The element that a key is in.
+/// Returns the element that contains a key.
 pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
     let mut elements = set.elements.iter();
     if !set.intervals {
@@ -24,12 +24,12 @@ pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element>
         return elements.find(|element| is_within(element, key, &parts));
     }
     let before = elements.filter(|element| element.key[..] <= *key);
-    // Of a range that begins where another ends, the beginning counts.
+    // If one range begins where another ends, the beginning counts.
     let last = before.max_by_key(|element| (&element.key, !element.ends_interval));
     last.filter(|element| !element.ends_interval)
 }
 
-/// Where each part of a key is.
+/// Returns the position of each part of a key.
 fn parts(types: &[DataType]) -> Vec<std::ops::Range<usize>> {
     let mut at = 0;
     let range = |part: &DataType| {
@@ -40,7 +40,7 @@ fn parts(types: &[DataType]) -> Vec<std::ops::Range<usize>> {
     types.iter().map(range).collect()
 }
 
-/// Each part of the key lies in its range.
+/// Returns true if each part of the key is in its range.
 fn is_within(element: &Element, key: &[u8], parts: &[std::ops::Range<usize>]) -> bool {
     let last = element.key_end.as_ref().unwrap_or(&element.key);
     parts.iter().all(|part| {

@@ -1,4 +1,4 @@
-//! What gives a packet another destination or another source.
+//! Expressions that translate a packet's destination or source.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,7 @@ impl Run {
         match did {
             Some(did) => {
                 self.did.push(did);
-                // It is accepted, as by a verdict.
+                // A translation accepts the packet like a verdict.
                 Done::Ended((self.branch.end.is_none()).then_some(Verdict::Accept))
             }
             None => Done::Lost,
@@ -59,7 +59,7 @@ impl Run {
             Some(iif) => evaluation.kernel.address_of(iif, packet.source).ok()?,
         };
         if address.is_none() {
-            // The kernel has no address to redirect it to, and drops it.
+            // Without an address to redirect to, the kernel drops the packet.
             self.branch.end = Some(End::Dropped);
         } else {
             packet.translate(address, port);
@@ -68,7 +68,7 @@ impl Run {
         Some(Did::Redirected(address, self.branch.packet.port))
     }
 
-    /// A port in a register, if there is one; `None` where it is not known.
+    /// Returns the port in a register, or `Some(None)` without a register. `None` if it is unknown.
     #[allow(
         clippy::option_option,
         reason = "whether it is known, and whether there is one"

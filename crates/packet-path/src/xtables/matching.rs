@@ -1,4 +1,4 @@
-//! Whether a packet fits a rule.
+//! Matches a packet against a rule.
 
 use std::net::IpAddr;
 
@@ -10,27 +10,28 @@ use crate::bridge::comes_by_port;
 use crate::kernel::{AddressType, Kernel, SetKey, Unread};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
 
-/// Whether it fits, and by which members of sets.
+/// The result of matching a rule, and the set members that matched.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Fit {
     pub(super) how: How,
     pub(super) members: Vec<String>,
-    /// Whether it was taken not to fit since a client that is new is in no list of `recent`.
+    /// True if a new client is assumed to be missing in a list of `recent`.
     pub(super) is_new_client: bool,
 }
 
-/// Whether it fits.
+/// The result of matching a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum How {
     No,
     Yes,
-    /// By chance, of this likelihood, less than 1.
+    /// Matches with this probability, less than 1.
     Chance(f64),
-    /// It cannot be told: why.
+    /// Unknown; the reason.
     Unknown(String),
 }
 
-/// Asks all that the rule asks; what is in the packet first, and the kernel only then.
+/// Evaluates all matches of a rule. Those that need only the packet come first, and questions to
+/// the kernel last.
 pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> Fit {
     let mut fit = Fit {
         how: How::Yes,
@@ -125,7 +126,7 @@ fn ask(test: &Test, packet: &Packet, kernel: &dyn Kernel, fit: &mut Fit) -> Resu
     Ok(Answer::from(is != test.is_inverted))
 }
 
-/// The flags of TCP that a first packet has, and the answer to it.
+/// Returns the TCP flags of a first packet, or of the reply.
 fn flags(packet: &Packet) -> u8 {
     match packet.reply {
         None => super::SYN,
@@ -147,7 +148,7 @@ fn interface(side: Side, packet: &Packet) -> Option<&Interface> {
     }
 }
 
-/// What has no interface has one without a name.
+/// Compares a name; a missing interface has an empty name.
 fn is_named(interface: Option<&Interface>, pattern: &str) -> bool {
     let name = interface.map_or("", |interface| &interface.name);
     match pattern.strip_suffix('+') {
@@ -164,7 +165,7 @@ fn is_port(
     let is = |port: u16| ranges.iter().any(|range| range.contains(&port));
     let of = |port: Option<u16>, lowest: u16, which: &str| match port {
         Some(port) => Ok(is(port)),
-        // Any of those that nobody has chosen.
+        // The port is unknown: any ephemeral port.
         None if ranges.iter().all(|range| *range.end() < lowest) => Ok(false),
         None if ranges
             .iter()
@@ -184,10 +185,10 @@ fn is_port(
     }
 }
 
-/// No client's port by itself is below.
+/// Lower bound of a client's own ports.
 const EPHEMERAL: u16 = 1024;
-/// Nor is one to which an answer goes below the first that systems take (`ip_local_port_range`; others
-/// begin at 49152).
+/// Lower bound of default ephemeral ports (`ip_local_port_range`; other systems begin at 49152).
+/// Replies go to such ports.
 const ANSWERED: u16 = 32_768;
 
 fn is_in(state: State, packet: &Packet) -> bool {
@@ -226,7 +227,7 @@ fn is_of_type(
     Ok(types.iter().any(|wanted| wanted == name))
 }
 
-/// The member that the packet is by these sides of it.
+/// Returns the set member that matches these sides of the packet.
 fn member(
     set: &str,
     sides: &[Side],
@@ -242,7 +243,7 @@ fn member(
     kernel.member(set, &key).map_err(|unread| told(&unread))
 }
 
-/// What is looked for in a set of this type; `None`: the packet can be no member.
+/// Returns the key for a set of this type; `None` if the packet cannot be a member.
 fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey>, String> {
     let unknown = || format!("sets of type {type_name} are not understood");
     let (_, parts) = type_name.split_once(':').ok_or_else(unknown)?;
@@ -257,7 +258,7 @@ fn key(type_name: &str, sides: &[Side], packet: &Packet) -> Result<Option<SetKey
             "ip" | "net" => key.ip2 = Some(address(*side, packet)),
             "port" => {
                 let port = match side {
-                    // No set singles out a client's.
+                    // Sets do not match a client's port.
                     Side::Destination => packet.destination_port().unwrap_or(Packet::CLIENT_PORT),
                     Side::Source => packet.source_port.ok_or("it depends on the source port")?,
                 };
@@ -296,7 +297,7 @@ fn told(unread: &Unread) -> String {
     unread.to_string()
 }
 
-/// The source in words, for who reads what a rule has done.
+/// Describes a source translation.
 pub(super) fn source_words(nat: &SourceNat) -> String {
     match nat {
         SourceNat::To(Some(address), _) => format!("its source becomes {address}"),

@@ -1,4 +1,4 @@
-//! The words of a rule, one option after the other.
+//! Parses the words of a rule, option by option.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use iptables::Words;
 use super::rule::{Ask, Bridge, Ipvs, PortSide, Rule, Side, State, Target, Test};
 use super::targets::{self, Rest, masked};
 
-/// Matches that are read here. Of others all is taken as one thing that is not understood.
+/// Supported matches. All options of another match together become one unsupported match.
 const MODULES: [&str; 17] = [
     "comment",
     "tcp",
@@ -31,7 +31,7 @@ const MODULES: [&str; 17] = [
     "icmp",
 ];
 
-/// Reads all options of a rule.
+/// Parses all options of a rule.
 pub(super) fn read(words: Words<'_>) -> Rule {
     let mut words = words.peekable();
     let mut reading = Reading::default();
@@ -63,13 +63,13 @@ pub(super) fn read(words: Words<'_>) -> Rule {
     }
 }
 
-/// What has been read of a rule.
+/// The state of parsing a rule.
 #[derive(Debug, Default)]
 struct Reading {
     tests: Vec<Test>,
     is_inverted: bool,
     module: String,
-    /// Of the module that is being read, where its options make one thing.
+    /// Options of the current match that form one test together.
     ipvs: Option<Ipvs>,
     recent: Option<(bool, String)>,
     types: Vec<(Side, Vec<String>, bool)>,
@@ -94,7 +94,7 @@ impl Reading {
         }
     }
 
-    /// Closes what the options of a module have said together.
+    /// Completes a match whose options form one test.
     fn end(&mut self) {
         if let Some(ipvs) = self.ipvs.take() {
             self.push(Ask::Ipvs(ipvs));
@@ -123,7 +123,7 @@ impl Reading {
     fn option(&mut self, option: &str, words: &mut Rest<'_>) {
         match self.known(option, words) {
             Some(Some(ask)) => self.push(ask),
-            // It is a part of something, or says nothing.
+            // The option belongs to another one, or tests nothing.
             Some(None) => self.is_inverted = false,
             None => {
                 let mut text = option.to_owned();
@@ -136,7 +136,7 @@ impl Reading {
         }
     }
 
-    /// `None`: it is not understood. `Some(None)`: it asks nothing by itself.
+    /// Parses an option. `None`: not supported. `Some(None)`: it is no test by itself.
     #[allow(clippy::option_option, reason = "three cases, named above")]
     fn known(&mut self, option: &str, words: &mut Rest<'_>) -> Option<Option<Ask>> {
         let flag = match (&*self.module, option) {
@@ -174,7 +174,7 @@ impl Reading {
         Some(read)
     }
 
-    /// An option with values. They are taken where the option is understood.
+    /// Parses an option with values, and consumes them if the option is supported.
     #[allow(clippy::option_option, reason = "as of `known`")]
     fn valued(&mut self, option: &str, value: &str, words: &mut Rest<'_>) -> Option<Option<Ask>> {
         let ask = match (&*self.module, option) {
@@ -186,7 +186,7 @@ impl Reading {
                 0 => Ask::Always(true),
                 number => Ask::Protocol(number),
             },
-            // What says nothing by itself.
+            // Options that test nothing by themselves.
             ("comment", "--comment")
             | ("statistic", "--mode" | "--packet")
             | ("recent", "--seconds" | "--hitcount" | "--mask") => {
@@ -204,7 +204,7 @@ impl Reading {
             ("multiport", "--sports") => Ask::Ports(PortSide::Of(Side::Source), ports(value)?),
             ("multiport", "--ports") => Ask::Ports(PortSide::Either, ports(value)?),
             ("tcp", "--tcp-flags") => return flags(words),
-            // Of no packet that is asked about.
+            // No packet that we follow is ICMP.
             ("icmp", "--icmp-type" | "--icmpv6-type") => Ask::Always(false),
             ("conntrack", "--ctstate") | ("state", "--state") => Ask::State(states(value)?),
             ("conntrack", "--ctstatus") => Ask::State(statuses(value)?),
@@ -270,7 +270,7 @@ impl Reading {
             "--vproto" => ipvs.protocol = Some((protocol(value)?, is_wanted)),
             "--vaddr" => ipvs.address = Some((network(value)?, is_wanted)),
             "--vport" => ipvs.port = Some((value.parse().ok()?, is_wanted)),
-            // A first packet is of that direction, and kube-proxies masquerade.
+            // The first packet has that direction, and kube-proxies masquerade.
             "--vdir" if value == "ORIGINAL" && is_wanted => {}
             "--vmethod" if value == "MASQ" && is_wanted => {}
             _ => return None,
@@ -299,7 +299,7 @@ fn flags(words: &mut Rest<'_>) -> Option<Option<Ask>> {
     Some(Some(Ask::TcpFlags(mask, set)))
 }
 
-/// Whether a word begins something else than the options of a match.
+/// Returns true if a word begins a new option that is not part of the current match.
 fn is_next(word: &str) -> bool {
     matches!(
         word,
@@ -307,7 +307,7 @@ fn is_next(word: &str) -> bool {
     )
 }
 
-/// An address, a network, or a network as address and netmask.
+/// Parses an address, a network, or an address with a netmask.
 fn network(text: &str) -> Option<IpNet> {
     if let Ok(net) = text.parse() {
         return Some(net);
@@ -320,7 +320,7 @@ fn network(text: &str) -> Option<IpNet> {
     }
 }
 
-/// IANA's number of a protocol; 0 of all.
+/// Parses a protocol name or number; 0 means all.
 fn protocol(text: &str) -> Option<u8> {
     const NAMES: [(&str, u8); 12] = [
         ("all", 0),
@@ -340,7 +340,7 @@ fn protocol(text: &str) -> Option<u8> {
     named.map_or_else(|| text.parse().ok(), |(_, number)| Some(*number))
 }
 
-/// `80`, `80:90`, `80,443,8000:8080`.
+/// Parses `80`, `80:90`, `80,443,8000:8080`.
 fn ports(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
     text.split(',').map(range).collect()
 }
@@ -380,7 +380,8 @@ fn states(text: &str) -> Option<Vec<State>> {
     text.split(',').map(state).collect()
 }
 
-/// Of a first packet none of these holds: its connection nobody has confirmed yet.
+/// Parses connection statuses. A first packet has none of them, because its connection is not
+/// confirmed yet.
 fn statuses(text: &str) -> Option<Vec<State>> {
     let status = |name| match name {
         "SEEN_REPLY" | "CONFIRMED" => Some(State::Established),
@@ -414,7 +415,7 @@ fn tcp_flags(text: &str) -> Option<u8> {
 }
 
 impl Rule {
-    /// Reads the options behind `-A CHAIN`. What is not understood of them is kept as such.
+    /// Parses the options after `-A CHAIN`. Unsupported ones are kept as text.
     pub(super) fn parse(words: Words<'_>) -> Self {
         read(words)
     }

@@ -1,79 +1,79 @@
-//! One rule of `iptables-save`, read into what it asks and what it does.
+//! One rule of `iptables-save`, parsed into tests and a target.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
-/// A rule.
+/// A rule: tests and a target.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Rule {
-    /// What it asks; all of it has to hold.
+    /// The tests; all of them must hold.
     pub(super) tests: Vec<Test>,
-    /// What it does then.
+    /// The effect if they hold.
     pub(super) target: Target,
 }
 
-/// One thing that a rule asks.
+/// One test of a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Test {
-    /// Whether it has to be otherwise (`!`).
+    /// True if the test is negated (`!`).
     pub(super) is_inverted: bool,
-    /// What.
+    /// The tested property.
     pub(super) ask: Ask,
 }
 
-/// What a rule may ask.
+/// A property that a rule can test.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Ask {
     /// `-s`, `-d`.
     Address(Side, IpNet),
-    /// `-i`, `-o`: the name, `+` at its end for whatever follows.
+    /// `-i`, `-o`: the name; a final `+` matches any suffix.
     Interface(Side, String),
-    /// `-p`, by IANA's number.
+    /// `-p`, the IANA protocol number.
     Protocol(u8),
     /// `--sport`, `--dports`, ...
     Ports(PortSide, Vec<RangeInclusive<u16>>),
     /// `--ctstate`, `--state`.
     State(Vec<State>),
-    /// `--ctdir`: whether it is an answer.
+    /// `--ctdir`: true for replies.
     IsAnswer(bool),
     /// `--ctorigdst`, `--ctorigsrc`.
     OriginalAddress(Side, IpNet),
     /// `--ctorigdstport`.
     OriginalPort(RangeInclusive<u16>),
-    /// `--mark`, as value and mask.
+    /// `--mark`: value and mask.
     Mark(u32, u32),
     /// `-m connmark --mark`.
     ConnectionMark(u32, u32),
-    /// `--src-type`, `--dst-type`; the last says whether only the interface's own addresses count.
+    /// `--src-type`, `--dst-type`; the last field limits the test to one interface's addresses.
     AddressType(Side, Vec<String>, Option<Side>),
-    /// `--match-set`: the name, and which side each part of a member is.
+    /// `--match-set`: the name, and the packet side of each part of a member.
     Set(String, Vec<Side>),
-    /// `--physdev-is-in` and its like.
+    /// `--physdev-is-in` and similar options.
     Bridge(Bridge),
     /// `-m ipvs`.
     Ipvs(Ipvs),
-    /// One in so many, as a chance.
+    /// `-m statistic`: the probability of a match.
     Chance(f64),
-    /// `-m recent` with `--rcheck` or `--update`: whether the source is in the list of this name.
+    /// `-m recent` with `--rcheck` or `--update`: the list that must contain the source.
     Remembered(String),
-    /// Flags of TCP: which are looked at, and which of these are set.
+    /// TCP flags: the tested ones, and those of them that must be set.
     TcpFlags(u8, u8),
-    /// Holds for all packets, or for none.
+    /// Matches every packet, or none.
     Always(bool),
-    /// What is not understood, as it is written.
+    /// An unsupported test, as text.
     Unknown(String),
 }
 
-/// Source or destination; of interfaces, in or out.
+/// Source or destination; for interfaces, input or output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Source,
     Destination,
 }
 
-/// Which port.
+/// The port or ports that a test applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PortSide {
     Of(Side),
@@ -81,7 +81,7 @@ pub(super) enum PortSide {
     Either,
 }
 
-/// What connection tracking says of a packet.
+/// A state in connection tracking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     New,
@@ -89,21 +89,21 @@ pub(super) enum State {
     Untracked,
     Dnat,
     Snat,
-    /// `ESTABLISHED`, `SEEN_REPLY`, `CONFIRMED`: of an answer.
+    /// `ESTABLISHED`, `SEEN_REPLY`, `CONFIRMED`: states of a reply.
     Established,
-    /// `RELATED`, `EXPECTED`, `ASSURED`: of neither a first packet nor the answer to it.
+    /// `RELATED`, `EXPECTED`, `ASSURED`: states of neither a first packet nor its reply.
     Later,
 }
 
-/// What is asked of ports of bridges.
+/// A test of bridge ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Bridge {
     IsIn,
-    /// What no routed packet is.
+    /// Never holds for a routed packet.
     IsOut,
 }
 
-/// `-m ipvs`.
+/// The options of `-m ipvs`, each with false if it is negated.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ipvs {
     pub(super) protocol: Option<(u8, bool)>,
@@ -111,17 +111,17 @@ pub(super) struct Ipvs {
     pub(super) port: Option<(u16, bool)>,
 }
 
-/// What a rule does.
+/// The effect of a rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Target {
-    /// It counts.
+    /// Counts only.
     None,
     Accept,
     Drop,
     Return,
-    /// By which message.
+    /// Rejects with this message.
     Reject(String),
-    /// The mark becomes `(mark & !mask) ^ value`.
+    /// Sets the mark to `(mark & !mask) ^ value`.
     Mark {
         value: u32,
         mask: u32,
@@ -130,20 +130,20 @@ pub(super) enum Target {
     Masquerade,
     Snat(Nat),
     Dnat(Nat),
-    /// To which port.
+    /// Redirects to this node, and to this port if given.
     Redirect(Option<u16>),
     NoTrack,
-    /// It does nothing to the packet that matters here: its name.
+    /// Has no effect on the packet's path; its name.
     Harmless(String),
-    /// Through this chain, and back.
+    /// Calls this chain.
     Jump(String),
-    /// Through this chain, and back to where this one was led to from.
+    /// Continues in this chain without returning.
     Goto(String),
-    /// What is not understood.
+    /// An unsupported target, as text.
     Unknown(String),
 }
 
-/// What becomes of marks of connections.
+/// A change of marks of packets and connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionMark {
     Set { value: u32, mask: u32 },
@@ -151,7 +151,7 @@ pub(super) enum ConnectionMark {
     Restore { from: u32, to: u32 },
 }
 
-/// An address and port that another is translated to.
+/// The new address and port of a translation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Nat {
     pub(super) address: Option<IpAddr>,
@@ -159,7 +159,7 @@ pub(super) struct Nat {
 }
 
 impl Ask {
-    /// Whether the kernel has to be asked to answer it.
+    /// Returns true if the test needs a question to the kernel.
     pub(super) fn is_dear(&self) -> bool {
         matches!(
             self,

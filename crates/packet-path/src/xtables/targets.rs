@@ -1,4 +1,4 @@
-//! What rules do: their targets, read.
+//! Parses the targets of rules.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
@@ -8,7 +8,7 @@ use iptables::Words;
 
 use super::rule::{ConnectionMark, Nat, Target};
 
-/// Targets that do nothing to where a packet goes.
+/// Targets that do not affect a packet's path.
 const HARMLESS: [&str; 17] = [
     "LOG",
     "NFLOG",
@@ -28,9 +28,9 @@ const HARMLESS: [&str; 17] = [
     "TOS",
     "TTL",
 ];
-/// The target of a rule of nft for which iptables has no words.
+/// The target of an nft rule that iptables cannot express.
 pub(super) const WORDLESS: &str = "[nft]";
-/// Targets of the kernel that are not read here; whatever else there is, is a chain.
+/// Unsupported targets of the kernel. All other names are chains.
 const UNKNOWN: [&str; 14] = [
     WORDLESS,
     "BALANCE",
@@ -48,7 +48,7 @@ const UNKNOWN: [&str; 14] = [
     "TPROXY",
 ];
 
-/// Reads a target and the options behind it.
+/// Parses a target and its options.
 pub(super) fn read(name: &str, words: &mut Rest<'_>) -> Target {
     let options: Vec<Cow<'_, str>> = words.collect();
     let unknown = || {
@@ -70,7 +70,7 @@ pub(super) fn read(name: &str, words: &mut Rest<'_>) -> Target {
         "MASQUERADE" => Some(Target::Masquerade),
         "NOTRACK" => Some(Target::NoTrack),
         "CT" if options.iter().any(|option| option == "--notrack") => Some(Target::NoTrack),
-        // A helper, a zone, a timeout.
+        // A helper, a zone or a timeout.
         "CT" => None,
         "REJECT" => {
             let with = value("--reject-with").unwrap_or("icmp-port-unreachable");
@@ -91,7 +91,7 @@ pub(super) fn read(name: &str, words: &mut Rest<'_>) -> Target {
     read.unwrap_or_else(unknown)
 }
 
-/// The message of a REJECT in words.
+/// Names the message of a REJECT.
 fn message(with: &str) -> String {
     match with {
         "tcp-reset" => "a TCP reset".to_owned(),
@@ -152,7 +152,7 @@ fn connection_mark<'a>(
     Some(Target::ConnectionMark(what))
 }
 
-/// `10.0.0.1:80`, `10.0.0.1`, `:80`, `[fd00::1]:80`. A range is not understood.
+/// Parses `10.0.0.1:80`, `10.0.0.1`, `:80`, `[fd00::1]:80`. Ranges are not supported.
 fn nat(text: &str) -> Option<Nat> {
     if let Ok(both) = text.parse::<SocketAddr>() {
         return Some(Nat {
@@ -176,7 +176,7 @@ fn nat(text: &str) -> Option<Nat> {
 
 pub(super) type Rest<'a> = Peekable<Words<'a>>;
 
-/// `0x4000/0x4000`; without a mask all bits count.
+/// Parses `0x4000/0x4000`; without a mask all bits count.
 pub(super) fn masked(text: &str) -> Option<(u32, u32)> {
     match text.split_once('/') {
         None => Some((number(text)?, u32::MAX)),

@@ -1,4 +1,4 @@
-//! A packet's way through the chains of a table.
+//! Takes a packet through the chains of a table.
 
 use std::net::IpAddr;
 
@@ -13,10 +13,10 @@ use crate::kernel::Kernel;
 use crate::packet::{Packet, SourceNat, Tracking};
 use crate::ruleset::Hook;
 
-/// The kernel refuses chains that lead in circles; a text that nobody checked may hold such.
+/// Limit for nested chains. The kernel rejects loops, but an unchecked text may contain them.
 const DEEPEST: usize = 256;
 
-/// Takes a way through the built-in chain of a hook.
+/// Takes a branch through the built-in chain of a hook.
 pub(super) fn through(
     table: &Table,
     hook: Hook,
@@ -58,37 +58,37 @@ struct Walk<'a> {
     done: Vec<Branch>,
 }
 
-/// Where one way is.
+/// The position of one branch.
 #[derive(Clone)]
 struct At<'a> {
     branch: Branch,
-    /// The chains that it is in, the innermost last.
+    /// The chains that the branch is in, the innermost last.
     frames: Vec<Frame<'a>>,
 }
 
-/// A chain that a way is in.
+/// A chain that a branch is in.
 #[derive(Clone)]
 struct Frame<'a> {
     chain: &'a str,
     rest: Rules<'a>,
-    /// How many steps there were behind the jump that led here; none of a built-in chain.
+    /// Number of steps after the jump to this chain; `None` for a built-in chain.
     steps: Option<usize>,
 }
 
-/// What a rule does with the way.
+/// The effect of a rule on the branch's position.
 enum Next<'r> {
-    /// The next rule.
+    /// Continues with the next rule.
     On,
-    /// Out of the chain.
+    /// Returns from the chain.
     Return,
-    /// Out of the table.
+    /// Leaves the table.
     Leave,
-    /// Into a chain; whether the way comes back behind the rule.
+    /// Enters a chain; `comes_back` is false for a goto.
     Into { chain: &'r str, comes_back: bool },
 }
 
 impl<'a> Walk<'a> {
-    /// Goes on until the way is out of the table, or becomes two.
+    /// Continues until the branch leaves the table or splits.
     fn advance(&mut self, mut at: At<'a>) {
         loop {
             let Some(frame) = at.frames.last_mut() else {
@@ -119,7 +119,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Does what the rule does; gives the way where it goes on.
+    /// Applies a rule; returns the branch if it continues.
     fn carry_out(
         &mut self,
         mut at: At<'a>,
@@ -159,7 +159,7 @@ impl<'a> Walk<'a> {
                 Some(at)
             }
             How::Unknown(why) if is_wordless(&rule.target) => {
-                // What it would do is not known either: the step says so, and the way goes on.
+                // The effect is unknown too: the step says so, and the branch continues.
                 step.says = format!("cannot be told: {why}; here taken not to match");
                 at.branch.step(step);
                 Some(at)
@@ -215,7 +215,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What the target does to the packet. The step is kept if that is anything.
+    /// Applies a target to the packet, and adds a step if it has an effect.
     fn act<'r>(&self, at: &mut At<'a>, target: &'r Target, mut step: Step) -> Next<'r> {
         let packet = &mut at.branch.packet;
         let (says, next) = match target {
@@ -294,7 +294,7 @@ impl<'a> Walk<'a> {
 
     fn masquerade(&self, packet: &mut Packet) -> (String, Next<'static>) {
         let address = packet.oif.as_ref().and_then(|oif| {
-            // That nobody can tell it leaves it unsaid.
+            // If the address is unknown, the step does not name it.
             self.kernel
                 .address_of(oif, packet.destination)
                 .ok()
@@ -318,7 +318,7 @@ impl<'a> Walk<'a> {
         (says, Next::Leave)
     }
 
-    /// What becomes of a way at the end of the built-in chain.
+    /// Applies the policy of the built-in chain.
     fn policy(&self, mut branch: Branch) -> Branch {
         if self.built_in.drops {
             let name = name_of(self.hook);
@@ -337,7 +337,7 @@ impl<'a> Walk<'a> {
 }
 
 impl At<'_> {
-    /// Leaves the innermost chain. A jump into one that did nothing is not worth a step.
+    /// Leaves the innermost chain. A jump into a chain without effect needs no step.
     fn leave(&mut self) {
         let Some(frame) = self.frames.pop() else {
             return;
@@ -349,30 +349,30 @@ impl At<'_> {
     }
 }
 
-/// Reads a rule.
+/// Parses a rule and discards it.
 pub(super) fn read(line: RuleLine<'_>) {
     drop(parse(line));
 }
 
 fn parse(line: RuleLine<'_>) -> Rule {
     let mut words = line.words();
-    // `-A` and the chain.
+    // Skips `-A` and the chain.
     words.next();
     words.next();
     Rule::parse(words)
 }
 
-/// True if iptables has no words for what the rule does.
+/// Returns true if iptables cannot express the rule's target.
 fn is_wordless(target: &Target) -> bool {
     matches!(target, Target::Unknown(text) if text.strip_prefix("-j ") == Some(WORDLESS))
 }
 
-/// Whether it makes no difference to the packet if it is carried out.
+/// Returns true if the target does not affect the packet.
 fn is_harmless(target: &Target) -> bool {
     matches!(target, Target::None | Target::Harmless(_))
 }
 
-/// Of lists of clients that came before: once for each way, as all endpoints have one.
+/// Notes once per branch that lists of earlier clients exist: every endpoint has one.
 fn note_new_client(branch: &mut Branch, mut step: Step) {
     const SAYS: &str = "would send a client that came before to the same endpoint as then; this one is \
                         taken to be new";

@@ -1,6 +1,6 @@
-//! What only the layout `flat` has: maps of endpoints, and rules that choose one of them. Its chains
-//! are of type `nat`, which the first packet of a connection meets alone; what is rejected or
-//! dropped is so there.
+//! The base objects of the layout `flat`: maps of endpoints, and rules that choose one of them. Its
+//! chains are of type `nat`, so only the first packet of a connection passes them. They also reject
+//! and drop.
 
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;
@@ -10,7 +10,7 @@ use crate::choice::{Chooser, FEW, Map};
 use crate::name::{CLUSTER_IPS, SERVICE_IPS};
 use kube_rules::nft::{ADDRESS_AND_PORT, DESTINATION, Sense, address_type};
 
-/// In the order in which packets meet their rules.
+/// Protocols in the order of their rules.
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
 pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
@@ -23,7 +23,7 @@ pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
         let line = to_cluster_ip.set_mark(config.masquerade_mark);
         Some(line.comment("masquerade all clusterIP traffic"))
     } else {
-        // The source first: what comes from a pod is spared a look into the set.
+        // The source is checked first: packets from pods so skip the set lookup.
         let outside = base.line().pod_traffic(Sense::IsNot, &config.detector);
         let comment = "masquerade clusterIP traffic from outside cluster";
         outside.map(|line| {
@@ -35,7 +35,7 @@ pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
     };
     let mut rules: Vec<_> = masquerade.into_iter().collect();
     rules.push(base.line().verdict_by(ADDRESS_AND_PORT, SERVICE_IPS).rule());
-    // What is not found goes on to the next rule.
+    // Packets without a match continue with the next rule.
     for protocol in PROTOCOLS {
         for count in 1..=FEW {
             rules.extend(choose(base, Chooser { protocol, count }));
@@ -47,7 +47,7 @@ pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
     base.add_reject_chain("helper for @service-ips / @service-nodeports");
 }
 
-/// The chain that chooses one of so many endpoints.
+/// Adds the chain that chooses one of `count` endpoints.
 pub(super) fn add_chooser(base: &mut Base, chooser: Chooser) {
     let rules = choose(base, chooser).into_iter().collect();
     let name = chooser.name().into();

@@ -1,5 +1,5 @@
-//! What only upstream's layout has: the maps of what is walled or not served, and the chains of type
-//! `filter` that ask them.
+//! The base objects of upstream's layout: the maps for source ranges and for missing endpoints, and
+//! the `filter` chains that ask them.
 
 use nftables_netlink::{ChainKind, Hook, Rule, SetKind};
 
@@ -60,8 +60,7 @@ fn add_maps(base: &mut Base) {
 }
 
 fn add_filter_chains(base: &mut Base) {
-    // Source addresses and load-balancer addresses are looked at as they came in; whether
-    // somebody has translated them, after that has been done.
+    // Source ranges are checked before DNAT, and missing endpoints after it.
     const EARLY: [&str; 1] = [FIREWALL_CHECK];
     const ONWARD: [&str; 2] = [SERVICES_CHECK, CLUSTER_IPS_CHECK];
     let chains: [(&'static str, Hook, i32, &[&'static str]); 5] = [

@@ -12,7 +12,8 @@ pub(super) enum Endpoints {
 }
 
 impl Endpoints {
-    /// In upstream's order, which is that of their text: `10.0.0.10:80` comes before `10.0.0.9:80`.
+    /// Packs endpoints in upstream's order, which is that of their text: `10.0.0.10:80` comes
+    /// before `10.0.0.9:80`.
     pub(super) fn new(family: IpFamily, targets: &[Target]) -> Self {
         let ends = targets.iter().map(|of| SocketAddr::new(of.ip, of.port));
         let mut ends: Vec<SocketAddr> = ends.collect();

@@ -1,6 +1,6 @@
-//! What a Service port is compiled to in the layout `flat`: elements where it has a cluster IP and
-//! nothing else to it, and upstream's chains where it has more. There are no chains of type
-//! `filter` behind, so that what nobody takes ends in its own chain, or in `service-ips`.
+//! Compiles a Service port in the layout `flat`. A port with only a ClusterIP becomes elements;
+//! others have upstream's chains. There are no `filter` chains, so packets without an endpoint end
+//! in the port's own chain, or in `service-ips`.
 
 use nftables_netlink::{Rule, Verdict};
 
@@ -9,13 +9,13 @@ use crate::choice::{Choices, Chooser, FEW};
 use crate::name::{Base, Purpose, REJECT};
 
 impl ServedPort {
-    /// Whether its endpoints are elements, and it has no chain that chooses one: it is reached at
-    /// its cluster IP alone, and any endpoint does for any client.
+    /// Returns true if the endpoints are elements and no chain chooses one: the port has only a
+    /// ClusterIP, and no session affinity.
     pub(super) fn is_flat(&self) -> bool {
         self.affinity.is_none() && !self.is_reachable_from_outside()
     }
 
-    /// Where its packets go, all of them by one policy.
+    /// Returns the endpoints of its ClusterIP under the internal traffic policy.
     fn internal_endpoints(&self) -> &Endpoints {
         if self.internal_local {
             &self.local
@@ -24,7 +24,7 @@ impl ServedPort {
         }
     }
 
-    /// The chain that chooses one of its endpoints, where these are more than few.
+    /// Returns the chooser chain of its ClusterIP, if it has more than three endpoints.
     pub(crate) fn chooser(&self) -> Option<Chooser> {
         let count = u32::try_from(self.internal_endpoints().len()).ok()?;
         let is_one_of_many = count > FEW && self.is_flat() && self.is_served(self.internal_local);
@@ -69,13 +69,14 @@ impl ServedPort {
         }
     }
 
-    /// What is left at the end of `external-...`, where the policy lets nobody serve it.
+    /// Returns the last rule of `external-...`, which drops packets if the policy allows no
+    /// endpoint.
     pub(super) fn flat_end_of_external(&self) -> Option<Rule> {
         let is_served = self.is_served(self.external_local);
         (!is_served).then(|| self.line().drop().rule())
     }
 
-    /// Whom the source ranges let pass.
+    /// Returns the last rule of `firewall-...`, for packets that the source ranges allow.
     pub(super) fn flat_end_of_firewall(&self, base: &Base) -> Rule {
         match self.flat_external(base) {
             Verdict::Goto(chain) => self.line().goto(chain).rule(),
