@@ -1,4 +1,4 @@
-//! What says whose a virtual server is.
+//! Evidence of who made a virtual server: addresses on links, members of sets, notes in its flags.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,20 +9,20 @@ use inet::Protocol;
 use ipset_netlink::{Entry, IpProtocol};
 use ipvs_netlink::ServiceKey;
 
-/// What was found of one family.
+/// Evidence read from the kernel for one family.
 #[derive(Debug, Default)]
 pub(crate) struct Evidence {
-    /// Addresses that a mode's link has, in either form.
+    /// Addresses on the links of modes, as interface addresses or as local routes.
     pub(crate) bound: BTreeSet<IpAddr>,
-    /// Those of the other links.
+    /// Addresses on all other links.
     pub(crate) elsewhere: BTreeSet<IpAddr>,
-    /// Those that a set says were bound.
+    /// Addresses that a set records as bound to a mode's link.
     pub(crate) said_bound: BTreeSet<IpAddr>,
     servers: BTreeSet<(SocketAddr, Protocol)>,
     node_ports: BTreeSet<(u16, Protocol)>,
 }
 
-/// A virtual server, as far as it tells whose it is.
+/// A virtual server, reduced to the fields that are evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Server {
     pub(crate) key: ServiceKey,
@@ -30,8 +30,8 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Returns where it is; `None` if it is for marked packets, or of another protocol than Services
-    /// have.
+    /// Returns the address, port and protocol. Returns `None` for a firewall mark and for a
+    /// protocol that no Service has.
     pub(crate) fn at(&self) -> Option<(SocketAddr, Protocol)> {
         match self.key {
             ServiceKey::Address {
@@ -48,7 +48,7 @@ impl Server {
 }
 
 impl fmt::Display for Server {
-    /// Writes it as messages call it: `192.0.2.1:80/TCP`, `FWM 1`.
+    /// Writes the name that messages use: `192.0.2.1:80/TCP`, `FWM 1`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.at() {
             Some((at, protocol)) => write!(f, "{at}/{protocol}"),
@@ -58,7 +58,7 @@ impl fmt::Display for Server {
 }
 
 impl Evidence {
-    /// Takes in a member of a set.
+    /// Records a member of a set.
     pub(crate) fn add(&mut self, says: Says, entry: &Entry) {
         let known = |protocol: IpProtocol| Protocol::from_number(protocol.0);
         match (says, *entry) {
@@ -72,14 +72,16 @@ impl Evidence {
             (Says::Bound, Entry::Ip(ip)) => {
                 self.said_bound.insert(ip);
             }
-            // Of another type than that mode makes: it has written nothing into it.
+            // The mode makes no entries of this type, so it did not write this one.
             _ => {}
         }
     }
 
-    /// Whether a virtual server is one that a mode has made: one of the sets names it, its address is
-    /// on that mode's link and no set names another one there, or its port is a NodePort and its address the node's, or was when
-    /// it was made, as its note says. No set names a mark: there the note says it alone.
+    /// Reports whether one of these modes made a virtual server. Any of three facts is enough. A
+    /// set names it. Or its address is on the mode's link and no set names another one at that
+    /// address. Or its port is a NodePort, and its address belongs to the node or, by the note in
+    /// its flags, did so when it was made. For a firewall mark, only the note counts, because no
+    /// set names marks.
     pub(crate) fn says_ours(&self, modes: &[&'static Footprint], server: &Server) -> bool {
         let mut kinds = modes.iter().filter_map(|mode| mode.virtual_servers);
         let is_noted = kinds.any(|kind| server.flags & kind.node_port_flag != 0);
@@ -92,7 +94,8 @@ impl Evidence {
                 && self.node_ports.contains(&(at.port(), protocol)))
     }
 
-    /// True if a set names virtual servers at this address: then it names all of a mode's there.
+    /// True if a set names virtual servers at this address. Such a set then names all of the mode's
+    /// virtual servers there.
     fn names_any_at(&self, address: IpAddr) -> bool {
         let first = (SocketAddr::new(address, 0), Protocol::Tcp);
         let last = (SocketAddr::new(address, u16::MAX), Protocol::Sctp);
@@ -119,14 +122,14 @@ mod tests {
     fn only_what_is_known_to_be_ours_goes() {
         let there = [
             ("10.96.0.1:443", 0),
-            // Another program's: the sets name what is ours at this address.
+            // It is another program's: the sets name all of ours at this address.
             ("10.96.0.3:81", 0),
             ("10.96.0.2:80", 0),
             ("10.96.0.2:81", NOTE),
             ("192.0.2.1:80", NOTE),
             ("192.0.2.1:30000", 0),
             ("192.0.2.2:30000", 0),
-            // Its address was the node's.
+            // The node had this address when the virtual server was made.
             ("192.0.2.3:30000", NOTE),
         ];
         let mut found = Evidence {
@@ -149,7 +152,7 @@ mod tests {
             port: 80,
         };
         found.add(Says::VirtualServers, &other);
-        // What a set of this kind cannot hold says nothing.
+        // A member of a type that this kind of set cannot hold is ignored.
         found.add(Says::NodePorts(Protocol::Tcp), &named);
         let ours = there.map(|(at, flags)| {
             let at: SocketAddr = at.parse().unwrap();

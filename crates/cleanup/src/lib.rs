@@ -39,13 +39,13 @@ pub use report::Cleanup;
 pub use servers::ForeignServer;
 pub use withdraw::withdraw;
 
-/// How long connections by virtual servers have that are being opened, or about to end: once their
-/// server is gone, the kernel drops what is sent in them.
+/// Grace period for connections through virtual servers that are opening or about to end. Once
+/// their virtual server is gone, the kernel drops their packets.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Takes down, in the network namespace of the calling thread, what kube-proxies in these modes
-/// have left in both IP families and both backends of iptables. Virtual servers within `excluded`
-/// stay. Loads no kernel module. A kube-proxy that still runs makes it all again.
+/// Removes everything that kube-proxies in these modes left in the network namespace of the calling
+/// thread, in both IP families and both iptables backends. Keeps virtual servers within `excluded`.
+/// Loads no kernel module. A kube-proxy that still runs writes its entries again.
 pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = installed(&mut cleanup);
@@ -65,7 +65,8 @@ pub fn clean_up(modes: Footprints, excluded: &[IpNet]) -> Cleanup {
     cleanup
 }
 
-/// The programs of iptables that are here. That they do not say what they are is told as left.
+/// Returns the installed iptables programs. A program that does not report its version is listed as
+/// left.
 fn installed(cleanup: &mut Cleanup) -> Vec<Iptables> {
     Iptables::installed().unwrap_or_else(|error| {
         let line = format!("the iptables rules cannot be read: {error}");
@@ -74,7 +75,7 @@ fn installed(cleanup: &mut Cleanup) -> Vec<Iptables> {
     })
 }
 
-/// What [`clean_up`] would remove of these modes; nothing is written.
+/// Lists the entries that [`clean_up`] would remove for these modes. Writes nothing.
 pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let installed = installed(&mut cleanup);
@@ -82,22 +83,23 @@ pub fn survey(modes: &[&'static Footprint]) -> Cleanup {
     cleanup
 }
 
-/// A mode that serves while what others have left goes.
+/// The mode that serves while the entries of other modes are removed.
 #[derive(Debug, Clone)]
 pub struct Serving {
-    /// What it makes, which stays.
+    /// Footprint of this mode; its entries stay.
     pub mode: &'static Footprint,
-    /// The iptables whose rules it clears up by itself, none of which refers to a set any more.
-    /// Without, it has no rules there, and those of every iptables go.
+    /// The iptables backend whose rules this mode cleans up by itself; no rule there refers to a
+    /// set any more. If `None`, the mode has no rules in iptables, and leftovers are removed from
+    /// every backend.
     pub iptables: Option<Iptables>,
 }
 
-/// The same while a mode serves: all but what is its own.
+/// Removes the entries of these modes, except those of the mode that serves now.
 pub fn clean_up_beside(modes: Footprints, serving: &Serving, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Remove)
 }
 
-/// What [`clean_up_beside`] would remove; nothing is written.
+/// Lists the entries that [`clean_up_beside`] would remove. Writes nothing.
 pub fn foresee_beside(modes: Footprints, serving: &Serving, excluded: &[IpNet]) -> Cleanup {
     beside(modes, serving, excluded, Manner::Count)
 }
@@ -106,24 +108,26 @@ fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Mann
     let mut cleanup = Cleanup::default();
     let iptables: Vec<Iptables> = match &serving.iptables {
         Some(used) => Iptables::other_than(used).collect(),
-        // Where there is none, nothing can be said of its rules.
+        // Without programs, the rules are unknown.
         None => installed(&mut cleanup),
     };
     let modes = modes.iter().copied();
     let others: Vec<_> = modes.filter(|mode| *mode != serving.mode).collect();
-    // In an iptables that it does not use, even its own are left from before.
+    // In a backend that the serving mode does not use, even its own rules are leftovers.
     let of_rules: Vec<_> = others.iter().copied().chain([serving.mode]).collect();
     if manner == Manner::Remove {
         let given = give_way(&others);
         if let Err((family, error)) = given {
-            // Without virtual servers, what it sends to them would be lost.
+            // The cleanup stops here: this table would go on sending packets to virtual servers
+            // that are gone.
             let what =
                 "the table of a mode that goes cannot be emptied, and all of these modes stays";
             cleanup.leave(family, &what, &error);
             return cleanup;
         }
     }
-    // The table of one that was redirected by nftables before, and is by iptables now.
+    // Userspace mode redirected by nftables before and redirects by iptables now: its old table
+    // goes.
     let is_by_iptables = serving.iptables.is_some();
     if serving.mode.served_by == ServedBy::Process && is_by_iptables {
         for family in IpFamily::ALL {
@@ -141,13 +145,14 @@ fn beside(modes: Footprints, serving: &Serving, excluded: &[IpNet], manner: Mann
     cleanup
 }
 
-/// Has new connections served by the mode that serves now: a table of nftables that sends them to
-/// virtual servers would do so until it goes, which is after these. What was begun before has a
-/// moment to end, by whatever rules it came to a virtual server.
+/// Moves new connections to the mode that serves now. A leftover nftables table would send them to
+/// virtual servers that are removed first, so its chains are emptied. Connections that already go
+/// through a virtual server then have a moment to end.
 fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)> {
     let mut has_any = false;
     for family in IpFamily::ALL {
-        // Somebody may have changed the table meanwhile.
+        // Another program may have changed the table between the read and the write; once more is
+        // enough.
         let disarmed = tables::disarm(others, family).or_else(|_| tables::disarm(others, family));
         has_any |= disarmed.map_err(|error| (family, error))?;
     }
@@ -157,10 +162,10 @@ fn give_way(others: &[&'static Footprint]) -> Result<(), (IpFamily, CommitError)
     Ok(())
 }
 
-/// Has packets pass by the rules of processes that have ended, while the mode of the name
-/// `serving` serves: tables of nftables go, and chains of iptables are emptied. That needs no
-/// knowledge of what is to be served: whatever those rules take is lost. What remains of them goes
-/// with all else that others have left.
+/// Takes the rules of ended processes out of the packets' way while the mode named `serving`
+/// serves. Removes their nftables tables and empties their iptables chains. This needs no knowledge
+/// of Services, because every packet that such a rule takes is lost. The rest of their entries is
+/// removed with all other leftovers.
 pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     let mut cleanup = Cleanup::default();
     let modes = modes.iter().copied();
@@ -172,19 +177,19 @@ pub fn disarm_ended(modes: Footprints, serving: &str) -> Cleanup {
     for family in IpFamily::ALL {
         tables::remove(&ended, family, true, Manner::Remove, &mut cleanup);
     }
-    // Where there is none, nothing of its rules can be changed.
+    // Without programs, no rule can be changed.
     let installed = installed(&mut cleanup);
     rules::empty(&ended, &installed, &mut cleanup);
     cleanup
 }
 
-/// The virtual servers, in the network namespace of the calling thread, that nothing says to be of
-/// one of these modes. One that a mode wants or has just made may be among them. Loads no kernel
+/// Lists the virtual servers of this network namespace for which no evidence names one of these
+/// modes. A virtual server that a mode wants or has just made may be among them. Loads no kernel
 /// module.
 ///
 /// # Errors
 ///
-/// What cannot be read, in lines for the operator.
+/// Lines for the operator that name the parts which cannot be read.
 pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<String>> {
     let mut cleanup = Cleanup::default();
     let mut foreign = Vec::new();
@@ -204,7 +209,8 @@ pub fn foreign_servers(modes: Footprints) -> Result<Vec<ForeignServer>, Vec<Stri
     }
 }
 
-/// All of some modes in its order, with the rules of others in these iptables.
+/// Removes the entries of some modes in a safe order. Rules of the `of_rules` modes are removed
+/// from the given iptables backends.
 fn take_down(
     modes: &[&'static Footprint],
     of_rules: &[&'static Footprint],
@@ -239,20 +245,20 @@ fn take_down(
     }
 }
 
-/// What there is of one family.
+/// Leftovers of one family.
 struct Remains {
     family: IpFamily,
     evidence: Evidence,
     links: Links,
-    /// None where there is no ipset, or it cannot be read.
+    /// `None` if the kernel has no ipset, or it cannot be read.
     sets: Option<Sets>,
-    /// Whether all virtual servers that are ours are known to be gone, so that nothing need say
-    /// whose they are.
+    /// True once all of our virtual servers are known to be gone. Then the evidence may be removed
+    /// too.
     is_free: bool,
 }
 
 impl Remains {
-    /// Reads what says whose a virtual server is.
+    /// Reads the evidence of who made each virtual server.
     fn read(modes: &[&'static Footprint], family: IpFamily, cleanup: &mut Cleanup) -> Self {
         let mut is_free = true;
         let mut evidence = Evidence::default();

@@ -1,4 +1,4 @@
-//! Links that hold service addresses, and the addresses that say whose a virtual server is.
+//! Links that hold service addresses. The addresses are evidence of who made a virtual server.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,11 +11,11 @@ use route_netlink::{Address, Batch, LocalRoute, Reply, Rtnetlink};
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, LOST, Manner, many};
 
-/// What the links of some modes hold of one family.
+/// The links of some modes with their addresses, in one family.
 #[derive(Debug, Default)]
 pub(crate) struct Links(Vec<Held>);
 
-/// What one of them holds.
+/// A link of a mode with its addresses and routes.
 #[derive(Debug)]
 struct Held {
     name: &'static str,
@@ -24,7 +24,7 @@ struct Held {
 }
 
 impl Links {
-    /// Reads them, and the addresses of all others.
+    /// Reads the links of these modes, and the addresses of all other links.
     pub(crate) fn read(
         modes: &[&'static Footprint],
         family: IpFamily,
@@ -65,7 +65,7 @@ impl Links {
 }
 
 impl Held {
-    /// In either form.
+    /// Returns the service addresses of the link, held as addresses or as local routes.
     fn service_addresses(&self) -> BTreeSet<IpAddr> {
         let addresses = self.addresses.iter().map(|held| held.address);
         let routes = self.routes.iter().map(|route| route.address);
@@ -73,7 +73,7 @@ impl Held {
     }
 }
 
-/// What was found of one family.
+/// Context of a removal in one family.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Found<'a> {
     pub(crate) family: IpFamily,
@@ -81,7 +81,7 @@ pub(crate) struct Found<'a> {
     pub(crate) evidence: &'a Evidence,
 }
 
-/// Removes a link with all it holds, if nothing needs what it says any more.
+/// Removes a link with everything on it, unless its addresses are still needed as evidence.
 pub(crate) fn remove(
     link: &Link,
     families: &[Found<'_>],
@@ -125,8 +125,8 @@ pub(crate) fn remove(
     }
 }
 
-/// From a link that stays, takes away the addresses that a set says were bound to it, and the
-/// routes, which say it themselves.
+/// Removes from a link that stays the routes of the mode, and the addresses that a set records as
+/// bound by the mode.
 fn unbind(link: &Link, of: &Found<'_>, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {
@@ -147,7 +147,7 @@ fn unbind(link: &Link, of: &Found<'_>, manner: Manner, cleanup: &mut Cleanup) {
         route.push_del(&mut batch);
         doomed.push(route.address);
     }
-    // It is there for the routes, and no service address: what becomes of it is not counted.
+    // The anchor exists for the routes and is no service address, so it is not counted.
     let is_anchor = |held: &&Address| Some(held.address) == link.anchor;
     if let Some(anchor) = held.addresses.iter().find(is_anchor) {
         anchor.push_del(&mut batch);
@@ -167,7 +167,7 @@ fn unbind(link: &Link, of: &Found<'_>, manner: Manner, cleanup: &mut Cleanup) {
         let what = format!("cannot unbind {address} from {name}");
         match reply {
             Reply::Done => done += 1,
-            // Gone already.
+            // It is gone already.
             Reply::Refused(refusal)
                 if [libc::EADDRNOTAVAIL, libc::ESRCH, libc::ENODEV].contains(&refusal.errno) =>
             {
@@ -185,7 +185,8 @@ fn unbind(link: &Link, of: &Found<'_>, manner: Manner, cleanup: &mut Cleanup) {
     }
 }
 
-/// Whether an address can be a Service's, or say that one is the node's.
+/// Reports whether an address may belong to a Service or to the node. Loopback and link-local
+/// addresses are no evidence.
 fn counts(address: IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(ip) if ip.is_unicast_link_local());
     !(address.is_loopback() || is_link_local)

@@ -1,21 +1,21 @@
-//! What became of it all, for the operator.
+//! The report of a cleanup, in lines for the operator.
 
 use std::fmt::Display;
 
 use inet::IpFamily;
 
-/// What a tear-down came to, in lines for the operator.
+/// The outcome of a cleanup, in lines for the operator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cleanup {
-    /// What was removed.
+    /// Removed entries.
     pub removed: Vec<String>,
-    /// What is left, or may be, and the next step.
+    /// Entries that are left or may be left, each with the next step.
     pub left: Vec<String>,
-    /// What this machine does not have, so that nothing can be left in it.
+    /// Kernel features that this machine lacks, so that no entry can be left in them.
     pub absent: Vec<String>,
 }
 
-/// Whether things are removed, or only counted.
+/// Manner of a cleanup: entries are removed, or only counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
     Remove,
@@ -38,7 +38,7 @@ impl Cleanup {
     }
 }
 
-/// So many of these.
+/// Returns a count with its noun in the singular or plural.
 pub(crate) fn many(count: usize, noun: &str) -> String {
     match (count, noun.ends_with('s')) {
         (1, _) => format!("1 {noun}"),
@@ -47,7 +47,7 @@ pub(crate) fn many(count: usize, noun: &str) -> String {
     }
 }
 
-/// What to do about an answer that was lost.
+/// Advice after the kernel's reply was lost.
 pub(crate) const LOST: &str = "the kernel's answer was lost; run this again";
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use iptables::{Entry, Iptables, Table, TakenChain, entries, restore_text};
 
 use crate::report::{Cleanup, Manner, many};
 
-/// Removes chains and jumps with these iptables.
+/// Removes chains and jumps through these iptables backends.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     installed: &[Iptables],
@@ -82,15 +82,15 @@ pub(crate) fn remove(
     }
 }
 
-/// Empties the chains with these iptables. The ways to them stay, so that whoever removes these
-/// finds what is expected.
+/// Empties the chains through these iptables backends. Jumps to the chains stay, so that a later
+/// cleanup finds them.
 pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanup: &mut Cleanup) {
     for family in IpFamily::ALL {
         if iptables::exists(family).is_err() {
             continue;
         }
         for iptables in installed {
-            // Asked of the kernel: no program is started for what holds nothing.
+            // The kernel says whether a family has rules, without starting a program.
             if iptables.is_empty(family) {
                 continue;
             }
@@ -118,7 +118,7 @@ pub(crate) fn empty(modes: &[&'static Footprint], installed: &[Iptables], cleanu
     }
 }
 
-/// The chains of these modes that have rules.
+/// Returns the chains of these modes that have rules.
 fn filled(modes: &[&'static Footprint], saved: &str) -> BTreeMap<Table, BTreeSet<String>> {
     let mut chains: BTreeMap<Table, BTreeSet<String>> = BTreeMap::new();
     for (table, entry) in entries(saved) {
@@ -132,7 +132,7 @@ fn filled(modes: &[&'static Footprint], saved: &str) -> BTreeMap<Table, BTreeSet
     chains
 }
 
-/// What empties chains that there are.
+/// Returns the restore text that empties these chains.
 fn emptying(chains: &BTreeMap<Table, BTreeSet<String>>) -> String {
     restore_text(|restore| {
         for (table, names) in chains {

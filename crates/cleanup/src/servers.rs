@@ -14,23 +14,26 @@ use netlink_batch::{Batch, Reply};
 use crate::evidence::{Evidence, Server};
 use crate::report::{Cleanup, LOST, Manner, many};
 
-/// The list of the kernel, which is there once IPVS is loaded: asking over netlink would load it.
+/// File with the kernel's list of virtual servers. It exists once IPVS is loaded; a netlink request
+/// would load IPVS.
 pub(crate) const LIST: &str = "/proc/thread-self/net/ip_vs";
-/// What it begins with, in bytes, at most.
+/// Upper bound for the size of the file's header, in bytes.
 const HEAD: u64 = 1024;
-/// The lines of that which name no virtual server.
+/// Lines of the file's header, which name no virtual server.
 const HEAD_LINES: usize = 3;
 
-/// A virtual server of somebody else.
+/// A virtual server of another program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForeignServer {
-    /// Where it is; `None` if it is for marked packets, or of another protocol than Services have.
+    /// Address, port and protocol; `None` for a firewall mark and for a protocol that no Service
+    /// has.
     pub at: Option<(SocketAddr, Protocol)>,
-    /// As it is called: `192.0.2.1:80/TCP`, `FWM 1`.
+    /// Name in messages: `192.0.2.1:80/TCP`, `FWM 1`.
     pub name: String,
 }
 
-/// Whether there are virtual servers, of whomever, and one of these modes makes such.
+/// Reports whether any virtual server exists, of any program, and one of these modes makes virtual
+/// servers.
 pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
     let may_be = modes.iter().any(|mode| mode.virtual_servers.is_some());
     let mut head = Vec::new();
@@ -40,7 +43,7 @@ pub(crate) fn are_there(modes: &[&'static Footprint]) -> bool {
             .is_ok_and(|_| head.split(|byte| *byte == b'\n').count() > HEAD_LINES + 1)
 }
 
-/// Removes those of these modes; whether they are all known to be gone.
+/// Removes the virtual servers of these modes. Returns true if all of them are known to be gone.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -76,7 +79,7 @@ pub(crate) fn remove(
         let what = format!("cannot remove virtual server {server}");
         match reply {
             Reply::Done => done += 1,
-            // Gone already.
+            // It is gone already.
             Reply::Refused(refusal) if refusal.errno == libc::ESRCH => done += 1,
             Reply::Refused(refusal) => {
                 let next = format_args!("{refusal}; try it with `ipvsadm` by hand");
@@ -91,7 +94,7 @@ pub(crate) fn remove(
     done == doomed.len()
 }
 
-/// Those that none of these modes has made, as far as can be told.
+/// Returns the virtual servers for which no evidence names one of these modes.
 pub(crate) fn foreign(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -109,7 +112,7 @@ pub(crate) fn foreign(
     Ok(foreign.collect())
 }
 
-/// All of a family.
+/// Reads all virtual servers of a family.
 fn read(ipvs: &mut Ipvs, family: IpFamily) -> Result<Vec<Server>, Error> {
     let all = ipvs.services()?.into_iter().map(|entry| entry.service);
     let all = all.filter(|service| service.key.family() == family);
@@ -120,7 +123,7 @@ fn read(ipvs: &mut Ipvs, family: IpFamily) -> Result<Vec<Server>, Error> {
     Ok(all.map(server).collect())
 }
 
-/// Those that are to go.
+/// Returns the virtual servers to remove.
 fn doomed(
     ipvs: &mut Ipvs,
     modes: &[&'static Footprint],
@@ -143,8 +146,8 @@ fn doomed(
             doomed.push(server);
         }
     }
-    // The opposite order to that in which they are made: what returns is found the sooner in the
-    // kernel's list of what was removed (ipvs-netlink/examples/trash_cost.rs).
+    // Deletes in the opposite order of creation: the kernel then finds a destination that returns
+    // sooner in its list of removed ones (ipvs-netlink/examples/trash_cost.rs).
     doomed.sort_unstable_by_key(|server| std::cmp::Reverse((server.at(), server.key)));
     doomed.dedup();
     Ok(doomed)

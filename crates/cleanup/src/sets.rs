@@ -9,17 +9,17 @@ use ipset_netlink::{Error, Ipset, Reason};
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner, many};
 
-/// The nft backend lets go of a set a little after its rules.
+/// Time in which the nft backend releases a set after its last rule is gone.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// The sets of some modes that are there, whatever their type.
+/// The sets of some modes that exist, of any type.
 pub(crate) struct Sets {
     ipset: Ipset,
     names: Vec<String>,
 }
 
 impl Sets {
-    /// Finds them, one by one, as those of others may be huge; what their members say goes to
+    /// Looks up each set by name, because sets of other programs may be huge. Adds their members to
     /// `evidence`.
     pub(crate) fn read(
         modes: &[&'static Footprint],
@@ -50,7 +50,7 @@ impl Sets {
         Ok(Self { ipset, names })
     }
 
-    /// Destroys them, if nothing needs what they say any more.
+    /// Destroys the sets, unless their members are still needed as evidence.
     pub(crate) fn remove(
         &mut self,
         family: IpFamily,

@@ -1,4 +1,4 @@
-//! Tables of nftables, and what the sets in them say.
+//! Tables of nftables, and the evidence in their sets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,7 +11,8 @@ use nftables_netlink::{Change, CommitError, Error, Family, Transaction};
 use crate::evidence::Evidence;
 use crate::report::{Cleanup, Manner};
 
-/// Takes in what sets of these modes say that are in their tables, named as their ipsets.
+/// Adds to the evidence the members of sets in the modes' own tables. These sets are named as the
+/// ipsets.
 pub(crate) fn read(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -22,7 +23,7 @@ pub(crate) fn read(
         let sets = (mode.sets)(family).into_iter();
         let telling: Vec<_> = sets.filter(|set| set.says != Says::Nothing).collect();
         for table in mode.nft_tables {
-            // Without the table, nothing more is asked.
+            // Without a table there is nothing to read.
             if telling.is_empty() {
                 continue;
             }
@@ -47,7 +48,7 @@ pub(crate) fn read(
     Ok(())
 }
 
-/// An element as an ipset would hold it.
+/// Converts a set element to the entry that an ipset would hold.
 fn entry(says: Says, key: &[u8], family: IpFamily) -> Option<Entry> {
     if let Says::NodePorts(_) = says {
         return Some(Entry::Port(port(key)?));
@@ -62,7 +63,7 @@ fn entry(says: Says, key: &[u8], family: IpFamily) -> Option<Entry> {
         Says::Bound => Some(Entry::Ip(ip)),
         Says::VirtualServers => Some(Entry::IpPort {
             ip,
-            // Each part is filled up to four bytes.
+            // Each part of the key is padded to four bytes.
             protocol: IpProtocol(*rest.first()?),
             port: port(rest.get(4..)?)?,
         }),
@@ -80,8 +81,8 @@ fn port(bytes: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(..2)?.try_into().ok()?))
 }
 
-/// Empties the chains of those whose sets tell which virtual servers are a mode's, so that packets
-/// pass by them, and the sets go on telling; whether there were any.
+/// Empties the chains of tables whose sets are evidence for virtual servers. Packets then bypass
+/// the table, and its sets stay readable. Returns true if there was such a table.
 pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<bool, CommitError> {
     let of = Family::from(family);
     let mut has_any = false;
@@ -102,7 +103,7 @@ pub(crate) fn disarm(modes: &[&'static Footprint], family: IpFamily) -> Result<b
     Ok(has_any)
 }
 
-/// Removes them; those whose sets tell which virtual servers are a mode's, once these are gone.
+/// Removes the tables. A table whose sets are evidence is kept until the virtual servers are gone.
 pub(crate) fn remove(
     modes: &[&'static Footprint],
     family: IpFamily,
@@ -162,7 +163,7 @@ mod tests {
         assert_eq!(entry(ports, &[], v4), None);
     }
 
-    /// Nobody but an administrator may ask.
+    /// Asking needs administrator rights.
     #[test]
     fn what_cannot_be_read_is_not_taken_for_absent() {
         const MODE: &Footprint = &Footprint {
@@ -184,7 +185,7 @@ mod tests {
             remove(&[MODE], IpFamily::V4, true, Manner::Remove, &mut cleanup);
             (is_here, read.is_err(), cleanup)
         };
-        // What a thread may do is its own.
+        // Capabilities belong to the thread, so a thread of its own drops them.
         let (is_here, is_error, cleanup) = thread::spawn(look).join().unwrap();
         if is_here {
             assert!(is_error);

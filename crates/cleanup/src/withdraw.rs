@@ -26,15 +26,15 @@ use route_netlink::Rtnetlink;
 use crate::report::{Cleanup, many};
 use crate::servers::LIST;
 
-/// The end of the comments of rules for cluster IPs.
+/// End of the comments on rules for cluster IPs.
 const CLUSTER_IP: &str = " cluster IP";
-/// The chain of the filter table with the rules of cluster IPs alone.
+/// Chain of the filter table that has only rules of cluster IPs.
 const CLUSTER_IPS_CHAIN: (Table, &str) = (Table::Filter, "KUBE-SERVICES");
 const TCP: Protocol = Protocol::Tcp;
 
-/// Takes out of the network namespace of the calling thread what these modes have made that leads
-/// TCP to one of these addresses elsewhere. Loads no kernel module. Virtual servers within
-/// `excluded` stay.
+/// Removes entries of these modes that redirect TCP to one of these addresses, in the network
+/// namespace of the calling thread. Keeps virtual servers within `excluded`. Loads no kernel
+/// module.
 pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::IpNet]) -> Cleanup {
     let mut cleanup = Cleanup::default();
     for family in IpFamily::ALL {
@@ -58,14 +58,14 @@ pub fn withdraw(modes: Footprints, addresses: &[SocketAddr], excluded: &[ipnet::
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Places in which modes keep what they lead elsewhere, beside rules of iptables.
+/// Places other than iptables rules in which modes keep entries that redirect packets.
 struct Stores {
     family: IpFamily,
     ipset: Option<Ipset>,
     tables: Vec<OwnTable>,
 }
 
-/// A table of nftables, and its sets.
+/// A table of nftables with its sets.
 struct OwnTable {
     mode: &'static Footprint,
     name: &'static str,
@@ -73,14 +73,14 @@ struct OwnTable {
     sets: Vec<Set>,
 }
 
-/// Answer of the sets about an address.
+/// Role of an address, by the sets of a mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// A cluster IP, at this port.
+    /// A cluster IP with this port.
     ClusterIp,
-    /// An external or load-balancer address, at this port.
+    /// An external or load-balancer address with this port.
     External,
-    /// No Service has it.
+    /// No Service has the address.
     Nobodys,
 }
 
@@ -122,7 +122,7 @@ impl Stores {
         }
     }
 
-    /// Takes out what leads one address elsewhere.
+    /// Removes the entries that redirect one address.
     fn withdraw(
         &mut self,
         modes: Footprints,
@@ -138,7 +138,7 @@ impl Stores {
             if role == Role::External && !is_excluded && delete_server(at)? {
                 cleanup.remove(family, format_args!("virtual server {at}/{TCP}"));
             }
-            // Bound to the link, the address is this node's own at every port.
+            // While the address is bound to the link, the node itself answers at every port of it.
             if role != Role::ClusterIp
                 && self.has_no_cluster_ip(mode, at.ip())?
                 && let Some(link) = unbind(mode, family, at.ip())?
@@ -166,7 +166,7 @@ impl Stores {
         Ok(())
     }
 
-    /// What the sets of a mode that makes virtual servers say of an address.
+    /// Returns the role that the sets of a mode with virtual servers give an address.
     fn role(&mut self, mode: &Footprint, at: SocketAddr) -> Result<Role, Failure> {
         let family = self.family;
         let cluster_ips = (mode.cluster_ips)(family);
@@ -192,8 +192,7 @@ impl Stores {
         Ok(role)
     }
 
-    /// Reports whether there is a set of this mode's cluster IPs, and the address is at no port in
-    /// any of these.
+    /// Reports whether this mode has a set of cluster IPs and the set names the address at no port.
     fn has_no_cluster_ip(&mut self, mode: &Footprint, ip: IpAddr) -> Result<bool, Failure> {
         let Some(name) = (mode.cluster_ips)(self.family) else {
             return Ok(false);
@@ -231,7 +230,7 @@ impl Stores {
         Ok(is_known)
     }
 
-    /// Deletes an address and port from all ipsets of a mode but those of cluster IPs.
+    /// Deletes an address and port from all ipsets of a mode except the set of cluster IPs.
     fn delete_members(&mut self, mode: &Footprint, at: SocketAddr) -> Result<usize, Failure> {
         let Some(ipset) = &mut self.ipset else {
             return Ok(0);
@@ -247,7 +246,8 @@ impl Stores {
                 protocol: IpProtocol::TCP,
                 port: at.port(),
             };
-            // A set of another type has members of more parts, which say nothing without this one.
+            // Members of a set of another type have more parts. They have no effect without this
+            // set's member.
             let outcomes = ipset.delete(&set.name, &[member])?;
             deleted += usize::from(outcomes == [Outcome::Done]);
         }
@@ -255,7 +255,7 @@ impl Stores {
     }
 }
 
-/// Reports whether an ipset, if it is there, has this address and port.
+/// Reports whether an ipset exists and has this address and port.
 fn has_member(ipset: &mut Ipset, name: &str, at: SocketAddr) -> Result<bool, Failure> {
     let key = Key {
         ip: Some(at.ip()),
@@ -275,7 +275,7 @@ fn has_member(ipset: &mut Ipset, name: &str, at: SocketAddr) -> Result<bool, Fai
     Ok(ipset.test(name, &key)?)
 }
 
-/// Deletes the virtual server at an address; reports whether there was one.
+/// Deletes the virtual server at an address. Returns true if there was one.
 fn delete_server(at: SocketAddr) -> Result<bool, Failure> {
     if !Path::new(LIST).exists() {
         return Ok(false);
@@ -293,8 +293,8 @@ fn delete_server(at: SocketAddr) -> Result<bool, Failure> {
     }
 }
 
-/// Takes an address off the link of a mode, as an address and as a route; the link's name, if it
-/// was there.
+/// Removes an address from the link of a mode, as interface address and as route. Returns the
+/// link's name if the address was there.
 fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'static str>, Failure> {
     let Some(link) = mode.link else {
         return Ok(None);
@@ -327,7 +327,7 @@ fn unbind(mode: &Footprint, family: IpFamily, ip: IpAddr) -> Result<Option<&'sta
     Ok((!replies.is_empty()).then_some(link.name))
 }
 
-/// An address, TCP and the port, as sets of tables have them.
+/// Returns the key of address, TCP and port as the sets of tables hold it.
 fn key_of(at: SocketAddr) -> nftables_netlink::Bytes {
     let key = Concatenation::new().address(at.ip());
     key.protocol(TCP.number()).port(at.port()).into_key()
@@ -346,8 +346,8 @@ impl OwnTable {
         self.nftables.element(family.into(), self.name, set, key)
     }
 
-    /// Deletes what leads an address and port elsewhere, unless that is a cluster IP; how many
-    /// elements that were.
+    /// Deletes the elements that redirect an address and port, unless it is a cluster IP. Returns
+    /// the number of deleted elements.
     fn delete(&mut self, family: IpFamily, at: SocketAddr) -> Result<usize, Failure> {
         let address = Concatenation::new().address(at.ip());
         if let Some(cluster_ips) = (self.mode.cluster_ips)(family) {
@@ -367,7 +367,7 @@ impl OwnTable {
                     let found = self.element(family, &set.name, &key_of(at))?;
                     found.into_iter().collect()
                 }
-                // A map of endpoints, by numbers from 0 on.
+                // A map of endpoints, numbered from 0.
                 [DataType::Integer, _, DataType::InetService] if set.name.contains("tcp") => {
                     self.numbered(family, &set.name, at)?
                 }
@@ -410,7 +410,7 @@ impl OwnTable {
     }
 }
 
-/// Bytes of a key of these types.
+/// Returns the length in bytes of a key of these types.
 fn len(types: &[DataType]) -> usize {
     types
         .iter()
@@ -418,7 +418,7 @@ fn len(types: &[DataType]) -> usize {
         .sum()
 }
 
-/// Deletes rules of iptables that lead one of these addresses elsewhere.
+/// Deletes iptables rules that redirect one of these addresses.
 fn withdraw_rules(
     modes: Footprints,
     family: IpFamily,
@@ -428,9 +428,9 @@ fn withdraw_rules(
     if iptables::exists(family).is_err() {
         return;
     }
-    // Where there is none, nothing of its rules can be changed.
+    // Without programs, no rule can be changed.
     for iptables in crate::installed(cleanup) {
-        // Asked of the kernel: no program is started for what holds nothing.
+        // The kernel says whether a family has rules, without starting a program.
         if iptables.is_empty(family) {
             continue;
         }
@@ -455,7 +455,7 @@ fn withdraw_rules(
     }
 }
 
-/// The rules of these modes that lead one of these addresses elsewhere, each with its table.
+/// Returns the rules of these modes that redirect one of these addresses, each with its table.
 fn leading<'a>(
     modes: Footprints,
     addresses: &[SocketAddr],
@@ -477,7 +477,7 @@ fn leading<'a>(
     doomed.map(|(table, rule)| (table, rule.text)).collect()
 }
 
-/// The single address and TCP port that a rule matches.
+/// Returns the address and TCP port that a rule matches, if it matches exactly one.
 fn destination(rule: &RuleLine<'_>) -> Option<SocketAddr> {
     let (mut ip, mut port, mut is_tcp, mut is_negated) = (None, None, false, false);
     let mut options = rule.options();
@@ -493,13 +493,13 @@ fn destination(rule: &RuleLine<'_>) -> Option<SocketAddr> {
     is_tcp.then_some(SocketAddr::new(ip?, port?))
 }
 
-/// The address of a network of one.
+/// Returns the address of a network that has a single address.
 fn host(net: &str) -> Option<IpAddr> {
     let (ip, len) = net.split_once('/').unwrap_or((net, ""));
     matches!(len, "" | "32" | "128").then(|| ip.parse().ok())?
 }
 
-/// Returns the text that deletes these rules.
+/// Returns the restore text that deletes these rules.
 fn deletion(rules: &[(Table, &str)]) -> String {
     restore_text(|restore| {
         for part in rules.chunk_by(|(one, _), (two, _)| one == two) {

@@ -7,8 +7,7 @@ use iptables::{Jump, Table};
 
 use crate::origin::Origin;
 
-/// Chains that are the kubelet's, even where a mode makes or fills them, too. They stay, as
-/// upstream leaves them.
+/// Chains of the kubelet. Some modes create or fill them too; like upstream, a cleanup keeps them.
 const KUBELET: [&str; 4] = [
     "KUBE-FIREWALL",
     "KUBE-MARK-DROP",
@@ -21,92 +20,93 @@ pub fn is_kubelets(chain: &str) -> bool {
     KUBELET.contains(&chain)
 }
 
-/// What one mode leaves, older versions included.
+/// Names that one mode uses in the kernel, including those of older versions.
 #[derive(Debug, Clone, Copy)]
 pub struct Footprint {
-    /// The name of the mode, as `--proxy-mode` has it.
+    /// Name of the mode, as in `--proxy-mode`.
     pub mode: &'static str,
-    /// Chains of its own.
+    /// Chains of the mode with fixed names.
     pub chains: &'static [(Table, &'static str)],
-    /// How the names of further ones begin.
+    /// Prefixes of the names of all other chains of the mode.
     pub prefixes: &'static [(Table, &'static str)],
-    /// Its rules in built-in chains.
+    /// Rules of the mode in built-in chains.
     pub jumps: &'static [Jump],
-    /// How the comments of those begin that older versions had.
+    /// Prefixes of the comments that older versions wrote on such rules.
     pub older_comments: &'static [&'static str],
-    /// Its tables in nftables, by the name that they have in the families `ip` and `ip6`.
+    /// Names of the mode's nftables tables in the families `ip` and `ip6`.
     pub nft_tables: &'static [&'static str],
-    /// Its ipsets of a family.
+    /// Returns the mode's ipsets of a family.
     pub sets: fn(IpFamily) -> Vec<OwnSet>,
-    /// The name of its set of cluster IPs in a family: an ipset, or a set in its tables of nftables.
+    /// Returns the name of the mode's set of cluster IPs in a family. It is an ipset, or a set in
+    /// the mode's nftables table.
     pub cluster_ips: fn(IpFamily) -> Option<String>,
-    /// Its link.
+    /// Link that holds the mode's service addresses.
     pub link: Option<Link>,
-    /// Its virtual servers, if it makes any.
+    /// Properties of the mode's virtual servers, if it makes any.
     pub virtual_servers: Option<VirtualServers>,
-    /// Who carries what it leads packets to.
+    /// The kernel or the process that serves redirected packets.
     pub served_by: ServedBy,
-    /// Origins of its chains, and of what is in its tables of nftables.
+    /// Origins of the mode's chains, and of everything in its nftables tables.
     pub origins: &'static [Origin],
 }
 
-/// Who carries the packets of a mode.
+/// The side that carries a mode's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServedBy {
-    /// The kernel: what is left goes on serving.
+    /// The kernel: leftover entries go on serving.
     Kernel,
-    /// The mode's process: what is left leads to nobody.
+    /// The mode's process: leftover entries redirect packets to nobody.
     Process,
 }
 
 /// An ipset of a mode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnSet {
-    /// Its name.
+    /// Name of the ipset.
     pub name: String,
-    /// What its members say of other things.
+    /// Meaning of the set's members.
     pub says: Says,
-    /// The object or flag that its members come from.
+    /// Object or flag that the members come from.
     pub origin: &'static str,
 }
 
-/// What the members of an ipset say.
+/// The meaning of an ipset's members, as evidence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Says {
-    /// Nothing.
+    /// The members are no evidence.
     Nothing,
-    /// Each address and port is a virtual server of the mode.
+    /// Each member is the address and port of a virtual server.
     VirtualServers,
-    /// Each is a port of this protocol that the mode serves at the node's addresses.
+    /// Each member is a port of this protocol that the mode serves on the node's addresses.
     NodePorts(Protocol),
-    /// Each is an address that was bound to the mode's link.
+    /// Each member is an address that was bound to the mode's link.
     Bound,
 }
 
-/// A link that holds service addresses, as addresses or as local routes.
+/// A link that holds service addresses, as interface addresses or as local routes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Link {
-    /// Its name. One that is a dummy goes with all it holds.
+    /// Name of the link. If it is a dummy, cleanup deletes it with everything on it.
     pub name: &'static str,
-    /// The number (`rtm_protocol`) that tells the mode's routes from the kernel's.
+    /// Protocol number (`rtm_protocol`) of the mode's routes; the kernel's routes have another.
     pub route_protocol: u8,
-    /// An address that is no Service's, and is there for the routes.
+    /// Source address of the routes, which belongs to no Service.
     pub anchor: Option<IpAddr>,
-    /// The objects that its addresses come from.
+    /// Objects that the link's addresses come from.
     pub origin: &'static str,
 }
 
-/// What tells virtual servers apart, beside the mode's link and sets.
+/// Marks of a mode's virtual servers, in addition to its link and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VirtualServers {
-    /// The bit of the flags that notes one as made for a NodePort.
+    /// Bit of the flags that marks a virtual server as made for a NodePort.
     pub node_port_flag: u32,
-    /// One without destinations that the mode asks the kernel with.
+    /// Virtual server without destinations that the mode creates to probe the kernel.
     pub probe: Option<(SocketAddr, Protocol)>,
 }
 
 impl Footprint {
-    /// That of a mode which leaves nothing.
+    /// Returns the footprint of a mode that leaves nothing.
     pub const fn none(mode: &'static str) -> Self {
         Self {
             mode,
@@ -124,7 +124,7 @@ impl Footprint {
         }
     }
 
-    /// Whether a chain is this mode's, and not the kubelet's as well.
+    /// Reports whether a chain belongs to this mode and not to the kubelet.
     pub fn has_chain(&self, table: Table, name: &str) -> bool {
         let is_named = self.chains.contains(&(table, name));
         let mut prefixes = self.prefixes.iter();
@@ -132,7 +132,7 @@ impl Footprint {
         has && !is_kubelets(name)
     }
 
-    /// Whether the comment of a rule in a built-in chain is one of this mode's.
+    /// Reports whether a rule in a built-in chain has one of this mode's comments.
     pub(crate) fn has_comment(&self, comment: &str) -> bool {
         let mut jumps = self.jumps.iter();
         let mut older = self.older_comments.iter();
@@ -142,7 +142,7 @@ impl Footprint {
 }
 
 impl PartialEq for Footprint {
-    /// There is one for each mode.
+    /// Compares by mode: each mode has one footprint.
     fn eq(&self, other: &Self) -> bool {
         self.mode == other.mode
     }
@@ -150,16 +150,17 @@ impl PartialEq for Footprint {
 
 impl Eq for Footprint {}
 
-/// Those of several modes.
+/// Footprints of several modes.
 pub type Footprints = &'static [&'static Footprint];
 
-/// The names of their links: what these hold are no addresses of the node.
+/// Returns the names of the modes' links. The addresses on these links are not addresses of the
+/// node.
 pub fn links(modes: Footprints) -> Vec<&'static str> {
     let links = modes.iter().filter_map(|mode| mode.link);
     links.map(|link| link.name).collect()
 }
 
-/// That of upstream's nftables mode.
+/// Footprint of upstream's nftables mode.
 pub const NFTABLES: Footprint = Footprint {
     nft_tables: &["kube-proxy"],
     cluster_ips: |_| Some("cluster-ips".to_owned()),

@@ -1,8 +1,9 @@
-//! What modes have left in iptables, found in what `iptables-save` prints, and how to remove it.
+//! Finds the iptables entries that modes have left, in the output of `iptables-save`, and writes
+//! the restore that removes them.
 //!
-//! The names of the chains say whose they are. A jump into one of them is a kube-proxy's if it
-//! stands in a built-in chain and has one of its comments; any other one is somebody else's rule,
-//! so it stays, and the chain that it needs stays with it, empty.
+//! The name of a chain says which mode made it. A jump into such a chain is a kube-proxy's if it
+//! stands in a built-in chain and has a known comment. Any other jump is a rule of another program:
+//! it stays, and so does the chain, empty.
 //!
 //! Source: upstream's `pkg/proxy/iptables/cleanup.go`, `pkg/proxy/ipvs/cleanup.go`.
 
@@ -13,46 +14,46 @@ use iptables::{BUILT_IN, Entry, Restore, RuleLine, Table, entries, restore_text}
 
 use crate::footprint::{Footprint, Footprints};
 
-/// What a kube-proxy has left in iptables, of one family and backend.
+/// iptables entries that kube-proxies have left, of one family and backend.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers {
     tables: BTreeMap<Table, Chains>,
 }
 
-/// The same of one table.
+/// Leftovers in one table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Chains {
     names: BTreeSet<String>,
-    /// The jumps into them, from `-A` on.
+    /// Jumps into the chains, each as a line from `-A` on.
     jumps: Vec<String>,
-    /// Rules of others that jump into one of them.
+    /// Chains that a foreign rule jumps to, each with that rule.
     holds: BTreeMap<String, String>,
 }
 
-/// What becomes of a chain that a rule of somebody else leads to.
+/// Treatment of a chain that a foreign rule jumps to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
-    /// It stays, empty.
+    /// The chain stays, empty.
     Stays,
-    /// It is to go all the same. The kernel refuses that, so that it is told, and tried again.
+    /// The chain is deleted. The kernel refuses that, so the failure is reported and retried.
     Goes,
 }
 
-/// Finds what modes have left, entry by entry.
+/// Finds leftovers, entry by entry.
 #[derive(Debug)]
 pub struct Finder {
     theirs: Vec<&'static Footprint>,
     mine: Option<&'static Footprint>,
-    /// As lines.
+    /// Jumps of the mode that serves, each as a line.
     my_jumps: BTreeSet<(Table, String)>,
     held: Held,
-    /// Their chains, and whether there are rules in them.
+    /// Chains of other modes; true if the chain has rules.
     names: BTreeMap<Table, BTreeMap<String, bool>>,
     found: Leftovers,
 }
 
 impl Finder {
-    /// Finds all that these modes have left.
+    /// Returns a finder for everything that these modes have left.
     pub fn all(modes: &[&'static Footprint]) -> Self {
         Self {
             theirs: modes.to_vec(),
@@ -64,8 +65,8 @@ impl Finder {
         }
     }
 
-    /// Finds what `modes` but `mine` have left, as far as `mine` has no use for it. A chain that is
-    /// empty already and stays because somebody's rule leads to it is nothing that is left.
+    /// Returns a finder for everything that `modes` other than `mine` have left and `mine` does not
+    /// use. An empty chain that stays because a foreign rule jumps to it is no leftover.
     pub fn beside(mine: &'static Footprint, modes: Footprints, held: Held) -> Self {
         let my_jumps = mine.jumps.iter().map(|jump| (jump.table, jump.line()));
         Self {
@@ -81,12 +82,12 @@ impl Finder {
         self.mine.is_some_and(|mine| mine.has_chain(table, chain))
     }
 
-    /// Whether a chain is one of the others', and may be mine as well.
+    /// Reports whether a chain belongs to another mode. It may belong to `mine` as well.
     fn is_theirs(&self, table: Table, chain: &str) -> bool {
         self.theirs.iter().any(|mode| mode.has_chain(table, chain))
     }
 
-    /// Takes in that there is something in a table.
+    /// Takes an entry of a table.
     pub fn entry(&mut self, table: Table, entry: Entry<'_>) {
         match entry {
             Entry::Chain(name) => self.chain(table, name),
@@ -94,7 +95,7 @@ impl Finder {
         }
     }
 
-    /// Takes in that there is a chain.
+    /// Takes a chain.
     pub fn chain(&mut self, table: Table, name: &str) {
         if self.is_theirs(table, name) && !self.is_mine(table, name) {
             let names = self.names.entry(table).or_default();
@@ -102,7 +103,7 @@ impl Finder {
         }
     }
 
-    /// Takes in a rule.
+    /// Takes a rule.
     pub fn rule(&mut self, table: Table, rule: RuleLine<'_>) {
         let of_table = self.names.get_mut(&table);
         if let Some(has_rules) = of_table.and_then(|names| names.get_mut(rule.chain)) {
@@ -136,7 +137,7 @@ impl Finder {
             })
     }
 
-    /// What was found.
+    /// Returns the leftovers that were found.
     pub fn finish(self) -> Leftovers {
         let (mut found, held) = (self.found, self.held);
         for (table, mut names) in self.names {
@@ -164,7 +165,7 @@ impl Finder {
 }
 
 impl Leftovers {
-    /// What a finder finds in what `iptables-save` printed.
+    /// Returns the leftovers that a finder finds in the output of `iptables-save`.
     pub fn find(mut finder: Finder, saved: &str) -> Self {
         for (table, entry) in entries(saved) {
             finder.entry(table, entry);
@@ -172,7 +173,7 @@ impl Leftovers {
         finder.finish()
     }
 
-    /// Whether rules of a mode, as they are, lead into these: then another mode serves.
+    /// Reports whether current rules of a mode jump into the leftovers. If so, that mode serves.
     pub fn serve<'a>(&self, installed: impl IntoIterator<Item = (Table, &'a str)>) -> bool {
         installed.into_iter().any(|(table, line)| {
             let Some(chains) = self.tables.get(&table) else {
@@ -183,7 +184,7 @@ impl Leftovers {
         })
     }
 
-    /// Has a chain stay as it is; whether it is one of these.
+    /// Excludes a chain from the removal. Returns true if it was a leftover.
     pub fn keep(&mut self, table: Table, chain: &str) -> bool {
         let Some(of) = self.tables.get_mut(&table) else {
             return false;
@@ -195,29 +196,29 @@ impl Leftovers {
         is_there
     }
 
-    /// Whether there is nothing to remove.
+    /// Reports whether there is nothing to remove.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
 
-    /// Whether there is something in a table.
+    /// Reports whether a table has leftovers.
     pub fn touches(&self, table: Table) -> bool {
         self.tables.contains_key(&table)
     }
 
-    /// The chains, with those that stay.
+    /// Returns the leftover chains, including those that stay empty.
     pub fn chains(&self) -> impl Iterator<Item = (Table, &str)> {
         let tables = self.tables.iter();
         tables.flat_map(|(table, of)| of.names.iter().map(|name| (*table, name.as_str())))
     }
 
-    /// The jumps, as lines.
+    /// Returns the jumps, as lines.
     pub fn jumps(&self) -> impl Iterator<Item = (Table, &str)> {
         let tables = self.tables.iter();
         tables.flat_map(|(table, of)| of.jumps.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// How many chains and jumps go.
+    /// Returns the number of chains and of jumps to remove.
     pub fn counts(&self) -> (usize, usize) {
         let chains = |of: &Chains| of.names.len().saturating_sub(of.holds.len());
         (
@@ -226,7 +227,7 @@ impl Leftovers {
         )
     }
 
-    /// The chains that stay, each in a sentence.
+    /// Returns a sentence for each chain that stays.
     pub fn held(&self) -> impl Iterator<Item = String> {
         self.tables.iter().flat_map(|(table, chains)| {
             chains.holds.iter().map(move |(chain, rule)| {
@@ -238,15 +239,15 @@ impl Leftovers {
         })
     }
 
-    /// Writes what removes them. Whatever is not named in it stays.
+    /// Writes the restore text that removes the leftovers. Entries that it does not name stay.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// Errors of the sink.
     pub fn write(&self, restore: &mut Restore<'_>) -> io::Result<()> {
         for (table, chains) in &self.tables {
             restore.begin(*table)?;
-            // None refers to another one once all are empty.
+            // No chain refers to another once all are empty.
             for name in &chains.names {
                 restore.declare(name)?;
             }
@@ -263,7 +264,7 @@ impl Leftovers {
         Ok(())
     }
 
-    /// The same as a text.
+    /// Returns the restore text that removes the leftovers.
     pub fn restore_text(&self) -> String {
         restore_text(|restore| self.write(restore))
     }

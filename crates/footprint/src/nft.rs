@@ -1,42 +1,42 @@
-//! Tables of nftables: whether one is there, and its removal.
+//! Looks up and removes tables of nftables.
 //!
-//! A mode holds all it makes in one table of each family, so that one change removes it, with
-//! chains, sets and maps.
+//! A mode keeps all its nftables objects in one table of each family, so one request removes them
+//! with all chains, sets and maps.
 //!
 //! Source: upstream's `pkg/proxy/nftables/cleanup.go`.
 
 use inet::IpFamily;
 use nftables_netlink::{Change, CommitError, Error, Nftables, Transaction};
 
-/// Why the table is still there.
+/// Reason why the table is still there.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{source}; look at it with `nft list table {family} {table}` and remove it with `nft delete table {family} {table}`"
 )]
 pub struct NftError {
     source: CommitError,
-    /// As `nft` names it.
+    /// Family, in the words of `nft`.
     family: &'static str,
     table: &'static str,
 }
 
-/// Whether the table of this name and family is there, in the network namespace of the calling
-/// thread. Asking loads `nf_tables`, as `iptables-nft-save` does.
+/// Reports whether a table exists in the network namespace of the calling thread. The request loads
+/// `nf_tables`, as `iptables-nft-save` does.
 ///
 /// # Errors
 ///
-/// It cannot be told.
+/// The kernel gives no answer.
 pub fn has_table(family: IpFamily, table: &'static str) -> Result<bool, NftError> {
     let opened = open_with(family, table);
     let opened = opened.map_err(|error| failed(error.into(), family, table))?;
     Ok(opened.is_some())
 }
 
-/// To ask more about the table of this name and family, if it is there.
+/// Opens a socket for further requests if the table exists.
 ///
 /// # Errors
 ///
-/// It cannot be told.
+/// The kernel gives no answer.
 pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Error> {
     let mut nftables = match Nftables::open() {
         Err(Error::NoNftables) => return Ok(None),
@@ -50,12 +50,11 @@ pub fn open_with(family: IpFamily, table: &str) -> Result<Option<Nftables>, Erro
     Ok(is_there.then_some(nftables))
 }
 
-/// Removes the table of this name and family with all it holds. One that is gone already is no
-/// error.
+/// Removes a table with everything in it. A table that is gone already is no error.
 ///
 /// # Errors
 ///
-/// Why it is still there.
+/// The table is still there, with the reason.
 pub fn remove_table(family: IpFamily, table: &'static str) -> Result<(), NftError> {
     let removal = Transaction {
         family: family.into(),

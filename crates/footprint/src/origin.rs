@@ -1,11 +1,11 @@
-//! Origins of what modes leave in the kernel: the object or flag that each name comes from. A mode
-//! brings a row for each of its names, upstream's older ones included.
+//! Origins of the names that modes use in the kernel: the object or flag behind each name. A mode
+//! brings a row for each of its names, including upstream's older ones.
 
 use inet::IpFamily;
 
 use crate::{Footprint, Footprints};
 
-/// The place of a name.
+/// The kind of kernel object that a name belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Space<'a> {
     /// A chain of this table of iptables.
@@ -21,17 +21,17 @@ pub enum Space<'a> {
 /// The origin of a name, or of all names that begin alike.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin {
-    /// The place of the name.
+    /// Kind of object that the name belongs to.
     pub space: Space<'static>,
-    /// The name, or its beginning.
+    /// The name, or its prefix.
     pub name: &'static str,
     is_prefix: bool,
-    /// The objects and flags.
+    /// Text for the operator: the objects and flags.
     pub says: &'static str,
 }
 
 impl Origin {
-    /// Says where a name comes from.
+    /// Returns the origin of one name.
     pub const fn of(space: Space<'static>, name: &'static str, says: &'static str) -> Self {
         Self {
             space,
@@ -41,7 +41,7 @@ impl Origin {
         }
     }
 
-    /// Says where names with this beginning come from.
+    /// Returns the origin of all names with this prefix.
     pub const fn beginning(space: Space<'static>, name: &'static str, says: &'static str) -> Self {
         Self {
             is_prefix: true,
@@ -57,16 +57,16 @@ pub const FILTER: Space<'static> = Space::Iptables("filter");
 /// Table mangle of iptables.
 pub const MANGLE: Space<'static> = Space::Iptables("mangle");
 
-// Origins that several modes have.
+// Origins that several modes share.
 
 /// Addresses of Services.
 pub const ADDRESSES: &str =
     "Services: spec.clusterIPs, spec.externalIPs, status.loadBalancer.ingress";
-/// NodePorts.
+/// NodePorts of Services.
 pub const NODE_PORTS: &str = "Services: spec.ports[].nodePort; --nodeport-addresses";
-/// Cluster IPs.
+/// Cluster IPs of Services.
 pub const CLUSTER_IPS: &str = "Services: spec.clusterIPs; whom it masquerades: --cluster-cidr, --detect-local-mode, --masquerade-all";
-/// Source ranges.
+/// Source ranges of load balancers.
 pub const RANGES: &str = "Services: spec.loadBalancerSourceRanges";
 /// Health-check node ports.
 pub const HEALTH: &str = "Services: spec.healthCheckNodePort";
@@ -75,7 +75,7 @@ pub const MASQUERADE: &str = "kube-proxy: masquerades what was marked; --iptable
 /// Marks for masquerading.
 pub const MARK: &str = "kube-proxy: marks what is to be masqueraded; --masquerade-all, --cluster-cidr, --detect-local-mode, \
                         externalTrafficPolicy";
-/// Endpoints that reach themselves by their Service.
+/// Endpoints that reach themselves through their Service.
 pub const HAIRPIN: &str = "EndpointSlices: endpoints of this node, which may be sent to themselves";
 /// Services without endpoints.
 pub const UNSERVED: &str = "EndpointSlices: no endpoint for this traffic is ready";
@@ -84,17 +84,17 @@ pub const ENDPOINTS: &str = "EndpointSlices: endpoints that are ready";
 /// Endpoints of this node.
 pub const LOCAL_ENDPOINTS: &str =
     "EndpointSlices: endpoints of this node; internalTrafficPolicy or externalTrafficPolicy: Local";
-/// Traffic from outside of the cluster.
+/// Traffic from outside the cluster.
 pub const OUTSIDE: &str = "Services: externalTrafficPolicy";
-/// Forwarding.
+/// Acceptance of forwarded traffic.
 pub const FORWARD: &str = "kube-proxy: lets traffic of Services pass";
-/// First chains.
+/// Chains that packets enter first.
 pub const ENTRY: &str = "kube-proxy: where packets come in";
-/// Part of every origin that leads to a port of the daemon's own.
+/// Suffix of every origin that redirects to a listening port of the daemon.
 pub const LISTENING: &str = "led to a listening port of kube-proxy";
 
 const KUBELET: &str = "the kubelet's";
-/// Chains of the kubelet, which the modes of old rely on.
+/// Chains of the kubelet that iptables mode and IPVS mode rely on.
 const KUBELETS: [Origin; 6] = [
     Origin::of(NAT, "KUBE-MARK-DROP", KUBELET),
     Origin::of(
@@ -108,7 +108,7 @@ const KUBELETS: [Origin; 6] = [
     Origin::of(MANGLE, "KUBE-IPTABLES-HINT", KUBELET),
 ];
 
-/// Returns the origin of a name; `None` if it belongs neither to these modes nor to the kubelet.
+/// Returns the origin of a name, or `None` if it belongs neither to these modes nor to the kubelet.
 pub fn origin_of(modes: Footprints, space: Space<'_>, name: &str) -> Option<&'static str> {
     let mut all = modes.iter();
     let own = all.find_map(|mode| mode.origin_of(space, name));
@@ -123,7 +123,8 @@ impl Footprint {
                 let link = self.link.filter(|link| link.name == name)?;
                 Some(link.origin)
             }
-            // Its sets are named as the ipsets; source ranges are one for each length of prefix.
+            // Sets in the table have the names of the ipsets. Source ranges have one set for each
+            // prefix length.
             Space::Nftables(table) if self.nft_tables.contains(&table) => {
                 let is_number = |text: &str| text.parse::<u8>().is_ok();
                 let (front, last) = name.rsplit_once('-')?;
@@ -140,7 +141,7 @@ impl Footprint {
     }
 }
 
-/// Prefers the whole name; of beginnings, the first.
+/// Prefers a row with the whole name, then the first row with a matching prefix.
 fn find(origins: &[Origin], space: Space<'_>, name: &str) -> Option<&'static str> {
     let here = || origins.iter().filter(|row| row.space == space);
     let whole = here().find(|row| !row.is_prefix && row.name == name);

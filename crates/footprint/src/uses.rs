@@ -1,23 +1,23 @@
-//! What a mode is made of on this node, for who looks: the forms that it has, and the parts of the
-//! kernel that it needs.
+//! The forms that a mode has on this node and the kernel features that it needs, for observers.
 
 use inet::IpFamily;
 use iptables::Iptables;
 
-/// What a mode is made of here.
+/// Forms and kernel features of a mode on this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Uses {
-    /// What of it has several forms, in words: `shim upstream`, `scheduler rr`.
+    /// Chosen forms, in words: `shim upstream`, `scheduler rr`.
     pub forms: Vec<String>,
-    /// The backend of iptables, if it has rules there, and why it was chosen.
+    /// The iptables backend of the mode's rules and the reason for the choice, if it has rules
+    /// there.
     pub backend: Option<String>,
-    /// The parts of the kernel that it needs.
+    /// Kernel features that the mode needs.
     pub parts: Vec<Part>,
-    /// Families that cannot be served, and why.
+    /// Families that cannot be served, with the reason.
     pub left_out: Vec<(IpFamily, String)>,
 }
 
-/// A part of the kernel.
+/// A kernel feature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
     /// IPVS, with this scheduler.
@@ -25,15 +25,15 @@ pub enum Part {
         /// The scheduler's name.
         scheduler: String,
     },
-    /// Sets of ipset.
+    /// ipset.
     Ipset,
-    /// Tables of nf_tables.
+    /// nf_tables.
     NfTables,
-    /// Rules by the programs of this backend: `nft`, `legacy`.
+    /// iptables rules, written by the programs of this backend: `nft`, `legacy`.
     Iptables(String),
 }
 
-/// A backend of iptables in words, and why it was chosen.
+/// Describes an iptables backend, with the reason for the choice.
 pub fn backend(iptables: &Iptables) -> String {
     format!("iptables {} ({})", iptables.backend(), iptables.why())
 }

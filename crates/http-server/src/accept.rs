@@ -1,4 +1,4 @@
-//! What a server listens on.
+//! Sources of connections for a server.
 
 use std::io;
 
@@ -7,26 +7,26 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::places::Client;
 
-/// What connections come from.
+/// A source of connections.
 pub trait Listen: Send + 'static {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The next connection.
+    /// Waits for the next connection.
     ///
     /// # Errors
     ///
-    /// The peer has gone already, or there is no file descriptor for it.
+    /// The peer closed the connection already, or no file descriptor is free.
     fn accept(&self) -> impl Future<Output = io::Result<Accepted<Self::Stream>>> + Send;
 }
 
-/// A connection.
+/// A connection with its client.
 pub struct Accepted<S> {
-    /// The bytes of it.
+    /// Byte stream of the connection.
     pub stream: S,
-    /// Whose it is.
+    /// Client that the connection belongs to.
     pub client: Client,
-    /// Why nothing is answered but this, if so.
+    /// Reason for refusing the client, if it may not ask here. It is then the only answer.
     pub refusal: Option<String>,
 }
 

@@ -45,20 +45,20 @@ pub use places::Client;
 use places::{Place, Places};
 pub use thread::HttpThread;
 
-/// The longest head of a request. More than any probe sends, as each connection may have as much.
+/// Longest head of a request, in bytes. No probe sends more, and each connection may use as much.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// How long accepting rests after it failed, as it does without free file descriptors.
+/// Pause after a failed accept, for example without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often an address that something else has is tried again, as upstream.
+/// Period between attempts to bind an address that another process holds, as upstream.
 const LISTEN_RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
     Duration::from_secs(5)
 };
 
-/// Says what requests are answered. A function that has the answer at hand is one.
+/// Answers requests. A function that returns the answer at once is one, too.
 pub trait Respond: Send + Sync + 'static {
-    /// What a request with this head is answered.
+    /// Returns the answer to a request with this head.
     fn respond(&self, head: &Parts) -> impl Future<Output = Answer> + Send;
 }
 
@@ -68,10 +68,10 @@ impl<F: Fn(&Parts) -> Answer + Send + Sync + 'static> Respond for F {
     }
 }
 
-/// An answer.
+/// An HTTP response.
 pub type Answer = Response<Full<Bytes>>;
 
-/// An answer of this content type, which browsers are not to second-guess.
+/// Returns an answer with a content type that browsers must not guess again.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(body.into()));
     *answer.status_mut() = status;
@@ -85,12 +85,12 @@ pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<By
     answer
 }
 
-/// Plain text.
+/// Returns an answer in plain text.
 pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
     answer(status, "text/plain; charset=utf-8", body)
 }
 
-/// What one who may not ask is answered, before the connection ends.
+/// Returns the answer for a client that may not ask. The connection ends after it.
 fn refused(why: &str) -> Answer {
     let mut answer = text(StatusCode::FORBIDDEN, why.to_owned() + "\n");
     let close = HeaderValue::from_static("close");
@@ -98,23 +98,23 @@ fn refused(why: &str) -> Answer {
     answer
 }
 
-/// What a path that does not exist answers.
+/// Returns the answer for a path that does not exist.
 pub fn not_found() -> Answer {
     text(StatusCode::NOT_FOUND, "404 page not found\n")
 }
 
-/// What a server is, for the log.
+/// A server's name and flag, for the log.
 #[derive(Debug, Clone, Copy)]
 pub struct Purpose {
-    /// `health`.
+    /// Name in the log, for example `health`.
     pub name: &'static str,
-    /// The flag that gives its address, without dashes.
+    /// Flag that sets its address, without dashes.
     pub flag: &'static str,
-    /// The reason of the Kubernetes event that it cannot listen.
+    /// Reason of the Kubernetes event when it cannot listen.
     pub event: &'static str,
 }
 
-/// An address that could not be bound, where that is fatal.
+/// Failure to bind an address, where that is fatal.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address} for {}: {source}. See what has the port (ss -ltnp), or give another --{}", .purpose.name, .purpose.flag)]
 pub struct ListenError {
@@ -123,10 +123,10 @@ pub struct ListenError {
     source: io::Error,
 }
 
-/// A server that ends when this is dropped.
+/// A server. Dropping it ends the server.
 #[derive(Debug)]
 pub struct Server {
-    /// Where it listens; or why it could not yet.
+    /// Bound address, or the reason why it is not bound yet.
     pub address: Result<SocketAddr, ListenError>,
     task: JoinHandle<()>,
 }
@@ -137,12 +137,12 @@ impl Drop for Server {
     }
 }
 
-/// What a server does about an address that it cannot listen on, which something else has.
+/// Reaction to an address that another process holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenTaken {
-    /// It tries again for ever.
+    /// Retry until it is free.
     Retry,
-    /// It is an error (`--bind-address-hard-fail`).
+    /// Fail (`--bind-address-hard-fail`).
     Fail,
 }
 
@@ -150,7 +150,7 @@ pub enum WhenTaken {
 ///
 /// # Errors
 ///
-/// The address cannot be bound, where `when_taken` says that this is one.
+/// The address cannot be bound and `when_taken` is `Fail`.
 pub fn start(
     purpose: Purpose,
     at: SocketAddr,
@@ -198,7 +198,7 @@ async fn until_bound(purpose: Purpose, at: SocketAddr) -> TcpListener {
     }
 }
 
-/// Answers until it is aborted, and its connections with it. `what` is for the log.
+/// Answers until it is aborted; its connections end with it. `what` is the name in the log.
 pub async fn serve(
     listener: impl Listen,
     what: impl std::fmt::Display,
@@ -222,7 +222,7 @@ async fn serve_within(
                     let place = places.admit(server, accepted.client, &what);
                     connections.spawn(answer_all(accepted, place, Arc::clone(&respond)));
                 }
-                // The peer has gone already.
+                // The peer closed the connection already.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     debug!(%error, "cannot accept a connection for {what}");
@@ -235,7 +235,7 @@ async fn serve_within(
     }
 }
 
-/// Answers what a peer asks, until it goes, takes too long, or has to go.
+/// Answers the requests of one connection until the peer closes it, takes too long, or is evicted.
 async fn answer_all<S: AsyncRead + AsyncWrite + Unpin + Send>(
     accepted: Accepted<S>,
     place: Place,

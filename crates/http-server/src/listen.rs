@@ -1,15 +1,16 @@
-//! Listening on an address.
+//! Binds TCP listeners.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Connections that wait to be accepted; the kernel may allow less (`net.core.somaxconn`).
+/// Longest queue of connections that wait for accept. The kernel may allow less
+/// (`net.core.somaxconn`).
 const BACKLOG: u32 = 1024;
 
-/// Listens; on an unspecified address, `0.0.0.0` or `::`, for both families where the kernel has
-/// both, as Go does.
+/// Listens on an address. As in Go, an unspecified address (`0.0.0.0` or `::`) covers both families
+/// if the kernel has both.
 pub(super) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     if !at.ip().is_unspecified() {
         return listen_on(at, Unspecified::Both);
@@ -30,12 +31,12 @@ fn is_without_ipv6(error: &io::Error) -> bool {
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-/// What a socket of IPv6 on an unspecified address, `::`, listens on.
+/// Families that an IPv6 socket on `::` covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unspecified {
     /// Both families.
     Both,
-    /// IPv6; IPv4 is left to another socket.
+    /// IPv6 only. Another socket may cover IPv4.
     V6Only,
 }
 
@@ -43,13 +44,13 @@ pub enum Unspecified {
 ///
 /// # Errors
 ///
-/// Something else has it, or it is none of this node.
+/// Another process holds the address, or it does not belong to this node.
 pub fn listen_on(at: SocketAddr, unspecified: Unspecified) -> io::Result<TcpListener> {
     let socket = match at {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,
         SocketAddr::V6(_) => {
             let socket = TcpSocket::new_v6()?;
-            // Whatever the sysctl bindv6only says.
+            // The sysctl bindv6only must not decide.
             rustix::net::sockopt::set_ipv6_v6only(&socket, unspecified == Unspecified::V6Only)?;
             socket
         }

@@ -1,4 +1,4 @@
-//! A connection that is not waited for without end.
+//! A stream with a time limit on everything that the peer has to do.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -11,12 +11,12 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::places::Activity;
 
-/// How long a head may take: of the first request since the connection is there, of a further one
-/// since its first byte.
+/// Time limit for a request's head. It starts with the connection for the first request, and with
+/// the first byte for further ones.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a connection may wait for a further request: longer than scrapers and balancers pause.
+/// Time limit for the next request on a connection. Scrapers and load balancers pause for less.
 const IDLE_PATIENCE: Duration = Duration::from_mins(3);
-/// How long taking an answer may take, once it does not go out at once.
+/// Time limit for sending an answer, once the socket's buffer is full.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A stream whose reads and writes fail when the peer takes too long.
@@ -24,18 +24,18 @@ pub(super) struct Patient<S> {
     stream: S,
     activity: Arc<Activity>,
     awaits: Awaits,
-    /// Until when.
+    /// End of the current time limit.
     limit: Pin<Box<Sleep>>,
 }
 
-/// What the peer is to do.
+/// The peer's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Awaits {
     /// Send the rest of a head, or all of the first one.
     Head,
-    /// Ask once more, or not.
+    /// Send another request, or none.
     Request,
-    /// Take an answer.
+    /// Receive an answer.
     Taking,
 }
 
@@ -54,7 +54,7 @@ impl<S> Patient<S> {
         self.limit.as_mut().reset(Instant::now() + time);
     }
 
-    /// An error once it is too late.
+    /// Returns an error once the time limit has passed.
     fn patience<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         ready!(self.limit.as_mut().poll(context));
         let late = format!("the peer took too long (awaited: {:?})", self.awaits);
@@ -69,7 +69,7 @@ impl<S> Patient<S> {
         if result.is_ready() {
             return result;
         }
-        // Bit by bit does not count.
+        // Sending byte by byte does not extend the limit.
         if self.awaits != Awaits::Taking {
             self.await_for(Awaits::Taking, ANSWER_PATIENCE);
         }
@@ -121,7 +121,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Comes when everything has been written: an answer is out.
+    /// Notes that an answer is out: hyper flushes after writing all of it.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
         if self.activity.is_busy() {

@@ -1,16 +1,16 @@
-//! Who is connected to this process's HTTP servers, and who has to make room.
+//! Limits the connections to all HTTP servers of this process.
 //!
-//! These ports are open to all, and anybody may connect and say nothing. So a new connection is
-//! never refused and never waits for others: it takes the place of an old one. Of which one, two
-//! limits say. A client has [`CLIENT_SHARE`] connections to a server; one more costs the client its
-//! own oldest idle one. All servers together have [`CONNECTIONS_MAX`]; one more costs the client
-//! that has most of all, again, its oldest idle one. Who holds few connections, as probes and
-//! scrapers do, loses none, whatever others do, unless there are more clients than places.
+//! The ports are open to everybody, and a client may connect and stay silent. So a new connection
+//! is never refused and never waits: it evicts an old one. Two limits decide which. A client may
+//! have [`CLIENT_SHARE`] connections to one server; one more evicts the client's own oldest idle
+//! connection. All servers together may have [`CONNECTIONS_MAX`]; one more evicts the oldest idle
+//! connection of the client that has the most. A client with few connections, such as a probe or a
+//! scraper, loses none, unless there are more clients than connections allowed.
 //!
-//! A client is an IPv4 address or an IPv6 network of 64 bits: who has one of these has all of its
-//! addresses. Whoever is on this node has all of 127.0.0.0/8 and `::1`, which are one client. Of those
-//! who come by a local socket each user is one; all who may not ask there are one together, as one of
-//! them may have many users, and take no place from those who may.
+//! A client is an IPv4 address or an IPv6 network of 64 bits, because the owner of such a network
+//! has all its addresses. All loopback addresses, 127.0.0.0/8 and `::1`, are one client. On a local
+//! socket each user is a client. All users who may not ask there are one client together, because
+//! one person may have many users.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -25,15 +25,15 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
-/// Connections of all servers together, unless that were more than a quarter of the files that may
-/// be open. One takes its buffers, which are limited too, and an answer while it is sent.
+/// Largest number of connections to all servers together, unless a quarter of the file descriptor
+/// limit is lower. Each takes its buffers, which are limited too, and an answer while it is sent.
 const CONNECTIONS_MAX: usize = 512;
-/// Connections of a client to one server.
+/// Largest number of connections of a client to one server.
 const CLIENT_SHARE: usize = 32;
-/// How often the log says that somebody has too many.
+/// Shortest time between two log lines about a client with too many connections.
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
-/// The places of this process.
+/// The connections of this process.
 static ALL: LazyLock<Arc<Places>> = LazyLock::new(|| {
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     let quarter = usize::try_from(files / 4).unwrap_or(usize::MAX);
@@ -43,19 +43,19 @@ static ALL: LazyLock<Arc<Places>> = LazyLock::new(|| {
     ))
 });
 
-/// Where connections are counted.
+/// The open connections, counted by server and client.
 #[derive(Debug)]
 pub(super) struct Places {
     most: usize,
     share: usize,
     held: Mutex<Held>,
-    /// Times are told from here.
+    /// Origin of the times below.
     epoch: Instant,
 }
 
 #[derive(Debug, Default)]
 struct Held {
-    /// By a number that grows.
+    /// Connections by a number that grows.
     connections: HashMap<u64, Connection>,
     next: u64,
     told: Option<Instant>,
@@ -68,33 +68,33 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// Who is counted as one.
+/// A client. All connections of one client share its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Client {
-    /// Of the network.
+    /// A remote address, or its network.
     Network(IpAddr),
-    /// On this node, by its loopback addresses.
+    /// This node, by its loopback addresses.
     Loopback,
-    /// This user, by a local socket.
+    /// A user on a local socket.
     Local(u32),
-    /// By a local socket, those who may not ask there.
+    /// All users who may not ask on a local socket.
     Refused,
 }
 
-/// What a connection does.
+/// Activity of a connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     epoch: Instant,
-    /// In milliseconds since the epoch; while a request is answered, [`BUSY`].
+    /// Start of the idle time in milliseconds since the epoch, or [`BUSY`] during a request.
     idle_since: AtomicU64,
-    /// It has to go.
+    /// Signal that the connection is evicted.
     over: Notify,
 }
 
-/// Later than any time.
+/// A time later than any other.
 const BUSY: u64 = u64::MAX;
 
-/// A connection's place, which is free when this is dropped.
+/// A connection's entry. Dropping it frees the entry.
 #[derive(Debug)]
 pub(super) struct Place {
     places: Arc<Places>,
@@ -112,18 +112,18 @@ impl Places {
         }
     }
 
-    /// Those of this process.
+    /// Returns the connections of this process.
     pub(super) fn all() -> Arc<Self> {
         Arc::clone(&ALL)
     }
 
-    /// A number for a server.
+    /// Returns a number for a new server.
     pub(super) fn server(&self) -> u64 {
         self.lock().number()
     }
 
-    /// Takes in a connection of `client`; who has too many loses the oldest idle one. `what` the
-    /// server is, for the log.
+    /// Adds a connection of `client`. A client with too many loses its oldest idle one. `what` is
+    /// the server's name in the log.
     pub(super) fn admit(
         self: &Arc<Self>,
         server: u64,
@@ -154,7 +154,7 @@ impl Places {
         }
     }
 
-    /// Ends one connection, as there are no file descriptors left.
+    /// Evicts one connection because no file descriptor is free.
     pub(super) fn make_room(&self) {
         self.lock().shrink();
     }
@@ -177,7 +177,7 @@ impl Held {
             .count()
     }
 
-    /// Ends the oldest idle one of these; the oldest, if none is idle.
+    /// Evicts the oldest idle connection that matches; if none is idle, the oldest.
     fn end(&mut self, is_meant: impl Fn(&Connection) -> bool) {
         let meant = self.connections.iter().filter(|(_, one)| is_meant(one));
         let oldest = meant.min_by_key(|(number, one)| (one.activity.idle_since(), **number));
@@ -189,7 +189,8 @@ impl Held {
         }
     }
 
-    /// Who has most loses one; of two, the one whose oldest is older.
+    /// Evicts a connection of the client that has the most. Of two such clients, the one with the
+    /// older connection loses it.
     fn shrink(&mut self) {
         let mut clients = HashMap::<Client, (usize, Reverse<(u64, u64)>)>::new();
         for (number, one) in &self.connections {
@@ -221,7 +222,7 @@ impl Held {
 }
 
 impl Client {
-    /// Who is at this address.
+    /// Returns the client at an address.
     pub(super) fn of(peer: IpAddr) -> Self {
         const NETWORK: u128 = !0 << 64;
         if peer.to_canonical().is_loopback() {
@@ -257,12 +258,12 @@ impl Activity {
         activity
     }
 
-    /// A request is answered.
+    /// Notes that a request is being answered.
     pub(super) fn busy(&self) {
         self.idle_since.store(BUSY, Ordering::Relaxed);
     }
 
-    /// It waits for a request, from now on.
+    /// Notes that the connection waits for a request from now on.
     pub(super) fn idle(&self) {
         let since = u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(BUSY);
         self.idle_since.store(since, Ordering::Relaxed);
@@ -278,7 +279,7 @@ impl Activity {
 }
 
 impl Place {
-    /// Until the place is wanted for another.
+    /// Waits until the connection is evicted.
     pub(super) async fn over(&self) {
         self.activity.over.notified().await;
     }
@@ -300,7 +301,7 @@ pub(super) mod tests {
         places(CONNECTIONS_MAX, CLIENT_SHARE)
     }
 
-    /// So many places, and so many for each client.
+    /// Returns places for `most` connections, `share` of them for each client.
     pub(in super::super) fn places(most: usize, share: usize) -> Arc<Places> {
         Arc::new(Places::new(most, share))
     }
@@ -353,7 +354,7 @@ pub(super) mod tests {
         let more = [admit(), admit()];
         let over: Vec<_> = all.iter().chain(&more).map(is_over).collect();
         assert_eq!(over, [false, true, true, false, false]);
-        // When none is idle, the oldest goes.
+        // If none is idle, the oldest is evicted.
         for place in &more {
             place.activity.busy();
         }
@@ -367,7 +368,7 @@ pub(super) mod tests {
         let server = places.server();
         let admit = |from: &str| places.admit(server, peer(from), &"tests");
         let few = [admit("10.0.0.1"), admit("10.0.0.2")];
-        // Addresses of one network are one client's.
+        // All addresses of one network are one client.
         let many: Vec<_> = (1..=4)
             .map(|last| admit(&format!("fd00::{last}")))
             .collect();
@@ -376,7 +377,7 @@ pub(super) mod tests {
         assert!(!few.iter().chain(&many[1..]).chain([&new]).any(is_over));
         places.make_room();
         assert!(is_over(&many[1]));
-        // All have one: the oldest goes.
+        // Each client has one connection: the oldest is evicted.
         drop(many);
         let rest: Vec<_> = (4..=6)
             .map(|last| admit(&format!("10.0.0.{last}")))

@@ -42,7 +42,7 @@ async fn an_unspecified_address_is_both_families() {
         .unwrap();
 }
 
-/// Takes each address of this node for another client, as if they were elsewhere.
+/// Treats each address of this node as a client of its own, as if it were remote.
 struct ByAddress(TcpListener);
 
 impl Listen for ByAddress {
@@ -58,7 +58,7 @@ impl Listen for ByAddress {
     }
 }
 
-/// A server of its own, with so many places, and so many for each client.
+/// Starts a server with limits of its own.
 fn small(places: Arc<Places>) -> (SocketAddr, JoinHandle<()>) {
     let listener = listen_on((Ipv4Addr::LOCALHOST, 0).into(), Unspecified::Both).unwrap();
     let address = listener.local_addr().unwrap();
@@ -76,7 +76,8 @@ async fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
     socket.connect(to).await.unwrap()
 }
 
-/// The first line of an answer on a connection that is kept; empty if it is closed.
+/// Sends a request on an open connection and returns the first line of the answer; empty if the
+/// connection is closed.
 async fn ask(stream: &mut TcpStream, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: node1\r\n\r\n");
     _ = stream.write_all(request.as_bytes()).await;
@@ -96,7 +97,7 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
     matches!(stream.read(&mut byte).await, Ok(0) | Err(_))
 }
 
-/// As the kubelet and balancers do: a connection for each probe.
+/// Probes a server as the kubelet and load balancers do: with a new connection each time.
 async fn is_probed(to: SocketAddr) {
     let probe = async {
         let mut stream = connect_from([127, 0, 0, 1], to).await;
@@ -117,13 +118,13 @@ async fn idle_connections_of_one_client_or_many_keep_no_probe_out() {
         [127, 9, high, low]
     };
     for from in [one, many] {
-        // As in the daemon; the other tests' connections have places of their own.
+        // The limits are the daemon's; the other tests' connections are counted elsewhere.
         let (to, _server) = small(places::tests::as_in_the_daemon());
         let mut idle = Vec::new();
         for number in 1..=600 {
             let mut stream = connect_from(from(number), to).await;
             if number % 2 == 0 {
-                // Never to be ended.
+                // The connection must never be ended.
                 stream
                     .write_all(b"GET / HTTP/1.1\r\nX-Slow: ")
                     .await
@@ -197,7 +198,7 @@ async fn no_head_is_waited_for_longer_than_some_seconds() {
         began.elapsed().as_secs()
     };
     let (silent, dripped, begun) = tokio::join!(silence, dripping, begin_again);
-    // It was accepted before the clock stood still.
+    // The connection was accepted before the clock was paused.
     assert!((4..=5).contains(&silent), "{silent}");
     assert!((5..=8).contains(&dripped), "{dripped}");
     assert_eq!(begun, 5);
@@ -226,7 +227,7 @@ async fn an_answer_that_nobody_takes_is_not_held_for_ever() {
         .unwrap();
     sleep(Duration::from_millis(100)).await;
     tokio::time::pause();
-    // A little is taken now and then.
+    // The client reads a little at times.
     let mut bytes = vec![0; 1 << 20];
     let mut taken = 0;
     let began = tokio::time::Instant::now();

@@ -1,31 +1,31 @@
-//! The thread that answers HTTP. It computes nothing for the kernel, so a probe is answered however
-//! much the daemon's loop has to do.
+//! The thread that answers HTTP. It does no work for the kernel, so a probe is answered however
+//! busy the daemon's loop is.
 
 use std::io;
 
 use tokio::runtime::{Builder, EnterGuard, Handle};
 use tokio::sync::oneshot;
 
-/// A thread with a runtime of its own; it ends when this is dropped, and all that it runs.
+/// A thread with a runtime of its own. Dropping it ends the thread and everything that runs on it.
 #[derive(Debug)]
 pub struct HttpThread {
     runtime: Handle,
-    /// Its end is the thread's.
+    /// Sender whose drop ends the thread.
     _running: oneshot::Sender<()>,
 }
 
 impl HttpThread {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
     ///
-    /// There is no thread, or no runtime, to be had.
+    /// The system has no thread for it, or no runtime.
     pub fn start() -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (running, ended) = oneshot::channel();
         let answer = move || {
-            // Only its end is told.
+            // Only the drop of the sender is awaited.
             let _ = runtime.block_on(ended);
             runtime.shutdown_background();
         };
@@ -38,12 +38,12 @@ impl HttpThread {
         })
     }
 
-    /// The runtime, for servers that are started later.
+    /// Returns the runtime, for servers that start later.
     pub fn runtime(&self) -> &Handle {
         &self.runtime
     }
 
-    /// Has servers that are started meanwhile run on this thread.
+    /// Enters the runtime: servers that start while the guard lives run on this thread.
     pub fn enter(&self) -> EnterGuard<'_> {
         self.runtime.enter()
     }

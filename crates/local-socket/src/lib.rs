@@ -1,8 +1,8 @@
-//! Where the local socket is: a file that only root can make, and an abstract name where there can
-//! be no file.
+//! Addresses of the local socket: a file that only root can make, and an abstract name where no
+//! file can be made.
 //!
-//! Any process of the network namespace can take an abstract name while no daemon holds it. So a
-//! client believes the holder of the name only if it runs the client's own program file.
+//! While no daemon holds the abstract name, any process of the network namespace can take it. So a
+//! client trusts the holder of the name only if it runs the client's own program file.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -15,15 +15,15 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use tracing::info;
 
-/// The folder of the socket file. `/run/kube-proxy` is a volume of the pod where its root is
+/// Folder of the socket file. The pod mounts a volume at `/run/kube-proxy` if its root is
 /// read-only.
 const FOLDER: &str = "/run/kube-proxy/inspect";
-/// The abstract name.
+/// Abstract name of the socket.
 const NAME: &str = "kube-proxy-ipvs/inspect";
 /// The network namespace of the calling thread, as a file.
 const NAMESPACE: &str = "/proc/thread-self/ns/net";
 
-/// The places of one network namespace's socket, best first.
+/// Addresses of the socket of one network namespace, best first.
 #[derive(Debug, Clone)]
 pub struct Places {
     folder: PathBuf,
@@ -42,19 +42,19 @@ impl Default for Places {
 /// A socket that is bound.
 #[derive(Debug)]
 pub struct Bound {
-    /// The socket.
+    /// Listening socket.
     pub listener: UnixListener,
-    /// Its file, unless it has an abstract name.
+    /// File of the socket, unless it has an abstract name.
     pub file: Option<OwnFile>,
 }
 
-/// A socket file of this process, which is removed with it.
+/// A socket file of this process. Dropping it removes the file.
 #[derive(Debug)]
 pub struct OwnFile(PathBuf);
 
 impl Drop for OwnFile {
     fn drop(&mut self) {
-        // One that stays is replaced by the next daemon.
+        // The next daemon replaces a file that stays.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -68,7 +68,7 @@ impl Places {
         }
     }
 
-    /// Returns the socket file of this network namespace: daemons of several ones may share a
+    /// Returns the socket file of this network namespace. Daemons of several namespaces may share a
     /// folder.
     pub fn file(&self) -> io::Result<PathBuf> {
         let namespace = fs::metadata(NAMESPACE)?.ino();
@@ -83,7 +83,7 @@ impl Places {
     ///
     /// # Errors
     ///
-    /// Another process holds it: which one.
+    /// Another process holds it; the error names that process.
     pub fn bind(&self) -> io::Result<Bound> {
         let why = match self.own_folder() {
             Ok(()) => return self.bind_file(),
@@ -114,7 +114,7 @@ impl Places {
         io::Error::new(io::ErrorKind::AddrInUse, text)
     }
 
-    /// Makes the folder one that nobody but this user and root can write to.
+    /// Makes the folder, writable for this user and root only.
     fn own_folder(&self) -> io::Result<()> {
         if let Some(parent) = self.folder.parent() {
             fs::create_dir_all(parent)?;
@@ -136,7 +136,7 @@ impl Places {
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(&self.folder, Permissions::from_mode(0o700))?;
         }
-        // A read-only file system says so only here.
+        // Only this call reports a read-only file system.
         rustix::fs::access(&self.folder, rustix::fs::Access::WRITE_OK)?;
         Ok(())
     }
@@ -151,7 +151,7 @@ impl Places {
                         let text = format!("{holder} serves at {}", file.display());
                         return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
                     }
-                    // A daemon that was killed has left it.
+                    // A killed daemon left this file behind.
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                         fs::remove_file(&file)?;
                     }
@@ -167,16 +167,16 @@ impl Places {
         })
     }
 
-    /// Connects to the daemon of this network namespace; `None` if no process listens.
+    /// Connects to the daemon of this network namespace. Returns `None` if no process listens.
     ///
     /// # Errors
     ///
-    /// The process that listens is not known to be the daemon, or the socket cannot be used.
+    /// The process that listens cannot be confirmed as the daemon, or the socket cannot be used.
     pub fn connect(&self) -> io::Result<Option<UnixStream>> {
         match self.connect_file() {
             Ok(Some(stream)) => Ok(Some(stream)),
             Ok(None) => self.connect_abstract(),
-            // A daemon does not use a folder of somebody else either.
+            // A daemon does not use a folder of another user either.
             Err(error) if self.own_folder_is_foreign() => match self.connect_abstract()? {
                 Some(stream) => Ok(Some(stream)),
                 None => Err(error),
@@ -185,7 +185,7 @@ impl Places {
         }
     }
 
-    /// True if something stands at the folder's place that a daemon would not use.
+    /// True if another user owns the folder, so that a daemon would not use it.
     fn own_folder_is_foreign(&self) -> bool {
         fs::symlink_metadata(&self.folder)
             .is_ok_and(|found| !found.is_dir() || !is_trusted(found.uid()))
@@ -252,10 +252,10 @@ fn is_trusted(user: u32) -> bool {
     user == 0 || user == geteuid().as_raw()
 }
 
-/// The process that listens at a socket, by the kernel's word.
+/// The process that listens at a socket, as the kernel reports it.
 #[derive(Debug)]
 struct Holder {
-    /// `None` if it is in a process namespace that cannot be seen from here.
+    /// Process id; `None` if its process namespace cannot be seen from here.
     process: Option<u32>,
     user: u32,
 }
@@ -275,7 +275,7 @@ impl Holder {
         Some(PathBuf::from(format!("/proc/{}/exe", self.process?)))
     }
 
-    /// True if it runs the program file that this process runs.
+    /// True if the process runs this process's program file.
     fn runs_this_program(&self) -> bool {
         let file = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
         let own = file(Path::new("/proc/self/exe"));

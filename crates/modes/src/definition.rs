@@ -31,43 +31,46 @@ use crate::sysctl;
 use crate::sysctl::machine::Machine;
 use crate::sysctl::row::{Row, Wanted};
 
-/// A mode of this build. What has a default is nothing in most modes.
+/// A mode of this build. Methods with a default do nothing in most modes.
 pub trait Definition: Sync {
-    /// As `--proxy-mode` names it, and its section of the configuration file.
+    /// Returns the mode's name in `--proxy-mode`, which also names its section of the configuration
+    /// file.
     fn name(&self) -> &'static str;
 
-    /// The paths of the fields of the configuration file that it hears, and not every mode, sorted.
+    /// Returns the paths of configuration file fields that this mode reads and some other mode does
+    /// not, sorted.
     fn fields(&self) -> &'static [&'static str];
 
-    /// Flags that it hears where there is no configuration file, though it does not hear their
-    /// fields in one.
+    /// Returns flags that the mode reads only without a configuration file. In a file it ignores
+    /// their fields.
     fn flags_without_file(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// Says in the settings that only a file has what flags say for them, where there is no file.
+    /// Copies flags into settings that only a file can give. Called only without a configuration
+    /// file.
     fn take_flags(&self, _flags: &mut Flags) {}
 
-    /// The feature gate that refuses the mode if it is given as false.
+    /// Returns the feature gate that forbids the mode if it is set to false.
     fn gate(&self) -> Option<&'static str> {
         None
     }
 
-    /// Which addresses serve NodePorts where nothing says so.
+    /// Returns the addresses that serve NodePorts by default.
     fn node_port_addresses(&self) -> NodePortAddresses {
         NodePortAddresses::All
     }
 
-    /// Flags that no other mode hears, and that no field of the configuration file says.
+    /// Returns flags that only this mode reads and that have no field in the configuration file.
     fn flags(&self) -> &'static [OwnFlag] {
         &[]
     }
 
-    /// How often it is to write, and to look.
+    /// Returns the sync period and the shortest pause between syncs.
     fn periods(&self, flags: &Flags) -> Periods;
 
-    /// Opens the kernel, by blocking, for each family that can be served. To read, nothing changes;
-    /// to write, nothing of a Service does.
+    /// Opens the kernel, by blocking, for each family that can be served. With read access, nothing
+    /// changes. With write access, nothing is written for a Service yet.
     ///
     /// # Errors
     ///
@@ -79,106 +82,109 @@ pub trait Definition: Sync {
         access: Access,
     ) -> Result<Box<dyn Opened>>;
 
-    /// Does what needs more privileges than serving, beside the sysctls (`--init-only`).
+    /// Does the work that needs more privileges than serving (`--init-only`), apart from sysctls.
     ///
     /// # Errors
     ///
-    /// The mode cannot be served here.
+    /// This node cannot run the mode.
     fn prepare(&self, _settings: &Settings, _programs: &Programs) -> Result<()> {
         Ok(())
     }
 
-    /// Tries, by blocking, what it cannot do without in a family. Nothing stays.
+    /// Tries, by blocking, the kernel features without which a family cannot be served. Leaves
+    /// nothing behind.
     ///
     /// # Errors
     ///
     /// The family cannot be served.
     fn probe(&self, settings: &Settings, programs: &Programs, family: IpFamily) -> Result<()>;
 
-    /// The settings of the kernel that it knows, with the values that it wants; with none where
-    /// another mode is chosen, which `None` says.
+    /// Returns the mode's kernel settings with the values that it wants. With `None`, another mode
+    /// is chosen, and the settings have no values.
     fn sysctls(&self, facts: Option<&Facts<'_>>) -> Vec<Wanted>;
 
-    /// Settings of the kernel that are as this mode sets them if it is asked, which it is not; a
-    /// line each.
+    /// Lists kernel settings that have this mode's value although no flag asks for it, a line each.
     fn unasked_sysctls(&self, _asked: &sysctl::settings::Settings, _root: &Path) -> Vec<String> {
         Vec::new()
     }
 
-    /// Takes out of the settings what needs this setting of the kernel, which cannot be written.
+    /// Turns off the settings that depend on a kernel setting that cannot be written.
     fn go_without(&self, _missing: &Row, _settings: &mut Settings) {}
 
-    /// Whether this mode has programmed this network namespace.
+    /// Reports whether this mode has programmed this network namespace.
     fn has_served(&self, _root: &Path) -> bool {
         false
     }
 
-    /// A line about the settings of the kernel that it may have left, for a mode that is about to
-    /// clear it away. Costs no process where there is none.
+    /// Returns a line about kernel settings that this mode may have left, for the mode that cleans
+    /// up after it. Starts no process if there are none.
     fn left_behind(&self, _programs: &Programs) -> Option<String> {
         None
     }
 
-    /// Whether it asks for the networks that ClusterIPs come from.
+    /// Says if the mode needs the networks that ClusterIPs come from.
     fn service_cidrs(&self) -> ServiceCidrs {
         ServiceCidrs::NotWatched
     }
 
-    /// The kernel modules that it uses on the usual node, by their own names.
+    /// Returns the kernel modules that the mode uses on a usual node, by their own names.
     fn modules(&self, settings: &Settings) -> Vec<Module>;
 
-    /// Whether it writes rules of iptables with these settings, where it can.
+    /// Reports whether the mode writes iptables rules with these settings, if the node supports
+    /// them.
     fn uses_iptables(&self, _settings: &Settings) -> bool {
         false
     }
 
-    /// What it counts beside what all modes do.
+    /// Returns the mode's own metrics, in addition to those of all modes.
     fn metrics(&self) -> Option<Arc<dyn OfMode>> {
         None
     }
 }
 
-/// Carries on what the process itself carries, for a while, by blocking; a line about what it cuts.
+/// Drains connections that the process carries itself, by blocking. Returns a line about the
+/// connections that it cuts.
 pub type Ending = Box<dyn FnOnce() -> Option<String> + Send>;
 
-/// The kernel, opened for a mode, in each family that can be served.
+/// The kernel, opened for a mode in each family that can be served.
 pub trait Opened: Send {
-    /// The families that cannot.
+    /// Returns the families that cannot be served.
     fn left_out(&self) -> &[LeftOut];
 
-    /// What is to be cleared away once this mode serves; `None` if the mode does that itself.
+    /// Returns the cleanup to run once this mode serves; `None` if the mode cleans up by itself.
     fn predecessor(&self, settings: &Settings) -> Option<Predecessor>;
 
-    /// What the kernel tells of the mode's own rules, beside what it tells of addresses. Called
-    /// within a tokio runtime, before the modes are made.
+    /// Returns the kernel's notifications about the mode's own rules; address changes are
+    /// subscribed elsewhere. Must be called within a tokio runtime, before `into_modes`.
     ///
     /// # Errors
     ///
-    /// It cannot be followed.
+    /// The subscription fails.
     fn notices(&self) -> Result<Vec<Notices>> {
         Ok(Vec::new())
     }
 
-    /// How what the kernel has counted for it is read. Nothing is opened before somebody asks.
+    /// Returns a reader of the mode's counters. It opens nothing before the first read.
     fn counters(&self) -> Box<dyn ReadCounters>;
 
-    /// What it is made of here: its forms, and the parts of the kernel that it needs; without the
+    /// Returns the mode's forms and the kernel features that it needs on this node, without the
     /// families that are left out.
     fn uses(&self, settings: &Settings) -> Uses;
 
-    /// What is to be done when the process ends, after the last write.
+    /// Returns the work to do when the process ends, after the last write.
     fn ending(&self) -> Option<Ending> {
         None
     }
 
-    /// One mode for each family.
+    /// Makes one mode for each family.
     ///
     /// # Errors
     ///
-    /// There is no thread for it.
+    /// A kernel thread cannot be started.
     fn into_modes(self: Box<Self>, start: &Start<'_>) -> Result<Vec<Box<dyn Mode>>>;
 
-    /// What the modes would write after they were told `told`, which is all that the model knows.
+    /// Returns the writes that the modes would make after the changes `told`, which are everything
+    /// that the model knows.
     ///
     /// # Errors
     ///
@@ -190,20 +196,21 @@ pub trait Opened: Send {
     ) -> LocalBoxFuture<'a, Result<Preview>>;
 }
 
-/// What modes start with.
+/// Inputs of a mode's start.
 pub struct Start<'a> {
-    /// May be without what cannot be done here, and so not those that the kernel was opened with.
+    /// Settings, possibly without what this node cannot do; the kernel may have been opened with
+    /// others.
     pub settings: &'a Settings,
-    /// The name of this node.
+    /// Name of this node.
     pub node: &'a str,
-    /// It may know the Node object.
+    /// The model, which may know the Node object.
     pub model: &'a Model,
-    /// The moment of the start.
+    /// Time of the start.
     pub now: Instant,
 }
 
 impl Start<'_> {
-    /// What a mode of this family begins to know of the node.
+    /// Returns the node facts that a mode of this family starts with.
     pub(super) fn node_facts(&self, family: IpFamily) -> NodeFacts {
         let mut facts = NodeFacts::new(family, self.node);
         facts.node_port_addresses = self.settings.shared.node_port_addresses.clone();
@@ -220,16 +227,16 @@ pub struct Module {
     pub need: ModuleNeed,
 }
 
-/// Who needs a module.
+/// The part of a mode that needs a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModuleNeed {
     /// The mode as a whole.
     All,
-    /// Some of what it writes, or one of the forms that it can take.
+    /// Some of its entries, or one of its forms.
     Some,
 }
 
-/// Modules that are needed so.
+/// Returns modules with the same need.
 pub(super) fn modules<'a>(
     names: &'a [&'static str],
     need: ModuleNeed,
@@ -240,29 +247,29 @@ pub(super) fn modules<'a>(
     })
 }
 
-/// A flag that only one mode hears.
+/// A flag that only one mode reads.
 pub struct OwnFlag {
-    /// Without its dashes.
+    /// Name without dashes.
     pub name: &'static str,
-    /// Whether its value in the first differs from that in the second.
+    /// Reports whether the flag's values differ between two sets of flags.
     pub differs: fn(&Flags, &Flags) -> bool,
 }
 
-/// How often a mode writes, and looks; each with its flag.
+/// Periods of a mode's syncs, each with the name of its flag.
 #[derive(Debug, Clone, Copy)]
 pub struct Periods {
-    /// The longest time between two comparisons with the kernel.
+    /// Longest time between two comparisons with the kernel.
     pub sync: (&'static str, Duration),
-    /// The shortest time between the end of a sync and the start of the next.
+    /// Shortest time between the end of a sync and the start of the next.
     pub min_sync: (&'static str, Duration),
 }
 
-/// What the values of kernel settings depend on.
+/// Inputs for the values of kernel settings.
 pub struct Facts<'a> {
-    /// What the modes read.
+    /// Settings of the modes.
     pub settings: &'a Settings,
-    /// What flags ask for by name.
+    /// Kernel settings that flags ask for by name.
     pub asked: &'a sysctl::settings::Settings,
-    /// The machine that it runs on.
+    /// The machine.
     pub machine: &'a Machine,
 }

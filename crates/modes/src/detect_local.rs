@@ -1,4 +1,4 @@
-//! How traffic of this node's pods is told apart.
+//! Detection of traffic from this node's pods.
 
 use ipnet::IpNet;
 use proxy::{IpFamily, LocalDetector, Node};
@@ -7,16 +7,16 @@ use flags::Flags;
 use flags::nets::nets;
 use flags::unusable::UnusableFlag;
 
-/// The longest name of a network interface, in bytes (`IFNAMSIZ` less its NUL).
+/// Longest name of a network interface, in bytes (`IFNAMSIZ` less its NUL).
 const INTERFACE_NAME_MAX: usize = 15;
 
-/// `--detect-local-mode` with what it needs.
+/// `--detect-local-mode` with its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// By the cluster's pod networks, one of each family at most; of a family without one, traffic
-    /// is not told apart.
+    /// By the cluster's pod networks, at most one of each family. In a family without one, local
+    /// traffic is not detected.
     ClusterCidr(Vec<IpNet>),
-    /// By the pod networks in the own Node object.
+    /// By the pod networks in this node's Node object.
     NodeCidr,
     /// By the bridge that pods are attached to.
     BridgeInterface(String),
@@ -71,7 +71,7 @@ impl DetectLocal {
         }
     }
 
-    /// The detector of one family, given the own Node as far as it is known.
+    /// Returns the detector of one family, given this node's Node object if it is known.
     pub fn detector(&self, family: IpFamily, node: Option<&Node>) -> LocalDetector {
         let first = |nets: &[IpNet]| {
             nets.iter()

@@ -1,4 +1,5 @@
-//! The IP families of the node, and the kernel threads of a mode: spawned here and nowhere else.
+//! The IP families of the node, and the kernel threads of a mode. All kernel threads are spawned
+//! here.
 
 use std::fs;
 use std::io;
@@ -9,20 +10,20 @@ use netlink_batch::Worker;
 use proxy::{IpFamily, Mode};
 use tracing::{info, warn};
 
-/// Why IPv6 is left out.
+/// Reason for leaving out IPv6.
 const DISABLED: &str = "IPv6 is disabled on this node (net.ipv6.conf.all.disable_ipv6, or that of default or kube-ipvs0)";
 
-/// What the kernel is opened for.
+/// Purpose for which the kernel is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// To read and write. What is missing may be loaded.
+    /// Reading and writing. Missing kernel modules may be loaded.
     Write,
-    /// To read: nothing changes.
+    /// Reading only: nothing changes.
     Read,
 }
 
 impl Access {
-    /// Whether rules of a family can be written, or read.
+    /// Checks that rules of a family can be written, or read.
     pub(super) fn check(self, iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
         match self {
             Self::Write => iptables.check(family),
@@ -31,7 +32,7 @@ impl Access {
     }
 }
 
-/// A kernel thread for each family that can be served, and why others cannot.
+/// A kernel thread for each family that can be served, and the reasons why others cannot.
 pub struct Families<K> {
     pub(super) opened: Vec<(IpFamily, Worker<K>)>,
     pub(super) left_out: Vec<LeftOut>,
@@ -45,13 +46,13 @@ pub struct LeftOut {
 }
 
 impl LeftOut {
-    /// Which it is, and why.
+    /// Returns the family and the reason.
     pub fn told(&self) -> (IpFamily, String) {
         (self.family, self.reason.clone())
     }
 }
 
-/// Whether many nodes lack a family for this reason: half of all have no IPv6, and that is no
+/// Frequency of a reason among healthy nodes. Half of all nodes have no IPv6, and that deserves no
 /// warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Usual {
@@ -59,7 +60,7 @@ enum Usual {
     No,
 }
 
-/// A kernel thread cannot be had, or not what it is to own.
+/// Failure to start a kernel thread, or to open its socket.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ThreadError {
     #[error(transparent)]
@@ -70,21 +71,21 @@ pub(super) enum ThreadError {
     Thread(#[from] io::Error),
 }
 
-/// Starts a kernel thread that owns what `kernel` makes on it; `what` it does is in its name.
+/// Starts a kernel thread that owns the value made by `kernel`. `what` goes into its name.
 pub(super) fn thread<K: 'static>(
     what: &str,
     family: IpFamily,
     kernel: impl FnOnce() -> Result<K> + Send + 'static,
 ) -> Result<Worker<K>, ThreadError> {
-    // The kernel keeps 15 bytes of a name.
+    // The kernel keeps 15 bytes of a thread's name.
     Worker::spawn(&format!("{what}-{family}"), || {
         kernel().map_err(ThreadError::Kernel)
     })
 }
 
 impl<K: 'static> Families<K> {
-    /// Starts the first thread of each family that can be served: it is not disabled, there is what
-    /// `check` asks for, and `kernel` opens. Fails if none can.
+    /// Starts the first thread of each family that can be served: the family is enabled, `check`
+    /// passes, and `kernel` opens. Fails if no family can be served.
     pub(super) fn open(
         check: impl Fn(IpFamily) -> Result<(), IptablesError>,
         is_disabled: impl Fn(IpFamily) -> bool,
@@ -135,7 +136,7 @@ impl<K: 'static> Families<K> {
     }
 }
 
-/// Says which families are left out, and why.
+/// Logs the families that are left out, with the reasons.
 pub fn tell_left_out(left_out: &[LeftOut]) {
     for LeftOut {
         family,
@@ -150,11 +151,11 @@ pub fn tell_left_out(left_out: &[LeftOut]) {
     }
 }
 
-/// That a family is served.
+/// Checks that a family is served.
 ///
 /// # Errors
 ///
-/// It is left out.
+/// The family is left out.
 pub fn require(left_out: &[LeftOut], family: IpFamily) -> Result<()> {
     match left_out.iter().find(|left_out| left_out.family == family) {
         Some(LeftOut { reason, .. }) => Err(anyhow!("cannot serve {family}: {reason}")),
@@ -162,7 +163,7 @@ pub fn require(left_out: &[LeftOut], family: IpFamily) -> Result<()> {
     }
 }
 
-/// Whether this setting of IPv6 (`disable_ipv6`, by interface) says that this family is off; `None`
+/// Reports whether the setting `disable_ipv6` of an interface turns this family off. Returns `None`
 /// if there is no such interface.
 pub(super) fn is_disabled(family: IpFamily, interface: &str) -> Option<bool> {
     if family == IpFamily::V4 {
@@ -173,7 +174,7 @@ pub(super) fn is_disabled(family: IpFamily, interface: &str) -> Option<bool> {
     Some(value.trim() != "0")
 }
 
-/// As the loop has them.
+/// Boxes the modes for the daemon's loop.
 pub(super) fn boxed<M: Mode + 'static>(proxiers: Vec<M>) -> Vec<Box<dyn Mode>> {
     let proxiers = proxiers.into_iter();
     proxiers
@@ -188,8 +189,8 @@ mod tests {
     const V4: IpFamily = IpFamily::V4;
     const V6: IpFamily = IpFamily::V6;
 
-    /// What becomes of the families where some are disabled, cannot be checked, or cannot be
-    /// opened.
+    /// Sorts the families into those that open and those that are disabled, cannot be checked, or
+    /// cannot be opened.
     fn families(
         disabled: &[IpFamily],
         unchecked: &[IpFamily],

@@ -1,8 +1,8 @@
-//! What each mode of kube-proxy leaves in the kernel: a row for each.
+//! Footprints: the names that each mode of kube-proxy uses in the kernel.
 
 use footprint::Footprints;
 
-/// Those of all modes.
+/// Footprints of all modes.
 pub const ALL: Footprints = &[
     &proxy_ipvs::FOOTPRINT,
     &proxy_iptables::FOOTPRINT,
@@ -20,7 +20,7 @@ mod tests {
 
     use super::*;
 
-    /// All that a mode says it leaves, but its tables of nftables.
+    /// Returns every name in a mode's footprint, except its nftables tables.
     fn named(mode: &Footprint) -> BTreeSet<(String, String)> {
         let chains = mode.chains.iter().chain(mode.prefixes);
         let chains = chains.map(|(table, chain)| (table.to_string(), (*chain).to_owned()));

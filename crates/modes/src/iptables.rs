@@ -1,4 +1,4 @@
-//! iptables mode: Services carried by rules.
+//! iptables mode: rules carry Services.
 
 mod chains;
 mod counters;
@@ -25,14 +25,14 @@ use crate::sysctl::row::{Row, Wanted, wanted};
 use metrics::RuleMetrics;
 use opened::Rules;
 
-/// What is saved where this mode serves NodePorts at 127.0.0.1: chains in table nat, and the rule
-/// by which it keeps others out of 127.0.0.0/8.
+/// Prefixes of saved rules that show that this mode serves NodePorts on 127.0.0.1: chains in table
+/// nat, and the rule that keeps remote packets out of 127.0.0.0/8.
 const OF_LOCALHOST: [&str; 2] = [
     ":KUBE-NODEPORTS ",
     "--comment \"block incoming localnet connections\"",
 ];
 
-/// Modules of the matches, targets and expressions of its rules.
+/// Kernel modules that its rules need.
 const MODULES: &[&str] = &[
     "xt_addrtype",
     "xt_comment",
@@ -44,7 +44,7 @@ const MODULES: &[&str] = &[
     "xt_tcpudp",
 ];
 
-/// What the daemon asks of iptables mode.
+/// Definition of iptables mode.
 pub(super) struct IptablesMode;
 
 impl Definition for IptablesMode {
@@ -110,8 +110,8 @@ impl Definition for IptablesMode {
         }
     }
 
-    /// Whoever wrote the setting, nobody can tell now. Costs no process, unless it is there and
-    /// rules that have not been read.
+    /// Nobody can tell now who wrote the setting. Reads rules, by a process, only if the setting
+    /// has this value and rules exist.
     fn left_behind(&self, programs: &Programs) -> Option<String> {
         let (row, _) = sysctls::ROWS
             .iter()

@@ -1,4 +1,4 @@
-//! IPVS mode: Services carried by virtual servers.
+//! IPVS mode: virtual servers carry Services.
 
 mod counters;
 mod metrics;
@@ -32,10 +32,10 @@ pub use opened::foresee_scheduler;
 use settings::Timeouts;
 use shim::{ChosenShim, ShimChoice};
 
-/// The link that holds the service addresses, as /proc/net/dev has it.
+/// Prefix of the line in /proc/net/dev for the link that holds the service addresses.
 const LINK: &str = "kube-ipvs0:";
 
-/// The modules of the sets that upstream's shim and the lean one match.
+/// Modules of the ipsets that upstream's shim and the lean shim match.
 const OF_SETS: &[&str] = &[
     "ip_set",
     "ip_set_hash_ip",
@@ -46,7 +46,7 @@ const OF_SETS: &[&str] = &[
     "xt_set",
 ];
 
-/// What the daemon asks of IPVS mode.
+/// Definition of IPVS mode.
 pub(super) struct IpvsMode;
 
 impl Definition for IpvsMode {
@@ -59,7 +59,7 @@ impl Definition for IpvsMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // Not `ipvs.excludeCIDRs`: a mode that clears up after this one hears them, too.
+        // `ipvs.excludeCIDRs` is absent: a mode that cleans up after this one reads it, too.
         &[
             "iptables.masqueradeAll",
             "iptables.masqueradeBit",
@@ -112,7 +112,7 @@ impl Definition for IpvsMode {
         Ok(Box::new(opened))
     }
 
-    /// Loads IPVS and sets its time-outs.
+    /// Loads IPVS and sets its timeouts.
     fn prepare(&self, settings: &Settings, programs: &Programs) -> Result<()> {
         ChosenShim::choose(settings, programs, Access::Write)?;
         let Timeouts { tcp, tcp_fin, udp } = settings.ipvs.timeouts;
@@ -133,8 +133,8 @@ impl Definition for IpvsMode {
         wanted(sysctls::ROWS, context.as_ref())
     }
 
-    /// That the node answers ARP as with strictARP: a kube-proxy before may have been asked, or
-    /// somebody else wants it so.
+    /// Lists the ARP settings if they have strictARP's values. An earlier kube-proxy or another
+    /// program may have set them.
     fn unasked_sysctls(&self, asked: &sysctl::settings::Settings, root: &Path) -> Vec<String> {
         if asked.strict_arp {
             return Vec::new();
@@ -179,8 +179,8 @@ impl Definition for IpvsMode {
     }
 }
 
-/// How virtual servers are read where there is no daemon to ask, whoever has made them. Nothing is
-/// opened before it is asked.
+/// Returns a reader of all virtual servers, whoever made them, for commands that run without a
+/// daemon. It opens nothing before the first read.
 pub fn virtual_servers() -> Box<dyn ReadCounters> {
     Box::new(IpvsCounters::default())
 }

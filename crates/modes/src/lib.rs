@@ -1,8 +1,7 @@
-//! The modes that this build has, and the one that is chosen.
+//! The modes of this build, and the one that is chosen.
 //!
-//! A mode is a file here, which says all that the daemon asks of one (`definition`), and its
-//! lines in this registry: a row, and a part of [`Settings`]. Nothing else in the daemon tells
-//! modes apart.
+//! Each mode is a file here that implements [`Definition`]. It also has a row in this registry and
+//! a part of [`Settings`]. No other code in the daemon distinguishes modes.
 
 pub mod definition;
 pub mod detect_local;
@@ -35,10 +34,10 @@ use settings::{ProxyMode, Settings};
 use shared::Shared;
 
 impl ProxyMode {
-    /// All of them, the default first.
+    /// All modes, the default first.
     pub const ALL: [Self; 4] = [Self::Iptables, Self::Ipvs, Self::Nftables, Self::Userspace];
 
-    /// The rows.
+    /// Returns the definition of the mode.
     pub fn definition(self) -> &'static dyn Definition {
         match self {
             Self::Iptables => &iptables::IptablesMode,
@@ -48,16 +47,16 @@ impl ProxyMode {
         }
     }
 
-    /// As the flag names it.
+    /// Returns the mode's name in `--proxy-mode`.
     pub fn name(self) -> &'static str {
         self.definition().name()
     }
 
-    /// The one that the flags choose.
+    /// Returns the mode that the flags choose.
     ///
     /// # Errors
     ///
-    /// There is none of that name.
+    /// No mode has this name.
     pub fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
         let flag = &*flags.proxy_mode;
         let mut modes = Self::ALL.into_iter();
@@ -89,16 +88,16 @@ impl ProxyMode {
         Err(UnusableFlag::new("proxy-mode", self.name(), advice))
     }
 
-    /// The other ones.
+    /// Returns all other modes.
     pub fn others(self) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(move |other| *other != self)
     }
 
-    /// How often it is to write, and to look.
+    /// Returns the mode's sync periods.
     ///
     /// # Errors
     ///
-    /// That cannot be meant.
+    /// The sync period is zero, or shorter than the shortest pause between syncs.
     pub fn periods(self, flags: &Flags) -> Result<Periods, UnusableFlag> {
         let periods = self.definition().periods(flags);
         let Periods { sync, min_sync } = periods;
@@ -124,11 +123,11 @@ impl ProxyMode {
 }
 
 impl Settings {
-    /// Reads the flags of all modes; those periods are of the one that is chosen.
+    /// Reads the flags of all modes. `periods` belong to the chosen mode.
     ///
     /// # Errors
     ///
-    /// One of them cannot be meant, even of a mode that is not chosen.
+    /// A flag has an invalid value, even one of a mode that is not chosen.
     pub fn read(flags: &Flags, chosen: ProxyMode, periods: &Periods) -> Result<Self, UnusableFlag> {
         Ok(Self {
             chosen,
@@ -145,9 +144,10 @@ impl Settings {
     }
 }
 
-/// Has the mode that is chosen take flags for what only a file says, where there is no file.
+/// Lets the chosen mode copy flags into settings that only a file can give. Used only without a
+/// configuration file.
 pub fn take_flags(flags: &mut Flags) {
-    // One that there is not is refused elsewhere.
+    // An unknown mode is rejected elsewhere.
     if let Ok(chosen) = ProxyMode::read(flags) {
         chosen.definition().take_flags(flags);
     }
@@ -165,8 +165,8 @@ impl PartialEq for Settings {
     }
 }
 
-/// The kernel settings of all modes, in the order in which they are written; with values are those
-/// of the mode that `facts` say is chosen.
+/// Returns the kernel settings of all modes, in the order in which they are written. Only those of
+/// the mode chosen in `facts` have values.
 pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<Wanted> {
     let of = |mode: ProxyMode| {
         let facts = facts.filter(|facts| facts.settings.chosen == mode);
@@ -175,7 +175,7 @@ pub fn sysctls(facts: Option<&Facts<'_>>) -> Vec<Wanted> {
     ProxyMode::ALL.into_iter().flat_map(of).collect()
 }
 
-/// Where the mode comes from, in words.
+/// Describes where the choice of the mode comes from.
 pub fn origin_of_mode(flags: &Flags) -> String {
     match (flags.proxy_mode.is_empty(), flags.config.is_empty()) {
         (true, _) => "the default".to_owned(),
@@ -184,10 +184,10 @@ pub fn origin_of_mode(flags: &Flags) -> String {
     }
 }
 
-/// A warning if no mode is given, in the words in which one would be given.
+/// Returns a warning if no mode is given, with the flag or field that gives one.
 ///
-/// Upstream's default changes in 1.40. This one does not: a new image must not change how Services
-/// are carried.
+/// Upstream's default changes in 1.40. This program's does not: a new image must not change how
+/// Services are carried.
 pub fn warning_of_default(flags: &Flags) -> Option<String> {
     if !flags.proxy_mode.is_empty() {
         return None;
@@ -205,8 +205,8 @@ pub fn warning_of_default(flags: &Flags) -> Option<String> {
     ))
 }
 
-/// A line for each flag that was given for a mode which is not chosen, and that no field of the
-/// configuration file says.
+/// Returns a line for each flag that was given for a mode that is not chosen and has no field in
+/// the configuration file.
 pub fn flags_without_effect(chosen: ProxyMode, flags: &Flags) -> Vec<String> {
     let defaults = Flags::defaults();
     let of = |mode: ProxyMode| {

@@ -1,4 +1,4 @@
-//! What a mode counts beside what all modes do.
+//! Metrics of one mode alone.
 
 pub mod buckets;
 pub mod relay;
@@ -16,26 +16,27 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use rows::Rows;
 
-/// The metrics of one mode. The mode brings them, so that nothing here knows modes.
+/// Metrics of one mode. The mode brings them, so that nothing here knows modes.
 pub trait OfMode: Debug + Send + Sync {
-    /// Adds them to what is told.
+    /// Registers the metrics.
     fn register(&self, rows: &mut Rows);
 
-    /// A family begins to be served: a counter that appears with its first increment would show
-    /// none.
+    /// Starts the counters of a family at zero. Otherwise a counter would appear only with its
+    /// first increment, which then would not show.
     fn begins(&self, family: IpFamily);
 
-    /// Kernel threads have finished something.
+    /// Counts finished work of kernel threads.
     fn booked(&self, family: IpFamily, report: &Report);
 
-    /// How much a sync concerned of which this is a part; `None` if the mode does not tell.
+    /// Returns the extent of the sync that this report is part of; `None` if the mode does not
+    /// distinguish extents.
     fn extent(&self, report: &Report) -> Option<Extent>;
 
-    /// A sync has ended.
+    /// Counts a finished sync.
     fn synced(&self, family: IpFamily, took: Duration, extent: Extent);
 }
 
-/// How much a sync concerned, the less first.
+/// Extent of a sync, the smaller first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
     /// Only changes were written.
@@ -45,29 +46,29 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// Of a sync that compared everything, or did not.
+    /// Returns the extent of a sync.
     pub const fn of(is_full: bool) -> Self {
         if is_full { Self::Full } else { Self::Partial }
     }
 }
 
-/// The label of a family.
+/// Label for a family.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfFamily {
     /// `IPv4` or `IPv6`.
     pub ip_family: &'static str,
 }
 
-/// The labels of a table of iptables.
+/// Labels for a table of iptables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OfTable {
     /// `IPv4` or `IPv6`.
     pub ip_family: &'static str,
-    /// The table's name.
+    /// Name of the table.
     pub table: &'static str,
 }
 
-/// Returns the label of a family.
+/// Returns the label for a family.
 pub fn of(family: IpFamily) -> OfFamily {
     let ip_family = match family {
         IpFamily::V4 => "IPv4",

@@ -1,4 +1,4 @@
-//! nftables mode: Services carried by one table of nftables.
+//! nftables mode: one table of nftables for each family carries Services.
 
 mod counters;
 mod metrics;
@@ -22,7 +22,7 @@ use crate::sysctl::row::Wanted;
 use metrics::TableMetrics;
 use opened::Table;
 
-/// Modules of the matches, targets and expressions of its rules.
+/// Kernel modules that its rules need.
 const MODULES: &[&str] = &[
     "nft_ct",
     "nft_masq",
@@ -32,7 +32,7 @@ const MODULES: &[&str] = &[
     "nft_numgen",
 ];
 
-/// What the daemon asks of nftables mode.
+/// Definition of nftables mode.
 pub(super) struct NftablesMode;
 
 impl Definition for NftablesMode {
@@ -68,7 +68,7 @@ impl Definition for NftablesMode {
         settings::take_flags(flags);
     }
 
-    /// As upstream.
+    /// Returns the node's primary addresses, as upstream.
     fn node_port_addresses(&self) -> NodePortAddresses {
         NodePortAddresses::Primary
     }
@@ -90,8 +90,6 @@ impl Definition for NftablesMode {
         opened::probe(family, settings)
     }
 
-    /// None, as upstream: what comes in by NodePorts and leaves for pods is forwarded as the CNI
-    /// has set it, and what serves 127.0.0.1 is a listening port.
     fn modules(&self, _: &Settings) -> Vec<Module> {
         let some = modules(MODULES, ModuleNeed::Some);
         modules(&["nf_tables", "nf_conntrack", "nf_nat"], ModuleNeed::All)
@@ -99,6 +97,8 @@ impl Definition for NftablesMode {
             .collect()
     }
 
+    /// Returns none, as upstream: the CNI sets the forwarding of NodePort traffic to pods, and a
+    /// listening port serves 127.0.0.1.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
         Vec::new()
     }

@@ -1,5 +1,5 @@
-//! The addresses of this node that serve NodePorts, for a start: a mode reads them later, and by
-//! then an external IP may have taken the node port of another Service.
+//! The addresses of this node that serve NodePorts, at a start. A mode reads them later; by then an
+//! external IP may have taken the node port of another Service.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use route_netlink::Rtnetlink;
 use super::definition::Start;
 use crate::footprints;
 
-/// Returns them, sorted; none if they cannot be read.
+/// Returns the addresses, sorted; empty if they cannot be read.
 pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     let mut serving: Vec<IpAddr> = Vec::new();
     for family in IpFamily::ALL {
@@ -29,7 +29,7 @@ pub fn addresses(start: &Start<'_>) -> Vec<IpAddr> {
     serving
 }
 
-/// The addresses of all links but those that modes make, and of localhost.
+/// Returns the addresses of all links except the modes' links and localhost.
 fn own(family: IpFamily) -> Option<BTreeSet<IpAddr>> {
     let mut rtnetlink = Rtnetlink::open().ok()?;
     let made = footprint::links(footprints::ALL).into_iter();

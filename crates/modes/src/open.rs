@@ -1,4 +1,4 @@
-//! Opening the kernel for the mode that is chosen, and preparing a node for it.
+//! Opens the kernel for the chosen mode, and prepares a node for it.
 
 use anyhow::Result;
 use footprint::uses::Uses;
@@ -11,8 +11,8 @@ use super::families::{Access, LeftOut};
 use super::programs::Programs;
 use super::settings::Settings;
 
-/// The family that must be served: that of `--bind-address`, if it names an address, or of the
-/// Node's first one.
+/// Returns the family that must be served: the family of `--bind-address` if it names an address,
+/// else of the Node's first address.
 pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     let bind = settings.shared.bind_address;
     let node = model
@@ -22,14 +22,14 @@ pub fn primary(settings: &Settings, model: &Model) -> IpFamily {
     IpFamily::of(of_node.unwrap_or(bind))
 }
 
-/// Opens the kernel to write, for each family that can be served. No Service is written yet.
+/// Opens the kernel to write, for each family that can be served. Writes no Service yet.
 ///
 /// # Errors
 ///
 /// No family can be served.
 pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     let settings = settings.clone();
-    // Blocks on the kernel and on programs; the first lists come meanwhile.
+    // Blocks on the kernel and on programs. The first lists arrive meanwhile.
     spawn_blocking(move || {
         let programs = Programs::new(&settings, Access::Write);
         let mode = settings.chosen.definition();
@@ -44,7 +44,7 @@ pub async fn open(settings: &Settings) -> Result<Box<dyn Opened>> {
     .await?
 }
 
-/// The same, but only to read: nothing in the kernel changes.
+/// Opens the kernel to read. Nothing in the kernel changes.
 ///
 /// # Errors
 ///
@@ -55,7 +55,7 @@ pub fn open_to_read(settings: &Settings) -> Result<Box<dyn Opened>> {
     mode.open(settings, &programs, Access::Read)
 }
 
-/// What a mode that is open is made of.
+/// Returns the forms and kernel features of an opened mode, with the families that are left out.
 pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
     let left_out = opened.left_out().iter().map(LeftOut::told);
     Uses {
@@ -64,27 +64,26 @@ pub fn used(opened: &dyn Opened, settings: &Settings) -> Uses {
     }
 }
 
-/// Prepares a node for the mode that is chosen (`--init-only`): what takes more privileges than
-/// serving, and what only a container with kernel modules in reach can do. What the mode cannot do
-/// without is tried, so that a node that lacks it is found before a container begins to serve
-/// there, while what the mode before has programmed still serves.
+/// Prepares a node for the chosen mode (`--init-only`). Does what needs more privileges than
+/// serving, and what only a container that can load kernel modules can do. Also tries every feature
+/// that the mode requires. A node that lacks one is found before the new container starts to serve,
+/// and the entries of the previous mode go on serving.
 ///
 /// # Errors
 ///
-/// The mode cannot be served here.
+/// This node cannot run the mode.
 pub async fn prepare(settings: &Settings) -> Result<()> {
     let settings = settings.clone();
-    // Blocks on the kernel and on programs; nothing else happens meanwhile.
+    // Blocks on the kernel and on programs. Nothing else happens meanwhile.
     spawn_blocking(move || prepare_blocking(&settings)).await?
 }
 
 fn prepare_blocking(settings: &Settings) -> Result<()> {
     let mode = settings.chosen.definition();
-    // The container that is to serve has the same image, so that what is missing here is missing
-    // there.
+    // The serving container has the same image, so programs missing here are missing there.
     let programs = Programs::new(settings, Access::Write);
     mode.prepare(settings, &programs)?;
-    // Half of all nodes have no IPv6. Where no address is given, the Node's first one may be of
+    // Half of all nodes have no IPv6. Without a bind address, the Node's first address may be of
     // either family.
     let is_named = |family: IpFamily| settings.shared.node_ip(family).is_some();
     let is_there = |family: &IpFamily| is_named(*family) || iptables::exists(*family).is_ok();
@@ -132,7 +131,7 @@ mod tests {
             ("::", &["192.0.2.1"], V4),
             ("192.0.2.1", &["fd00::1"], V4),
             ("fd00::1", &["192.0.2.1"], V6),
-            // It is not known.
+            // The family is unknown.
             ("0.0.0.0", &[], V4),
             ("::", &[], V6),
         ] {

@@ -1,4 +1,4 @@
-//! What another mode may have left in the kernel, which goes once this one serves.
+//! Cleanup after a mode that served before this one.
 
 use ::cleanup::{Cleanup, Serving, clean_up_beside, disarm_ended, foresee_beside};
 use ipnet::IpNet;
@@ -8,16 +8,16 @@ use tracing::{error, info, warn};
 use super::preview::{Change, NODE, Preview};
 use crate::footprints;
 
-/// Whoever served here before, in another mode.
+/// Cleanup after another mode that served on this node.
 pub struct Predecessor {
-    /// The mode that serves now: what is its own is not touched.
+    /// Mode that serves now; its entries stay.
     pub(super) serving: Serving,
-    /// Networks in which virtual servers are left alone.
+    /// Networks in which virtual servers stay.
     pub(super) excluded: Vec<IpNet>,
 }
 
 impl Predecessor {
-    /// Takes away what it has left, and says so.
+    /// Removes the entries of other modes, and logs them.
     pub async fn clear(self) {
         let Self { serving, excluded } = self;
         // Blocks on the kernel and on programs.
@@ -25,7 +25,7 @@ impl Predecessor {
         tell(spawn_blocking(clear).await);
     }
 
-    /// What [`clear`](Self::clear) would take away. Nothing changes.
+    /// Returns the entries that [`clear`](Self::clear) would remove. Changes nothing.
     pub async fn preview(self) -> Result<Preview, JoinError> {
         let Self { serving, excluded } = self;
         let foresee = move || foresee_beside(footprints::ALL, &serving, &excluded);
@@ -40,8 +40,8 @@ impl Predecessor {
     }
 }
 
-/// Has packets pass by the rules of modes that served by a process, which has ended, while the mode
-/// of this name serves.
+/// Lets packets bypass the rules of modes whose process has ended, while the mode of this name
+/// serves.
 pub async fn disarm(serving: &'static str) {
     // Blocks on the kernel and on programs.
     let disarm = move || disarm_ended(footprints::ALL, serving);

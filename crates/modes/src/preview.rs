@@ -1,4 +1,4 @@
-//! What a mode would write, for `kube-proxy check`, `plan` and `diff`.
+//! The writes that a mode would make, for `kube-proxy check`, `plan` and `diff`.
 
 use anyhow::Result;
 use engine::{Engine, KernelAccess, Kinds, Part as _, Scheme};
@@ -8,82 +8,81 @@ use serde::Serialize;
 use super::definition::Start;
 use crate::sysctl::setting::Setting;
 
-/// Of what is not of one family.
+/// Family column of changes that belong to no family.
 pub const NODE: &str = "node";
 
-/// The kind of what other modes have left.
+/// Kind of entries that other modes have left.
 pub const OTHER_MODES: &str = "other modes";
 
-/// What a mode would write.
+/// The writes that a mode would make.
 #[derive(Debug, Default)]
 pub struct Preview {
-    /// What is set once, whatever the Services are.
+    /// Settings that are written once, whatever the Services are.
     pub settings: Vec<Setting>,
-    /// In the order they would be made.
+    /// Changes, in the order in which they would be made.
     pub changes: Vec<Change>,
-    /// How many writes the kernel would see, of each family, and of the node.
+    /// Number of writes, by family and for the node.
     pub writes: Vec<(String, usize)>,
-    /// How many entries of each family and part are there as they are to be.
+    /// Number of entries that are up to date, by family and part.
     pub kept: Vec<Kept>,
-    /// What the operator should know.
+    /// Warnings for the operator.
     pub warnings: Vec<String>,
-    /// Values of Services' options that the kernel cannot give.
+    /// Option values of Services that the kernel does not offer.
     pub unavailable: Vec<UnavailableOption>,
-    /// State of others because of which the kernel would refuse writes, and what to do.
+    /// Foreign state that would make the kernel reject writes, with the next step.
     pub obstacles: Vec<Obstacle>,
 }
 
-/// State of others that makes the kernel refuse writes of a start.
+/// Foreign state that makes the kernel reject writes at a start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Obstacle {
-    /// Its kind: `sets`, ...
+    /// Kind of the state: `sets`, ...
     pub kind: &'static str,
     /// A sentence: the finding, its consequence, and the next step.
     pub message: String,
 }
 
-/// What stays as it is.
+/// Entries that are up to date.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Kept {
     /// `IPv4` or `IPv6`.
     pub of: String,
-    /// `the virtual servers`, ...
+    /// Part: `the virtual servers`, ...
     pub part: &'static str,
     /// Number of entries.
     pub entries: usize,
 }
 
-/// One change.
+/// One change of an entry.
 #[derive(Debug, Clone, Serialize)]
 pub struct Change {
     /// `node`, `IPv4` or `IPv6`.
     pub of: String,
-    /// `virtual servers`, `rules`, ...
+    /// Kind of the entry: `virtual servers`, `rules`, ...
     pub kind: &'static str,
-    /// The write: an entry comes, goes or becomes another.
+    /// Action: the entry is added, changed or removed.
     pub action: Action,
-    /// The change in words.
+    /// Change in words.
     pub write: String,
-    /// The kernel thread that makes it, or the step of a start.
+    /// Kernel thread that makes the change, or the step of a start.
     pub lane: &'static str,
-    /// What it is of.
+    /// Name of the entry.
     pub entry: String,
-    /// What there is, where more is known than that.
+    /// State of the entry now, if more is known than its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before: Option<String>,
-    /// What there is to be, likewise.
+    /// State of the entry afterwards, if more is known than its name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
-    /// Of a chain that is written whole: each rule that is there and should not be, from `- ` on, and
-    /// each that should be and is not, from `+ ` on.
+    /// Rules of a chain that is written whole: removed ones begin with `- `, added ones with `+ `.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<String>,
-    /// Whose it is, where that is known: `default/web:http`.
+    /// Service port that the entry belongs to, if known: `default/web:http`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
 }
 
-/// What is done to what a change is of.
+/// Action of a change on its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
@@ -96,7 +95,7 @@ pub enum Action {
 }
 
 impl Change {
-    /// Of a setting of the kernel.
+    /// Returns the change of a kernel setting.
     pub fn setting(setting: Setting) -> Self {
         Self {
             of: NODE.to_owned(),
@@ -112,12 +111,12 @@ impl Change {
         }
     }
 
-    /// Of rules; the first word says what is done.
+    /// Returns a change of iptables rules. The first word of `line` gives the action.
     pub(super) fn rule(of: IpFamily, lane: &'static str, line: String) -> Self {
         Self::told(of, lane, "rules", line)
     }
 
-    /// Of something of this kind; the first word says what is done.
+    /// Returns a change of this kind. The first word of `line` gives the action.
     pub(super) fn told(of: IpFamily, lane: &'static str, kind: &'static str, line: String) -> Self {
         let (verb, rest) = line.split_once(' ').unwrap_or(("", &line));
         let action = match verb {
@@ -125,7 +124,7 @@ impl Change {
             "remove" | "delete" => Action::Remove,
             _ => Action::Change,
         };
-        // A chain that is emptied is one that is filled anew.
+        // A chain that is flushed is filled again, so it counts as changed.
         let (entry, after) = match (action, verb) {
             (Action::Change, "flush") => (rest, Some("written anew".to_owned())),
             (Action::Change, _) => (&*line, None),
@@ -145,7 +144,7 @@ impl Change {
         }
     }
 
-    /// Of one entry of this kind.
+    /// Returns the change of one entry of this kind.
     pub(super) fn of_entry(
         of: IpFamily,
         lane: &'static str,
@@ -179,7 +178,7 @@ impl Change {
         }
     }
 
-    /// Of a line that says what would be removed.
+    /// Returns the removal of an entry that another mode has left.
     pub fn left_by_another(line: &str) -> Self {
         Self {
             of: NODE.to_owned(),
@@ -196,18 +195,18 @@ impl Change {
     }
 }
 
-/// What a scheme's plan is.
+/// Plan type of a scheme.
 type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
-/// A plan as it is shown: how many writes the kernel would see of it, and what they change.
+/// A plan in a preview: the number of writes and the changes.
 pub(super) struct Shown {
     pub(super) writes: usize,
     pub(super) changes: Vec<Change>,
 }
 
 impl Preview {
-    /// Adds what modes of a scheme would write after they were told `told`. `show` is given each
-    /// plan, whose it is, and the scheme, which still knows what was there before.
+    /// Adds the writes that modes of a scheme would make after the changes `told`. `show` receives
+    /// each plan with its family and the scheme, which still knows the state before.
     ///
     /// # Errors
     ///
@@ -246,7 +245,7 @@ impl Preview {
     }
 }
 
-/// That there is no preview, because a part of the kernel's state cannot be read.
+/// Returns the error for a part of the kernel's state that cannot be read.
 fn unreadable(family: IpFamily) -> impl Fn(Unreadable) -> anyhow::Error {
     move |unreadable| anyhow::anyhow!("{family}: {unreadable}")
 }

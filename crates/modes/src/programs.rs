@@ -1,5 +1,5 @@
-//! The iptables programs of this node, looked for when a mode first asks for them: one that does
-//! without never asks, and starts on a node that has none.
+//! The iptables programs of this node. They are looked up when a mode first asks, so a mode that
+//! needs none starts on a node without any.
 
 use std::cell::OnceCell;
 
@@ -18,7 +18,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// None has been looked for yet.
+    /// Returns the programs, without looking for them yet.
     pub fn new(settings: &Settings, access: Access) -> Self {
         Self {
             forced: settings.shared.iptables_backend.forced(),
@@ -27,12 +27,12 @@ impl Programs {
         }
     }
 
-    /// Chooses them, by blocking; once is for all. To write, these kernel modules are loaded with
-    /// those of iptables, where they are not there; to read, nothing changes.
+    /// Chooses the programs, by blocking, once for all callers. With write access, loads these
+    /// kernel modules and those of iptables if they are missing. With read access, changes nothing.
     ///
     /// # Errors
     ///
-    /// There are none, or they cannot be used here.
+    /// No program is installed, or none works here.
     pub fn choose(&self, modules: &[&str]) -> Result<Iptables, IptablesError> {
         if let Some(chosen) = self.chosen.get() {
             return Ok(chosen.clone());
@@ -45,8 +45,8 @@ impl Programs {
         Ok(self.chosen.get_or_init(|| chosen).clone())
     }
 
-    /// All that are installed, those that were chosen first. None, where they cannot tell what they
-    /// are.
+    /// Returns all installed programs, the chosen ones first. Returns none if they do not report
+    /// their version.
     pub(super) fn installed(&self) -> Vec<Iptables> {
         match self.chosen.get() {
             Some(used) => [used.clone()]

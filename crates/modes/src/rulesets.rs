@@ -18,31 +18,31 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::{debug, warn};
 
-/// Room for messages that wait to be read, in bytes.
+/// Receive buffer for messages that wait to be read, in bytes.
 const ROOM_BYTES: usize = 1 << 20;
 
-/// What the kernel tells, each of one family.
+/// Notifications of the kernel, each with its family.
 pub type Notices = BoxStream<'static, (IpFamily, Notice)>;
 
-/// Subscribes.
+/// Opens a subscription.
 ///
 /// # Errors
 ///
-/// There is no such socket.
+/// The kernel has no such socket.
 pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
     Subscription::open(ROOM_BYTES).map(Arc::new)
 }
 
-/// Has a subscription leave out what this process does itself. Where that cannot be, it is news like
-/// what others do, and the table is read again after each write.
+/// Makes a subscription ignore transactions of this process. If the kernel cannot filter, our own
+/// transactions count as foreign, and the table is read again after each write.
 pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     if let Err(error) = own.leave_out_of(Arc::clone(of)) {
         warn!(%error, "own changes of nftables cannot be left out of what is told");
     }
 }
 
-/// Tells when somebody else may have changed the table of this name and family. Must be called
-/// within a tokio runtime. Ends, and says so, when nothing more can be told.
+/// Returns a stream of notices that another program may have changed this table. Must be called
+/// within a tokio runtime. If the subscription breaks, the stream logs that and ends.
 pub(super) fn follow(
     family: IpFamily,
     table: &'static str,
@@ -52,9 +52,8 @@ pub(super) fn follow(
         unsafe_code,
         reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
     )]
-    // SAFETY: a Subscription owns its descriptor and closes it only when dropped; the AsyncFd holds
-    // the Subscription, gives it out by shared reference only, and deregisters it before letting it
-    // go.
+    // SAFETY: a Subscription owns its descriptor and closes it only when dropped. The AsyncFd holds
+    // the Subscription, lends it by shared reference only, and deregisters it before dropping it.
     let socket = unsafe { AsyncFd::register_with_interest(subscription, Interest::READABLE) };
     let socket = socket.map_err(io::Error::from)?;
     let heard = Heard {
@@ -83,7 +82,7 @@ pub(super) fn follow(
 ///
 /// # Errors
 ///
-/// There is no such socket.
+/// The kernel has no such socket.
 pub(super) fn follow_all(
     mode: &'static Footprint,
     families: impl Iterator<Item = IpFamily>,
@@ -109,18 +108,18 @@ async fn receive(socket: &AsyncFd<Arc<Subscription>>) -> io::Result<Vec<Event>> 
     }
 }
 
-/// What was heard of a table.
+/// Events received about a table.
 #[derive(Debug)]
 struct Heard {
     family: IpFamily,
     table: &'static str,
-    /// By the transaction that is being told.
+    /// True if the current transaction touches the table.
     is_touched: bool,
 }
 
 impl Heard {
-    /// Whether somebody else may have changed the table by now. All is told of a transaction before
-    /// who made it.
+    /// Reports whether another program may have changed the table. The kernel names the author of a
+    /// transaction after all its other events.
     fn is_news(&mut self, events: &[Event]) -> bool {
         let family = Family::from(self.family);
         let mut is_news = false;
@@ -176,7 +175,7 @@ mod tests {
         assert!(!tells(touched(Family::Ip6, "kube-proxy")));
         assert!(!tells(touched(Family::Ip, "filter")));
         assert!(tells(Event::Lost));
-        // What comes in two parts is one transaction, and the next one another.
+        // A transaction that arrives in two messages counts once; the next one counts again.
         let mut heard = heard();
         assert!(!heard.is_news(&[touched(Family::Ip, "kube-proxy")]));
         assert!(heard.is_news(&[by("nft")]));

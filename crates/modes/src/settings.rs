@@ -1,7 +1,7 @@
-//! What the modes read of the flags: what all of them read, and a part for each.
+//! Settings of the modes, read from the flags: those of every mode, and a part for each.
 //!
-//! Modes that are opened with equal settings are equal, so that a changed configuration file opens
-//! them anew exactly where these differ. The flags of every mode are checked, whichever is chosen.
+//! Two equal settings open equal modes. A changed configuration file reopens the modes only if the
+//! settings differ. The flags of every mode are checked, whichever is chosen.
 
 use super::iptables::settings as iptables;
 use super::ipvs::settings as ipvs;
@@ -9,34 +9,34 @@ use super::nftables::settings as nftables;
 use super::shared::Shared;
 use super::userspace::settings as userspace;
 
-/// What the modes read. Equal are those by which the mode that is chosen is the same.
+/// Settings of the modes. Two are equal if the chosen mode behaves the same with both.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// How Services are carried.
+    /// The chosen mode.
     pub chosen: ProxyMode,
-    /// What all of them read.
+    /// Settings of every mode.
     pub shared: Shared,
-    /// What iptables mode alone reads.
+    /// Settings of iptables mode alone.
     pub iptables: iptables::Settings,
-    /// What IPVS mode alone reads.
+    /// Settings of IPVS mode alone.
     pub ipvs: ipvs::Settings,
-    /// What nftables mode alone reads.
+    /// Settings of nftables mode alone.
     pub nftables: nftables::Settings,
-    /// What userspace mode alone reads.
+    /// Settings of userspace mode alone.
     pub userspace: userspace::Settings,
 }
 
 /// `--proxy-mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProxyMode {
-    /// By rules. An empty mode is this, as upstream's on Linux: an image that is swapped changes no
-    /// data plane.
+    /// Rules of iptables. As in upstream on Linux, an empty value means this mode, so that a
+    /// swapped image changes no data plane.
     #[default]
     Iptables,
-    /// By virtual servers.
+    /// Virtual servers.
     Ipvs,
-    /// By one table of nftables.
+    /// One table of nftables.
     Nftables,
-    /// By this process itself.
+    /// This process itself.
     Userspace,
 }

@@ -1,4 +1,4 @@
-//! What every mode reads of the flags.
+//! Settings of every mode.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,49 +13,49 @@ use proxy::{IpFamily, NodePortAddresses};
 
 use super::detect_local::DetectLocal;
 
-/// The word of `--nodeport-addresses` for the node's own IP.
+/// Value of `--nodeport-addresses` for the node's own IP.
 pub const PRIMARY: &str = "primary";
-/// The word for loopback addresses.
+/// Value of `--nodeport-addresses` for loopback addresses.
 const LOCALHOST: &str = "localhost";
 const LOCALHOST_NETWORKS: [&str; 2] = ["127.0.0.0/8", "::1/128"];
-/// The word for all addresses of the node.
+/// Value of `--nodeport-addresses` for all addresses of the node.
 const ALL: &str = "all";
 const ALL_NETWORKS: [&str; 2] = ["0.0.0.0/0", "::/0"];
 
-/// The words of `--iptables-backend`.
+/// Values of `--iptables-backend`.
 const BACKENDS: [(&str, IptablesBackend); 3] = [
     ("auto", IptablesBackend::Auto),
     ("legacy", IptablesBackend::Legacy),
     ("nft", IptablesBackend::Nft),
 ];
 
-/// What every mode reads.
+/// Settings of every mode.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shared {
     /// `--bind-address`; unspecified (`0.0.0.0`, `::`) if the node's IP comes from its Node object.
     /// Its family is the primary one.
     pub bind_address: IpAddr,
-    /// How traffic of this node's pods is told apart.
+    /// Detection of traffic from this node's pods.
     pub detect_local: DetectLocal,
-    /// Which addresses serve NodePorts.
+    /// Addresses that serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
-    /// Whether all traffic to cluster IPs is masqueraded, by ipvs and iptables mode.
+    /// True if all traffic to cluster IPs is masqueraded, in IPVS and iptables mode.
     pub masquerade_all: bool,
-    /// The bit of the packet mark that says "masquerade", 0 to 31, in the same modes.
+    /// Bit of the packet mark that means "masquerade", 0 to 31, in IPVS and iptables mode.
     pub masquerade_bit: u8,
-    /// Which iptables commands to use.
+    /// iptables programs to use.
     pub iptables_backend: IptablesBackend,
-    /// Networks in which virtual servers of others are left alone, by IPVS mode and by whichever
-    /// clears up after it.
+    /// Networks in which foreign virtual servers stay, for IPVS mode and for the mode that cleans
+    /// up after it.
     pub exclude_cidrs: Vec<IpNet>,
-    /// The longest time between two comparisons with the kernel, more than zero.
+    /// Longest time between two comparisons with the kernel, more than zero.
     pub sync_period: Duration,
 }
 
 /// `--iptables-backend`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IptablesBackend {
-    /// What the node already uses, else what works.
+    /// The backend that the node already uses, else one that works.
     Auto,
     /// `iptables-legacy-restore` and its siblings.
     Legacy,
@@ -64,7 +64,7 @@ pub enum IptablesBackend {
 }
 
 impl IptablesBackend {
-    /// The one to use, if it is not to be found out.
+    /// Returns the backend if the flag names one.
     pub(super) fn forced(self) -> Option<Backend> {
         match self {
             Self::Auto => None,
@@ -75,9 +75,9 @@ impl IptablesBackend {
 }
 
 impl Shared {
-    /// Reads the flags; `sync_period` is that of the mode that is chosen.
+    /// Reads the flags. `sync_period` belongs to the chosen mode.
     ///
-    /// NodePorts are served at `node_ports` where nothing is given.
+    /// If no flag says where NodePorts are served, `node_ports` applies.
     pub(super) fn read(
         flags: &Flags,
         sync_period: Duration,
@@ -95,19 +95,19 @@ impl Shared {
         })
     }
 
-    /// The bit of the packet mark that says "masquerade", as a mask.
+    /// Returns the mask of the mark bit that means "masquerade".
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }
 
-    /// `--bind-address`, if it names this node's address of a family.
+    /// Returns `--bind-address` if it names an address of this family.
     pub(super) fn node_ip(&self, family: IpFamily) -> Option<IpAddr> {
         let bind = self.bind_address;
         (!bind.is_unspecified() && IpFamily::of(bind) == family).then_some(bind)
     }
 }
 
-/// A bit of a packet mark, of which `flag` gives the number.
+/// Parses the number of a mark bit, given by `flag`.
 pub(super) fn mark_bit(flag: &'static str, number: i32) -> Result<u8, UnusableFlag> {
     match u8::try_from(number) {
         Ok(bit @ 0..=31) => Ok(bit),
@@ -119,7 +119,7 @@ pub(super) fn mark_bit(flag: &'static str, number: i32) -> Result<u8, UnusableFl
     }
 }
 
-/// `None` if nothing is given.
+/// Returns `None` if the flag is empty.
 fn node_port_addresses(flags: &Flags) -> Result<Option<NodePortAddresses>, UnusableFlag> {
     let given: Vec<&str> = items(&flags.nodeport_addresses).collect();
     if given.is_empty() {

@@ -1,5 +1,5 @@
-//! Settings of the kernel, below /proc/sys and /sys: what they are, and how they are brought to
-//! their values. Which ones a mode wants, the mode says; those of connection tracking are here.
+//! Kernel settings below /proc/sys and /sys: the rows, and how they get their values. Each mode
+//! names its own settings; those of connection tracking are here.
 
 pub mod apply;
 pub mod conntrack;

@@ -1,5 +1,5 @@
-//! Userspace mode: Services carried by this process itself, through listening ports that packets
-//! are redirected to.
+//! Userspace mode: this process carries Services through listening ports, to which packets are
+//! redirected.
 
 mod counters;
 mod opened;
@@ -20,10 +20,10 @@ use crate::metrics::relay::RelayMetrics;
 use crate::sysctl::row::Wanted;
 use opened::{Redirector, Userspace};
 
-/// Modules of the matches, targets and expressions of its rules.
+/// Kernel modules that its rules need.
 const MODULES: &[&str] = &["nf_tables", "nft_redir"];
 
-/// What the daemon asks of userspace mode.
+/// Definition of userspace mode.
 pub(super) struct UserspaceMode;
 
 impl Definition for UserspaceMode {
@@ -32,7 +32,8 @@ impl Definition for UserspaceMode {
     }
 
     fn fields(&self) -> &'static [&'static str] {
-        // As upstream until Kubernetes 1.25, it has no section, and hears that of iptables mode.
+        // Like upstream until Kubernetes 1.25, it has no section of its own and reads that of
+        // iptables mode.
         &[
             "iptables.localhostNodePorts",
             "iptables.minSyncPeriod",
@@ -87,7 +88,8 @@ impl Definition for UserspaceMode {
         settings.shared.iptables_backend.forced().is_some()
     }
 
-    /// None: it forwards nothing, and what it sends it sends as this node.
+    /// Returns none: the kernel forwards nothing for it, and its own packets have this node's
+    /// address.
     fn sysctls(&self, _: Option<&Facts<'_>>) -> Vec<Wanted> {
         Vec::new()
     }

@@ -18,15 +18,15 @@ use anyhow::Result;
 use ipnet::IpNet;
 use proxy::{IpFamily, Protocol, ServicePortName};
 
-/// An address that a Service port is served at; a NodePort's is each address of the node that serves
-/// it, as the kernel has it: in iptables mode, which has one rule for all of these, the unspecified
-/// address.
+/// An address at which a Service port is served. A NodePort is listed under each node address that
+/// serves it. Iptables mode has one rule for all of them, so there it is listed under the
+/// unspecified address.
 pub use proxy::ServiceAddress as At;
 
-/// What is to be read.
+/// Selection of the counters to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which<'a> {
-    /// All addresses, without their endpoints: one dump.
+    /// All addresses, without endpoints: one dump.
     Addresses,
     /// All addresses with their endpoints.
     All,
@@ -34,47 +34,46 @@ pub enum Which<'a> {
     Of(&'a [At]),
 }
 
-/// What was counted. It may be of more than this process has made: virtual servers of others are
-/// told as well.
+/// Counters that were read. They may include virtual servers of other programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// By address.
+    /// Counters by address.
     pub addresses: HashMap<At, OfAddress>,
-    /// By address and endpoint.
+    /// Counters by address and endpoint.
     pub endpoints: HashMap<(At, SocketAddr), OfEndpoint>,
-    /// By mark of the firewall: virtual servers of others, in IPVS mode.
+    /// Counters by firewall mark: virtual servers of other programs, in IPVS mode.
     pub marks: HashMap<(IpFamily, u32), OfAddress>,
-    /// By Service port, in userspace mode, which has no counters by address. All of
-    /// them are told, whichever are asked for.
+    /// Counters by Service port, in userspace mode, which has none by address. All ports are
+    /// included, whatever the selection.
     pub ports: HashMap<ServicePortName, Count>,
-    /// By Service port and endpoint, there.
+    /// Counters by Service port and endpoint, in userspace mode.
     pub port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
-    /// What is not counted in this mode, and why: a line for who asked.
+    /// Note about counters that this mode lacks, with the reason, for the reader.
     pub note: Option<&'static str>,
 }
 
-/// Of an address.
+/// Counters of an address.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OfAddress {
-    /// The scheduler, in IPVS mode.
+    /// Scheduler, in IPVS mode.
     pub scheduler: Option<String>,
-    /// The count.
+    /// Counters.
     pub count: Count,
 }
 
-/// Of an endpoint at an address.
+/// Counters of an endpoint at an address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OfEndpoint {
-    /// The weight, in IPVS mode.
+    /// Weight, in IPVS mode.
     pub weight: Option<u32>,
-    /// The count.
+    /// Counters.
     pub count: Count,
 }
 
-/// Since the entry was made; what is not counted in a mode is absent.
+/// Counters since the entry was made. A counter that the mode lacks is `None`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Connections that were opened.
+    /// Opened connections.
     pub connections: u64,
     /// Packets towards the endpoint.
     pub packets_in: Option<u64>,
@@ -84,16 +83,16 @@ pub struct Count {
     pub bytes_in: Option<u64>,
     /// Bytes from the endpoint.
     pub bytes_out: Option<u64>,
-    /// Connections that are open.
+    /// Open connections.
     pub active: Option<u64>,
-    /// Connections that the kernel remembers and that are not open, in IPVS mode.
+    /// Connections that the kernel remembers after they were closed, in IPVS mode.
     pub inactive: Option<u64>,
-    /// Clients that keep their endpoint (IPVS: persistence templates), of an endpoint.
+    /// Clients that keep this endpoint by session affinity (IPVS: persistence templates).
     pub persistent: Option<u64>,
 }
 
 impl Count {
-    /// Adds what was counted elsewhere; what is absent in both stays so.
+    /// Adds the counters of another entry. A counter that both lack stays `None`.
     pub fn add(&mut self, other: &Self) {
         let add = |one: &mut Option<u64>, other: Option<u64>| {
             if let Some(other) = other {
@@ -111,14 +110,14 @@ impl Count {
     }
 }
 
-/// One thing that was counted.
+/// One sample of counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Told<'a> {
     /// An address, with its scheduler in IPVS mode.
     Address(At, Option<&'a str>, Count),
     /// An endpoint at an address, with its weight in IPVS mode.
     Endpoint(At, SocketAddr, Option<u32>, Count),
-    /// A mark of the firewall, with its scheduler.
+    /// A firewall mark, with its scheduler.
     Mark(IpFamily, u32, &'a str, Count),
     /// A Service port, at one of its listening ports.
     Port(&'a ServicePortName, Listener, Count),
@@ -126,52 +125,54 @@ pub enum Told<'a> {
     PortEndpoint(&'a ServicePortName, Listener, SocketAddr, Count),
 }
 
-/// A listening port of this process, by its number among all that were ever opened: a Service port
-/// has one for each way in which it is served.
+/// Number of a listening port among all that this process ever opened. A Service port has one for
+/// each way in which it is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener(pub u64);
 
-/// Who serves what comes to a listening port of this process.
+/// The Service port and endpoints behind a listening port of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Relayed {
-    /// Whose it is.
+    /// Service port that the listening port belongs to.
     pub name: ServicePortName,
-    /// Whom it connects to, in turn.
+    /// Endpoints that it connects to, in turn.
     pub endpoints: Vec<SocketAddr>,
-    /// From where alone clients may come; `None`: from everywhere.
+    /// Networks that clients may come from; `None` if all may.
     pub sources: Option<Vec<IpNet>>,
 }
 
-/// Reads what is counted.
+/// Reads the counters of a mode.
 pub trait ReadCounters: Send {
-    /// Reads, by blocking, and tells each thing as it comes: nothing of it is kept.
+    /// Reads the selected counters, by blocking, and passes each sample on as it comes. Keeps none
+    /// of them.
     ///
     /// # Errors
     ///
-    /// The kernel cannot be read; the reason, and what to do.
+    /// The kernel cannot be read; the error has the reason and the next step.
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()>;
 
-    /// Whether single addresses are told with more than all of them are by [`Which::Addresses`], so
-    /// that it is worth asking for those that matter; else [`Which::All`] costs no more.
+    /// Reports whether [`Which::Of`] returns more counters of an address than [`Which::Addresses`].
+    /// If so, it pays to ask for the few addresses that matter. If not, [`Which::All`] costs no
+    /// more.
     fn tells_more_of_single(&self) -> bool {
         false
     }
 
-    /// What is not counted in this mode, and why.
+    /// Returns a note about counters that this mode lacks, with the reason.
     fn note(&self) -> Option<&'static str> {
         None
     }
 
-    /// Who serves what comes to a listening port of this process, in userspace mode.
+    /// Returns the Service port behind a listening port of this process, in userspace mode.
     fn relayed(&self, _family: IpFamily, _protocol: Protocol, _port: u16) -> Option<Relayed> {
         None
     }
 
-    /// Reads, by blocking.
+    /// Reads the selected counters into maps, by blocking.
     ///
     /// # Errors
     ///
-    /// The kernel cannot be read; the reason, and what to do.
+    /// The kernel cannot be read; the error has the reason and the next step.
     fn read(&mut self, which: Which<'_>) -> Result<Counted> {
         let mut all = Counted {
             note: self.note(),
@@ -209,21 +210,23 @@ impl Counted {
     }
 }
 
-/// The counters of the mode that serves, for whoever looks, on whatever thread. Clones are the same,
-/// and read one after the other.
+/// The counters of the mode that serves, for observers on any thread. Clones share one reader, and
+/// read one after the other.
 #[derive(Clone, Default)]
 pub struct Counters(Arc<Held>);
 
 #[derive(Default)]
 struct Held {
-    /// That of the mode that serves now, until who reads takes it over; held for a moment.
+    /// Reader of the mode that serves now, until the next read takes it over. Locked for a moment
+    /// only.
     next: Mutex<Option<Box<dyn ReadCounters>>>,
-    /// Held while it reads.
+    /// Reader in use. Locked during a read.
     reader: Mutex<Option<Box<dyn ReadCounters>>>,
 }
 
 impl Counters {
-    /// Another mode serves now. Whoever reads goes on with the one before: nobody waits for it here.
+    /// Replaces the reader after a change of mode. A read that is under way goes on with the old
+    /// one, so this never waits.
     pub fn set(&self, reader: Box<dyn ReadCounters>) {
         *lock(&self.0.next) = Some(reader);
         if let Ok(mut held) = self.0.reader.try_lock() {
@@ -231,19 +234,19 @@ impl Counters {
         }
     }
 
-    /// What is not counted in the mode, and why.
+    /// Returns the mode's note about counters that it lacks.
     pub fn note(&self) -> Option<String> {
         self.with(|reader| reader.note().map(str::to_owned))
             .flatten()
     }
 
-    /// Does something with what reads them, by blocking, one after the other; `None` before there is
-    /// a mode.
+    /// Runs `work` with the reader, by blocking, one caller at a time. Returns `None` before the
+    /// first mode is set.
     pub fn with<R>(&self, work: impl FnOnce(&mut dyn ReadCounters) -> R) -> Option<R> {
         let mut held = lock(&self.0.reader);
         self.0.take_over(&mut held);
         let done = held.as_mut().map(|reader| work(&mut **reader));
-        // One that has ended keeps nothing open.
+        // Dropping the reader of the mode that ended closes its sockets.
         self.0.take_over(&mut held);
         done
     }
@@ -262,24 +265,25 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The same counters, with a reader for each of those who are not to wait for one another.
+/// The counters with one reader for each kind of caller, so that callers do not wait for each
+/// other.
 #[derive(Debug, Clone, Default)]
 pub struct Apart {
-    /// For those who ask for what takes a while.
+    /// Reader for requests that take long.
     pub asked: Counters,
-    /// For those who ask how it stands.
+    /// Reader for the node's status.
     pub status: Counters,
-    /// For `/metrics`.
+    /// Reader for `/metrics`.
     pub scraped: Counters,
-    /// For the daemon's own work.
+    /// Reader for the daemon's own work.
     pub own: Counters,
 }
 
-/// A reader for each.
+/// One reader for each kind of caller.
 pub type Readers = [Box<dyn ReadCounters>; 4];
 
 impl Apart {
-    /// Another mode serves now.
+    /// Replaces all readers after a change of mode.
     pub fn set(&self, readers: Readers) {
         let all = [&self.asked, &self.status, &self.scraped, &self.own];
         for (counters, reader) in all.into_iter().zip(readers) {

@@ -1,5 +1,5 @@
-//! Whose an address and port is. All who look that up go by this: the places that a Service port is
-//! served at.
+//! The addresses and ports of a Service port. All who look up the Service behind an address use
+//! this.
 
 use std::net::IpAddr;
 
@@ -7,24 +7,23 @@ use proxy::{NodePorts, Protocol, Service, ServicePort};
 
 use crate::At;
 
-/// A place that a Service port is served at.
+/// An address, or a node port, at which a Service port is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// An address of its Service's, and its port.
+    /// An address of the Service, with the port.
     At(At),
-    /// A port at those addresses of the node that serve NodePorts: which these are, no Service
-    /// says.
+    /// A port on the node's NodePort addresses, which no Service lists.
     NodePort(u16, Protocol),
 }
 
-/// A Service's addresses in the cluster, its external ones, and those of its load balancer.
+/// Returns the cluster IPs, external IPs and load-balancer addresses of a Service.
 pub fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> + Clone {
     let cluster = service.cluster_ips.iter();
     let all = cluster.chain(&service.external_ips);
     all.chain(&service.ingress_ips).copied()
 }
 
-/// Where a port of a Service is served.
+/// Returns the places at which a port of a Service is served.
 pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Place> {
     let (number, protocol) = (port.port, port.protocol);
     let cluster = service.cluster_ips.iter().copied();
@@ -41,8 +40,8 @@ pub fn places(service: &Service, port: &ServicePort) -> impl Iterator<Item = Pla
     at.chain(node_port.map(|number| Place::NodePort(number, protocol)))
 }
 
-/// Whether NodePorts are served at an address; the unspecified one stands for all of these. Others
-/// may have something of their own at the same port of another address.
+/// Reports whether NodePorts are served at an address. The unspecified address stands for all of
+/// them. At other addresses of the node, another program may own the port.
 pub fn is_of_node(node_ports: Option<&NodePorts>, address: IpAddr) -> bool {
     address.is_unspecified() || node_ports.is_some_and(|node| node.contains(address))
 }

@@ -2,7 +2,7 @@ use std::sync::mpsc;
 
 use super::*;
 
-/// Has a name, by its note, and reads for as long as it is let.
+/// A reader with a name, which is its note. A read lasts until the channel lets it end.
 struct Named(&'static str, Option<mpsc::Receiver<()>>);
 
 impl ReadCounters for Named {
@@ -34,7 +34,7 @@ fn of_modes_that_follow_each_other_while_one_is_read_the_last_is_read_next() {
         read.flatten()
     });
     begins.recv().unwrap();
-    // This thread does not wait for who reads.
+    // This thread does not wait for the read that is under way.
     counters.set(Box::new(Named("second", None)));
     counters.set(Box::new(Named("third", None)));
     go_on.send(()).unwrap();

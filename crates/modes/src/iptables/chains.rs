@@ -1,4 +1,4 @@
-//! Chains as `iptables-save` tells them, against those that would be written whole.
+//! Compares chains from `iptables-save` with the chains that a restore would write.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,12 +8,12 @@ use proxy_iptables::WrittenChain;
 
 use crate::preview::{Action, Change};
 
-/// The rules of all chains, by table and name.
+/// Rules of all chains, by table and name.
 #[derive(Debug, Default)]
 pub(super) struct Chains(HashMap<(String, String), Vec<String>>);
 
 impl Chains {
-    /// Those of a text.
+    /// Parses the output of `iptables-save`.
     pub(super) fn of(saved: &str) -> Self {
         let mut chains = Self::default();
         let mut table = String::new();
@@ -36,7 +36,7 @@ impl Chains {
         chains
     }
 
-    /// What the writing of a chain changes, rule by rule.
+    /// Returns the rules that writing a chain adds and removes.
     pub(super) fn change(&self, of: IpFamily, chain: WrittenChain, line: String) -> Change {
         let WrittenChain {
             table,

@@ -1,5 +1,5 @@
-//! What the rules of iptables mode have counted: connections. Each look costs a process for each
-//! family, which prints all rules of table nat.
+//! Connection counters in the rules of iptables mode. Each read starts a process for each family,
+//! which prints all rules of table nat.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use proxy_iptables::{Counts, OfPort, Served};
 
 use service_counters::{At, Count, ReadCounters, Told, Which};
 
-/// Reads them by a program.
+/// Reads the counters with `iptables-save`.
 pub(super) struct RuleCounters {
     pub(super) iptables: Iptables,
     pub(super) families: Vec<IpFamily>,
@@ -49,7 +49,7 @@ fn tell(port: &OfPort, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) {
     for (served, connections) in &port.addresses {
         take(Told::Address(at(served), None, count(*connections)));
     }
-    // A NodePort's rule comes before those of the addresses that each Service port has.
+    // The rule of a NodePort comes first, but not every Service port has one.
     let mut own = port.addresses.iter().map(|(served, _)| served);
     let first = own.clone().next();
     let own = own

@@ -1,4 +1,4 @@
-//! What iptables mode counts beside what all modes do, as upstream's.
+//! Metrics of iptables mode, with upstream's names.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
 use crate::metrics::{Extent, OfFamily, OfMode, OfTable, of};
 
-/// Handles to them.
+/// Handles of the metrics.
 #[derive(Debug, Default)]
 pub(super) struct RuleMetrics {
     failed_restores: FailedRestores,
@@ -34,7 +34,7 @@ impl OfMode for RuleMetrics {
             "Cumulative proxy iptables partial restore failures",
             self.failed_partial_restores.clone(),
         );
-        // A gauge in spite of its name.
+        // It is a gauge, despite its name.
         rows.add(
             "ALPHA",
             "kubeproxy_sync_proxy_rules_iptables_total",

@@ -1,4 +1,4 @@
-//! What rules of iptables mode count with nfacct; absent where the kernel cannot.
+//! nfacct counters of rules in iptables mode. They are absent if the kernel lacks nfacct.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::counter::ConstCounter;
 use proxy_iptables::{Accounting, Counter};
 
-/// Reads when it is asked.
+/// Reads the counters at each scrape.
 #[derive(Debug)]
 pub(super) struct Counters;
 
-/// A counter, its metric without `_total`, and its help.
+/// Counter, metric name without `_total`, and help.
 const ROWS: [(Counter, &str, &str); 2] = [
     (
         Counter::InvalidDropped,

@@ -25,14 +25,14 @@ use crate::predecessor::Predecessor;
 use crate::preview::{Change, Preview, Shown};
 use crate::settings::Settings;
 
-/// Whether connection tracking lets packets pass that it calls INVALID otherwise.
+/// Sysctl that makes connection tracking accept segments that it would call INVALID.
 const BE_LIBERAL: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
 
-/// iptables, for each family that the node has. Nothing has been read or written yet.
+/// iptables, for each family of the node. Nothing has been read or written yet.
 pub(super) struct Rules {
     iptables: Iptables,
     families: Families<IptablesKernel>,
-    /// By family, whether rules count with nfacct.
+    /// Families whose rules count with nfacct.
     counting: Vec<IpFamily>,
 }
 
@@ -89,7 +89,7 @@ impl Rules {
     async fn preview(self, start: &Start<'_>, told: &Changes) -> Result<Preview> {
         let mut preview = Preview::default();
         let iptables = self.iptables.clone();
-        // What was read is kept, unless it is very much.
+        // The text is parsed at once and not kept, because it may be large.
         let there = |family| {
             let saved = iptables.save(family).ok();
             saved.map(|saved| Chains::of(&saved))
@@ -163,8 +163,8 @@ impl Opened for Rules {
     }
 }
 
-/// Whether rules of a family count with nfacct: they can, where they are written; those that are
-/// there do, where they are read.
+/// Reports whether rules of a family count with nfacct. With write access, tries if they can. With
+/// read access, looks if the present rules do.
 fn counts(family: IpFamily, iptables: &Iptables, access: Access) -> bool {
     match access {
         Access::Write => match probe_counters(family, iptables) {

@@ -1,16 +1,16 @@
-//! What iptables mode alone reads of the flags.
+//! Settings of iptables mode alone.
 
 use flags::Flags;
 
 use crate::shared::Shared;
 
-/// What iptables mode alone reads.
+/// Settings of iptables mode alone.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Whether it is to serve NodePorts on 127.0.0.1.
+    /// True if NodePorts should be served on 127.0.0.1.
     pub localhost_node_ports: bool,
-    /// Whether connection tracking is to let TCP segments outside of the window pass: one of the
-    /// mode's rules depends on it.
+    /// True if connection tracking should accept TCP segments outside the window. One of the mode's
+    /// rules depends on it.
     pub tcp_be_liberal: bool,
 }
 
@@ -22,7 +22,8 @@ impl Settings {
         }
     }
 
-    /// Whether it serves NodePorts on 127.0.0.1: it is asked to, and that address serves any.
+    /// Reports whether NodePorts are served on 127.0.0.1: the flag asks for it and
+    /// --nodeport-addresses includes the address.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()
     }

@@ -1,15 +1,15 @@
-//! The kernel settings of iptables mode.
+//! Kernel settings of iptables mode.
 
 use crate::sysctl::row::{End, Need, Row, Rows};
 
-/// What the values depend on.
+/// Inputs for the values.
 pub(super) struct Context {
     pub(super) serves_localhost: bool,
 }
 
 pub(super) static ROWS: &Rows<Context> = &[
-    // Packets from 127.0.0.1 may leave for a pod, and answers may come back; rules keep others out
-    // (k/k#90259).
+    // Packets from 127.0.0.1 may leave for a pod and replies may return. Rules keep remote packets
+    // out (k/k#90259).
     (
         Row {
             need: Need::Part {
@@ -28,7 +28,7 @@ pub(super) static ROWS: &Rows<Context> = &[
 
 const ROUTE_LOCALNET: &str = "proc/sys/net/ipv4/conf/all/route_localnet";
 
-/// Whether NodePorts at 127.0.0.1 cannot be served without this setting.
+/// Reports whether NodePorts on 127.0.0.1 need this setting.
 pub(super) fn is_for_localhost(row: &Row) -> bool {
     row.path == ROUTE_LOCALNET
 }

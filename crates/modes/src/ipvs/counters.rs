@@ -1,10 +1,10 @@
-//! What IPVS has counted: the 64-bit counters of virtual servers and destinations.
+//! The 64-bit counters of IPVS virtual servers and destinations.
 //!
-//! All virtual servers are one dump; destinations are a dump for each virtual server, which generic
-//! netlink has no other way for: a socket has one dump at a time, and a request of another kind
-//! does not tell destinations. That is three system calls for each virtual server: 1.2 s for 50,000
-//! of two destinations in the lab, where system calls are slow, beside 0.8 s for the dump of all
-//! (`cargo run -p ipvs-netlink --example read_cost`).
+//! One dump lists all virtual servers. Destinations take a dump for each virtual server, because a
+//! socket has one dump at a time and no other request returns destinations. Each of these dumps is
+//! three system calls. In the lab, where system calls are slow, 50,000 virtual servers with two
+//! destinations each take 1.2 s; the dump of all virtual servers takes 0.8 s (`cargo run -p
+//! ipvs-netlink --example read_cost`).
 
 use std::net::SocketAddr;
 
@@ -14,10 +14,10 @@ use proxy::Protocol;
 
 use service_counters::{At, Count, ReadCounters, Told, Which};
 
-/// Reads them over a socket of its own.
+/// Reads the counters over a socket of its own.
 #[derive(Debug, Default)]
 pub(super) struct IpvsCounters {
-    /// Once somebody has asked.
+    /// Socket, opened by the first read.
     ipvs: Option<Ipvs>,
 }
 
@@ -28,7 +28,7 @@ impl ReadCounters for IpvsCounters {
             None => Ipvs::open().context("cannot read what IPVS has counted")?,
         };
         tell(&mut ipvs, which, take).context("cannot read what IPVS has counted")?;
-        // One that has failed is not used again.
+        // A socket that failed is not kept.
         self.ipvs = Some(ipvs);
         Ok(())
     }
@@ -70,7 +70,7 @@ fn tell_with_destinations(
     entry: &ServiceEntry,
     take: &mut dyn FnMut(Told<'_>),
 ) -> Result<(), ipvs_netlink::Error> {
-    // None of one that has gone since.
+    // The list is empty if the virtual server is gone by now.
     let destinations = ipvs.destinations(&entry.service.key)?;
     let at = at(&entry.service.key);
     let mut whole = Count {
@@ -112,7 +112,7 @@ fn tell_server(entry: &ServiceEntry, count: Count, take: &mut dyn FnMut(Told<'_>
     }
 }
 
-/// `None` of a mark, and of a protocol that no Service has.
+/// Returns `None` for a firewall mark and for a protocol that no Service has.
 fn at(key: &ServiceKey) -> Option<At> {
     let ServiceKey::Address {
         protocol,

@@ -1,4 +1,4 @@
-//! What IPVS mode counts beside what all modes do.
+//! Metrics of IPVS mode alone.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::metrics::{Extent, OfMode};
 #[derive(Debug)]
 pub(super) struct IpvsMetrics {
     restores: FailedRestores,
-    /// Where the kernel's files are.
+    /// Root of the kernel's files.
     root: PathBuf,
 }
 
@@ -57,13 +57,14 @@ impl OfMode for IpvsMetrics {
     }
 }
 
-/// The tables of IPVS, read at each scrape; absent where the kernel does not describe them.
+/// Gauges about the tables of IPVS, read at each scrape. They are absent if the kernel does not
+/// report them.
 #[derive(Debug)]
 struct TableGauges {
     root: PathBuf,
 }
 
-/// Name, help, and value of a gauge.
+/// Name, help and value of a gauge.
 type Row = (&'static str, &'static str, fn(&Tables) -> Option<u64>);
 
 const ROWS: &[Row] = &[
@@ -138,7 +139,7 @@ mod tests {
         page
     }
 
-    /// The files are those of Linux 7.2.7.
+    /// The files are copies from Linux 7.2.7.
     #[test]
     fn the_tables_are_gauges_where_the_kernel_describes_them() {
         let root = std::env::temp_dir().join(format!("ipvs-tables-{}", std::process::id()));

@@ -28,15 +28,14 @@ use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 use crate::sysctl::setting::Setting;
 
-/// How often it is glanced at whether the virtual servers are all there. The kernel tells nobody
-/// that somebody's `ipvsadm -C` has taken away every Service; the question is one system call
-/// (docs/operating.md).
+/// Period of a glance that counts the virtual servers. The kernel sends no notification when
+/// `ipvsadm -C` deletes every Service. A glance is one system call (docs/operating.md).
 const GLANCE_PERIOD: Duration = Duration::from_secs(2);
 
-/// The kernel for IPVS mode.
+/// The kernel, opened for IPVS mode.
 pub(super) struct Ipvs {
     shim: ChosenShim,
-    /// What is written to nftables.
+    /// Sockets that write to nftables.
     written: Arc<OwnSockets>,
     families: Families<NetlinkKernel>,
 }
@@ -44,7 +43,8 @@ pub(super) struct Ipvs {
 impl Ipvs {
     pub(super) fn open(settings: &Settings, shim: ChosenShim, access: Access) -> Result<Self> {
         let vip_mode = settings.ipvs.vip_mode;
-        // Where no address can be bound to the link. One that is made has the default.
+        // On such a family no address can be bound to the link. A link that is still to be made has
+        // the default.
         let is_off = |family| {
             let of_link = is_disabled(family, "kube-ipvs0");
             of_link.or_else(|| is_disabled(family, "default")) == Some(true)
@@ -68,7 +68,7 @@ impl Ipvs {
         })
     }
 
-    /// The time-outs are the network namespace's, not a family's. Blocks.
+    /// Sets the timeouts, which belong to the network namespace and not to a family. Blocks.
     pub(super) fn set_timeouts(&self, wanted: Timeouts) -> Result<()> {
         let Some((_, kernel)) = self.families.opened.first() else {
             return Ok(());
@@ -83,7 +83,7 @@ impl Ipvs {
         )
     }
 
-    /// The time-outs that are not as they are wanted.
+    /// Returns the timeouts that differ from the wanted ones.
     async fn pending_timeouts(&self, wanted: Timeouts) -> Result<Vec<Setting>> {
         let Some((_, kernel)) = self.families.opened.first() else {
             return Ok(Vec::new());
@@ -101,7 +101,7 @@ impl Ipvs {
             .into_iter()
             .zip(found)
             .filter(|((_, wanted), found)| {
-                // The kernel counts in seconds, and zero leaves it as it is.
+                // The kernel counts in seconds. Zero leaves the value as it is.
                 wanted.as_secs() > 0 && wanted.as_secs() != found.as_secs()
             });
         Ok(differing
@@ -137,8 +137,8 @@ impl Ipvs {
                 })
             };
             let rules = further("rules")?;
-            // The first look at the rules finds them read; it is done whether or not anybody waits
-            // for it.
+            // Reads the rules ahead, so that the first look finds them read. Nobody has to wait for
+            // it.
             drop(rules.call(NetlinkKernel::read_ahead));
             let lanes = Lanes::new([services, further("addresses")?, rules, further("reader")?]);
             let facts = start.node_facts(family);
@@ -186,7 +186,7 @@ impl Opened for Ipvs {
         &self.families.left_out
     }
 
-    /// This mode clears up by itself, in the order in which it takes over.
+    /// Returns `None`: this mode cleans up by itself, in the order in which it takes over.
     fn predecessor(&self, _: &Settings) -> Option<Predecessor> {
         None
     }
@@ -246,7 +246,7 @@ impl Opened for Ipvs {
     }
 }
 
-/// Says that the start will fail for want of the node's scheduler, if so.
+/// Returns the error that the start will fail with if the node's scheduler is missing.
 pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     let lack = proxy_ipvs::foresee_scheduler(&settings.ipvs.scheduler)?;
     Some(format!(
@@ -254,8 +254,8 @@ pub fn foresee_scheduler(settings: &Settings) -> Option<String> {
     ))
 }
 
-/// The schedulers that Services name, and whether the kernel has them as far as can be seen without a
-/// write.
+/// Returns the schedulers that Services name, each with its availability, as far as can be seen
+/// without a write.
 fn foreseen_schedulers(model: &Model) -> Vec<(Scheduler, Result<(), String>)> {
     let named = model.services_with_options();
     let named: BTreeSet<Scheduler> = named.filter_map(|(_, of)| of.scheduler).collect();
@@ -285,7 +285,7 @@ fn config(start: &Start<'_>, family: IpFamily, shim: &ChosenShim) -> Config {
     }
 }
 
-/// What a plan does, one change each; `entry` says of a write what it changes.
+/// Returns the changes of a plan, one for each write. `entry` names the entry that a write changes.
 fn plan_changes(
     of: IpFamily,
     plan: &Plan,
@@ -311,7 +311,7 @@ fn plan_changes(
     plan.ops.iter().flat_map(told).collect()
 }
 
-/// The kernel thread that makes a write.
+/// Returns the kernel thread that makes a write.
 fn lane(op: &Op) -> &'static str {
     match op.part() {
         OfKernel::Servers | OfKernel::Sets => "services",

@@ -1,4 +1,4 @@
-//! What IPVS mode alone reads of the flags.
+//! Settings of IPVS mode alone.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use proxy_ipvs::{ShimStyle, VipMode};
 
 use super::shim::ShimChoice;
 
-/// The words of `--ipvs-shim`.
+/// Values of `--ipvs-shim`.
 const SHIMS: [(&str, ShimChoice); 4] = [
     ("auto", ShimChoice::Auto),
     ("upstream", ShimChoice::Fixed(ShimStyle::Upstream)),
@@ -17,32 +17,32 @@ const SHIMS: [(&str, ShimChoice); 4] = [
     ("nftables", ShimChoice::Fixed(ShimStyle::Nftables)),
 ];
 
-/// The words of `--ipvs-vip-mode`.
+/// Values of `--ipvs-vip-mode`.
 const VIP_MODES: [(&str, VipMode); 2] = [("address", VipMode::Address), ("route", VipMode::Route)];
 
-/// What IPVS mode alone reads.
+/// Settings of IPVS mode alone.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// The IPVS scheduler of every virtual server.
+    /// IPVS scheduler of virtual servers whose Service names none.
     pub scheduler: String,
     /// Timeouts of IPVS connections.
     pub timeouts: Timeouts,
-    /// Which rules stand by IPVS.
+    /// Shim: the rules next to IPVS.
     pub shim: ShimChoice,
-    /// How long a removed endpoint may keep its TCP connections; `None`: until they end.
+    /// Time that a removed endpoint may keep its TCP connections; `None` for no limit.
     pub drain_timeout: Option<Duration>,
-    /// In which form `kube-ipvs0` holds the service addresses.
+    /// Form in which `kube-ipvs0` holds the service addresses.
     pub vip_mode: VipMode,
 }
 
-/// Timeouts of IPVS connections; zero leaves the kernel's.
+/// Timeouts of IPVS connections. Zero leaves the kernel's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timeouts {
-    /// Idle TCP connections.
+    /// Timeout of idle TCP connections.
     pub tcp: Duration,
-    /// TCP connections after a FIN.
+    /// Timeout of TCP connections after a FIN.
     pub tcp_fin: Duration,
-    /// Idle UDP flows.
+    /// Timeout of idle UDP flows.
     pub udp: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Which shim stands by IPVS, and what carries it.
+//! Choice of the shim next to IPVS, and of the program or netlink family that carries it.
 
 use anyhow::{Context as _, Result, anyhow};
 use iptables::{Iptables, IptablesError, SourcePort};
@@ -13,25 +13,26 @@ use crate::settings::Settings;
 /// `--ipvs-shim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ShimChoice {
-    /// Upstream's where its programs and modules work, else the one in nftables.
+    /// Upstream's shim if its programs and modules work, else the shim in nftables.
     #[default]
     Auto,
-    /// This one.
+    /// A fixed shim.
     Fixed(ShimStyle),
 }
 
-/// A shim that can be written here.
+/// The shim that this node writes.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenShim {
     pub(super) style: ShimStyle,
     pub(super) carrier: Carrier,
 }
 
-/// That rules can name sets: the oldest one that knows `-m set ! --match-set` as it is now.
+/// Match extension by which rules name sets: the first revision that has today's `-m set !
+/// --match-set`.
 const SET_MATCH: (&str, u8) = ("set", 1);
 
 impl ChosenShim {
-    /// Chooses, by blocking. IPVS' modules are loaded with those of iptables.
+    /// Chooses the shim, by blocking. Loads the modules of IPVS along with those of iptables.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let of_iptables = |style| {
             let iptables = choose_programs(settings, programs).context("cannot use iptables")?;
@@ -44,9 +45,9 @@ impl ChosenShim {
         }
     }
 
-    /// Upstream's, but where something that it needs is not here at all: what fails for another
-    /// reason may pass, and a node is not to change its shim for it. Nor is it where a backend of
-    /// iptables is asked for.
+    /// Chooses upstream's shim unless something that it needs is entirely absent. Other failures
+    /// may pass, and a node must not change its shim for them. A backend given by flag also keeps
+    /// upstream's shim.
     fn find(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let chosen = choose_programs(settings, programs);
         if settings.shared.iptables_backend.forced().is_some() {
@@ -74,7 +75,7 @@ impl ChosenShim {
             Access::Read => proxy_ipvs::check_nftables(),
         };
         if !there.any(|family| tried(family).is_ok()) {
-            // Without either, upstream's has the words for what is missing.
+            // If both are absent, the error about upstream's shim names what is missing.
             let iptables = iptables.ok_or(reason)?;
             return Ok(Self::of(ShimStyle::Upstream, iptables));
         }
@@ -98,7 +99,7 @@ impl ChosenShim {
         }
     }
 
-    /// Whether a family can be had.
+    /// Checks that a family can be served.
     pub(super) fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
         match &self.carrier {
             Carrier::Iptables(iptables) => access.check(iptables, family),
@@ -106,7 +107,7 @@ impl ChosenShim {
         }
     }
 
-    /// The source port that masqueraded flows can have.
+    /// Returns how the source port of masqueraded flows is chosen.
     pub(super) fn source_port(&self) -> SourcePort {
         match &self.carrier {
             Carrier::Iptables(iptables) => iptables.source_port(),
@@ -114,7 +115,7 @@ impl ChosenShim {
         }
     }
 
-    /// Tries what it cannot do without. Nothing stays.
+    /// Tries the kernel features that the shim needs. Leaves nothing behind.
     pub(super) fn probe(&self, family: IpFamily) -> Result<()> {
         match &self.carrier {
             Carrier::Iptables(iptables) => {
@@ -135,12 +136,13 @@ fn choose_programs(settings: &Settings, programs: &Programs) -> Result<Iptables,
     programs.choose(&modules)
 }
 
-/// Whether nothing of it is here: no program, or no part of the kernel that any could write to.
+/// Reports whether iptables is entirely absent: no program, or no kernel support that a program
+/// could use.
 fn is_absence(error: &IptablesError) -> bool {
     matches!(error, IptablesError::Missing(_) | IptablesError::Absent(_))
 }
 
-/// What the kernel has not, of all that upstream's shim needs beside iptables.
+/// Returns what the kernel lacks for upstream's shim, beside iptables.
 fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
     if let Err(error) = proxy_ipvs::check_ipset()
         && error.is_absence()
@@ -155,15 +157,15 @@ fn missing(iptables: &Iptables, access: Access) -> Option<anyhow::Error> {
         iptables.lacks_match(family, name, revision)
             && (access == Access::Write || !iptables.may_load(family, "xt_set"))
     });
-    // A process or two, for what the programs load.
+    // This takes a process or two, which load the modules.
     let is_refused =
         || IpFamily::ALL.map(|family| is_refused_for_good(iptables, family)) == [true; 2];
     let is_missing = is_missing(is_lacking, access, is_refused);
     is_missing.then(|| anyhow!("the kernel has no rules that match sets (xt_set)"))
 }
 
-/// Whether rules that match sets are not to be had, from what the kernel says by itself. Who only
-/// reads tries nothing, and takes its word, or that of the files of modules that a start loads.
+/// Reports whether rules that match sets are unavailable. A reader tries nothing: it trusts the
+/// kernel's report, or finds the module file that a start would load.
 fn is_missing(is_lacking: bool, access: Access, is_refused: impl FnOnce() -> bool) -> bool {
     is_lacking
         && match access {
@@ -193,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    /// Else a start would choose another shim than the preview of it.
+    /// Otherwise a start would choose another shim than its preview.
     #[test]
     fn a_preview_takes_the_kernels_word_that_sets_cannot_be_matched() {
         let nothing_tried = || unreachable!("nothing may be tried");

@@ -1,9 +1,9 @@
-//! Where histograms' buckets end.
+//! Bucket boundaries of histograms.
 
 use prometheus_client::metrics::family::MetricConstructor;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 
-/// Where a histogram's buckets end.
+/// Bucket boundaries of a histogram.
 #[derive(Debug, Clone, Copy)]
 pub enum Buckets {
     /// One millisecond, doubled up to 16 s.
@@ -12,9 +12,9 @@ pub enum Buckets {
     NetworkProgramming,
     /// A quarter of a millisecond, doubled up to 33 s.
     Programming,
-    /// Of client-go, in seconds.
+    /// client-go's, in seconds.
     Request,
-    /// Of client-go, in bytes: 64 to 16 Mi.
+    /// client-go's, in bytes: 64 to 16 Mi.
     Size,
 }
 
@@ -24,7 +24,7 @@ impl MetricConstructor<Histogram> for Buckets {
             Self::Sync => Histogram::new(exponential_buckets(0.001, 2.0, 15)),
             Self::Programming => Histogram::new(exponential_buckets(0.000_25, 2.0, 18)),
             Self::NetworkProgramming => {
-                // The first one, which only clocks that disagree can fill, is upstream's too.
+                // Upstream has the first bucket, too. Only clocks that disagree can fill it.
                 let buckets = std::iter::once(0.0)
                     .chain(linear_buckets(0.25, 0.25, 2))
                     .chain(linear_buckets(1.0, 1.0, 59))

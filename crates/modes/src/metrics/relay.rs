@@ -1,5 +1,5 @@
-//! Connections and flows that relays of this process have ended to make room for others; absent
-//! while there is no relay.
+//! Connections and flows that a relay of this process evicted to make room for others. Absent while
+//! there is no relay.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use relay::Evictions;
 use super::rows::Rows;
 use super::{Extent, OfMode};
 
-/// Without `_total`.
+/// Name without `_total`.
 const NAME: &str = "kubeproxy_relay_evictions";
 const HELP: &str = "[ALPHA] Connections (TCP) and flows (UDP) that kube-proxy's relay ended to make room for those of other \
                     clients or Services";
 
-/// Reads when it is asked.
+/// Reads the counts at each scrape.
 #[derive(Debug)]
 pub struct RelayEvictions(fn() -> Option<Evictions>);
 
 impl RelayEvictions {
-    /// Reads the counts of this process.
+    /// Returns a collector for the relays of this process.
     pub fn of_process() -> Self {
         Self(Evictions::of_process)
     }
@@ -44,7 +44,7 @@ impl Collector for RelayEvictions {
     }
 }
 
-/// The metrics of a mode that counts nothing else of its own.
+/// Metrics of a mode that has only those of the relay.
 #[derive(Debug)]
 pub struct RelayMetrics;
 

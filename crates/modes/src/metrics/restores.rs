@@ -1,4 +1,4 @@
-//! What the modes count whose rules `iptables-restore` writes.
+//! Metrics of modes whose rules `iptables-restore` writes.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use proxy::{IpFamily, Report};
 use super::rows::Rows;
 use super::{Extent, OfFamily, OfMode, of};
 
-/// How often rules were not taken. It is all that IPVS mode counts beside what all modes do.
+/// Counter of rejected restores, the only metric of IPVS mode's rules.
 #[derive(Debug, Default)]
 pub struct FailedRestores(Family<OfFamily, Counter>);
 

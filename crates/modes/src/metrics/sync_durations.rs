@@ -1,4 +1,4 @@
-//! How long syncs took, in the modes that tell full ones and partial ones apart.
+//! Durations of syncs, in modes that distinguish full and partial ones.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::buckets::Buckets;
 use super::rows::Rows;
 use super::{Extent, OfFamily, of};
 
-/// One histogram for each extent.
+/// A histogram for each extent.
 #[derive(Debug)]
 pub struct SyncDurations {
     full: Family<OfFamily, Histogram, Buckets>,
@@ -27,7 +27,7 @@ impl Default for SyncDurations {
 }
 
 impl SyncDurations {
-    /// Adds them to what is told.
+    /// Registers the histograms.
     pub fn register(&self, rows: &mut Rows) {
         rows.add(
             "ALPHA",
@@ -43,7 +43,7 @@ impl SyncDurations {
         );
     }
 
-    /// Counts a sync that has ended.
+    /// Records a finished sync.
     pub fn synced(&self, family: IpFamily, took: Duration, extent: Extent) {
         let durations = match extent {
             Extent::Full => &self.full,

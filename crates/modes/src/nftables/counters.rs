@@ -1,5 +1,5 @@
-//! What can be told in nftables mode, whose rules, as upstream's, have no counters: how many flows
-//! the kernel tracks, for addresses that somebody names.
+//! Connections in nftables mode, whose rules have no counters, as upstream's. The numbers are the
+//! flows that the kernel tracks, for selected addresses only.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -11,15 +11,15 @@ use proxy_nftables::LocalhostPorts;
 
 use service_counters::{At, Count, ReadCounters, Relayed, Told, Which};
 
-/// How often the table is looked through, should the kernel begin anew meanwhile.
+/// Number of walks through the conntrack table, in case the kernel restarts a walk.
 const ATTEMPTS: usize = 3;
 
-/// Reads them out of connection tracking.
+/// Counts flows in connection tracking.
 pub(super) struct TrackedFlows(pub(super) Option<LocalhostPorts>);
 
 impl ReadCounters for TrackedFlows {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
-        // A node may track millions of flows: they are not looked through for everything at once.
+        // A node may track millions of flows, so they are not counted for all addresses at once.
         let Which::Of(addresses) = which else {
             return Ok(());
         };
@@ -71,19 +71,19 @@ fn tell(family: Family, of: &HashSet<At>, take: &mut dyn FnMut(Told<'_>)) -> Res
     Ok(())
 }
 
-/// How many flows there are, by where they were sent and who answers.
+/// Number of flows, by the address they were sent to and the endpoint that answers.
 type Flows = HashMap<(At, SocketAddr), u64>;
 
-/// Counts by one walk through the table, of whatever protocols.
+/// Counts flows in one walk through the conntrack table.
 fn count(family: Family, of: &HashSet<At>) -> Result<Flows> {
     let mut conntrack = Conntrack::open().context("cannot count tracked flows")?;
     let mut protocols = of.iter().map(|at| transport(at.protocol));
     let first = protocols.next();
-    // The kernel passes over the flows of others.
+    // If all addresses have one protocol, the kernel filters by it.
     let only = first.filter(|first| protocols.all(|protocol| protocol == *first));
     for _ in 0..ATTEMPTS {
         let (mut flows, mut looked_at) = (Flows::new(), 0_usize);
-        // Counted as they come, so that none is kept.
+        // Flows are counted as they arrive, so that none is kept.
         let count = |flow: &Flow| {
             looked_at += 1;
             if let Some(at) = sent_to(flow).filter(|at| of.contains(at)) {
@@ -94,7 +94,7 @@ fn count(family: Family, of: &HashSet<At>) -> Result<Flows> {
         let found = conntrack
             .find(family, only, count)
             .context("cannot count tracked flows")?;
-        // Where the kernel was asked anew, some were counted twice.
+        // After a restarted walk some flows were counted twice.
         if looked_at == found.seen {
             return Ok(flows);
         }
@@ -102,7 +102,7 @@ fn count(family: Family, of: &HashSet<At>) -> Result<Flows> {
     bail!("cannot count tracked flows: their table changes all the time; ask again")
 }
 
-/// `None` for a protocol that no Service has.
+/// Returns `None` for a protocol that no Service has.
 fn sent_to(flow: &Flow) -> Option<At> {
     let to = flow.original.destination;
     let mut protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();

@@ -1,4 +1,4 @@
-//! What nftables mode counts beside what all modes do, as upstream's.
+//! Metrics of nftables mode, with upstream's names.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::metrics::set;
 use crate::metrics::sync_durations::SyncDurations;
 use crate::metrics::{Extent, OfFamily, OfMode, of};
 
-/// Handles to them.
+/// Handles of the metrics.
 #[derive(Debug, Default)]
 pub(super) struct TableMetrics {
     failed_syncs: Family<OfFamily, Counter>,

@@ -28,25 +28,26 @@ use crate::rulesets::{Notices, follow, leave_out, subscribe};
 use crate::settings::Settings;
 use crate::sysctl::machine::Machine;
 
-/// How long an endpoint has to accept a connection to a NodePort on localhost, as upstream.
+/// Timeout for connecting to an endpoint of a NodePort on localhost, as upstream.
 const DIAL: Duration = Duration::from_secs(5);
-/// How long such connections go on when the process ends.
+/// Time that such connections may go on when the process ends.
 const DRAIN: Duration = Duration::from_secs(5);
-/// The first kernel that upstream takes, as an older one is a sign of an old `nft` on its host.
+/// First kernel that upstream accepts: an older one is a sign of an old `nft` on its host.
 const FIRST_OF_UPSTREAM: (u32, u32) = (5, 13);
-/// The first kernel that takes `reject` where the flat layout has it, in chains that come before
-/// routing (Linux, `net/netfilter/nft_reject.c`, `nft_reject_validate`). That is looked at when a transaction ends,
-/// which the trial's never does.
+/// First kernel that accepts `reject` in the flat layout's chains before routing (Linux,
+/// `net/netfilter/nft_reject.c`, `nft_reject_validate`). The kernel checks that when a transaction
+/// ends; the trial's transaction never ends.
 const FIRST_OF_FLAT: (u32, u32) = (5, 9);
-/// What tells upstream not to ask for the kernel's version, if it is not empty.
+/// Environment variable that makes upstream skip its check of the kernel's version, if it is not
+/// empty.
 const SKIP: &str = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK";
 
-/// nf_tables, for each family that the node has. Nothing has been read yet.
+/// nf_tables, for each family of the node. Nothing has been read yet.
 pub(super) struct Table {
     families: Families<NetlinkKernel>,
-    /// What tells of each family's table; none where nothing is written.
+    /// Subscription to each family's table; empty with read access.
     subscriptions: Vec<(IpFamily, Arc<Subscription>)>,
-    /// What serves NodePorts on localhost, if anything does.
+    /// Server of NodePorts on localhost, if the mode serves any.
     localhost: Option<Localhost>,
 }
 
@@ -54,10 +55,10 @@ impl Table {
     pub(super) fn open(settings: &Settings, access: Access) -> Result<Self> {
         let layout = settings.nftables.layout;
         refuse_old(layout, Machine::this().kernel)?;
-        // Before anything is read, so that no change falls between.
+        // The subscription comes before the first read, so that no change is missed.
         let mut subscriptions = Vec::new();
         if access == Access::Write {
-            // It says what is missing: nf_tables, or a right.
+            // The error names what is missing: nf_tables, or a privilege.
             Nftables::open()?;
             for family in IpFamily::ALL {
                 let subscription =
@@ -87,7 +88,7 @@ impl Table {
                 if access == Access::Write {
                     proxy_nftables::probe(family, layout, localhost(family))?;
                 }
-                // Each family's subscription leaves out what is written for either.
+                // The subscriptions of both families ignore what these sockets write.
                 let kernel = NetlinkKernel::new(family).among(footprints::ALL);
                 let kernel = kernel.on_localhost(of_kernel.clone());
                 Ok(kernel.one_of(Arc::clone(&own)))
@@ -132,7 +133,7 @@ impl Table {
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let lines = plan.lines().into_iter();
             Shown {
-                // Counted as the daemon does when it writes.
+                // Counted as the daemon counts its writes.
                 writes: plan.len(),
                 changes: lines
                     .map(|line| Change::told(of, "table", "nftables", line))
@@ -212,20 +213,20 @@ pub(super) fn probe(family: IpFamily, settings: &Settings) -> Result<()> {
     Ok(proxy_nftables::probe(family, own.layout, localhost)?)
 }
 
-/// Those of the relay that serves NodePorts on localhost.
+/// Returns the limits of the relay that serves NodePorts on localhost.
 fn limits() -> Limits {
     Limits {
-        // Whoever takes over has the same ports.
+        // The next process opens the same ports.
         linger: Duration::ZERO,
         dial: Dial::Once(DIAL),
-        // As each client has the same address.
+        // All clients have the same address.
         pin: Pin::Port,
         reach: Reach::Anybody,
         ..Limits::default()
     }
 }
 
-/// Ends the start where the trial would pass, and the first transaction would not.
+/// Fails on a kernel that would pass the trial and reject the first transaction.
 fn refuse_old(layout: Layout, kernel: (u32, u32)) -> Result<()> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_FLAT);
     ensure!(
@@ -236,7 +237,7 @@ fn refuse_old(layout: Layout, kernel: (u32, u32)) -> Result<()> {
     Ok(())
 }
 
-/// A line about a kernel that upstream refuses, though it has what the mode needs.
+/// Returns a line about a kernel that upstream rejects although it has all that the mode needs.
 fn note_of_kernel(kernel: (u32, u32), is_skipped: bool) -> Option<String> {
     let ((major, minor), (first_major, first_minor)) = (kernel, FIRST_OF_UPSTREAM);
     (kernel < FIRST_OF_UPSTREAM && !is_skipped).then(|| {
@@ -269,7 +270,7 @@ mod tests {
             opened.map(drop).unwrap_err()
         };
         let error = std::thread::spawn(open).join().unwrap();
-        // Where there is no nf_tables, that is what it says.
+        // Without nf_tables, the error says so.
         let words = format!("{error:#}");
         let is_told = words.contains("CAP_NET_ADMIN") || words.contains("modprobe nf_tables");
         assert!(is_told && !words.contains("subscribe"), "{words}");

@@ -1,4 +1,4 @@
-//! What is rejected on localhost, as the table's named counters have it; absent where there are none.
+//! Packets rejected on localhost, from the table's named counters. Absent if the table has none.
 
 use std::fmt;
 
@@ -10,12 +10,12 @@ use prometheus_client::metrics::counter::ConstCounter;
 use proxy::{IpFamily, Protocol};
 use proxy_nftables::{TABLE, localhost_counter};
 
-/// Without `_total`.
+/// Name without `_total`.
 const NAME: &str = "kubeproxy_nftables_localhost_nodeport_rejected_packets";
 const HELP: &str = "[ALPHA] Number of packets rejected on localhost NodePorts. UDP and SCTP are always rejected; TCP is \
                     rejected when the localhost NodePort proxy is not running";
 
-/// Reads when it is asked.
+/// Reads the counters at each scrape.
 #[derive(Debug)]
 pub(super) struct Rejected;
 

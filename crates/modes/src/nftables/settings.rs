@@ -1,4 +1,4 @@
-//! What nftables mode alone reads of the flags.
+//! Settings of nftables mode alone.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use proxy_nftables::{Layout, LocalhostNodePorts};
 
 use crate::shared::{Shared, mark_bit};
 
-/// The words of `--nftables-layout`.
+/// Values of `--nftables-layout`.
 const LAYOUTS: [(&str, Layout); 2] = [("upstream", Layout::Upstream), ("flat", Layout::Flat)];
 
-/// What nftables mode alone reads.
+/// Settings of nftables mode alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Whether all traffic to cluster IPs is masqueraded.
+    /// True if all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
-    /// The bit of the packet mark that says "masquerade", 0 to 31.
+    /// Bit of the packet mark that means "masquerade", 0 to 31.
     pub masquerade_bit: u8,
-    /// How the table is laid out.
+    /// Layout of the table.
     pub layout: Layout,
-    /// Whether NodePorts on localhost are served, or refused and counted: the feature gate.
+    /// Feature gate: if true, NodePorts on localhost are served, else rejected and counted.
     pub localhost_node_ports: bool,
 }
 
@@ -38,8 +38,8 @@ impl Settings {
         })
     }
 
-    /// What becomes of NodePorts on localhost in a family: they are served where a network of loopback
-    /// addresses is named (KEP-6032).
+    /// Returns the treatment of NodePorts on localhost in a family. They are served if
+    /// --nodeport-addresses names a loopback network (KEP-6032).
     pub(super) fn localhost(&self, shared: &Shared, family: IpFamily) -> LocalhostNodePorts {
         if !self.localhost_node_ports {
             LocalhostNodePorts::Off
@@ -50,21 +50,21 @@ impl Settings {
         }
     }
 
-    /// The bit as a mask.
+    /// Returns the bit as a mask.
     pub(super) fn masquerade_mark(&self) -> u32 {
         1 << self.masquerade_bit
     }
 }
 
-/// Says in the fields of this mode what flags say for it, where there is no file: upstream's
-/// command line has no flag for the mark's bit, and those of iptables mode for the rest.
+/// Copies flags into the fields of this mode, without a configuration file. Upstream has no flag
+/// for the mark's bit; for the rest it uses the flags of iptables mode.
 pub(super) fn take_flags(flags: &mut Flags) {
     flags.nftables_masquerade_all = flags.masquerade_all;
     flags.nftables_sync_period = flags.iptables_sync_period;
     flags.nftables_min_sync_period = flags.iptables_min_sync_period;
 }
 
-/// How often it looks and writes, each with what says so.
+/// Returns the sync periods, each with the flag or field that gives it.
 pub(super) fn periods(flags: &Flags) -> [(&'static str, Duration); 2] {
     let (sync, min_sync) = if flags.config.is_empty() {
         ("iptables-sync-period", "iptables-min-sync-period")

@@ -1,7 +1,7 @@
-//! Bringing settings to their values, and back.
+//! Writes kernel settings, and sets them back.
 //!
-//! Written only where they differ, so that a container which may not write /proc/sys works on a
-//! node that is set up already.
+//! Writes a setting only if its value differs. So a container that may not write /proc/sys works on
+//! a node that is set up already.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,35 +14,35 @@ use super::error::SysctlError;
 use super::row::{End, OnReadOnly, Row, Wanted};
 use super::setting::Setting;
 
-/// What a process has found of the settings that it may set back, by their files.
+/// Origins of the settings that may be set back later, by their files.
 pub type Origins = BTreeMap<&'static str, Origin>;
 
-/// Where the value of a setting that is wanted comes from.
+/// The origin of a setting's current value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
-    /// It was there.
+    /// The value was there before.
     Found,
-    /// This process has written it.
+    /// This process wrote the value.
     Written {
-        /// What was there before.
+        /// Value before the write.
         before: String,
     },
 }
 
-/// What became of the settings.
+/// Outcome of writing the settings.
 #[derive(Debug, Default)]
 pub struct Applied {
-    /// The names of those that were written.
+    /// Names of the settings that were written.
     pub written: Vec<String>,
-    /// Those that are as they were before, a line each.
+    /// Settings that got their old value back, a line each.
     pub set_back: Vec<String>,
-    /// Those that are no longer wanted, and stay; a line each.
+    /// Settings that are no longer wanted and stay, a line each.
     pub left: Vec<String>,
     /// Settings that could not be written.
     pub failures: Vec<SysctlError>,
 }
 
-/// A setting that has not the value that it is to have.
+/// A setting whose value differs from the wanted one.
 pub struct Difference {
     row: &'static Row,
     value: u64,
@@ -50,7 +50,7 @@ pub struct Difference {
 }
 
 impl Difference {
-    /// What it is about.
+    /// Returns the setting's row.
     pub fn row(&self) -> &'static Row {
         self.row
     }
@@ -67,7 +67,7 @@ impl From<Difference> for Setting {
     }
 }
 
-/// The settings below `root` that are not as they are to be.
+/// Returns the settings below `root` that differ from the wanted values.
 pub fn differences<'a>(
     root: &'a Path,
     wanted: &'a [Wanted],
@@ -84,14 +84,14 @@ pub fn differences<'a>(
     })
 }
 
-/// Brings the settings below `root` to what is wanted, and back what is no longer, in the order of
-/// `wanted`.
+/// Writes the wanted values below `root`, in the order of `wanted`. Sets back values that are no
+/// longer wanted.
 pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
     let mut applied = Applied::default();
     for Wanted { row, value } in wanted {
         match value {
             None => applied.set_back(root, row, origins),
-            // Whatever differs is written below.
+            // If it differs, it is written below.
             Some(_) if row.end == End::Stays => {}
             Some(_) => {
                 origins.entry(row.path).or_insert(Origin::Found);
@@ -116,7 +116,7 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
                 );
             }
             Err(source) => {
-                // There is nothing to set back.
+                // Nothing was changed that could be set back.
                 origins.remove(row.path);
                 applied.failures.push(SysctlError {
                     row,
@@ -131,12 +131,13 @@ pub fn apply(root: &Path, wanted: &[Wanted], origins: &mut Origins) -> Applied {
 }
 
 impl Applied {
-    /// Sets back what is no longer wanted, if this process wrote it and nobody has since.
+    /// Sets back a value that is no longer wanted, if this process wrote it and nobody has changed
+    /// it since.
     fn set_back(&mut self, root: &Path, row: &Row, origins: &mut Origins) {
         let Some(origin) = origins.remove(row.path) else {
             return;
         };
-        // Who has changed it does not want what was there before either.
+        // Another program changed it, and so does not want the old value either.
         let Some(stays) = row.stays(root) else {
             return;
         };

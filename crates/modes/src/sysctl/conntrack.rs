@@ -1,4 +1,4 @@
-//! The settings of connection tracking, which every mode relies on.
+//! Kernel settings of connection tracking, which every mode relies on.
 
 use std::time::Duration;
 
@@ -6,18 +6,18 @@ use super::machine::Machine;
 use super::row::{Enough, OnReadOnly, Row, Rows, Wanted, wanted};
 use super::settings::Conntrack;
 
-/// Upstream's ceiling, in entries, for what `--conntrack-max-per-core` comes to on a node with many
-/// CPUs.
+/// Upstream's upper bound, in entries, for `--conntrack-max-per-core` times the number of CPUs.
 const SCALED_ENTRIES_MAX: u64 = 1_048_576;
 
-/// What the values depend on.
+/// Inputs for the values.
 type Context = (Conntrack, Machine);
 
 static ROWS: &Rows<Context> = &[
-    // Every connection to a Service has an entry; when the table is full, new ones are dropped. It
-    // is one table for all network namespaces, and only the initial one may change it. An
-    // administrator may have set more (k/k#142035). The kernel does not keep who set it, so that a
-    // smaller table is never written, also where an earlier kube-proxy set the larger one.
+    // Every connection to a Service has a conntrack entry; when the table is full, new connections
+    // are dropped. All network namespaces share one table, and only the initial namespace may
+    // change it. An administrator may have set a larger one (k/k#142035). The kernel does not
+    // record who set it, so a smaller value is never written, even if an earlier kube-proxy set the
+    // larger one.
     (
         Row {
             enough: Enough::AtLeast,
@@ -28,11 +28,11 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| entries(conntrack, machine.cpus),
     ),
-    // Four entries to a bucket at most, on average.
+    // At most four entries to a bucket, on average.
     (
         Row {
             enough: Enough::AtLeast,
-            // A table with few buckets is slow, but works. As upstream.
+            // A table with few buckets is slow, but works. Upstream ignores this failure, too.
             on_read_only: OnReadOnly::Warns,
             ..Row::flagged(
                 "sys/module/nf_conntrack/parameters/hashsize",
@@ -41,7 +41,7 @@ static ROWS: &Rows<Context> = &[
         },
         |(conntrack, machine)| Some(entries(conntrack, machine.cpus)? / 4),
     ),
-    // The kernel's five days keep entries of connections whose peers are long gone.
+    // The kernel's default of five days keeps entries of connections whose peers are long gone.
     (
         Row::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established",
@@ -49,7 +49,8 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_established),
     ),
-    // The kernel's minute is too short for a server that is slow to close (k/k#32551).
+    // The kernel's default of one minute is too short for a server that is slow to close
+    // (k/k#32551).
     (
         Row::flagged(
             "proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close_wait",
@@ -57,7 +58,7 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| seconds(conntrack.tcp_close_wait),
     ),
-    // A segment that counts as INVALID is not translated back, and its receiver resets the
+    // A segment that counts as INVALID is not translated back, so its receiver resets the
     // connection (k/k#74839).
     (
         Row::flagged(
@@ -66,7 +67,7 @@ static ROWS: &Rows<Context> = &[
         ),
         |(conntrack, _)| conntrack.tcp_be_liberal.then_some(1),
     ),
-    // A client that asks without end is bound to its first endpoint for as long as its entry lives.
+    // A client that never stops asking stays with its first endpoint as long as its entry lives.
     (
         Row::flagged(
             "proc/sys/net/netfilter/nf_conntrack_udp_timeout",
@@ -83,12 +84,12 @@ static ROWS: &Rows<Context> = &[
     ),
 ];
 
-/// The settings with the values that they are to have.
+/// Returns the settings with the wanted values.
 pub fn settings(asked: Conntrack, machine: Machine) -> Vec<Wanted> {
     wanted(ROWS, Some(&(asked, machine)))
 }
 
-/// How many entries the table is to have.
+/// Returns the wanted size of the conntrack table, in entries.
 fn entries(asked: &Conntrack, cpus: u64) -> Option<u64> {
     let per_core = u64::from(asked.max_per_core);
     (per_core > 0).then(|| {

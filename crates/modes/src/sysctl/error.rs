@@ -1,26 +1,26 @@
-//! Settings that could not be written, and the next step.
+//! Failures to write kernel settings, with the next step.
 
 use std::fmt;
 use std::io;
 
 use super::row::Row;
 
-/// Settings that could not be written; the others were.
+/// Failures to write kernel settings. All other settings were written.
 #[derive(Debug, thiserror::Error)]
 pub struct SysctlErrors(pub Vec<SysctlError>);
 
-/// A setting that could not be read or written.
+/// Failure to read or write a kernel setting.
 #[derive(Debug)]
 pub struct SysctlError {
-    /// The setting.
+    /// Row of the setting.
     pub row: &'static Row,
-    /// What was to become of it.
+    /// Wanted value.
     pub(super) value: u64,
     pub(super) found: String,
     pub(super) source: io::Error,
 }
 
-/// What is the same for several is said once.
+/// Groups settings with the same cause.
 impl fmt::Display for SysctlErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut reasons: Vec<(String, Vec<&SysctlError>)> = Vec::new();
@@ -45,7 +45,7 @@ impl fmt::Display for SysctlErrors {
     }
 }
 
-/// What was to become of it, and what leaves it alone.
+/// Names the wanted value and the flag that leaves the setting alone.
 impl fmt::Display for SysctlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

@@ -1,19 +1,19 @@
-//! What the values of settings depend on of the machine.
+//! Facts about the machine that values of kernel settings depend on.
 
 use std::fs;
 use std::thread::available_parallelism;
 
-/// The machine that this runs on.
+/// Facts about a machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
     /// Major and minor version of the kernel.
     pub kernel: (u32, u32),
-    /// CPUs that are online, also those that this process may not use.
+    /// Online CPUs, including those that this process may not use.
     pub cpus: u64,
 }
 
 impl Machine {
-    /// This one.
+    /// Returns the facts about this machine.
     pub fn this() -> Self {
         let release = rustix::system::uname()
             .release()
@@ -33,7 +33,7 @@ fn online_cpus() -> u64 {
         .unwrap_or_else(|| available_parallelism().map_or(1, |usable| usable.get() as u64))
 }
 
-/// How many numbers a list of ranges such as `0-3,7` holds.
+/// Counts the numbers in a list of ranges such as `0-3,7`.
 fn count(list: &str) -> Option<u64> {
     list.split(',')
         .map(|range| {
@@ -44,7 +44,7 @@ fn count(list: &str) -> Option<u64> {
         .sum()
 }
 
-/// `6.1.0-13-amd64` is (6, 1); what cannot be read is taken for new.
+/// Parses a release such as `6.1.0-13-amd64`, which is (6, 1). An unknown format counts as new.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     match (numbers.next(), numbers.next()) {

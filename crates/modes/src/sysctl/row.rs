@@ -1,36 +1,35 @@
-//! One setting of the kernel, and what is known of it whatever its value.
+//! A kernel setting, with all its properties except the wanted value.
 
 use std::fs;
 use std::path::Path;
 
-/// One setting.
+/// A kernel setting.
 #[derive(Debug)]
 pub struct Row {
-    /// The file, from the root folder.
+    /// Path of the file, from the root folder.
     pub path: &'static str,
-    /// Which values will do.
+    /// Values that are enough.
     pub enough: Enough,
-    /// What a read-only file system makes of it.
+    /// Severity if the file system is read-only.
     pub on_read_only: OnReadOnly,
-    /// The flag that leaves it alone, if there is one.
+    /// Flag that leaves the setting alone, if there is one.
     pub off: Option<&'static str>,
-    /// What cannot be done without it.
+    /// Work that needs the setting.
     pub need: Need,
-    /// What becomes of it when it is no longer wanted.
+    /// Treatment of the setting once it is no longer wanted.
     pub end: End,
 }
 
-/// Which values of a setting will do.
+/// Values of a setting that are enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enough {
-    /// The value that is wanted.
+    /// Only the wanted value.
     Exactly,
-    /// More will do.
+    /// The wanted value or a larger one.
     AtLeast,
 }
 
-/// The outcome where a setting lies on a read-only file system, as container engines mount /sys at
-/// times.
+/// Severity of a read-only file system, as container engines sometimes mount /sys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnReadOnly {
     /// The setting could not be written.
@@ -39,24 +38,24 @@ pub enum OnReadOnly {
     Warns,
 }
 
-/// What cannot be done without a setting, the worst first.
+/// Work that needs a setting, the most important first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// To carry Services as they must be, or to do it without harm to other hosts. The start ends,
-    /// and what another mode has programmed goes on serving; unless this mode has served here
-    /// before, when going on makes nothing worse.
+    /// Serving correctly and without harm to other hosts. Without the setting the start fails, and
+    /// the entries of another mode go on serving. If this mode has served here before, the start
+    /// goes on, because that makes nothing worse.
     Mode,
-    /// To do a part of it, which is left out.
+    /// A feature, which is turned off without the setting.
     Part {
-        /// What that comes to.
+        /// Consequence for the operator.
         then: &'static str,
     },
-    /// To do something well that works without.
+    /// Better behavior; everything works without the setting.
     Comfort,
 }
 
 impl Need {
-    /// What comes of it that settings which are needed so could not be written.
+    /// Describes the consequence when settings with this need cannot be written.
     pub fn then(self) -> &'static str {
         match self {
             Self::Mode => "this mode has served here before, and goes on as it did",
@@ -66,36 +65,36 @@ impl Need {
     }
 }
 
-/// Whether a setting is set back when it is no longer wanted.
+/// Treatment of a setting once it is no longer wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// It stays: connections that are there may rely on it.
+    /// It stays, because open connections may rely on it.
     Stays,
     /// It is set back.
     IsSetBack {
-        /// What it is where it is wanted.
+        /// Text about the value while it is wanted.
         wanted: &'static str,
-        /// By whom.
+        /// Flag or field that wants it.
         by: &'static str,
-        /// What a kernel has that nobody has told anything.
+        /// Default value of the kernel.
         default: u64,
     },
 }
 
-/// A setting with the value that it is to have.
+/// A setting with its wanted value.
 #[derive(Debug)]
 pub struct Wanted {
-    /// The setting.
+    /// Row of the setting.
     pub row: &'static Row,
-    /// `None` leaves it alone.
+    /// Wanted value; `None` leaves the setting alone.
     pub value: Option<u64>,
 }
 
-/// Rows with what their values depend on: `C`.
+/// Rows with functions that compute the wanted values from `C`.
 pub type Rows<C> = [(Row, fn(&C) -> Option<u64>)];
 
-/// The settings of a table, with the values that they are to have in `context`; with none if it is
-/// `None`.
+/// Returns the settings of a table with the values wanted in `context`. Without a context, they
+/// have none.
 pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<Wanted> {
     let wanted = rows.iter().map(|(row, value)| Wanted {
         row,
@@ -105,7 +104,7 @@ pub fn wanted<C>(rows: &'static Rows<C>, context: Option<&C>) -> Vec<Wanted> {
 }
 
 impl Row {
-    /// One that something works better with.
+    /// Returns a setting that improves behavior.
     pub const fn comfort(path: &'static str) -> Self {
         Self {
             path,
@@ -117,7 +116,7 @@ impl Row {
         }
     }
 
-    /// One that a mode cannot do without.
+    /// Returns a setting that a mode requires.
     pub const fn needed(path: &'static str) -> Self {
         Self {
             need: Need::Mode,
@@ -125,7 +124,7 @@ impl Row {
         }
     }
 
-    /// One that a flag sets, or leaves alone.
+    /// Returns a setting that a flag sets, or leaves alone.
     pub const fn flagged(path: &'static str, off: &'static str) -> Self {
         Self {
             off: Some(off),
@@ -133,7 +132,7 @@ impl Row {
         }
     }
 
-    /// As sysctl(8) names it, or its file.
+    /// Returns the name in sysctl(8), or the file.
     pub fn name(&self) -> String {
         match self.path.strip_prefix("proc/sys/") {
             Some(key) => key.replace('/', "."),
@@ -147,8 +146,8 @@ impl Row {
         })
     }
 
-    /// That the setting is as a kube-proxy sets it, and how it is undone; `None` if it is not, or
-    /// is one that stays anyway.
+    /// Describes how to undo the setting if it has the value that a kube-proxy sets. Returns `None`
+    /// if it has another value, or always stays.
     pub fn stays(&self, root: &Path) -> Option<String> {
         let End::IsSetBack {
             wanted,

@@ -1,15 +1,15 @@
-//! What is said of a setting of the kernel.
+//! A kernel setting in reports.
 
 use std::fmt;
 
-/// A setting that is not as it is to be.
+/// A kernel setting whose value differs from the wanted one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// Its name.
+    /// Name of the setting.
     pub name: String,
-    /// Its value in the kernel.
+    /// Value in the kernel.
     pub found: String,
-    /// The value that the mode wants.
+    /// Value that the mode wants.
     pub wanted: String,
 }
 

@@ -1,36 +1,36 @@
-//! Which settings of the kernel the flags ask for by name.
+//! Kernel settings that flags ask for by name.
 
 use std::time::Duration;
 
 use flags::Flags;
 use flags::unusable::UnusableFlag;
 
-/// Settings of the kernel that flags ask for.
+/// Kernel settings that flags ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Settings {
-    /// Those of connection tracking.
+    /// Settings of connection tracking.
     pub conntrack: Conntrack,
-    /// Whether `arp_ignore` and `arp_announce` are set, in a mode that needs it.
+    /// True if `arp_ignore` and `arp_announce` should be set, in a mode that needs them.
     pub strict_arp: bool,
 }
 
-/// Settings of connection tracking; zero leaves the kernel's. Times are not shorter than a second,
-/// in which the kernel counts.
+/// Settings of connection tracking. Zero leaves the kernel's value. Times are at least one second,
+/// the kernel's unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Conntrack {
     /// Entries for each CPU.
     pub max_per_core: u32,
-    /// Entries at least, if `max_per_core` is not zero.
+    /// Least number of entries, if `max_per_core` is not zero.
     pub min: u32,
-    /// Idle established TCP connections.
+    /// Timeout of idle established TCP connections.
     pub tcp_established: Duration,
-    /// TCP connections in `CLOSE_WAIT`.
+    /// Timeout of TCP connections in `CLOSE_WAIT`.
     pub tcp_close_wait: Duration,
-    /// Whether TCP segments outside of the window are valid.
+    /// True if TCP segments outside the window are valid.
     pub tcp_be_liberal: bool,
-    /// UDP flows without an answer.
+    /// Timeout of UDP flows without a reply.
     pub udp: Duration,
-    /// UDP flows with answers.
+    /// Timeout of UDP flows with replies.
     pub udp_stream: Duration,
 }
 
@@ -39,7 +39,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// The kernel cannot count one.
+    /// A time is too long for the kernel.
     pub fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
         Ok(Self {
             conntrack: Conntrack::read(flags)?,

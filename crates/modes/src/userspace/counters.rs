@@ -1,5 +1,5 @@
-//! What the relay of this process has counted, by Service port: it is not told which address a client
-//! meant.
+//! Counters of this process's relay, by Service port. The relay does not know which address a
+//! client used.
 
 use anyhow::Result;
 use proxy::{IpFamily, Protocol};
@@ -8,7 +8,7 @@ use relay::Carried;
 
 use service_counters::{Count, Listener, ReadCounters, Relayed, Told, Which};
 
-/// Reads them.
+/// Reads the relay's counters.
 pub(super) struct RelayCounters(pub(super) Traffic);
 
 impl ReadCounters for RelayCounters {

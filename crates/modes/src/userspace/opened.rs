@@ -1,4 +1,4 @@
-//! Listening ports, and who redirects to them: a table of nf_tables, or iptables.
+//! Listening ports, and the rules that redirect to them: a table of nf_tables, or iptables.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,21 +26,21 @@ use crate::programs::Programs;
 use crate::rulesets::{Notices, follow_all};
 use crate::settings::Settings;
 
-/// How long connections go on when the process ends. Nobody is served anew meanwhile, and the next
-/// process may not begin before this one is gone.
+/// Time that connections may go on when the process ends. Nobody accepts new ones meanwhile, and
+/// the next process cannot start before this one has ended.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// Who redirects packets to listening ports.
+/// Kernel feature that redirects packets to listening ports.
 #[derive(Debug, Clone)]
 pub(super) enum Redirector {
-    /// A table of nf_tables. Neither a program nor a module of iptables is needed.
+    /// A table of nf_tables. It needs no iptables program or module.
     Nftables,
-    /// Rules of iptables, where the kernel has no nf_tables, or the flags name a backend.
+    /// Rules of iptables, if the kernel has no nf_tables or a flag names a backend.
     Iptables(Iptables),
 }
 
 impl Redirector {
-    /// Chooses, by blocking.
+    /// Chooses the redirector, by blocking.
     pub(super) fn choose(settings: &Settings, programs: &Programs, access: Access) -> Result<Self> {
         let can = |family: &IpFamily| match access {
             Access::Write => proxy_userspace::probe_nftables(*family).is_ok(),
@@ -56,7 +56,7 @@ impl Redirector {
         Ok(Self::Iptables(chosen))
     }
 
-    /// Tries what a family needs. Nothing of it stays.
+    /// Tries what a family needs. Leaves nothing behind.
     pub(super) fn probe(&self, family: IpFamily) -> Result<()> {
         match self {
             Self::Nftables => proxy_userspace::probe_nftables(family)?,
@@ -69,7 +69,7 @@ impl Redirector {
         Ok(())
     }
 
-    /// Whether a family is there, and can be written or read.
+    /// Checks that a family is enabled, and can be written or read.
     fn check(&self, family: IpFamily, access: Access) -> Result<(), IptablesError> {
         match self {
             Self::Nftables => iptables::exists(family),
@@ -94,13 +94,13 @@ impl Redirector {
     }
 }
 
-/// The relay, and for each family that the node has, who redirects to it.
+/// The relay, and a redirector for each family of the node.
 pub(super) struct Userspace {
     redirector: Redirector,
     relay: Relay,
-    /// What is written to nftables.
+    /// Sockets that write to nftables.
     written: Arc<OwnSockets>,
-    /// What is counted.
+    /// Counters of the relay.
     traffic: Traffic,
     families: Families<UserspaceKernel>,
 }
@@ -152,7 +152,8 @@ impl Userspace {
                 detector: shared.detect_local.detector(family, start.model.node()),
                 localhost_node_ports: settings.userspace.serves_localhost(shared),
                 node_ip: shared.node_ip(family),
-                // A bit that is kube-proxy's own; what it sends has the node's address anyway.
+                // The mark bit belongs to kube-proxy. The relay's packets have the node's address
+                // anyway.
                 own_mark: Some(shared.masquerade_mark()),
                 sync_period: shared.sync_period,
                 modes: footprints::ALL,

@@ -1,4 +1,4 @@
-//! What userspace mode alone reads of the flags.
+//! Settings of userspace mode alone.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use flags::unusable::UnusableFlag;
 
 use crate::shared::Shared;
 
-/// What userspace mode alone reads.
+/// Settings of userspace mode alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Whether it is to serve NodePorts on 127.0.0.1.
+    /// True if NodePorts should be served on 127.0.0.1.
     pub localhost_node_ports: bool,
-    /// How long a UDP flow lasts without a datagram either way.
+    /// Lifetime of a UDP flow without a datagram in either direction.
     pub udp_timeout: Duration,
 }
 
@@ -32,7 +32,8 @@ impl Settings {
         })
     }
 
-    /// Whether it serves NodePorts on 127.0.0.1: it is asked to, and that address serves any.
+    /// Reports whether NodePorts are served on 127.0.0.1: the flag asks for it and
+    /// --nodeport-addresses includes the address.
     pub(super) fn serves_localhost(&self, shared: &Shared) -> bool {
         self.localhost_node_ports && shared.node_port_addresses.has_localhost()
     }
