@@ -1,4 +1,4 @@
-//! How this mode reads, writes and asks the kernel, on its kernel threads.
+//! Access to the kernel for this mode's lanes: reads, writes and queries.
 
 use engine::KernelAccess;
 use proxy::Unreadable;
@@ -22,7 +22,8 @@ impl<K: Kernel> KernelAccess<K> for Ipvs {
     }
 
     fn write(kernel: &mut K, plan: &Plan) -> Written {
-        // To ask for the time costs a change as much as a message where it is a system call.
+        // Reading the clock can be a system call, which costs a single change as much as a message
+        // does.
         let tells = Budget::tells(plan.ops.len()) && plan.lane() == Some(Lane::Services);
         let began = tells.then(|| kernel.clock());
         Written {

@@ -1,7 +1,7 @@
-//! Booking: what became of a plan, taken over into the tables.
+//! Booking: takes the outcomes of a plan over into the tables.
 //!
-//! Writes go on while something else comes to be wanted. So what is booked is what was written, by
-//! its value, and never what is wanted by then.
+//! Wishes can change while a plan is being written. So booking records the value that was written,
+//! never the one that is wanted by then.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -19,30 +19,30 @@ use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;
 
-/// Why a virtual server is not made where another program has one.
+/// Reason given when another program has a virtual server at a Service's address.
 const LEFT_ALONE: &str = "another program has made a virtual server there, which is left alone, so that the Service is not \
      served there; remove it (ipvsadm -D), or take the address out of the Service";
 
-/// What became of a plan, once it is booked.
+/// Summary of a plan after booking.
 #[derive(Debug)]
 pub(crate) struct Booked {
     family: IpFamily,
-    /// How many were done, and how many were not.
+    /// Numbers of writes by their outcome.
     pub(crate) writes: Writes,
-    /// Why these were not.
+    /// Writes that the kernel refused, with reasons.
     pub(crate) failures: Vec<Failure>,
-    /// How many of these are tables of rules.
+    /// Number of refused writes that concern tables of rules.
     pub(crate) failed_restores: usize,
-    /// Parts that are not as was believed, or of which nobody knows.
+    /// Parts of the kernel that differ from the tables, or are unknown.
     pub(crate) doubted: SmallVec<[Part; 2]>,
-    /// The Services that wrote something, or tried to.
+    /// Services whose entries were written, or refused.
     pub(crate) touched: HashSet<NamespacedName>,
-    /// Schedulers that the kernel lacks, and what it said.
+    /// Schedulers that the kernel lacks, each with the kernel's message.
     pub(crate) lacking: BTreeMap<Arc<str>, String>,
 }
 
 impl Tables {
-    /// Books what became of a plan.
+    /// Books the outcomes of a plan.
     pub(crate) fn settle(
         &mut self,
         family: IpFamily,
@@ -56,7 +56,7 @@ impl Tables {
             let key = one.server();
             key.is_some() && key == next.server()
         };
-        // What is written to one virtual server stands in a row.
+        // Writes to one virtual server stand in a row.
         for run in plan.ops.chunk_by(of_one) {
             match run.first().and_then(Op::server) {
                 Some(key) => self.settle_server(key, run, &mut outcomes, now, &mut booked),
@@ -72,7 +72,7 @@ impl Tables {
         booked
     }
 
-    /// Books all that was written to one virtual server.
+    /// Books all writes to one virtual server.
     fn settle_server(
         &mut self,
         key: &VirtualServerKey,
@@ -91,14 +91,15 @@ impl Tables {
                     booked.writes.add(op.subject(), Fate::Done, 1);
                     Draft::apply(&mut draft, op);
                     if matches!(op, Op::AddServer(..)) {
-                        // Another program's, if there was one, is gone.
+                        // If another program had a virtual server there, it is gone.
                         self.foreign.remove(key);
                     }
                 }
                 Outcome::Unknown => {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
-                    // Perhaps nobody goes there any more: so none of the others is to go for it.
+                    // The weight may have been lowered already. Assume so: other destinations must
+                    // not be removed for its sake.
                     if let Op::SetDestination(_, real) = op
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
                         && real.weight < there.weight
@@ -106,8 +107,8 @@ impl Tables {
                         Draft::apply(&mut draft, op);
                     }
                 }
-                // A virtual server that was refused takes its destinations with it: that is no
-                // surprise, and it is said once.
+                // A refused virtual server takes its destinations with it. The failure is reported
+                // once.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
                     let (reason, of) = if of == Fault::Belief && self.foreign.is_known_at(key) {
@@ -177,14 +178,14 @@ impl Tables {
         }
         self.put_off(op, fault, now);
         if matches!(op, Op::WriteRules { .. }) {
-            // Nobody knows what a refused restore has left: look before the next try. It may be a
-            // set that is missing.
+            // A refused restore leaves an unknown state, perhaps because a set is missing: read
+            // before the next try.
             booked.doubt(Part::Rules);
             booked.doubt(Part::Sets);
         }
     }
 
-    /// What was written is there, or gone.
+    /// Records a write that took effect.
     fn set_done(&mut self, op: &Op) {
         match op {
             Op::CreateLink => self.link.set_actual(&(), Some(())),
@@ -199,7 +200,7 @@ impl Tables {
             Op::BindAddress(address) => self.addresses.set_actual(address, Some(())),
             Op::UnbindAddress(address) => self.addresses.set_actual(address, None),
             Op::UnbindOtherwise(address) => self.bound_otherwise.set_actual(address, None),
-            // By `settle_server`.
+            // Booked by `settle_server`.
             Op::AddServer(..)
             | Op::SetServer(..)
             | Op::RemoveServer(..)
@@ -209,7 +210,7 @@ impl Tables {
         }
     }
 
-    /// Puts off what was not written.
+    /// Schedules the next try of a refused write.
     fn put_off(&mut self, op: &Op, fault: Fault, now: Instant) {
         match op {
             Op::CreateLink => put_off(&mut self.link, &(), WantedBy::All, fault, now),
@@ -233,7 +234,7 @@ impl Tables {
                     now,
                 );
             }
-            // By `settle_server`.
+            // Booked by `settle_server`.
             Op::AddServer(..)
             | Op::SetServer(..)
             | Op::RemoveServer(..)
@@ -252,7 +253,8 @@ impl Tables {
         owner.map(|owner| owner.name.clone())
     }
 
-    /// The Services that want what a write is about, other than to a virtual server.
+    /// Returns the Services that want the entry of a write. Virtual servers are looked up
+    /// elsewhere.
     fn services_of(&self, op: &Op) -> SmallVec<[NamespacedName; 1]> {
         let service = |owner: &Arc<Owner>| owner.name.service.clone();
         match op {
@@ -263,14 +265,14 @@ impl Tables {
     }
 }
 
-/// Whom it concerns when something cannot be written.
+/// Who wants an entry, and so is affected when it cannot be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WantedBy {
-    /// All Services: there is no excuse.
+    /// Every Service: a failure always counts.
     All,
-    /// Those that want it.
+    /// The owners of the entry.
     Owners,
-    /// Nobody: it is left behind by others, and only in the way.
+    /// No Service: another mode left it behind.
     Nobody,
 }
 
@@ -320,8 +322,8 @@ impl Booked {
     }
 }
 
-/// What is to blame where several things may be: what has to be read again before all, then what is
-/// not the entry's own fault.
+/// Returns the fault that decides when one run has several: first those that need a new read, then
+/// those of the node, then those of the entry.
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,

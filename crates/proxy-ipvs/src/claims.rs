@@ -1,5 +1,5 @@
-//! Who wants what: the entries of each Service, disputes between Services, and what the kernel
-//! holds beyond the endpoints.
+//! Claims of Services on kernel entries, disputes between Services, and leftovers: destinations in
+//! the kernel beyond the endpoints.
 //!
 //! ```text
 //!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
@@ -26,27 +26,26 @@ use crate::server::{Destinations, VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// The claims of all Services of one IP family.
+/// Claims of all Services of one IP family.
 pub(crate) struct Claims {
-    /// Who claims entries for each Service, so that a Service that changes or goes releases what it
-    /// no longer wants.
+    /// Owners by Service, so that a changed or deleted Service releases what it no longer wants.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services that lost an address and port to another, or got it back, and so have other set
-    /// members now.
+    /// Services that lost an address and port to another Service, or got it back. Their set members
+    /// change.
     disputed: BTreeSet<NamespacedName>,
     /// See [`Fragment::forbidden_to_node`].
     forbidden_to_node: Table<ServiceAddress, (), Arc<Owner>>,
-    /// Another number whenever these may have changed.
+    /// Version number of [`Self::forbidden_to_node`]; grows with each change.
     forbidden_version: u64,
-    /// The lengths of the prefixes of source ranges.
+    /// Prefix lengths of source ranges.
     prefixes: Table<u8, (), Arc<Owner>>,
     pub(crate) drains: Drains,
-    /// True once the sources have told everything: before that, nothing may be taken away.
+    /// True once the initial lists are complete. Nothing is deleted before.
     pub(crate) may_delete: bool,
 }
 
 impl Claims {
-    /// Nobody wants anything.
+    /// Creates a table without claims.
     pub(crate) fn new(drains: Drains) -> Self {
         Self {
             owners: HashMap::new(),
@@ -59,22 +58,22 @@ impl Claims {
         }
     }
 
-    /// Makes room for so many Services that come.
+    /// Reserves room for this many new Services.
     pub(crate) fn reserve(&mut self, services: usize) {
         self.owners.reserve(services);
     }
 
-    /// Whether a Service claims anything.
+    /// True if a Service claims entries.
     pub(crate) fn knows(&self, service: &NamespacedName) -> bool {
         self.owners.contains_key(service)
     }
 
-    /// All Services that claim something.
+    /// Returns all Services with claims.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.owners.keys()
     }
 
-    /// The virtual servers that these Services claim.
+    /// Returns the virtual servers that these Services claim.
     pub(crate) fn servers_of(
         &self,
         services: &[NamespacedName],
@@ -87,14 +86,14 @@ impl Claims {
         keys.copied().collect()
     }
 
-    /// Whether all that a Service claims is there.
+    /// True if the kernel holds all entries that a Service claims.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut owners = self.owners.get(service).into_iter().flatten();
         owners.all(|owner| tables.is_settled_for(owner))
     }
 
-    /// Load-balancer addresses that this node may not open connections to, and the number of their
-    /// last change.
+    /// Returns load-balancer addresses to which this node may not open connections, and the version
+    /// of that list.
     pub(crate) fn forbidden_to_node(&self) -> (BTreeSet<ServiceAddress>, u64) {
         let all = self.forbidden_to_node.iter_wanted().map(|(at, ())| *at);
         (all.collect(), self.forbidden_version)
@@ -104,7 +103,7 @@ impl Claims {
         self.forbidden_version
     }
 
-    /// The lengths of the prefixes of source ranges.
+    /// Returns the prefix lengths of source ranges.
     pub(crate) fn prefixes(&self) -> BTreeSet<u8> {
         self.prefixes
             .iter_wanted()
@@ -116,7 +115,7 @@ impl Claims {
         self.forbidden_to_node.wanted(at).is_some()
     }
 
-    /// Makes these all that a Service claims.
+    /// Replaces all claims of a Service by these fragments.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -141,7 +140,7 @@ impl Claims {
         }
     }
 
-    /// A Service that has to be compiled again, because it has lost an address and port, or got it
+    /// Takes a Service that must be compiled again because it lost an address and port, or got one
     /// back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
         self.disputed.pop_first()
@@ -155,7 +154,7 @@ impl Claims {
             addresses,
             forbidden_to_node,
         } = fragment;
-        // Of two entries with one key the first counts.
+        // Two entries can share a key; the first one counts.
         let mut keys = HashSet::new();
         let mut merge = None;
         let servers: Vec<_> = servers
@@ -184,8 +183,8 @@ impl Claims {
         for key in released {
             self.take_over(key, tables);
         }
-        // What the sets and rules say of an address and port is the winner's alone: a loser's
-        // source ranges or policy would change who may use it, and how.
+        // Only the winner's set members count for an address and port. A loser's source ranges or
+        // policy would change who may use it.
         let mut lost: HashSet<VirtualServerKey> = keys
             .into_iter()
             .filter(|key| tables.servers.owner(key) != Some(&owner))
@@ -222,7 +221,7 @@ impl Claims {
         forbidden.dedup();
         let mut before = self.forbidden_to_node.keys_of(&owner).to_vec();
         before.sort_unstable();
-        // Rules name all of them: they are rendered again where these are others alone.
+        // Rules name all of these addresses, so a change renders the rules again.
         if forbidden != before {
             self.forbidden_version += 1;
             let forbidden = forbidden.into_iter().map(|at| (at, ()));
@@ -232,7 +231,7 @@ impl Claims {
 
     // ---- leftovers ----
 
-    /// What an owner is to claim for a virtual server.
+    /// Returns the claim of an owner for a virtual server, with leftovers if the owner wins it.
     fn claim_of(
         &mut self,
         owner: &Arc<Owner>,
@@ -254,7 +253,7 @@ impl Claims {
         self.with_leftovers(key, compiled, tables, last)
     }
 
-    /// The next owner gets what the one before has left.
+    /// Hands the leftovers of a released virtual server to its next owner.
     fn take_over(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         let owner = tables.servers.owner(&key).cloned();
         if let (Some(owner), Some(compiled)) = (owner, tables.servers.wanted(&key).cloned()) {
@@ -264,7 +263,7 @@ impl Claims {
         }
     }
 
-    /// The first claim without leftovers, and whose it is.
+    /// Returns the winning claim without leftovers, and its owner.
     fn compiled(
         &self,
         key: &VirtualServerKey,
@@ -282,8 +281,8 @@ impl Claims {
         Some((tables.servers.owner(key)?.clone(), compiled))
     }
 
-    /// Adds the leftovers to the compiled destinations. `last` is the merge for the virtual server
-    /// before: those of one Service port mostly have the same destinations.
+    /// Adds leftovers to the compiled destinations. `last` caches the merge for the previous
+    /// virtual server: virtual servers of one Service port mostly have equal destinations.
     fn with_leftovers(
         &mut self,
         key: VirtualServerKey,
@@ -307,7 +306,7 @@ impl Claims {
     }
 
     /// Merges the destinations in the kernel with the compiled ones. Removed TCP endpoints drain at
-    /// weight 0; every destination stays as it is until the sources are complete.
+    /// weight 0. Until the initial lists are complete, every destination keeps its weight.
     fn merge(
         &self,
         key: &VirtualServerKey,
@@ -345,8 +344,8 @@ impl Claims {
         }
     }
 
-    /// Decides again what is left over at a virtual server of which something else is there than
-    /// was believed, or than was there when its Service last changed.
+    /// Merges leftovers again after the kernel's state of a virtual server turned out to be
+    /// different.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         if let Some((owner, compiled)) = self.compiled(&key, tables) {
             let claim = self.with_leftovers(key, compiled, tables, &mut None);
@@ -356,7 +355,7 @@ impl Claims {
         }
     }
 
-    /// Drops from the wanted destinations those that drain and that `is_over` names.
+    /// Drops draining destinations for which `is_over` returns true.
     pub(crate) fn end_drains(
         &mut self,
         key: &VirtualServerKey,
@@ -391,8 +390,8 @@ impl Claims {
     }
 }
 
-/// Makes these keys all that an owner claims of a table of keys. A changed endpoint mostly leaves them
-/// as they are.
+/// Replaces the keys that an owner claims in a table without values. Does nothing if they are
+/// equal, as after most changes of endpoints.
 fn claim_keys<K: Clone + Eq + Hash>(
     table: &mut Table<K, (), Arc<Owner>>,
     owner: &Arc<Owner>,
@@ -403,32 +402,33 @@ fn claim_keys<K: Clone + Eq + Hash>(
     }
 }
 
-/// The destinations that one virtual server wants, from those in the kernel and those compiled.
+/// Destinations of one virtual server, merged from the kernel's and the compiled ones.
 struct Merge {
     actual: Destinations,
     compiled: Destinations,
     merged: Destinations,
-    /// Targets that are in the kernel alone, and stay; sorted.
+    /// Targets in the kernel alone that are kept; sorted.
     leftovers: Vec<Target>,
 }
 
 impl Merge {
-    /// True if a virtual server with these destinations is merged in the same way.
+    /// True if a virtual server with these destinations has the same merge.
     fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
         self.actual == actual.destinations && self.compiled == compiled.destinations
     }
 }
 
-/// What a Service port does not get because another program has virtual servers there.
+/// Entries that a Service port does not get because another program has virtual servers there.
 #[derive(Default)]
 struct Refused {
-    /// The virtual servers that are another program's, and those that go with them.
+    /// Virtual servers of other programs, and those of this Service port that depend on them.
     keys: HashSet<VirtualServerKey>,
-    /// Those of them that are not even tried.
+    /// Those that are not even tried.
     dropped: HashSet<VirtualServerKey>,
-    /// Their addresses, which this Service port has no other use for.
+    /// Their addresses.
     addresses: HashSet<IpAddr>,
-    /// True for the NodePort: its number in a set would say that the other's is ours.
+    /// True if the NodePort is refused. Its number in a set would claim the other program's virtual
+    /// server.
     has_node_port: bool,
 }
 
@@ -466,7 +466,7 @@ impl Refused {
         self.dropped.contains(key)
     }
 
-    /// True for a member that would say of another program's virtual server that it is ours.
+    /// True for a member that would claim another program's virtual server.
     fn has_member(&self, set: Set, member: &Member) -> bool {
         match member {
             Member::Port(_) => self.has_node_port,

@@ -1,5 +1,5 @@
-//! Turns one Service into the kernel entries it wants, for one family. Pure: no clock, no I/O, no
-//! log, no kernel.
+//! Compiles one Service into the kernel entries that it wants, for one family. Pure: no clock, no
+//! I/O, no log, no kernel.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use proxy::{
 use crate::server::{Destinations, Properties, RealServer, VirtualServer};
 use crate::sets::{Member, Set};
 
-/// The kernel entries that one Service port wants.
+/// Kernel entries that one Service port wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fragment {
-    /// Whose they are; each of them names it, so it is held once.
+    /// Owner of all these entries, shared by them.
     pub owner: Arc<Owner>,
     /// Virtual servers.
     pub servers: Vec<(ServiceAddress, VirtualServer)>,
     /// Set members.
     pub members: Vec<(Set, Member)>,
-    /// Addresses to bind to `kube-ipvs0`.
+    /// Service addresses for `kube-ipvs0`.
     pub addresses: Vec<IpAddr>,
-    /// Load-balancer addresses whose source ranges leave this node out: it may not open connections
-    /// to them.
+    /// Load-balancer addresses whose source ranges exclude this node. The node may not open
+    /// connections to them.
     pub forbidden_to_node: Vec<ServiceAddress>,
 }
 
 impl Fragment {
-    /// Nothing is wanted.
+    /// Creates a fragment without entries.
     pub(crate) fn of_nothing(owner: Arc<Owner>) -> Self {
         Self {
             owner,
@@ -41,25 +41,25 @@ impl Fragment {
     }
 }
 
-/// Where NodePorts are served.
+/// Node addresses that serve NodePorts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePortAddresses {
-    /// The addresses, sorted.
+    /// Addresses, sorted.
     pub addresses: Vec<IpAddr>,
-    /// Whether these are all. Until the node is known well enough they are those at which NodePorts
-    /// were found, and no more.
+    /// True if the list is complete. Before the node is known well enough, it holds only addresses
+    /// at which NodePorts were found.
     pub are_known: bool,
 }
 
 impl NodePortAddresses {
-    /// Whether it is known that NodePorts are served nowhere.
+    /// True if no address serves NodePorts.
     fn are_none(&self) -> bool {
         self.are_known && self.addresses.is_empty()
     }
 }
 
-/// Compiles a Service into one fragment for each of its ports; none if it has no address of this
-/// family. `scheduler` is the one that serves it.
+/// Compiles a Service into one fragment for each port, or none if the Service has no address of
+/// this family. All its virtual servers get `scheduler`.
 pub fn compile(
     view: &ServiceView<'_>,
     node: &NodeFacts,
@@ -86,7 +86,7 @@ struct Compiler<'a> {
     node: &'a NodeFacts,
     properties: Properties,
     backends: Backends,
-    /// Destinations for traffic that may go anywhere, and for traffic under a Local policy.
+    /// Destinations for policy Cluster; the next field has those for policy Local.
     cluster: Destinations,
     local: Destinations,
     fragment: Fragment,
@@ -101,8 +101,8 @@ impl<'a> Compiler<'a> {
         scheduler: &Arc<str>,
     ) -> Self {
         let cluster = destinations(&backends.cluster);
-        // As upstream since k/k#97081: a Local policy without a local endpoint falls back to the
-        // cluster's endpoints.
+        // As upstream since k/k#97081: policy Local without a local endpoint falls back to all
+        // endpoints.
         let local = if backends.local.is_empty() {
             cluster.clone()
         } else {
@@ -138,7 +138,7 @@ impl<'a> Compiler<'a> {
             self.bind_unless_foreign(view, ip);
         }
         match self.port.node_port {
-            // As upstream: a NodePort that no address serves has no health check either.
+            // As upstream: a NodePort without a serving address has no health check either.
             Some(_) if node_ports.are_none() => {}
             Some(number) => {
                 self.node_port(number, &node_ports.addresses);
@@ -157,8 +157,8 @@ impl<'a> Compiler<'a> {
             .collect()
     }
 
-    /// A pod that is sent to itself needs another source address, or it would answer itself
-    /// directly.
+    /// Masquerades a pod that reaches itself. With its own address as the source it would answer
+    /// itself directly.
     fn hairpin(&mut self) {
         let protocol = self.port.protocol;
         let members = self.backends.on_node.iter().map(|target| {
@@ -197,7 +197,8 @@ impl<'a> Compiler<'a> {
         self.serve(ip, self.port.port, self.service.external_local);
     }
 
-    /// `loadBalancerSourceRanges`: who may use a load-balancer address.
+    /// Adds the members for `loadBalancerSourceRanges`: the clients that may use a load-balancer
+    /// address.
     fn source_ranges(&mut self, ip: IpAddr) {
         let (protocol, port) = (self.port.protocol, self.port.port);
         let own = |net: &&ipnet::IpNet| IpFamily::of(net.addr()) == self.node.family;
@@ -223,7 +224,7 @@ impl<'a> Compiler<'a> {
             .ip
             .is_some_and(|node_ip| ranges.iter().any(|net| net.contains(&node_ip)))
         {
-            // What the node sends to a load-balancer address carries that address as its source.
+            // Packets from the node to a load-balancer address have that address as their source.
             let member = Member::AddressPortAddress(ip, protocol, port, ip);
             self.fragment
                 .members
@@ -292,18 +293,18 @@ impl<'a> Compiler<'a> {
         self.fragment.servers.push((at, server));
     }
 
-    /// Bound here, the API server's address would be this node's own at every port, and the API
-    /// server out of reach. What this Service has at it is served to this node all the same, and to
-    /// its pods by the API server's node.
+    /// Binds an address unless it is the API server's. Bound here, that address would be local at
+    /// every port, and the API server unreachable. The node still uses this Service there; pods
+    /// reach it through the API server's node.
     fn bind_unless_foreign(&mut self, view: &ServiceView<'_>, ip: IpAddr) {
         if !view.is_api_server(ip) {
             self.bind(ip);
         }
     }
 
-    /// An address that the node carries already must stay on its own interface: bound to
-    /// `kube-ipvs0` as well, it would be lost to the node when the Service goes (k/k#75290). What
-    /// it carries has to be known.
+    /// Binds an address to `kube-ipvs0`, unless another interface has it: removing the Service
+    /// would take the node's own address away (k/k#75290). Does nothing while the node's addresses
+    /// are unknown.
     fn bind(&mut self, ip: IpAddr) {
         if self.node.has_addresses && !self.node.interface_addresses.contains(&ip) {
             self.fragment.addresses.push(ip);

@@ -1,5 +1,5 @@
-//! Has Services compiled and claimed: those that have changed, and those that lose or get back an
-//! address and port by it.
+//! Compiles and claims changed Services, and Services that lose an address and port by it or get
+//! one back.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use crate::server::VirtualServerKey;
 use crate::sets::{Member, Set};
 
 impl Ipvs {
-    /// Computes again which addresses serve NodePorts; whether they changed.
+    /// Recomputes which addresses serve NodePorts. Returns true if they changed.
     pub(crate) fn refresh_node_ports(&mut self, state: &mut State) -> bool {
         let bound = self.tables.addresses.iter_actual();
         let bound = bound.map(|(address, ())| *address);
@@ -33,8 +33,8 @@ impl Ipvs {
         has_changed
     }
 
-    /// The node's addresses at which NodePorts are served as it is: they go on to be, until it is
-    /// known where they are to be.
+    /// Returns node addresses at which NodePorts are served already. They stay until the wanted
+    /// ones are known.
     fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
         let is_node_port = |at: &ServiceAddress| {
             let members = self.tables.members(Set::node_port(at.protocol));
@@ -48,8 +48,8 @@ impl Ipvs {
         found.into_iter().collect()
     }
 
-    /// Computes these Services, and those that lose an address and port by it, or get one back; the
-    /// virtual servers that the latter had.
+    /// Computes these Services, and Services that lose an address and port or get one back. Returns
+    /// the virtual servers that the latter had.
     pub(crate) fn compute(
         &mut self,
         state: &mut State,
@@ -60,7 +60,7 @@ impl Ipvs {
             self.update_service(state, model, name);
         }
         let mut had = Vec::new();
-        // Once more these claim the same virtual servers, so that nothing new becomes disputed.
+        // A second claim names the same virtual servers, so it starts no new dispute.
         while let Some(name) = self.claims.next_disputed() {
             had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
             self.update_service(state, model, &name);
@@ -79,7 +79,7 @@ impl Ipvs {
         state.news.changed(name);
     }
 
-    /// Makes room for the Services that come, which is far cheaper than to grow with them.
+    /// Reserves room for new Services, which is far cheaper than growing step by step.
     pub(crate) fn reserve(
         &mut self,
         model: &Model,

@@ -1,4 +1,4 @@
-//! What the flags say to this mode, for one IP family.
+//! Settings of this mode, from flags, for one IP family.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,15 +8,16 @@ use ipnet::IpNet;
 use iptables::SourcePort;
 use proxy::{LocalDetector, Scheduler};
 
-/// `--ipvs-shim`: which rules masquerade and filter by the sets. Each gives the same verdict.
+/// `--ipvs-shim`: the rules that masquerade and filter by the sets. All forms give the same
+/// verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimStyle {
-    /// Upstream's, in iptables, with ipsets.
+    /// Upstream's rules, in iptables, with ipsets.
     #[default]
     Upstream,
-    /// Fewer, with fewer look-ups for a packet.
+    /// Fewer rules, with fewer look-ups per packet.
     Lean,
-    /// In nftables, with its own sets; fewer still.
+    /// One table of nftables with its own sets; the fewest look-ups.
     Nftables,
 }
 
@@ -27,14 +28,14 @@ impl ShimStyle {
     }
 }
 
-/// `--ipvs-vip-mode`: in which form `kube-ipvs0` holds the service addresses. Either makes them
-/// local to the node.
+/// `--ipvs-vip-mode`: the form in which `kube-ipvs0` holds service addresses. Either makes them
+/// local.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// As addresses, as upstream. Each costs the kernel more the more there are.
+    /// Addresses, as upstream. Each one costs the kernel more, the more there are.
     #[default]
     Address,
-    /// As routes of type local, which cost it the same however many there are.
+    /// Local routes. The cost of one does not depend on their number.
     Route,
 }
 
@@ -43,13 +44,13 @@ pub enum VipMode {
 pub struct Config {
     /// `--ipvs-scheduler`; any scheduler that the kernel has.
     pub scheduler: Arc<str>,
-    /// Schedulers for which the kernel is not asked, as it is known whether it has them, or why not.
+    /// Schedulers that the kernel is known to have or lack, so that it is not asked.
     pub foreseen_schedulers: Vec<(Scheduler, Result<(), String>)>,
     /// `--masquerade-all`.
     pub masquerade_all: bool,
     /// `1 << --iptables-masquerade-bit`.
     pub masquerade_mark: u32,
-    /// How traffic of this node's pods is told apart.
+    /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
     /// `--ipvs-exclude-cidrs`: virtual servers in these are never removed, unless this proxy wants
     /// them.
@@ -59,7 +60,7 @@ pub struct Config {
     pub node_ip: Option<IpAddr>,
     /// `--ipvs-sync-period`: the shim is read back at most once in it.
     pub sync_period: Duration,
-    /// How often it is glanced at whether the virtual servers are all there, if it is.
+    /// Interval of a cheap check whether all virtual servers exist; `None`: never.
     pub glance_period: Option<Duration>,
     /// `--ipvs-drain-timeout`: how long a removed endpoint may keep its connections; `None`: until
     /// they end.
@@ -68,7 +69,7 @@ pub struct Config {
     pub vip_mode: VipMode,
     /// `--ipvs-shim`.
     pub shim: ShimStyle,
-    /// The source port of what is masqueraded.
+    /// Source port of masqueraded packets.
     pub source_port: SourcePort,
 }
 

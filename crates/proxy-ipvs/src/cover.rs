@@ -1,4 +1,5 @@
-//! Which sets the rules are to match, which of them they do not match yet, and what waits for that.
+//! Coverage: sets that the rules match already, sets that they must match, and entries that wait
+//! for rules.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,37 +13,36 @@ use crate::sets::Set;
 use crate::shim::Shim;
 use crate::tables::Tables;
 
-/// How long virtual servers of cluster IPs wait for the rules while there are none at all.
+/// Longest wait of new virtual servers of cluster IPs for rules if there are none at all.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
-/// What rules are made from.
+/// Input of the rules.
 #[derive(Debug, PartialEq, Eq)]
 struct Ground {
-    /// The sets that they match.
+    /// Sets that the rules match.
     filled: BTreeSet<Set>,
-    /// The lengths of the prefixes of source ranges.
+    /// Prefix lengths of source ranges.
     prefixes: BTreeSet<u8>,
-    /// The number of what is forbidden to the node.
+    /// Version of the addresses that are forbidden to the node.
     version: u64,
 }
 
-/// How far the rules cover what the sets hold.
+/// Coverage of the sets by rules.
 pub(crate) struct Cover {
     family: IpFamily,
-    /// What the wanted rules were last made from.
+    /// Input of the rules that are wanted now.
     made_from: Option<Ground>,
-    /// Sets that the rules are to match and do not match yet.
+    /// Sets that the wanted rules match and the installed ones do not.
     pub(crate) uncovered: BTreeSet<Set>,
-    /// Until when new virtual servers of cluster IPs wait for the rules, if there are none at the
-    /// start.
+    /// End of the wait of new virtual servers of cluster IPs, if there were no rules at the start.
     head_start: Option<Instant>,
-    /// Until when, after a start, rules wait for sets that an earlier run has filled to be emptied,
-    /// so that they are written once.
+    /// End of the wait for sets that an earlier run filled. Once they are empty, rules are written
+    /// a single time.
     emptied_by: Option<Instant>,
 }
 
 impl Cover {
-    /// No rules are wanted, nor known to be there.
+    /// Creates the state before rules are wanted or known.
     pub(crate) fn new(family: IpFamily, now: Instant) -> Self {
         Self {
             family,
@@ -53,24 +53,23 @@ impl Cover {
         }
     }
 
-    /// It is known from now on what rules are there.
+    /// Notes the first read of rules.
     pub(crate) fn first_read(&mut self, now: Instant) {
         self.head_start = Some(now + HEAD_START);
     }
 
-    /// It is known from now on what is wanted.
+    /// Notes the first update of Services.
     pub(crate) fn first_update(&mut self, now: Instant) {
         self.emptied_by = Some(now + HEAD_START);
     }
 
-    /// Nothing waits for time to pass.
+    /// Ends all waits for time to pass.
     pub(crate) fn forgo_waiting(&mut self) {
         (self.head_start, self.emptied_by) = (None, None);
     }
 
-    /// Wants the rules that match each set of which members are wanted. What is about to be filled
-    /// needs its rules before; what empties keeps those it has until its members are gone, and does
-    /// not get them back while one cannot be removed.
+    /// Wants the rules for each set with wanted members. Rules for a set come before its first
+    /// member and go after its last one. They do not come back for a member that cannot be removed.
     pub(crate) fn want_rules(&mut self, tables: &mut Tables, claims: &Claims, config: &Config) {
         let had = self.made_from.as_ref();
         let keeps = |set: Set| had.is_none_or(|had| had.filled.contains(&set));
@@ -80,7 +79,7 @@ impl Cover {
             .map(|(set, _)| set)
             .collect();
         let mut prefixes = claims.prefixes();
-        // As long as ranges come and go, both are asked.
+        // While ranges come and go, the rules match both sets.
         if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
             prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
         }
@@ -104,7 +103,7 @@ impl Cover {
         self.refresh(tables);
     }
 
-    /// Computes again which sets the rules do not match yet.
+    /// Recomputes which sets the installed rules do not match.
     pub(crate) fn refresh(&mut self, tables: &Tables) {
         if tables.rules.actual(&()).is_some() {
             self.head_start = None;
@@ -118,28 +117,28 @@ impl Cover {
         };
     }
 
-    /// Whether new virtual servers may have to wait for the rules: not where another mode's rules
-    /// serve until all is made.
+    /// True if new virtual servers may have to wait for rules. They do not while another mode's
+    /// rules serve.
     pub(crate) fn is_awaited(tables: &Tables) -> bool {
         tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
     }
 
-    /// The rules are as they are to be.
+    /// Notes that the installed rules are the wanted ones.
     pub(crate) fn is_complete(&mut self) {
         self.emptied_by = None;
     }
 
-    /// Whether new virtual servers of cluster IPs still wait for the rules.
+    /// True while new virtual servers of cluster IPs wait for rules.
     pub(crate) fn gives_head_start(&self, now: Instant) -> bool {
         self.head_start.is_some_and(|until| now < until)
     }
 
-    /// Whether the rules still wait for sets to be emptied.
+    /// True while the rules wait for sets to be emptied.
     pub(crate) fn awaits_emptying(&self, tables: &Tables, now: Instant) -> bool {
         self.emptied_by.is_some_and(|until| now < until) && tables.empties_sets()
     }
 
-    /// When something has waited long enough.
+    /// Returns the ends of the two waits.
     pub(crate) fn next_due(&self) -> [Option<Instant>; 2] {
         [self.head_start, self.emptied_by]
     }

@@ -20,34 +20,34 @@ use crate::server::VirtualServerKey;
 
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
-/// The most virtual servers that are looked at in one go: each is a dump of its destinations, and what
-/// changes meanwhile waits.
+/// Limit of virtual servers per query. Each is a dump of its destinations, for which other changes
+/// wait.
 const LOOKS_AT_ONCE: usize = 64;
 
-/// What drains, by virtual server.
+/// Draining destinations by virtual server.
 #[derive(Debug)]
 pub(crate) struct Drains {
     servers: BTreeMap<VirtualServerKey, Drain>,
     total: Total,
-    /// How long a drain may last.
+    /// Longest time that a drain may last.
     timeout: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// Sorted, each with the time at which it was first looked at; `None`: not yet. A list: thousands
-    /// of virtual servers may drain one destination each.
+    /// Targets, sorted, each with the time of its first query; `None`: not queried yet. A list
+    /// takes little memory: thousands of virtual servers may drain one destination each.
     targets: Vec<(Target, Option<Instant>)>,
     looks: u32,
-    /// `None`: at once.
+    /// Time of the next query; `None`: at once.
     due: Option<Instant>,
 }
 
-/// What all of them come to, kept as they change: it is told with whatever is written.
+/// Totals over all drains, updated with each change because every report has them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Total {
     count: usize,
-    /// How many were first looked at when.
+    /// Number of targets by the time of their first query.
     since: BTreeMap<Instant, usize>,
 }
 
@@ -89,7 +89,7 @@ impl Total {
 }
 
 impl Drains {
-    /// Nothing drains; what will may do so for `timeout`, or for ever.
+    /// Creates a table without drains. `timeout` limits each drain.
     pub(crate) fn new(timeout: Option<Duration>) -> Self {
         Self {
             servers: BTreeMap::new(),
@@ -98,8 +98,8 @@ impl Drains {
         }
     }
 
-    /// Makes `targets`, which are sorted, all that drains at a virtual server. What is new among them is
-    /// due for a look at once.
+    /// Replaces the draining targets of a virtual server; `targets` are sorted. If one is new, the
+    /// next query comes at once.
     pub(crate) fn set(&mut self, key: VirtualServerKey, targets: &[Target]) {
         if targets.is_empty() {
             return self.forget(&key);
@@ -115,28 +115,28 @@ impl Drains {
         self.total.add(drain);
     }
 
-    /// Has a virtual server looked at at once: something of it begins to drain.
+    /// Queries a virtual server at once, because a destination of it begins to drain.
     pub(crate) fn ask(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.get_mut(key) {
             (drain.looks, drain.due) = (0, None);
         }
     }
 
-    /// Forgets a virtual server.
+    /// Removes a virtual server.
     pub(crate) fn forget(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.remove(key) {
             self.total.remove(&drain);
         }
     }
 
-    /// Whether a destination drains.
+    /// True if a destination drains.
     pub(crate) fn contains(&self, key: &VirtualServerKey, target: Target) -> bool {
         self.servers
             .get(key)
             .is_some_and(|drain| drain.since(target).is_some())
     }
 
-    /// The virtual servers to look at now, as many as are in one go; their next look is put off.
+    /// Returns the virtual servers to query now, up to the limit, and schedules their next query.
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<VirtualServerKey> {
         let mut keys = Vec::new();
         for (key, drain) in &mut self.servers {
@@ -163,7 +163,7 @@ impl Drains {
         keys
     }
 
-    /// What has drained at a virtual server for as long as it may.
+    /// Returns targets of a virtual server whose drain has reached the timeout.
     pub(crate) fn expired(&self, key: &VirtualServerKey, now: Instant) -> BTreeSet<Target> {
         let has_expired = |since: Option<Instant>| {
             since
@@ -181,7 +181,7 @@ impl Drains {
             .collect()
     }
 
-    /// What drains at a virtual server.
+    /// Returns the draining targets of a virtual server.
     pub(crate) fn targets(&self, key: &VirtualServerKey) -> impl Iterator<Item = Target> + use<'_> {
         self.servers
             .get(key)
@@ -189,7 +189,7 @@ impl Drains {
             .flat_map(|drain| drain.targets.iter().map(|(target, _)| *target))
     }
 
-    /// What drains, of which at most so many are named.
+    /// Returns totals, and the first `named` drains.
     pub(crate) fn told(&self, named: usize) -> proxy::Drains {
         let all = self.servers.iter().flat_map(|(key, drain)| {
             let targets = drain.targets.iter();
@@ -209,7 +209,7 @@ impl Drains {
         }
     }
 
-    /// When the next look is due, of those that are not yet.
+    /// Returns the time of the next query that is not due yet.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let times = self.servers.values().filter_map(|drain| drain.due);
         times.filter(|due| *due > now).min()
@@ -224,7 +224,7 @@ mod tests {
         proxy::ServiceAddress::new([10, 96, 0, 1].into(), port, proxy::Protocol::Tcp).into()
     }
 
-    /// What all come to, counted one by one.
+    /// Counts all drains one by one.
     fn counted(drains: &Drains) -> Total {
         let mut total = Total::default();
         drains.servers.values().for_each(|drain| total.add(drain));
@@ -268,7 +268,7 @@ mod tests {
         let told = drains.told(0);
         assert_eq!((told.count, told.oldest), (5, Some(now)));
         assert_eq!(drains.total, counted(&drains));
-        // Those that are the oldest go.
+        // The oldest drains end.
         drains.set(key(80), &targets(3..5));
         drains.forget(&key(81));
         let told = drains.told(0);

@@ -34,11 +34,11 @@ use crate::tables::Tables;
 use compare::{Comparing, Touched};
 pub(crate) use tell::{tell_address, tell_member, tell_server};
 
-/// The check for drift, and the glances between two of them.
+/// State of the check for drift, and of the glances between two checks.
 #[derive(Default)]
 pub(crate) struct Drifts {
     check: Option<Check>,
-    /// Whether another check is to follow the one under way.
+    /// True if another check follows the one under way.
     is_asked: bool,
     /// Virtual servers that differed from the dump while a plan for them was being written.
     passed_over: HashSet<VirtualServerKey>,
@@ -47,24 +47,25 @@ pub(crate) struct Drifts {
 
 /// A check under way.
 enum Check {
-    /// The dump is being made.
+    /// The kernel is dumped.
     Reading(Touched),
-    /// It is being compared.
+    /// The dump is compared.
     Comparing(Box<Comparing>),
 }
 
-/// How many virtual servers there should be, and when it is next glanced at whether they are all
-/// there: somebody's `ipvsadm -C` takes every Service away, and the kernel tells nobody.
+/// Expected number of virtual servers, and the time of the next glance. The kernel reports no event
+/// when `ipvsadm -C` removes every virtual server.
 #[derive(Default)]
 struct Glances {
     period: Option<Duration>,
     next: Option<Instant>,
-    /// How many there should be, where the kernel says how many there are.
+    /// Expected number of virtual servers, if the kernel reports the number.
     count: Option<u32>,
 }
 
 impl Drifts {
-    /// Nothing is compared; virtual servers are glanced at once in this time, if at all.
+    /// Creates the state before the first check. Glances at virtual servers once in
+    /// `glance_period`, if there is one.
     pub(crate) fn new(glance_period: Option<Duration>, now: Instant) -> Self {
         Self {
             glances: Glances {
@@ -76,12 +77,12 @@ impl Drifts {
         }
     }
 
-    /// Has all compared, after what is being compared.
+    /// Requests a comparison of everything, after the one under way.
     pub(crate) fn ask(&mut self) {
         self.is_asked = true;
     }
 
-    /// Begins a dump if one is to be made now, and reports whether it has.
+    /// Begins a dump if one is requested. Returns true if it began.
     pub(crate) fn begin(&mut self) -> bool {
         if !self.is_asked || self.check.is_some() {
             return false;
@@ -91,12 +92,12 @@ impl Drifts {
         true
     }
 
-    /// What is being compared is no longer what is believed: another check is to follow.
+    /// Abandons the comparison because the tables have changed. Another check follows.
     pub(crate) fn abort(&mut self) {
         self.is_asked |= self.check.take().is_some();
     }
 
-    /// Notes what was written meanwhile, or may have been.
+    /// Notes entries that may have been written since the dump began.
     pub(crate) fn note(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         let (mut was_passed_over, mut is_refused) = (false, false);
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -115,14 +116,14 @@ impl Drifts {
         self.is_asked |= was_passed_over && is_refused;
     }
 
-    /// Notes that the kernel has told of an address.
+    /// Notes an address that the kernel reported.
     pub(crate) fn note_address(&mut self, address: IpAddr) {
         if let Some(check) = &mut self.check {
             check.touched().note_address(address);
         }
     }
 
-    /// Takes a dump to be compared.
+    /// Takes a dump for comparison.
     pub(crate) fn take_dump(&mut self, dump: Dump, tables: &Tables, state: &mut State) {
         let Dump {
             servers,
@@ -141,8 +142,8 @@ impl Drifts {
         }
     }
 
-    /// Compares a piece, tells what differs, and believes the kernel; the virtual servers of which
-    /// something else is there.
+    /// Compares a piece, reports drift, and takes over the kernel's state. Returns the virtual
+    /// servers that differ.
     pub(crate) fn compare(
         &mut self,
         tables: &mut Tables,
@@ -155,8 +156,8 @@ impl Drifts {
         let found = comparing.piece(tables, &Touched::in_flight(state));
         self.passed_over.extend(found.passed_over);
         if found.has_lost_servers {
-            // The kernel tells them by their number, and passes one over where another is removed
-            // meanwhile. The lane that writes them reads them while none is.
+            // The dump counts virtual servers by position, so it misses one when another is removed
+            // meanwhile. The lane that writes them reads again while no write is under way.
             state.ask(Part::Servers);
         }
         if let Some(others) = found.others {
@@ -185,13 +186,13 @@ impl Drifts {
 
     // ---- glances ----
 
-    /// So many virtual servers are there, whoever's. What is taken away before the first glance
-    /// would be missed by it.
+    /// Sets the number of virtual servers in the kernel, ours and foreign. The first glance cannot
+    /// miss a removal before it.
     pub(crate) fn count(&mut self, found: usize) {
         self.glances.count = u32::try_from(found).ok();
     }
 
-    /// Follows how many virtual servers there are.
+    /// Updates the number of virtual servers after a plan.
     pub(crate) fn follow_count(&mut self, plan: &Plan, outcomes: &[Outcome]) {
         let count = &mut self.glances.count;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -204,7 +205,7 @@ impl Drifts {
         }
     }
 
-    /// A virtual server to glance at, if that is due.
+    /// Returns a virtual server to glance at, if a glance is due.
     pub(crate) fn glance_due(&mut self, tables: &Tables, now: Instant) -> Option<VirtualServerKey> {
         let glances = &mut self.glances;
         if glances.next.is_none_or(|at| at > now) {
@@ -214,7 +215,7 @@ impl Drifts {
         tables.servers.iter_actual().next().map(|(one, _)| *one)
     }
 
-    /// Takes over what a glance has told.
+    /// Takes over the answer of a glance.
     pub(crate) fn take_glance(&mut self, glance: &Result<Glance, Unreadable>) {
         let is_as_believed = match glance {
             Ok(Glance::Count(count)) => {
@@ -222,7 +223,7 @@ impl Drifts {
                 before.is_none_or(|before| before == *count)
             }
             Ok(Glance::IsThere(is_there)) => *is_there,
-            // The next check says what is wrong.
+            // The next check names the error.
             Err(_) => true,
         };
         if !is_as_believed {
@@ -230,13 +231,13 @@ impl Drifts {
         }
     }
 
-    /// When the next piece, or glance, is due.
+    /// Returns the time of the next piece or glance.
     pub(crate) fn next_due(&self, tables: &Tables, now: Instant) -> Option<Instant> {
         if matches!(self.check, Some(Check::Comparing(_))) {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
-        // One that cannot be taken yet is taken once the lane is free, and wakes nobody.
+        // A glance that is overdue waits for its lane, which wakes the loop.
         self.glances.next.filter(|at| has_servers && *at > now)
     }
 }
@@ -250,7 +251,7 @@ impl Check {
     }
 }
 
-/// What was found of a part, if it is known what was there before; it is told whether it could be
+/// Returns what a dump found of a part, if the part was known before. Notes whether it could be
 /// read.
 fn known<T>(state: &mut State, part: Part, found: Result<T, Unreadable>) -> Option<T> {
     match found {

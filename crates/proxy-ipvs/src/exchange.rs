@@ -1,5 +1,4 @@
-//! What is exchanged with the kernel threads: what was found, what became of a plan, what is asked
-//! and answered.
+//! Values exchanged with the kernel threads: dumps, outcomes, queries and answers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use crate::kernel::{FoundAddresses, FoundRules, FoundSets, Glance};
 use crate::plan::Outcome;
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// What was found of a part.
+/// Dump of one part of the kernel.
 pub enum Found {
     /// All virtual servers of the family.
     Servers(BTreeMap<VirtualServerKey, VirtualServer>),
@@ -22,41 +21,41 @@ pub enum Found {
     Rules(FoundRules),
 }
 
-/// What became of a plan.
+/// Outcomes of a plan.
 pub struct Written {
     pub(crate) outcomes: Vec<Outcome>,
-    /// How long the writes have taken, if there were enough to tell.
+    /// Duration of the writes, if there were enough of them to tell the kernel's speed.
     pub(crate) took: Option<Duration>,
 }
 
-/// What a lane asks, beside reading parts.
+/// Query for a lane, beside reading parts.
 pub enum Query {
-    /// The open connections of what drains at these virtual servers.
+    /// Open connections of draining destinations of these virtual servers.
     Connections(Vec<VirtualServerKey>),
-    /// Whether the virtual servers are all there, this one among them.
+    /// Check that all virtual servers exist, this one among them.
     Glance(VirtualServerKey),
     /// True if the kernel has this scheduler.
     Scheduler(Scheduler),
-    /// All but the rules, to be compared.
+    /// Dump of everything but the rules, for comparison.
     All,
 }
 
-/// What the kernel says to that.
+/// Answer of the kernel to a query.
 pub enum Answer {
-    /// By virtual server and destination; and which ones were asked for.
+    /// Queried virtual servers, and the open connections by virtual server and destination.
     Connections(
         Vec<VirtualServerKey>,
         Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable>,
     ),
-    /// How many there are, or whether the one is there.
+    /// Number of virtual servers, or presence of the one.
     Glance(Result<Glance, Unreadable>),
     /// The reason if the kernel lacks it.
     Scheduler(Scheduler, Result<(), String>),
-    /// All.
+    /// Dump of everything but the rules.
     Dump(Box<Dump>),
 }
 
-/// What the lane that only reads has found of each part.
+/// Dump of each part by the lane that only reads.
 #[derive(Debug)]
 pub struct Dump {
     pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>,

@@ -1,4 +1,4 @@
-//! What this mode leaves in the kernel.
+//! Footprint: everything that this mode creates in the kernel.
 
 mod origins;
 
@@ -15,23 +15,24 @@ use crate::sets::Set;
 /// The link that holds service addresses.
 pub(crate) const LINK: &str = "kube-ipvs0";
 
-/// The protocol of routes that hold service addresses. Nobody's in `/etc/iproute2/rt_protos`: 'k'.
+/// Protocol number of the routes that hold service addresses. It is free in
+/// `/etc/iproute2/rt_protos`: 'k'.
 pub(crate) const ROUTE_PROTOCOL: u8 = 107;
 
-/// Keeps IPv4 on the link when service addresses are routes: with the last address of a link, the
-/// kernel removes its routes (`fib_disable_ip`). Local to the node anyway, like all of 127.0.0.0/8,
-/// and of scope host, so nobody's source address.
+/// Address that keeps IPv4 on the link when service addresses are routes: with the last address of
+/// a link, the kernel removes its routes (`fib_disable_ip`). Like all of 127.0.0.0/8 it is local
+/// anyway, and scope host keeps it from being a source address.
 pub(crate) const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
-/// The virtual server that asks the kernel for a scheduler. It has no destinations: nobody else's
-/// is without and at this address.
+/// Virtual server that makes the kernel load a scheduler. It has no destinations; no other program
+/// has one like it at this address.
 pub(crate) const PROBE: ServiceAddress = ServiceAddress::new(
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
     20_000,
     Protocol::Tcp,
 );
 
-/// What this mode leaves in the kernel.
+/// Everything that this mode creates in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &CHAINS,
     jumps: &JUMPS,
@@ -52,8 +53,8 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("ipvs")
 };
 
-/// The sets of a family: a spare one too, which a crash may have left. (Earlier builds gave that of
-/// either family the name that IPv4's has now.)
+/// Returns the sets of a family, with the spare one that a crash may have left. Earlier builds used
+/// IPv4's spare name for both families.
 fn sets(family: IpFamily) -> Vec<OwnSet> {
     let own = Set::all().map(|set| OwnSet {
         name: set.name(family),
@@ -68,8 +69,8 @@ fn sets(family: IpFamily) -> Vec<OwnSet> {
     own.chain([spare]).collect()
 }
 
-/// The name that a set has while it is filled to replace a smaller one. The families grow theirs at
-/// the same time, and set names are one space for both.
+/// Returns the name of a set while it is filled to replace a smaller one. Both families may do that
+/// at once, and share one space of names.
 pub(crate) fn spare(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "KUBE-GROWING",

@@ -9,53 +9,55 @@ use hashbrown::{HashMap, HashSet};
 
 use crate::server::{VirtualServer, VirtualServerKey};
 
-/// The virtual servers of other programs, of one IP family.
+/// Virtual servers of other programs, of one IP family.
 #[derive(Debug, Default)]
 pub(crate) struct Foreign {
     servers: HashMap<VirtualServerKey, VirtualServer>,
-    /// True once all was read that says whose a virtual server is.
+    /// True once all evidence of ownership has been read.
     is_judged: bool,
-    /// Virtual servers that came or went, of which the Services that may want them do not know yet.
+    /// Virtual servers that appeared or disappeared and that the Services at their addresses do not
+    /// know of yet.
     changed: HashSet<VirtualServerKey>,
-    /// Those that were told.
+    /// Virtual servers that were reported.
     told: HashSet<VirtualServerKey>,
-    /// True if nothing is tried: what is foreseen would succeed.
+    /// True in a preview: no write is tried at a foreign virtual server, because the preview would
+    /// always succeed.
     is_foreseeing: bool,
 }
 
 impl Foreign {
-    /// True if a virtual server is there that is not known to be ours.
+    /// True if a virtual server exists that is not known to be ours.
     pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
         self.servers.contains_key(key)
     }
 
-    /// True if a virtual server is known to be of another program.
+    /// True if a virtual server is known to belong to another program.
     pub(crate) fn is_known_at(&self, key: &VirtualServerKey) -> bool {
         self.is_judged && self.servers.contains_key(key)
     }
 
-    /// True if there is none.
+    /// True if other programs have no virtual servers.
     pub(crate) fn is_empty(&self) -> bool {
         self.servers.is_empty()
     }
 
-    /// All of them.
+    /// Returns all foreign virtual servers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&VirtualServerKey, &VirtualServer)> {
         self.servers.iter()
     }
 
-    /// True if a virtual server may be made there, or tried to: none is there, or one that is known
-    /// to be another program's and may have gone.
+    /// True if a virtual server may be created at this key: the place is free, or a known foreign
+    /// one may have gone.
     pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
         !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
     }
 
-    /// Has nothing tried where another program has a virtual server.
+    /// Stops all tries where another program has a virtual server.
     pub(crate) fn foresee(&mut self) {
         self.is_foreseeing = true;
     }
 
-    /// Says that all was read that says whose a virtual server is.
+    /// Notes that all evidence of ownership has been read.
     pub(crate) fn judged(&mut self) {
         if !self.is_judged {
             self.is_judged = true;
@@ -63,7 +65,7 @@ impl Foreign {
         }
     }
 
-    /// Makes these all of them.
+    /// Replaces the foreign virtual servers.
     pub(crate) fn found(
         &mut self,
         found: impl IntoIterator<Item = (VirtualServerKey, VirtualServer)>,
@@ -81,7 +83,7 @@ impl Foreign {
         self.told.retain(|key| self.servers.contains_key(key));
     }
 
-    /// Drops one that is gone, or ours after all.
+    /// Removes a virtual server that is gone, or proved to be ours.
     pub(crate) fn remove(&mut self, key: &VirtualServerKey) -> Option<VirtualServer> {
         let removed = self.servers.remove(key)?;
         self.told.remove(key);
@@ -91,17 +93,17 @@ impl Foreign {
         Some(removed)
     }
 
-    /// True if Services have to be compiled again.
+    /// True if Services must be compiled again.
     pub(crate) fn has_changed(&self) -> bool {
         !self.changed.is_empty()
     }
 
-    /// Returns those that came or went since this was last asked.
+    /// Takes the virtual servers that appeared or disappeared since the last call.
     pub(crate) fn take_changed(&mut self) -> HashSet<VirtualServerKey> {
         std::mem::take(&mut self.changed)
     }
 
-    /// True the first time that one is told.
+    /// Returns true if this virtual server was not reported before.
     pub(crate) fn tell(&mut self, key: &VirtualServerKey) -> bool {
         self.told.insert(*key)
     }

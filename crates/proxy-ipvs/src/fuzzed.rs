@@ -1,5 +1,5 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of external bytes as a function of bytes. Other code
+//! must not use them.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -13,7 +13,7 @@ use crate::native::{Content, HeldChain, forbidden_of, is_of, member};
 use crate::rules::Rules;
 use crate::shim::native::names;
 
-/// What `iptables-save` prints: the shim, and what these modes have left beside it.
+/// Parses the output of `iptables-save`: the shim, and rules that these modes have left beside it.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let rules = Rules::parse(&text);
@@ -22,11 +22,10 @@ pub fn saved(bytes: &[u8], modes: Footprints) {
     let _ = beside_the_shim(modes, &text).restore_text();
 }
 
-/// The names of sets and chains, of each family.
+/// Names of sets and chains by family.
 static NAMES: LazyLock<[BTreeSet<String>; 2]> = LazyLock::new(|| IpFamily::ALL.map(names));
 
-/// An object of the table of the shim in nftables. Elements are taken for those of each set,
-/// whichever they are of.
+/// Parses an object of the shim's table in nftables. Elements are tried as members of each set.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {

@@ -13,66 +13,66 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// What can be read and written, for one IP family. Two implementations: netlink, and a strict fake
-/// that refuses what the kernel refuses. Each of a proxier's lanes has one of its own.
+/// Reads and writes of one IP family. Two implementations: netlink, and a strict fake that refuses
+/// what the kernel refuses. Each lane of a proxier has a kernel of its own.
 pub trait Kernel: Send + 'static {
-    /// What time it is, for what is measured: how long writing takes. A kernel of tests may have a
-    /// time of its own.
+    /// Returns the time that the duration of writes is measured by. A kernel for tests may have a
+    /// clock of its own.
     fn clock(&self) -> Instant {
         Instant::now()
     }
 
-    /// All virtual servers, each with its destinations.
+    /// Returns all virtual servers, each with its destinations.
     ///
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>;
 
-    /// Our sets.
+    /// Returns our sets.
     ///
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
     fn read_sets(&mut self) -> Result<FoundSets, Unreadable>;
 
-    /// The link and its addresses, and those of all other interfaces.
+    /// Returns the link and its addresses, and the addresses of all other interfaces.
     ///
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
     fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable>;
 
-    /// The shim, and what other modes have left. Costs a process if any rule in the kernel has
-    /// changed since it was last read; the first time, one for each installed backend of iptables
-    /// that holds any.
+    /// Returns the shim and leftovers of other modes. Starts a process if a rule in the kernel has
+    /// changed since the last read; the first time, one for each installed backend of iptables that
+    /// holds rules.
     ///
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
     fn read_rules(&mut self) -> Result<FoundRules, Unreadable>;
 
-    /// How many virtual servers there are, where the kernel says so at once; elsewhere whether this
-    /// one is there. Costs a system call or two, however many there are.
+    /// Returns the number of virtual servers if the kernel reports it; else reports whether this
+    /// one exists. Costs one or two system calls, however many there are.
     ///
     /// # Errors
     ///
     /// It cannot be read: why, and what to do.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable>;
 
-    /// Has the kernel load a scheduler, if it has not yet. May take as long as to load a module.
+    /// Makes the kernel load a scheduler. May take as long as loading a module.
     ///
     /// # Errors
     ///
     /// The kernel has none of this name: why, and what to do.
     fn load_scheduler(&mut self, name: &str) -> Result<(), String>;
 
-    /// Does each write of the plan, in order. One that fails does not stop those after it. One
-    /// outcome for each write.
+    /// Carries out the writes of a plan in order and returns one outcome for each. A failed write
+    /// does not stop the following ones.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
 
-    /// Active plus inactive connections of each destination of these virtual servers. One that is
-    /// gone is left out.
+    /// Returns the active plus inactive connections of each destination of these virtual servers.
+    /// Skips virtual servers that are gone.
     ///
     /// # Errors
     ///
@@ -88,71 +88,69 @@ pub trait Kernel: Send + 'static {
 pub struct FoundSets {
     /// Their members.
     pub members: BTreeMap<Set, BTreeSet<Member>>,
-    /// How many members each can hold.
+    /// Capacity of each set, in members.
     pub sizes: BTreeMap<Set, u32>,
-    /// What a shim of the other kind has left in its sets, at the first look: they go, and what they
-    /// say of virtual servers counts until then.
+    /// Members of sets that a shim of the other kind left, at the first read. They are removed, and
+    /// prove ownership of virtual servers until then.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
 }
 
-/// The node's addresses, without loopback and IPv6 link-local ones.
+/// Addresses of the node, without loopback and IPv6 link-local ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundAddresses {
-    /// Whether `kube-ipvs0` exists and is as it has to be for what it is to hold.
+    /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
     /// Service addresses on it in the form of `--ipvs-vip-mode`.
     pub bound: BTreeSet<IpAddr>,
-    /// Those on it in the other form.
+    /// Service addresses on it in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
-    /// On every other interface.
+    /// Addresses of all other interfaces.
     pub interface_addresses: BTreeSet<IpAddr>,
 }
 
-/// The shim and what stands beside it.
+/// The shim and leftovers beside it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundRules {
     /// The shim.
     pub rules: Rules,
-    /// What other modes have left; where there is nothing, the place is not named.
+    /// Leftovers of other modes by place; places without any are absent.
     pub leftovers: BTreeMap<Place, Arc<Leftovers>>,
 }
 
-/// What a look that costs next to nothing tells of the virtual servers.
+/// Answer of a cheap look at the virtual servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Glance {
-    /// How many there are in the family, whoever's.
+    /// Number of virtual servers in the family, ours and foreign.
     Count(u32),
-    /// Whether the one is there.
+    /// True if the one exists.
     IsThere(bool),
 }
 
-/// What the kernel holds, of one family; ours and foreign.
+/// State of the kernel for one family, ours and foreign.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Whether `kube-ipvs0` exists and is as it has to be for what it is to hold.
+    /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
     /// Service addresses on it in the form of `--ipvs-vip-mode`, without IPv6 link-local ones.
     pub bound: BTreeSet<IpAddr>,
-    /// Those on it in the other form.
+    /// Service addresses on it in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
     /// Addresses on every other interface, without loopback and IPv6 link-local ones.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// Our sets that exist, with their members.
     pub sets: BTreeMap<Set, BTreeSet<Member>>,
-    /// How many members each of them can hold.
+    /// Capacity of each set, in members.
     pub set_sizes: BTreeMap<Set, u32>,
     /// All virtual servers, each with its destinations.
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
     /// The shim, if it was read.
     pub rules: Option<Rules>,
-    /// What other modes have left, if it was looked for; where there is nothing, the place is not
-    /// named.
+    /// Leftovers of other modes by place, if they were read; places without any are absent.
     pub leftovers: Option<BTreeMap<Place, Arc<Leftovers>>>,
 }
 
 impl Snapshot {
-    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made, as far as can be
-    /// told by what is here.
+    /// True if this state proves that a kube-proxy in IPVS mode made a virtual server.
     pub fn says_ours(&self, key: &VirtualServerKey) -> bool {
         let evidence = Evidence {
             bound: &self.bound,
@@ -164,7 +162,7 @@ impl Snapshot {
     }
 }
 
-/// The sets that name virtual servers by address, protocol and port.
+/// Sets that name virtual servers by address, protocol and port.
 const NAMING: [Set; 5] = [
     Set::ClusterIp,
     Set::ExternalIp,
@@ -173,7 +171,7 @@ const NAMING: [Set; 5] = [
     Set::NodePortSctp,
 ];
 
-/// What says whose a virtual server is.
+/// Evidence of who made a virtual server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Evidence<'a> {
     pub(crate) bound: &'a BTreeSet<IpAddr>,
@@ -183,10 +181,17 @@ pub(crate) struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
-    /// Whether a virtual server is one that a kube-proxy in IPVS mode has made: one of the sets names
-    /// it, its address is on `kube-ipvs0` or in a set and no set names another one there, its port is
-    /// a NodePort and its address the node's, or it bears the note that a kube-proxy made it for a NodePort: that is proof by itself, as
-    /// nobody else sets that flag.
+    /// True if the evidence says that a kube-proxy in IPVS mode made a virtual server. One of these
+    /// is enough:
+    ///
+    /// * A set names it.
+    ///
+    /// * Its address is on `kube-ipvs0` or in a set, and no set names another virtual server there.
+    ///
+    /// * Its port is a NodePort and its address the node's.
+    ///
+    /// * It bears the note that a kube-proxy made it for a NodePort: no other program sets that
+    /// flag.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let is_noted = |server: &VirtualServer| server.properties.is_node_port();
         let is_named = |at| self.names(at);
@@ -205,8 +210,8 @@ impl Evidence<'_> {
                 && holds(Set::node_port(at.protocol), Member::Port(at.port)))
     }
 
-    /// True if a set names virtual servers at this address: then it names all of a kube-proxy's
-    /// there, and others are other programs'.
+    /// True if a set names virtual servers at this address. Then it names all that a kube-proxy
+    /// made there; others are foreign.
     fn names_any_at(self, address: IpAddr) -> bool {
         let first = |protocol| Member::AddressPort(address, protocol, 0);
         let last = |protocol| Member::AddressPort(address, protocol, u16::MAX);
@@ -218,5 +223,5 @@ impl Evidence<'_> {
     }
 }
 
-/// What [`Kernel::connections`] reads, as [`Unreadable`] names it.
+/// Name of the part that [`Kernel::connections`] reads, for [`Unreadable`].
 pub(crate) const CONNECTIONS: &str = "the connections of virtual servers";

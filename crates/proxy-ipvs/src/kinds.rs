@@ -1,10 +1,10 @@
-//! Types that the [`engine`] is told of for this mode.
+//! Types of this mode for the [`engine`].
 
 use crate::config::Config;
 pub(crate) use crate::part::{Lane, Part};
 use crate::plan::Plan;
 
 engine::kinds! {
-    /// The kinds of things of the IPVS mode.
+    /// Parts, lanes and states of the IPVS mode.
     IpvsKinds { config: Config, plan: Plan }
 }

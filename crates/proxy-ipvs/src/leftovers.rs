@@ -1,4 +1,4 @@
-//! Where other modes have left something.
+//! Places of leftovers from other modes.
 
 use std::fmt;
 
@@ -10,21 +10,20 @@ use footprint::{Finder, Held};
 
 use crate::footprint::FOOTPRINT;
 
-/// Where another mode, or a run with the other backend of iptables, has left something.
+/// Place of leftovers from another mode, or from a run with the other backend of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Place {
     /// Beside the shim, in the same backend.
     Beside(Backend),
-    /// In the backend that is not used.
+    /// In the backend that is not in use.
     Other(Backend),
-    /// In nftables: tables that go as a whole. Its [`Leftovers`] are empty.
+    /// In nftables: whole tables. Their [`Leftovers`] are empty.
     Nftables,
-    /// The same of modes that serve only as long as their process runs.
+    /// In nftables: tables of modes that serve only while their process runs.
     Ended,
-    /// In nftables: the table that this mode's own shim has there, if it is not used. It goes as a
-    /// whole.
+    /// In nftables: the table of this mode's own shim, if that is not in use.
     OwnTable,
-    /// This mode's own ipsets, where its shim is in nftables. They go after the rules that name
+    /// Ipsets of this mode, if its shim is in nftables. They are removed after the rules that name
     /// them.
     Ipsets,
 }
@@ -39,8 +38,8 @@ impl fmt::Display for Place {
     }
 }
 
-/// What other modes have left in what `iptables-save` printed that the shim has no use for. They
-/// serve until the shim is there.
+/// Returns leftovers of other modes in the output of `iptables-save`, without chains that the shim
+/// uses. They serve until the shim is installed.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(Finder::beside(&FOOTPRINT, modes, Held::Stays), saved)
 }

@@ -1,5 +1,4 @@
-//! What the kernel tells of addresses on the link `kube-ipvs0`, and which of it is this proxy's own
-//! doing.
+//! Events about addresses of `kube-ipvs0`: which of them this proxy caused.
 
 use std::mem;
 use std::net::IpAddr;
@@ -10,29 +9,30 @@ use hashbrown::HashMap;
 use crate::config::VipMode;
 use crate::plan::{Op, Outcome, Plan};
 
-/// What the kernel tells of an address that this proxy has taken off the link comes within so long.
+/// Longest delay of the kernel's event after this proxy has removed an address.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// What this proxy has done to the link and that the kernel tells, too.
+/// Changes by this proxy to the link that cause events.
 #[derive(Default)]
 pub(crate) struct Link {
-    /// Addresses that it has taken off.
+    /// Addresses that this proxy removed.
     taken_off: HashMap<IpAddr, TakenOff>,
-    /// Whether it has set the link down, which takes addresses away, until they are read again.
+    /// True after this proxy set the link down, which removes addresses, until all are read again.
     was_set: bool,
-    /// Whether addresses are gone that may be believed to be there, until all are read again.
+    /// True if addresses may be missing that the tables believe in, until all are read again.
     is_doubtful: bool,
 }
 
-/// An address of which the kernel has not told yet.
+/// A removed address whose event has not come yet.
 struct TakenOff {
     at: Instant,
-    /// Whether it may be there all the same: it was bound again, or nobody knows whether it was taken off.
+    /// True if the address may exist all the same: it was bound again, or the reply to its removal
+    /// was lost.
     is_unclear: bool,
 }
 
-/// The address that this takes off the link, which the kernel tells. Of the two places of a service
-/// address one is an address, the other one a route, and of routes nobody tells.
+/// Returns the address that a write removes, if the kernel reports that. It reports addresses, not
+/// routes.
 fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     match (op, vip_mode) {
         (Op::UnbindAddress(address), VipMode::Address)
@@ -41,19 +41,19 @@ fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     }
 }
 
-/// What it means that an address is no longer on the link, as the kernel tells.
+/// Meaning of an event that an address is gone from the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// It is this proxy's own doing.
+    /// This proxy removed it.
     Own,
-    /// It does not say whether this one is there: all of them have to be read.
+    /// Unclear: all addresses must be read.
     Unclear,
-    /// Somebody else's, if the address was there.
+    /// Another program removed it, if it was there.
     Others,
 }
 
 impl Link {
-    /// Notes what is going to be written.
+    /// Notes a plan before it is written.
     pub(crate) fn note(&mut self, plan: &Plan, vip_mode: VipMode, now: Instant) {
         let is_recent = |off: &TakenOff| now.saturating_duration_since(off.at) < TOLD_WITHIN;
         self.taken_off.retain(|_, off| is_recent(off));
@@ -77,8 +77,8 @@ impl Link {
         }
     }
 
-    /// Books what became of what was noted; whether addresses have to be read: one that was told to be
-    /// gone was taken for what this proxy has not done.
+    /// Books the outcomes of a noted plan. Returns true if all addresses must be read, because an
+    /// event was attributed wrongly.
     pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome], vip_mode: VipMode) -> bool {
         let mut was_misread = false;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -89,7 +89,7 @@ impl Link {
                 Outcome::Refused { .. } => {
                     was_misread |= off.is_some_and(|off| self.taken_off.remove(&off).is_none());
                 }
-                // The place where an address is believed to be may be none.
+                // The form in which the address is believed to exist may be gone.
                 Outcome::Unknown => {
                     self.is_doubtful |= is_unbinding;
                     if let Some(off) = off.and_then(|off| self.taken_off.get_mut(&off)) {
@@ -102,25 +102,25 @@ impl Link {
         was_misread
     }
 
-    /// Some address may be gone that is believed to be there.
+    /// Notes that an address may be missing that the tables believe in.
     pub(crate) fn doubt(&mut self) {
         self.is_doubtful = true;
     }
 
-    /// All addresses were read since.
+    /// Notes that all addresses were read.
     pub(crate) fn is_read(&mut self) {
         self.is_doubtful = false;
     }
 
-    /// Whether what is believed of addresses is all that was heard of them.
+    /// True if the tables agree with all events so far.
     pub(crate) fn is_sure(&self) -> bool {
         !self.is_doubtful
     }
 
-    /// An address is gone, as the kernel tells.
+    /// Attributes an event that an address is gone.
     pub(crate) fn lose(&mut self, address: IpAddr) -> Loss {
         match self.taken_off.remove(&address) {
-            // It may be of before, or somebody else's.
+            // The event may be older, or another program's.
             Some(off) if off.is_unclear => Loss::Unclear,
             Some(_) => Loss::Own,
             None if self.was_set => Loss::Unclear,
@@ -128,7 +128,7 @@ impl Link {
         }
     }
 
-    /// All addresses have been read; whether the link had been set.
+    /// Notes the end of a read of all addresses. Returns true if the link had been set down before.
     pub(crate) fn was_read(&mut self) -> bool {
         mem::take(&mut self.was_set)
     }

@@ -1,8 +1,8 @@
-//! The order in which sets that decide on masquerading and virtual servers change.
+//! Order of changes between virtual servers and the sets that decide on masquerading.
 //!
-//! An endpoint of another node that sees a client from outside answers it directly, and the client
-//! drops that. So a virtual server loses its exemption before it gets such endpoints, and gets one once
-//! it has lost them. What is masqueraded for a moment without need is answered all the same.
+//! An endpoint on another node that sees a client from outside answers it directly, and the client
+//! drops the answer. So a virtual server loses its exemption before it gets such endpoints, and
+//! gets one after it has lost them. Masquerading without need for a moment does no harm.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// The sets that exempt packets from masquerading, where all endpoints are on this node.
+/// Sets that exempt packets from masquerading, because all endpoints are on this node.
 pub(crate) const EXEMPT: [Set; 4] = [
     Set::LoadBalancerLocal,
     Set::NodePortLocalTcp,
@@ -22,7 +22,7 @@ pub(crate) const EXEMPT: [Set; 4] = [
     Set::NodePortLocalSctp,
 ];
 
-/// The virtual servers that are about to be made or changed, and whether they have destinations.
+/// Virtual servers that are about to be created or changed, and whether they have destinations.
 pub(crate) struct Changing {
     keys: HashMap<ServiceAddress, bool>,
     ports: HashMap<(Protocol, u16), bool>,
@@ -46,7 +46,8 @@ impl Changing {
         Self { keys, ports }
     }
 
-    /// Returns whether any of those that this member exempts has destinations, if it exempts any.
+    /// Reports whether one of the virtual servers that a member exempts has destinations; `None` if
+    /// the member exempts none of them.
     pub(crate) fn exempted(&self, set: Set, member: &Member) -> Option<bool> {
         match *member {
             Member::Port(port) => {
@@ -64,7 +65,7 @@ impl Changing {
     }
 }
 
-/// Removes exemptions that nobody wants from virtual servers that are about to change.
+/// Removes unwanted exemptions of virtual servers that are about to change.
 pub(crate) fn end_exemptions(
     tables: &Tables,
     now: Instant,
@@ -86,8 +87,8 @@ pub(crate) fn end_exemptions(
     ops
 }
 
-/// Returns the endpoints that virtual servers may still send packets to which are not as they are to
-/// be: those that wait for a write, and those of which an answer was lost.
+/// Returns endpoints that may still get packets though they should not: their removal is pending,
+/// or its reply was lost.
 pub(crate) fn still_served(tables: &Tables) -> HashSet<(Protocol, Target)> {
     let unsettled = tables.servers.pending().chain(&tables.uncertain);
     let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());

@@ -18,5 +18,5 @@ pub(crate) use sets::{
     FORBIDDEN, Place, definition, definition_of, is_of, member, place, prefix_set,
 };
 
-/// The table that asks the kernel whether it can carry the shim. It never comes to be.
+/// Name of a table that tests whether the kernel can carry the shim. It is never committed.
 pub(crate) const PROBE: &str = "kube-proxy-ipvs-probe";

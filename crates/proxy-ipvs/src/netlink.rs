@@ -61,9 +61,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// The kernel modules, by their aliases, of matches and sets that this mode alone has on the usual
-/// node, beside `ip_vs_` and the scheduler: for [`iptables::Iptables::choose_loading`]. The kernel itself
-/// loads those of rarer rules.
+/// Aliases of the kernel modules for matches and sets that only this mode uses on most nodes,
+/// beside `ip_vs_` and the scheduler: for [`iptables::Iptables::choose_loading`]. The kernel loads
+/// those of rarer rules by itself.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",
@@ -73,35 +73,35 @@ pub const MODULES: [&str; 6] = [
     "ip_set_bitmap:port",
 ];
 
-/// The kernel, for one IP family. Each part is opened when it is first used: a lane uses one or
-/// two.
+/// The kernel, for one IP family. Each part is opened at its first use; a lane uses one or two.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     vip_mode: VipMode,
     carrier: Carrier,
-    /// The modes of which something may be left.
+    /// Modes whose leftovers are looked for.
     modes: Footprints,
     servers: Option<Servers>,
-    /// Of iptables alone.
+    /// For a shim in iptables alone.
     sets: Option<Sets>,
-    /// Of nftables alone.
+    /// For a shim in nftables alone.
     native: Option<Native>,
-    /// What is written to nftables is not told to its own program.
+    /// Sockets whose changes of nftables cause no event for this process.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
-    /// What is left outside the backend that is used. Looked for until it is known: nobody adds to
-    /// it while this proxy runs.
+    /// Leftovers outside the backend in use. Read until they are known: no kube-proxy adds to them
+    /// while this one runs.
     elsewhere: Option<BTreeMap<Place, Arc<Leftovers>>>,
-    /// Whether it was looked for what the sets of the other kind say.
+    /// True once the sets of the other kind of shim were read.
     has_looked_for_former_sets: bool,
-    /// Characters that `iptables-save` last printed: a restore takes its time with them, too.
+    /// Length of the last output of `iptables-save`, in characters. It predicts the time of a
+    /// restore.
     saved: usize,
 }
 
 impl NetlinkKernel {
-    /// Opens the sockets and looks whether all that is needed is there. IPVS is brought in by
-    /// asking for it and, where the kernel does not load it so, by one `modprobe ip_vs`.
+    /// Opens the sockets and checks that everything needed is there. IPVS is loaded by using it or,
+    /// if the kernel does not load it so, by one `modprobe ip_vs`.
     ///
     /// # Errors
     ///
@@ -117,8 +117,8 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Opens the sockets to read only: nothing is loaded but what the kernel loads by itself when
-    /// it is asked, and iptables is not tried.
+    /// Opens the sockets to read only. The kernel may load what a read needs; iptables is not
+    /// tried.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Opens nothing yet. For further lanes, once one has shown that all is there.
+    /// Prepares further lanes, once one has shown that everything is there. Opens nothing yet.
     pub fn lazy(family: IpFamily, carrier: impl Into<Carrier>) -> Self {
         Self {
             family,
@@ -160,7 +160,7 @@ impl NetlinkKernel {
         Ok(())
     }
 
-    /// The same with service addresses in this form; without, they are addresses.
+    /// Sets the form of service addresses. The default is addresses.
     #[must_use]
     pub fn with_vip_mode(mut self, vip_mode: VipMode) -> Self {
         self.vip_mode = vip_mode;
@@ -170,15 +170,14 @@ impl NetlinkKernel {
         self
     }
 
-    /// The same that looks for what these modes have left; without, for what an earlier run of its
-    /// own has.
+    /// Sets the modes whose leftovers are looked for. The default is this mode alone.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.modes = modes;
         self
     }
 
-    /// The same, as one of those whose changes of nftables are not told.
+    /// Adds this kernel's sockets to those whose changes of nftables cause no event.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;
@@ -218,7 +217,7 @@ impl NetlinkKernel {
         Ok(self.addresses.insert(addresses))
     }
 
-    /// The sets that the carrier of the shim holds in place of ours.
+    /// Returns sets of other programs in the place of ours.
     ///
     /// # Errors
     ///
@@ -234,16 +233,16 @@ impl NetlinkKernel {
         }
     }
 
-    /// Reads the rules ahead: the first look need not, unless they change before it. Why they
-    /// cannot be read, it says.
+    /// Reads the rules ahead, so that the first read is free unless they change before. Errors
+    /// appear at the first read.
     pub fn read_ahead(&mut self) {
         if let Carrier::Iptables(iptables) = &self.carrier {
             drop(iptables.save(self.family));
         }
     }
 
-    /// How many netlink messages this has sent since it was opened or each part last read; counts
-    /// on from 0 after `u32::MAX`.
+    /// Returns the number of netlink messages sent since this was opened, or each part last read.
+    /// Wraps around after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);
@@ -253,7 +252,7 @@ impl NetlinkKernel {
         servers.wrapping_add(others)
     }
 
-    /// How long IPVS keeps idle connections: TCP, TCP after a FIN, UDP.
+    /// Returns the timeouts of idle IPVS connections: TCP, TCP after a FIN, UDP.
     ///
     /// # Errors
     ///
@@ -262,8 +261,8 @@ impl NetlinkKernel {
         self.servers()?.timeouts()
     }
 
-    /// Sets how long IPVS keeps idle connections (`ipvsadm --set`), for both families of the
-    /// network namespace. Whole seconds; zero leaves a time-out as it is.
+    /// Sets the timeouts of idle IPVS connections (`ipvsadm --set`) for both families of the
+    /// network namespace. Whole seconds; zero leaves a timeout as it is.
     ///
     /// # Errors
     ///
@@ -358,7 +357,7 @@ impl NetlinkKernel {
         }
     }
 
-    /// What other modes have left, given what `iptables-save` printed.
+    /// Returns leftovers of other modes, given the output of `iptables-save`.
     fn leftovers(&mut self, saved: Option<&str>) -> BTreeMap<Place, Arc<Leftovers>> {
         let mut known = self.elsewhere.take();
         let mut leftovers = until_known(&mut known, || self.former().find());
@@ -372,7 +371,7 @@ impl NetlinkKernel {
         leftovers
     }
 
-    /// What the sets of the other kind hold, which an earlier run with another shim has filled.
+    /// Returns the sets of the other kind of shim, which an earlier run has filled.
     fn former_sets(&mut self) -> Result<BTreeMap<Set, BTreeSet<Member>>, Unreadable> {
         if self.has_looked_for_former_sets {
             return Ok(BTreeMap::new());
@@ -384,7 +383,7 @@ impl NetlinkKernel {
     }
 }
 
-/// Which writes may go to the kernel together.
+/// Kind of write; writes of one kind may share a message batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Link,

@@ -1,5 +1,4 @@
-//! What was read of the kernel, taken over into the tables; and what somebody else had changed of
-//! it.
+//! Takes dumps over into the tables, and notes what other programs have changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -43,7 +42,7 @@ impl Ipvs {
         }
         tables.foreign.found(others);
         self.recognize(state);
-        // The check compares with what was believed before.
+        // The check compares with the tables as they were.
         self.drifts.abort();
     }
 
@@ -61,10 +60,10 @@ impl Ipvs {
         let believed = sets.iter_actual();
         let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
         for set in sets.observe(sizes) {
-            // One may be larger than it was made: a set of ports has room for all.
+            // A set may be larger than requested: one of ports has room for all.
             if was_known && sets.actual(&set) < believed.get(&set) {
                 if state.config.shim.is_native() {
-                    // They are in one table.
+                    // Sets and rules are in one table.
                     state.ask(Part::Rules);
                 }
                 let name = || set.name(state.node.family);
@@ -107,7 +106,7 @@ impl Ipvs {
                 let name = || "kube-ipvs0".to_owned();
                 state.news.drifted(state.now, "link", name);
             }
-            // To set the link has taken some away.
+            // Setting the link down has removed some.
             if !self.link.was_read() {
                 for address in changed {
                     tell_address(state, &self.tables, address);
@@ -124,7 +123,7 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // A restore that was refused may have written a part.
+        // A refused restore may have written a part.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {
@@ -132,7 +131,7 @@ impl Ipvs {
                 let kind = if is_chain { "chain" } else { "rule" };
                 state.news.drifted(state.now, kind, || line);
             }
-            // Whoever flushes the rules may have gone on to the sets.
+            // A program that flushes the rules may remove the sets next.
             state.ask(Part::Sets);
         }
         self.tables.leftovers.observe(leftovers);
@@ -142,9 +141,9 @@ impl Ipvs {
         self.cover.refresh(&self.tables);
     }
 
-    /// Takes over what the node's other interfaces carry, and computes again the Services that
-    /// depend on it: those with a node port, if other addresses serve these now, and those with an
-    /// address that an interface has gained or lost.
+    /// Takes over the addresses of the node's other interfaces. Recomputes Services that depend on
+    /// them: those with NodePorts if the serving addresses changed, and those with an address that
+    /// an interface gained or lost.
     fn take_interface_addresses(
         &mut self,
         state: &mut State,
@@ -177,17 +176,17 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Computes Services again though nobody has told of a change of them: the model may know of one
-    /// that is told next.
+    /// Recomputes Services before a change is reported to them: the model may know more than they
+    /// do.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut had = self.claims.servers_of(names, &self.tables);
         had.extend(self.compute(state, model, names));
         self.hand_on(state, model, names, had);
     }
 
-    /// Where Services that were computed before a change of them was told have left a virtual server
-    /// that they had, or an address altogether, whoever has that from then on takes it over at the same
-    /// time, so that it is never taken away meanwhile. `done`: who need not be asked.
+    /// Recomputes the next owners of virtual servers and addresses that these Services have given
+    /// up, so that both changes come in one plan and nothing is removed in between. `done` need no
+    /// recomputing.
     pub(crate) fn hand_on(
         &mut self,
         state: &mut State,
@@ -224,8 +223,8 @@ impl Ipvs {
         }
     }
 
-    /// Adopts what an earlier run, or upstream, has left, once all that says so was read as it was
-    /// before anything was written.
+    /// Adopts what an earlier run, or upstream, has left, once all evidence was read as it was
+    /// before the first write.
     pub(crate) fn judge(&mut self, state: &mut State) {
         let evidence = [Part::Servers, Part::Sets, Part::Addresses];
         if !evidence.into_iter().all(|part| state.knows(part)) {
@@ -240,9 +239,8 @@ impl Ipvs {
         }
     }
 
-    /// Adopts virtual servers that nothing says to be ours where they are what a kube-proxy would
-    /// have made in the place of one that is wanted: what said so may be lost. Tells of those that
-    /// are another program's.
+    /// Adopts virtual servers without evidence that look as a kube-proxy would have made them for a
+    /// wanted address: the evidence may be lost. Reports those of other programs.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -267,7 +265,7 @@ impl Ipvs {
         }
     }
 
-    /// Computes again the Services that name what another program has taken, or left.
+    /// Recomputes Services whose addresses another program has taken or left.
     pub(crate) fn follow_foreign(&mut self, state: &mut State, model: &Model) {
         let changed = self.tables.foreign.take_changed();
         if changed.is_empty() {
@@ -287,7 +285,7 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Computes again the Services that name a scheduler, once more is known of what the kernel has.
+    /// Recomputes Services that name a scheduler, after news of the kernel's schedulers.
     pub(crate) fn follow_schedulers(&mut self, state: &mut State, model: &Model) {
         let named = || model.services_with_options();
         let is_named = |of| named().any(|(_, options)| options.scheduler == Some(of));
@@ -311,16 +309,16 @@ impl Ipvs {
     }
 }
 
-/// What Services have left.
+/// Virtual servers and addresses that Services have given up.
 #[derive(Default)]
 struct Free {
-    /// Virtual servers: their addresses by the rest of them.
+    /// Addresses of the virtual servers, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses that no Service wants on the link: those that all have left, and the node's own.
+    /// Addresses that no Service wants on the link: given up by all, or the node's own.
     addresses: HashSet<IpAddr>,
 }
 
-/// Whether a Service says that it serves at one of these, whether or not another one has it.
+/// True if a Service names one of these addresses, won or not.
 fn may_have(service: &Service, free: &Free) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
     let mut addresses = service.cluster_ips.iter().chain(external);

@@ -1,26 +1,26 @@
-//! How often all is compared because the kernel has told of a change.
+//! Limits how often events of the kernel cause a comparison of everything.
 
 use std::time::{Duration, Instant};
 
-/// Between two comparisons of this kind: one reads all that there is.
+/// Least time between two comparisons caused by events.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// When it was last asked for.
+/// Time of the last comparison, and events since.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<Instant>,
-    /// Something was told since.
+    /// True if an event came since.
     is_behind: bool,
 }
 
 impl Pace {
-    /// Something is told: whether all is to be compared at once. Else it is a little later.
+    /// Notes an event. Returns true if the comparison comes at once, else it comes later.
     pub(crate) fn hears(&mut self, now: Instant) -> bool {
         self.is_behind = true;
         self.is_due(now)
     }
 
-    /// Whether all is to be compared now, because of what was told before.
+    /// Returns true, once, if a comparison is due for earlier events.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.is_behind && self.next().is_none_or(|next| next <= now);
         if is_due {
@@ -29,7 +29,7 @@ impl Pace {
         is_due
     }
 
-    /// When it is.
+    /// Returns the time of the next comparison.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.next().filter(|_| self.is_behind)
     }
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!((pace.is_due(at(5_000)), pace.next_due()), (false, None));
         assert!(pace.hears(at(6_000)));
         assert!(!pace.hears(at(6_001)) && !pace.hears(at(7_999)));
-        // The last one counts, too.
+        // The last event counts, too.
         assert_eq!(pace.next_due(), Some(at(8_000)));
         assert!(!pace.is_due(at(7_999)) && pace.is_due(at(8_000)));
         assert!(!pace.is_due(at(9_000)) && pace.next_due().is_none());

@@ -1,14 +1,15 @@
-//! Parts that are read by themselves, and the kernel threads that do it.
+//! Parts of the kernel that are read separately, and the lanes (kernel threads) that read and write
+//! them.
 
 engine::parts! {
     lanes {
-        /// It reads and writes virtual servers and sets.
+        /// Reads and writes virtual servers and sets.
         Services,
-        /// It reads and writes addresses, and the link that holds them.
+        /// Reads and writes addresses, and the link that holds them.
         Addresses,
-        /// It reads and writes rules.
+        /// Reads and writes rules.
         Rules,
-        /// It only reads, beside the others: for the check.
+        /// Reads only, beside the others, for the check for drift.
         Reader,
     }
     // Sets and rules have the same names whatever carries them: ipset and iptables, or nf_tables.

@@ -1,4 +1,4 @@
-//! Writes as data: what is to be done, in order, and what became of each.
+//! Plans: writes as data, in order, and their outcomes.
 //!
 //! A [`Plan`] can be printed, counted and tested; only a [`Kernel`](crate::kernel::Kernel) carries
 //! it out.
@@ -29,11 +29,11 @@ pub enum Op {
     AddMember(Set, Member),
     /// Remove a member.
     RemoveMember(Set, Member),
-    /// Bring the shim from the second to the first: one `iptables-restore`, or one transaction.
+    /// Change the shim from `installed` to `wanted`: one `iptables-restore`, or one transaction.
     WriteRules {
-        /// What is to be there.
+        /// The shim afterwards.
         wanted: Arc<Rules>,
-        /// What is there now.
+        /// The shim before.
         installed: Arc<Rules>,
     },
     /// Add a virtual server, without destinations.
@@ -55,13 +55,13 @@ pub enum Op {
     UnbindAddress(IpAddr),
     /// Unbind a service address in the other form from `kube-ipvs0`.
     UnbindOtherwise(IpAddr),
-    /// Remove what another mode, or a run with the other backend, has left: at most one
+    /// Remove leftovers of another mode, or of a run with the other backend: at most one
     /// `iptables-restore`.
     RemoveLeftovers(Place, Arc<Leftovers>),
 }
 
 impl Op {
-    /// The part of the kernel's state that it changes.
+    /// Returns the part of the kernel that it changes.
     pub fn part(&self) -> Part {
         match self {
             Self::CreateSet(..) | Self::AddMember(..) | Self::RemoveMember(..) => Part::Sets,
@@ -79,7 +79,7 @@ impl Op {
         }
     }
 
-    /// What it is about, for those who count.
+    /// Returns its kind, for counters.
     pub fn subject(&self) -> Subject {
         match self {
             Self::CreateLink => Subject::Link,
@@ -99,7 +99,7 @@ impl Op {
         }
     }
 
-    /// The virtual server that it is to.
+    /// Returns its virtual server.
     pub fn server(&self) -> Option<&VirtualServerKey> {
         match self {
             Self::AddServer(key, _)
@@ -114,7 +114,7 @@ impl Op {
 }
 
 impl Op {
-    /// Says what it does, in an operator's words: sets have the names that they have in this family.
+    /// Describes it to an operator. Sets have the names of this family.
     pub fn words(&self, family: IpFamily) -> String {
         match self {
             Self::CreateSet(set, size) => {
@@ -129,7 +129,7 @@ impl Op {
     }
 }
 
-/// In the words of IPv4: [`Op::words`] knows others.
+/// Describes it with the set names of IPv4; see [`Op::words`].
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -196,7 +196,7 @@ impl fmt::Display for Where {
     }
 }
 
-/// Writes in the order they are to be done.
+/// Writes in their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// The writes.
@@ -204,12 +204,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The kernel thread that it is for; all its writes are.
+    /// Returns the lane that carries it out.
     pub(crate) fn lane(&self) -> Option<Lane> {
         self.ops.first().map(|op| op.part().lane())
     }
 
-    /// Those parts that it writes to.
+    /// Returns the parts that it changes.
     pub fn parts(&self) -> impl Iterator<Item = Part> {
         let has = |part: &Part| self.ops.iter().any(|op| op.part() == *part);
         Part::ALL.iter().copied().filter(has)
@@ -222,32 +222,32 @@ impl fmt::Display for Plan {
     }
 }
 
-/// What became of one write.
+/// Outcome of one write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is as wanted now (also: what was to be removed was gone already).
+    /// The kernel holds the wanted value. A removal of an absent entry counts as done.
     Done,
     /// The kernel refused.
     Refused {
-        /// Why, in words, with the next step for the operator.
+        /// Reason in words, with the next step for the operator.
         reason: String,
-        /// What is to blame.
+        /// Cause of the refusal.
         fault: Fault,
     },
     /// The acknowledgement was lost: read the kernel again.
     Unknown,
 }
 
-/// What is to blame for a refusal.
+/// Cause of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// This entry: it is wrong in itself, or of a kind that this kernel does not know. Others are
-    /// not concerned.
+    /// This entry: it is invalid, or of a kind that this kernel does not know. Other entries are
+    /// not affected.
     Entry,
     /// The kernel, or this node: any other entry would be refused as well.
     Node,
     /// The kernel lacks the virtual server's scheduler.
     Scheduler,
-    /// The kernel does not hold what was believed (exists, or does not): read it again.
+    /// The tables were wrong about the kernel (an entry exists, or is missing): read it again.
     Belief,
 }

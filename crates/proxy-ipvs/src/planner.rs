@@ -1,4 +1,7 @@
-//! What is to be written next, by each kernel thread: functions from tables to a plan.
+//! Planner: the next writes of each lane, as functions from tables to a plan.
+//!
+//! Three lanes write at the same time. Where an entry of one needs an entry of another, that entry
+//! alone waits:
 //!
 //! Three threads write beside each other, and what one of them needs of another it waits for entry
 //! by entry:
@@ -38,19 +41,19 @@ use remove::{forget, remove};
 pub(crate) use rules::rules;
 pub(crate) use situation::Situation;
 
-/// What the thread of virtual servers and sets does in turns.
+/// Turn of the lane of virtual servers and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// All that is added or changed.
+    /// Entries that are added or changed.
     Make,
-    /// What serves no more.
+    /// Entries that stop serving.
     Break,
-    /// What said that it was ours.
+    /// Set members that proved ownership of removed virtual servers.
     Forget,
 }
 
 impl Turn {
-    /// In which order they are tried after this one, so that none is put off for ever.
+    /// Returns the order in which turns are tried after this one, so that each gets its turn.
     pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
         match last {
             None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
@@ -60,15 +63,14 @@ impl Turn {
     }
 }
 
-/// Where the thread of virtual servers and sets stands in its turns.
+/// State of the lane of virtual servers and sets between plans.
 #[derive(Debug)]
 pub(crate) struct Turns {
-    /// By turn: the kernel takes longer to remove a destination than to add one.
+    /// Budgets by turn: the kernel takes longer to remove a destination than to add one.
     budgets: [Budget; 3],
-    /// What it has done last, while there is more.
+    /// Last turn, while more is pending.
     last: Option<Turn>,
-    /// The virtual server with which its last plan ended because it was long enough: the next one
-    /// begins behind it.
+    /// Virtual server at which the budget of the last plan ran out. The next plan begins behind it.
     last_server: Option<VirtualServerKey>,
 }
 
@@ -82,7 +84,7 @@ impl Default for Turns {
     }
 }
 
-/// Whether there is room for more in what a thread does in one go.
+/// Tells whether a lane has room for a query beside its plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     Some,
@@ -90,8 +92,8 @@ pub(crate) enum Room {
 }
 
 impl Turns {
-    /// What is written next to virtual servers, destinations and sets. There is room for more if
-    /// something is made, and the plan is not as long as one may be.
+    /// Returns the next plan for virtual servers, destinations and sets. There is room for a query
+    /// beside a plan that adds entries and is within its budget.
     pub(crate) fn services(&mut self, tables: &Tables, of: &Situation<'_>) -> Option<(Plan, Room)> {
         for turn in Turn::after(self.last.take()) {
             let budget = *self.budget(turn);
@@ -129,7 +131,7 @@ impl Turns {
         }
     }
 
-    /// Follows how long so many writes have taken: those of the last turn.
+    /// Adjusts the budget of the last turn to the duration of its writes.
     pub(crate) fn took(&mut self, ops: usize, took: Duration, tables: &Tables) {
         if let Some(turn) = self.last {
             *self.budget(turn) = Budget::after(ops, took, tables.servers.pending_len());

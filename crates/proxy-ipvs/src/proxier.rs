@@ -37,43 +37,43 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::Tables;
 use crate::takeover::TakeOver;
 
-/// From so many Services at once on, room is made for them first.
+/// From this many changed Services on, room for them is reserved first.
 const MANY: usize = 1_000;
 
-/// After so many writes at once, memory is given back.
+/// From this many writes on, a plan makes the process return free memory.
 const MANY_WRITES: usize = 1_000;
 
 /// The IPVS mode for one IP family.
 pub type Proxier<K> = Engine<Ipvs, K>;
 
-/// Its kernel threads: of [services, addresses, rules, and the reader](Lane).
+/// Lanes of the IPVS mode: [services, addresses, rules, and the reader](Lane).
 pub type Lanes<K> = engine::Lanes<Ipvs, K>;
 
-/// What the IPVS mode wants, knows and writes.
+/// State of the IPVS mode: wishes, knowledge and plans.
 pub struct Ipvs {
     pub(crate) node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
-    /// What was found at the start, until it is known whose it is.
+    /// Entries found at the start, until their owner is known.
     pub(crate) takeover: Option<TakeOver>,
     pub(crate) link: Link,
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// How often the table is compared because somebody may have changed it.
+    /// Limit on comparisons of the table after events.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }
 
 impl Ipvs {
-    /// Rules and sets are in it.
+    /// Requests a comparison of rules and sets, which are in one table.
     fn compare_table(&mut self, state: &mut State) {
         state.ask(Part::Rules);
         self.drifts.ask();
     }
 
-    /// Whether another mode's rules go on serving because not all that they serve is known: an
-    /// object cannot be read. That takes somebody who mends it, and no restart.
+    /// True if rules of another mode keep serving because an object cannot be read. An operator
+    /// must correct it; a restart does not help.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.are_served_by_another_mode()
     }
@@ -106,7 +106,7 @@ impl Ipvs {
                 query: drains.or_else(glance),
             };
         };
-        // What drains is looked at in the same call.
+        // The same call queries the connections of draining destinations.
         for op in &plan.ops {
             if let Op::SetDestination(key, RealServer { weight: 0, .. }) = op {
                 self.claims.drains.ask(key);
@@ -122,9 +122,9 @@ impl Ipvs {
         }
     }
 
-    /// Returns the question of the lane that only reads.
+    /// Returns the next query of the lane that only reads.
     fn next_question(&mut self, state: &State) -> Option<Query> {
-        // Virtual servers that are there may answer it.
+        // Existing virtual servers may answer it.
         if state.knows(Part::Servers)
             && let Some(scheduler) = self.schedulers.next()
         {
@@ -133,13 +133,13 @@ impl Ipvs {
         self.drifts.begin().then_some(Query::All)
     }
 
-    /// The virtual servers at which something drains that is to be looked at now.
+    /// Returns the virtual servers whose draining destinations must be queried now.
     fn drains_due(&mut self, now: Instant) -> Option<Vec<VirtualServerKey>> {
         if !self.claims.may_delete {
             return None;
         }
         let mut keys = self.claims.drains.take_due(now);
-        // A virtual server that goes takes along what drains.
+        // A removed virtual server takes its draining destinations along.
         keys.retain(|key| {
             let is_wanted = self.tables.servers.wanted(key).is_some();
             if !is_wanted {
@@ -150,8 +150,8 @@ impl Ipvs {
         (!keys.is_empty()).then_some(keys)
     }
 
-    /// Takes over the connections of what drains; what has none left, or has had its time, is no
-    /// longer wanted.
+    /// Takes over the connections of draining destinations. A destination without connections, or
+    /// at its timeout, is no longer wanted.
     fn take_connections(
         &mut self,
         state: &mut State,
@@ -165,7 +165,7 @@ impl Ipvs {
             };
             let expired = self.claims.drains.expired(&key, state.now);
             let actual = self.tables.servers.actual(&key).cloned();
-            // Until its weight is 0, a destination without connections gets the next one.
+            // Until its weight is 0, a destination without connections can get the next one.
             let drains = |target| {
                 let server = actual.as_ref();
                 let real = server.and_then(|server| server.destination(target));
@@ -179,9 +179,10 @@ impl Ipvs {
         }
     }
 
-    /// A service address is gone, as the kernel tells; whether all of them have to be read.
+    /// Takes over an event that a service address is gone. Returns true if all addresses must be
+    /// read.
     fn lose(&mut self, state: &mut State, address: IpAddr) -> bool {
-        // Of routes, another one keeps what one of them has lost.
+        // A route keeps its address local if another route is lost.
         let is_address = state.config.vip_mode == VipMode::Address;
         match self.link.lose(address) {
             Loss::Own => return false,
@@ -196,7 +197,7 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // It may have been bound, or read, just now, which is not booked yet.
+        // The address may just have been bound or read, and not be booked yet.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }
@@ -272,7 +273,7 @@ impl engine::Scheme for Ipvs {
         if self.claims.may_delete {
             self.claims.drains.told(named)
         } else {
-            // What is there and not wanted stays as it is.
+            // Unwanted entries stay as they are.
             proxy::Drains::default()
         }
     }
@@ -297,7 +298,7 @@ impl engine::Scheme for Ipvs {
         }
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
-        // These may change by what nobody has told yet.
+        // The next owners may change, too, before their own change is reported.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);
@@ -312,7 +313,7 @@ impl engine::Scheme for Ipvs {
         match notice {
             Notice::ServiceAddressRemoved(address) => self.lose(state, *address),
             Notice::Ruleset => {
-                // Who has changed rules may have changed sets, in the one table.
+                // A program that changes rules may have changed sets, which are in the same table.
                 if state.config.shim.is_native() && self.pace.hears(state.now) {
                     self.compare_table(state);
                 }
@@ -323,7 +324,7 @@ impl engine::Scheme for Ipvs {
     }
 
     fn check(&mut self, state: &mut State) {
-        // The rules that were just read, after something was refused, need not be read again.
+        // Rules that were just read, after a refused write, need not be read again.
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
         let last_read = state.look(Part::Rules).last_known();
@@ -431,7 +432,7 @@ impl engine::Scheme for Ipvs {
         for part in doubted {
             state.doubt(part);
         }
-        // What was written may be wanted no longer by now.
+        // Entries of this plan may no longer be wanted.
         let servers: HashSet<&VirtualServerKey> = plan.ops.iter().filter_map(Op::server).collect();
         for key in servers {
             if self.tables.servers.is_pending(key) {
@@ -447,8 +448,8 @@ impl engine::Scheme for Ipvs {
             _ => false,
         };
         if plan.ops.contains(&Op::CreateLink) || plan.ops.iter().any(serves_node_ports) {
-            // To set the link down takes IPv6 addresses away. A network of --nodeport-addresses
-            // may hold service addresses: those that are bound serve NodePorts, too.
+            // Setting the link down removes IPv6 addresses. Bound addresses within
+            // --nodeport-addresses serve NodePorts, too.
             state.ask(Part::Addresses);
         }
         for (scheduler, reason) in lacking {

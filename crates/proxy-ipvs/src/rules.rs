@@ -1,8 +1,8 @@
-//! The shim as it stands in the kernel: chains of iptables with their rules, and the jumps into
-//! them, or the content of a table of nf_tables.
+//! The installed shim: iptables chains with rules and the jumps into them, or the content of an
+//! nf_tables table.
 //!
-//! A rule is rendered as `iptables-save` prints it, so that what is wanted can be compared with
-//! what is read back.
+//! Rules are rendered as `iptables-save` prints them, so that wanted rules compare with the ones
+//! read back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use crate::sets::Set;
 
 pub use iptables::Table;
 
-/// The tables that the shim uses, in the order that they are written.
+/// Tables that the shim uses, in the order of writing.
 const TABLES: [Table; 2] = [Table::Nat, Table::Filter];
 
-/// The chains that are ours, in the order that upstream makes them.
+/// Our chains, in the order in which upstream creates them.
 pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Nat, "KUBE-SERVICES"),
     (Table::Nat, "KUBE-POSTROUTING"),
@@ -33,9 +33,8 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// The jumps into them from the built-in chains: all of them, or the lean ones among them. Each
-/// missing one is put at the head of its chain, in this order, so that in a fresh table the last
-/// one comes first.
+/// Jumps from the built-in chains: all of them, or only the lean ones. Each missing jump is
+/// inserted at the head of its chain, in this order. So in a fresh table the last one comes first.
 pub(crate) const JUMPS: [Jump; 9] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -56,19 +55,18 @@ pub(crate) const JUMPS: [Jump; 9] = {
     ]
 };
 
-/// The content of the shim in one family: its chains with their rules, and the jumps into them, as
-/// lines of `iptables-save`.
+/// Content of the shim in one family: chains with rules, and jumps, as lines of `iptables-save`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
     /// Our chains and their rules, in order, each from `-A` on.
     pub(crate) chains: BTreeMap<(Table, String), Vec<String>>,
     /// The jumps that exist.
     pub(crate) jumps: BTreeSet<(Table, String)>,
-    /// What stands in nftables; of the shim there, and of no other.
+    /// Content of the nftables table, for that shim alone.
     native: Content,
 }
 
-/// The chains of a shim in iptables with their rules, in order, and the jumps into them.
+/// Chains of an iptables shim with their rules, in order, and the jumps into them.
 pub(crate) struct Chains {
     pub(crate) chains: Vec<(Table, &'static str, Vec<Rule>)>,
     pub(crate) jumps: Vec<&'static Jump>,
@@ -89,7 +87,7 @@ impl Rules {
         }
     }
 
-    /// Those of the shim on nftables.
+    /// Wraps the rules of the nftables shim.
     pub(crate) fn in_nftables(native: Content) -> Self {
         Self {
             native,
@@ -97,7 +95,7 @@ impl Rules {
         }
     }
 
-    /// In what they stand.
+    /// Returns the name of the program or table that holds the rules.
     pub(crate) fn carrier(&self) -> &'static str {
         if self.native.is_empty() {
             "iptables"
@@ -106,12 +104,12 @@ impl Rules {
         }
     }
 
-    /// What of them stands in nftables.
+    /// Returns the nftables content.
     pub(crate) fn native(&self) -> &Content {
         &self.native
     }
 
-    /// The sets that some rule of these is about which is not among those installed.
+    /// Returns the sets that these rules match and no installed rule does.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(chain, lines)| {
             let there = installed.chains.get(chain).map_or(&[][..], Vec::as_slice);
@@ -129,8 +127,8 @@ impl Rules {
             .collect()
     }
 
-    /// Finds the shim in what `iptables-save` (or `ip6tables-save`) printed. What is not ours is
-    /// passed over.
+    /// Parses the shim from the output of `iptables-save` (or `ip6tables-save`). Ignores rules that
+    /// are not ours.
     pub fn parse(saved: &str) -> Self {
         let mut rules = Self::default();
         for (table, entry) in entries(saved) {
@@ -153,13 +151,13 @@ impl Rules {
         rules
     }
 
-    /// Whether nothing of the shim is there.
+    /// True if no rule of the shim exists.
     pub fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.jumps.is_empty() && self.native.is_empty()
     }
 
-    /// The input of `iptables-restore --noflush` that brings the shim from `installed` to this.
-    /// Chains of others and their rules are not named in it, and so stay.
+    /// Renders the input of `iptables-restore --noflush` that changes the shim from `installed` to
+    /// this. Other chains are not named, and so stay.
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
@@ -191,7 +189,7 @@ impl Rules {
         self.compare(installed, &TO_DO)
     }
 
-    /// Lists what somebody has done to `before`, of which these rules came, a line each.
+    /// Lists what another program has changed since `before`, a line each.
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         self.compare(before, &DONE)
     }
@@ -225,21 +223,21 @@ impl Rules {
         chains.chain(self.jumps.iter().cloned()).collect()
     }
 
-    /// The rules of its chains, each with its table.
+    /// Returns the rules, each with its table.
     pub fn rules(&self) -> impl Iterator<Item = (Table, &str)> {
         self.chains
             .iter()
             .flat_map(|((table, _), lines)| lines.iter().map(|line| (*table, line.as_str())))
     }
 
-    /// How many rules it holds, for reports.
+    /// Returns the number of rules, for reports.
     pub fn len(&self) -> usize {
         let chains = self.chains.values().map(Vec::len);
         chains.sum::<usize>() + self.jumps.len() + self.native.len()
     }
 }
 
-/// Words for how rules differ.
+/// Verbs for a list of differences between rules.
 struct Verbs {
     add: &'static str,
     remove: &'static str,
@@ -295,14 +293,14 @@ mod tests {
                     let pairs = words.windows(2);
                     pairs.filter_map(move |pair| (pair[0] == option).then_some(pair[1]))
                 };
-                // The kernel's own targets, and those of bridges alone, have none to be loaded.
+                // The kernel's own targets, and those for bridges alone, need no module.
                 let known = |name: &&str| {
                     !["ACCEPT", "DROP", "RETURN", "physdev"].contains(name)
                         && !name.starts_with("KUBE-")
                 };
                 let mut seen = 0;
                 for name in of("-m").chain(of("-j")).filter(known) {
-                    // xt_mark is both.
+                    // xt_mark is both a match and a target.
                     let alias = format!("ipt_{}", name.replace("MARK", "mark"));
                     let mut loaded = iptables::MODULES.iter().chain(&crate::MODULES);
                     assert!(loaded.any(|module| *module == alias), "{alias}");

@@ -1,9 +1,9 @@
 //! Schedulers that Services ask for beside the node's own, and which of them the kernel has.
 //!
-//! The kernel loads a scheduler's module when a virtual server names it, and holds all writes of IPVS
-//! until it has tried. So nothing of a Service is what it first hears of a scheduler: the lane that only
-//! reads asks for each once, whoever has named it, and meanwhile the Service is served by the node's
-//! scheduler. One that virtual servers have already need not be asked for, so a restart changes nothing.
+//! The kernel loads a scheduler's module when a virtual server names it, and blocks all writes of
+//! IPVS meanwhile. So Services never cause that load: the lane that only reads asks for each
+//! scheduler once. Until the answer, the node's scheduler serves the Service. A scheduler of an
+//! existing virtual server is known, so a restart changes nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,25 +14,26 @@ use proxy::{Scheduler, Service, UnavailableOption, options};
 use crate::config::Config;
 use crate::server::VirtualServer;
 
-/// The pause until a scheduler that the kernel lacks is asked for again: its module may be installed.
+/// Pause before the kernel is asked again for a missing scheduler: its module may be installed
+/// meanwhile.
 const RETRY: Duration = Duration::from_mins(5);
 
-/// The schedulers that Services ask for.
+/// Schedulers that Services ask for.
 #[derive(Debug, Default)]
 pub(crate) struct Schedulers {
     known: BTreeMap<Scheduler, Known>,
-    /// Something was answered since Services were computed.
+    /// True if an answer came since Services were computed.
     has_answers: bool,
-    /// Something is known otherwise than when they were.
+    /// True if an answer differs from the one that Services were computed with.
     has_changed: bool,
 }
 
-/// What is known of one.
+/// Knowledge of one scheduler.
 #[derive(Debug)]
 struct Known {
     name: Arc<str>,
     state: State,
-    /// True if the kernel is to be asked.
+    /// True if the kernel must be asked.
     is_due: bool,
 }
 
@@ -41,7 +42,7 @@ enum State {
     /// The kernel has not answered yet.
     Unknown,
     There,
-    /// The reason, and since when it is known.
+    /// The reason, and the time of the answer.
     Missing(String, Instant),
 }
 
@@ -56,7 +57,7 @@ impl Known {
 }
 
 impl Schedulers {
-    /// Knows those of which the configuration says it.
+    /// Creates the state with the schedulers that the configuration declares known.
     pub(crate) fn new(config: &Config, now: Instant) -> Self {
         let mut schedulers = Self::default();
         for (scheduler, answer) in &config.foreseen_schedulers {
@@ -72,7 +73,7 @@ impl Schedulers {
         of.or_insert_with(|| Known::new(scheduler))
     }
 
-    /// Returns the scheduler that a Service is served by.
+    /// Returns the scheduler that serves a Service.
     pub(crate) fn of(&mut self, service: &Service, config: &Config) -> Arc<str> {
         let asked = service.options.as_ref().and_then(|of| of.scheduler);
         match asked.filter(|asked| asked.name() != &*config.scheduler) {
@@ -88,7 +89,7 @@ impl Schedulers {
         }
     }
 
-    /// Takes over that these virtual servers are there: the kernel has what they name.
+    /// Notes the schedulers of existing virtual servers: the kernel has them.
     pub(crate) fn found<'a>(&mut self, servers: impl Iterator<Item = &'a VirtualServer>) {
         let mut last: Option<&str> = None;
         for server in servers {
@@ -101,7 +102,7 @@ impl Schedulers {
         }
     }
 
-    /// Returns a scheduler that the kernel is to be asked for now.
+    /// Returns a scheduler to ask the kernel for now.
     pub(crate) fn next(&mut self) -> Option<Scheduler> {
         let mut all = self.known.iter_mut();
         let (scheduler, known) = all.find(|(_, known)| known.is_due)?;
@@ -109,7 +110,7 @@ impl Schedulers {
         Some(*scheduler)
     }
 
-    /// Takes over what the kernel has said: why it has none, if so.
+    /// Takes over the kernel's answer: an error is the reason why the scheduler is missing.
     pub(crate) fn take(&mut self, scheduler: Scheduler, answer: Result<(), String>, now: Instant) {
         let state = match answer {
             Ok(()) => State::There,
@@ -123,12 +124,12 @@ impl Schedulers {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
-        // Until the answer, a Service is served as if it was missing.
+        // Until the answer, a Service is served as if its scheduler was missing.
         let was_there = before == State::There;
         self.has_changed |= was_there != (known.state == State::There);
     }
 
-    /// Takes over that the kernel has refused a virtual server for its scheduler.
+    /// Notes that the kernel refused a virtual server for its scheduler.
     pub(crate) fn lacks(&mut self, name: &str, reason: String, now: Instant) {
         let mut known = self.known.keys();
         if let Some(scheduler) = known.find(|of| of.name() == name).copied() {
@@ -136,7 +137,8 @@ impl Schedulers {
         }
     }
 
-    /// Has those asked for again that have been missing for a while. Called in each sync period.
+    /// Requests the schedulers again that have been missing for a while. Called once in each sync
+    /// period.
     pub(crate) fn check(&mut self, now: Instant) {
         for known in self.known.values_mut() {
             if let State::Missing(_, since) = known.state {
@@ -145,13 +147,13 @@ impl Schedulers {
         }
     }
 
-    /// True if [`take_changed`](Self::take_changed) is to be asked.
+    /// True if [`take_changed`](Self::take_changed) has news.
     pub(crate) fn has_news(&self) -> bool {
         self.has_answers || self.has_changed
     }
 
-    /// True if the Services that name a scheduler are to be computed again. Forgets those schedulers
-    /// that are missing and that no Service names any more.
+    /// Returns true if Services that name a scheduler must be computed again. Forgets missing
+    /// schedulers that no Service names any more.
     pub(crate) fn take_changed(&mut self, is_named: impl Fn(Scheduler) -> bool) -> bool {
         let is_missing = |known: &Known| matches!(known.state, State::Missing(..));
         self.known
@@ -160,7 +162,7 @@ impl Schedulers {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Lists the schedulers that the kernel lacks, as values of the option.
+    /// Lists missing schedulers, as values of the option.
     pub(crate) fn unavailable(&self) -> Vec<UnavailableOption> {
         let missing = self
             .known

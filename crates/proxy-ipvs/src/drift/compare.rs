@@ -1,4 +1,4 @@
-//! Compares a dump with what is believed, a piece at a time.
+//! Compares a dump with the tables, piece by piece.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -15,12 +15,11 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// How many entries are compared in one piece, each 16 destinations counting as one more: about two
-/// milliseconds.
+/// Entries per piece, about two milliseconds of work. Each 16 destinations count as one more entry.
 const PIECE: usize = 4096;
 
-/// What is still to be compared: first what was believed to be there, then what the dump holds
-/// beyond that.
+/// Remaining work of a comparison: first the entries in the tables, then entries that only the dump
+/// holds.
 pub(super) struct Comparing {
     pub(super) touched: Touched,
     believed_servers: Vec<VirtualServerKey>,
@@ -29,14 +28,14 @@ pub(super) struct Comparing {
     members: BTreeMap<Set, BTreeSet<Member>>,
     believed_addresses: Vec<IpAddr>,
     addresses: BTreeSet<IpAddr>,
-    /// Virtual servers of other programs that the dump has told, if it has told all.
+    /// Virtual servers of other programs in the dump, if it was complete.
     others: Vec<(VirtualServerKey, VirtualServer)>,
     has_servers: bool,
-    /// Virtual servers that nobody here has made or wants, and that are ours by all that says so.
+    /// Virtual servers that are neither made here nor wanted, and that all evidence calls ours.
     adopted: BTreeSet<VirtualServerKey>,
 }
 
-/// Entries that were written since the dump began, or may have been.
+/// Entries that may have been written since the dump began.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
     servers: HashSet<VirtualServerKey>,
@@ -48,27 +47,27 @@ pub(super) struct Touched {
     pub(super) sets: bool,
 }
 
-/// What a piece of a check has found.
+/// Findings of a piece.
 #[derive(Debug, Default)]
 pub(super) struct Found {
-    /// Virtual servers of ours that are otherwise, and how.
+    /// Our virtual servers that differ, with the kernel's state.
     pub(super) servers: Vec<(VirtualServerKey, VirtualServer)>,
     /// All virtual servers of other programs, at the end of a dump that could be read.
     pub(super) others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
-    /// Whether the dump lacks virtual servers that were believed to be there.
+    /// True if the dump lacks virtual servers of the tables.
     pub(super) has_lost_servers: bool,
     /// Virtual servers that differ while a plan for them is being written.
     pub(super) passed_over: Vec<VirtualServerKey>,
-    /// Members that are there and should not be, or the other way round.
+    /// Members that exist and should not (true), or the other way round.
     pub(super) members: Vec<(Set, Member, bool)>,
-    /// Whether addresses on the link are others.
+    /// True if the addresses on the link differ.
     pub(super) has_other_addresses: bool,
-    /// Whether there is nothing more to compare.
+    /// True if the comparison is complete.
     pub(super) is_over: bool,
 }
 
 impl Touched {
-    /// Notes what is being written.
+    /// Collects the entries of plans in flight.
     pub(super) fn in_flight(state: &State) -> Self {
         let mut touched = Self::default();
         let writes = state.in_flight().flat_map(|plan| &plan.ops);
@@ -104,8 +103,8 @@ impl Touched {
 }
 
 impl Comparing {
-    /// Begins to compare what was read. What cannot be compared entry by entry is read again by the
-    /// lane that writes it, if it differs.
+    /// Begins to compare a dump. Parts that cannot be compared by entry are read again if they
+    /// differ, by the lane that writes them.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -132,8 +131,8 @@ impl Comparing {
         if !touched.link && addresses.take_if(is_other).is_some() {
             state.ask(Part::Addresses);
         }
-        // A set may be larger than it was made: one of ports has room for all. One that is to be
-        // read again takes its members along.
+        // A set may be larger than requested: one of ports has room for all. A set that is read
+        // again takes its members along.
         let is_too_small = |found: &mut FoundSets| {
             Set::all().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
         };
@@ -183,7 +182,7 @@ impl Comparing {
                     } else if let Some(there) = there {
                         found.servers.push((key, there));
                     } else {
-                        // They are read again, all of them.
+                        // All of them are read again.
                         found.has_lost_servers = true;
                         self.believed_servers.clear();
                         self.servers.clear();
@@ -207,7 +206,7 @@ impl Comparing {
                 found.has_other_addresses |= is_there != is_believed && !is_touched;
             } else {
                 found.is_over = true;
-                // What was made meanwhile is read by the lane that writes.
+                // The lane that writes reads entries that were created meanwhile.
                 let touched = self.touched.servers.iter();
                 let mut touched = touched.chain(&in_flight.servers);
                 let is_touched = touched.any(|key| tables.foreign.stands_at(key));
@@ -220,8 +219,8 @@ impl Comparing {
         found
     }
 
-    /// Virtual servers of other programs. One at which ours was refused meanwhile is there, though it
-    /// may have come after the dump.
+    /// Returns the virtual servers of other programs. One that made the kernel refuse ours
+    /// meanwhile counts, though it may be younger than the dump.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();
@@ -232,7 +231,7 @@ impl Comparing {
         others
     }
 
-    /// The next virtual server, and what the dump says of it.
+    /// Takes the next virtual server, with its state in the dump.
     fn next_server(&mut self) -> Option<(VirtualServerKey, Option<VirtualServer>)> {
         if let Some(key) = self.believed_servers.pop() {
             return Some((key, self.servers.remove(&key)));
@@ -241,7 +240,7 @@ impl Comparing {
         Some((key, Some(server)))
     }
 
-    /// The next member, and whether the dump holds it.
+    /// Takes the next member, and whether the dump holds it.
     fn next_member(&mut self) -> Option<(Set, Member, bool)> {
         if let Some((set, member)) = self.believed_members.pop() {
             let of = self.members.get_mut(&set);
@@ -256,7 +255,7 @@ impl Comparing {
         None
     }
 
-    /// The next address, and whether the dump holds it.
+    /// Takes the next address, and whether the dump holds it.
     fn next_address(&mut self) -> Option<(IpAddr, bool)> {
         match self.believed_addresses.pop() {
             Some(address) => Some((address, self.addresses.remove(&address))),
@@ -265,8 +264,8 @@ impl Comparing {
     }
 }
 
-/// The virtual servers that are neither wanted nor believed to be there, and that are ours by all
-/// that says so.
+/// Returns virtual servers that are neither wanted nor in the tables, and that all evidence calls
+/// ours.
 fn adopted(
     servers: &BTreeMap<VirtualServerKey, VirtualServer>,
     sets: &FoundSets,
@@ -293,7 +292,8 @@ fn adopted(
         .collect()
 }
 
-/// Whether a dump says of addresses in the other form what is believed. Hardly ever is there one.
+/// True if the dump differs from the tables in addresses of the other form. There are hardly ever
+/// any.
 fn is_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     let believed = tables.bound_otherwise.iter_actual();
     let believed: BTreeSet<IpAddr> = believed.map(|(address, ())| *address).collect();

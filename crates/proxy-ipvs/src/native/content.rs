@@ -1,4 +1,4 @@
-//! The chains of the table, and how they come to be as they are wanted.
+//! Chains of the nftables table, and the changes that update them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use proxy::{IpFamily, ServiceAddress};
 use super::sets::{FORBIDDEN, address_len, definition_of, is_of, member};
 use crate::sets::Set;
 
-/// What the lane of rules writes to the table.
+/// Content that the lane of rules writes to the table.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Content {
-    /// Its chains, each with rules.
+    /// Chains with their rules.
     pub(crate) chains: BTreeMap<Name, HeldChain>,
-    /// What this node may not open connections to.
+    /// Addresses to which this node may not open connections.
     pub(crate) forbidden: BTreeSet<ServiceAddress>,
-    /// True if packets come to its base chains.
+    /// Tells whether packets reach the base chains.
     pub(crate) activity: Activity,
 }
 
@@ -29,18 +29,18 @@ pub(crate) struct HeldChain {
     pub(crate) rules: Vec<Rule>,
 }
 
-/// The table, in the families `ip` and `ip6`.
+/// Name of the table, in the families `ip` and `ip6`.
 pub(crate) const TABLE: &str = "kube-proxy-ipvs";
 
-/// The comment of the table.
+/// Comment of the table.
 const COMMENT: &str = "rules for kube-proxy";
 
-/// Makes the table, if it is not there.
+/// Returns the change that creates the table, if it is missing.
 pub(crate) fn add_table(family: IpFamily) -> Change {
     Change::AddTable(table(family, TABLE))
 }
 
-/// One of ours of this name.
+/// Returns a table of ours with this name.
 pub(crate) fn table(family: IpFamily, name: &str) -> Table {
     Table {
         family: family.into(),
@@ -51,21 +51,21 @@ pub(crate) fn table(family: IpFamily, name: &str) -> Table {
 }
 
 impl Content {
-    /// Whether there is nothing.
+    /// True if the table is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.chains.is_empty() && self.forbidden.is_empty()
     }
 
-    /// How many rules it holds, for reports.
+    /// Returns the number of rules, for reports.
     pub(crate) fn len(&self) -> usize {
         self.chains.values().map(|chain| chain.rules.len()).sum()
     }
 
-    /// What brings it from `installed` to this, in one transaction. A chain that is as it is to be
-    /// is not named.
+    /// Returns the changes that lead from `installed` to this, in one transaction. Equal chains are
+    /// not named.
     pub(crate) fn changes(&self, installed: &Self, family: IpFamily) -> Vec<Change> {
         let mut changes = vec![add_table(family)];
-        // Sets that are there already stay as they are. Without them, no rule could be written.
+        // Existing sets stay as they are. A rule needs its sets.
         let named = self.sets_named();
         changes.extend(
             named
@@ -119,13 +119,13 @@ impl Content {
         changes
     }
 
-    /// The sets that its rules look into.
+    /// Returns the sets that the rules look into.
     pub(crate) fn sets_named(&self) -> BTreeSet<Name> {
         let rules = self.chains.values().flat_map(|chain| &chain.rules);
         rules.flat_map(sets_of).cloned().collect()
     }
 
-    /// The sets that some rule of this looks into which is not among those installed.
+    /// Returns the sets that these rules look into and no installed rule does.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(name, chain)| {
             let there = installed.chains.get(name);
@@ -138,7 +138,7 @@ impl Content {
         named.filter_map(|name| is_of(name, family)).collect()
     }
 
-    /// Chains, rules and flags for the operator, a line each.
+    /// Describes chains, rules and flags for the operator, a line each.
     pub(crate) fn lines(&self) -> BTreeSet<String> {
         let chains = self.chains.iter().flat_map(|(name, chain)| {
             let declared = format!("chain {name}");
@@ -155,7 +155,7 @@ impl Content {
     }
 }
 
-/// The sets that a rule looks into.
+/// Returns the sets that a rule looks into.
 pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     rule.expressions.iter().filter_map(|part| match part {
         Expression::Lookup {
@@ -166,7 +166,7 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// The family by which the text of a rule is: only the code of a reject is another in each.
+/// Returns the family for a rule's text. Only the code of a reject differs between families.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };
     if rule.expressions.contains(&unreachable) {
@@ -176,7 +176,7 @@ fn family_of(rule: &Rule) -> Family {
     }
 }
 
-/// The key of one of [`FORBIDDEN`].
+/// Returns the key of an element of [`FORBIDDEN`].
 pub(crate) fn forbidden_key(key: &ServiceAddress) -> Bytes {
     let from_itself = Concatenation::new()
         .address(key.address)
@@ -185,11 +185,11 @@ pub(crate) fn forbidden_key(key: &ServiceAddress) -> Bytes {
     to.into_key()
 }
 
-/// The same read back; `None` for what is not one.
+/// Parses such a key; `None` for any other one.
 pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<ServiceAddress> {
     let address = address_len(family) as usize;
     let (from, rest) = key.split_at_checked(address)?;
-    // What is left has the form of a member of this one.
+    // The rest has the form of a member of this set.
     let (set, to) = member(&Set::ClusterIp.name(family), rest, family)?;
     set.service_address(&to).filter(|_| rest.starts_with(from))
 }

@@ -14,11 +14,12 @@ use proxy::{IpFamily, Protocol};
 
 use crate::sets::{Member, Set, SetKind};
 
-/// The set of what this node may not open connections to: no expression asks IPVS, but what the
-/// node sends to a load-balancer address has that address as its source until IPVS takes it.
+/// Set of addresses to which this node may not open connections. No nftables expression asks IPVS.
+/// But packets from the node to a load-balancer address have that address as their source until
+/// IPVS takes them.
 pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
 
-/// Bytes of an address.
+/// Returns the length of an address in bytes.
 pub(super) const fn address_len(family: IpFamily) -> u32 {
     match family {
         IpFamily::V4 => 4,
@@ -26,14 +27,14 @@ pub(super) const fn address_len(family: IpFamily) -> u32 {
     }
 }
 
-/// Where a member is: the name of its set, and its key.
+/// Place of a member: the name of its set, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) set: Name,
     pub(crate) key: Bytes,
 }
 
-/// The place of a member.
+/// Returns the place of a member.
 pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> Place {
     let key = Concatenation::new();
     let name = || Name::from(set.name(family));
@@ -59,20 +60,20 @@ fn to(key: Concatenation, address: IpAddr, protocol: Protocol, port: u16) -> Con
     key.address(address).protocol(protocol.number()).port(port)
 }
 
-/// The set that holds the ranges with a prefix of so many bits.
+/// Returns the set of ranges with this prefix length.
 pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
-/// Which set this one of the kernel is, or a part of.
+/// Returns the set that a kernel set is, or is a part of.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }
 
-/// The set that is one for each length of prefix.
+/// The set that is split by prefix length.
 const PREFIXED: Set = Set::LoadBalancerSourceCidr;
 
-/// The length of prefix of a set's members, if it has one.
+/// Returns the prefix length of a set's members, if it has one.
 fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
     let number = name
         .strip_prefix(&*PREFIXED.name(family))?
@@ -81,13 +82,13 @@ fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
     (u32::from(prefix) <= address_len(family) * 8 && number == prefix.to_string()).then_some(prefix)
 }
 
-/// The definition of a set as upstream names it, empty. For ranges there is none: their sets come
+/// Returns the definition of an empty set under upstream's name; `None` for ranges, whose sets come
 /// with their members.
 pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink::Set> {
     (set != PREFIXED).then(|| made(set.name(family).into(), types(set, family), set.comment()))
 }
 
-/// The definition of any set of the table, by its name.
+/// Returns the definition of any set of the table, by name.
 pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_netlink::Set> {
     if name == FORBIDDEN {
         let address = address_type(family);
@@ -120,8 +121,8 @@ fn types(set: Set, family: IpFamily) -> Vec<DataType> {
     }
 }
 
-/// The member that an element of a set of this name is; `None` for what this proxy cannot express,
-/// and so cannot have written.
+/// Parses an element of the named set as a member; `None` for an element that this proxy cannot
+/// express, and so cannot have written.
 pub(crate) fn member(name: &str, key: &[u8], family: IpFamily) -> Option<(Set, Member)> {
     let set = is_of(name, family)?;
     let mut key = Key { rest: key, family };

@@ -32,24 +32,23 @@ use crate::footprint::{ANCHOR, LINK, ROUTE_PROTOCOL};
 use crate::kernel::FoundAddresses;
 use crate::plan::{Op, Outcome};
 
-/// One local route makes the kernel ask its routing table whether a packet's source is one of its
-/// own addresses, instead of walking through a 256th of all addresses (`fib_validate_source`, where
-/// `rp_filter` is 0 and there are no rules of others): `fib_has_custom_local_routes` is set by the
-/// first such route over netlink, and stays until the network namespace ends. The address is local
-/// to the node anyway, like all of 127.0.0.0/8, and in nobody's way. As a route on the link it is
-/// in the dump that is read anyway, shows a restart that nothing is to be done, and goes with the
-/// link.
+/// Local route that makes the kernel look up whether a packet's source is one of its own addresses.
+/// Without any such route it walks through a 256th of all addresses (`fib_validate_source`, where
+/// `rp_filter` is 0 and no foreign rules exist). The first such route over netlink sets
+/// `fib_has_custom_local_routes` until the network namespace ends. Like all of 127.0.0.0/8 the
+/// address is local anyway. As a route on the link it is in the dump that is read anyway, and
+/// disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// From how many addresses on [`LANDMARK`] is worth it: with 2,000 the walk is the cheaper way,
-/// with 5,000 both cost about the same, with 10,000 it is the dearer one (docs/operating.md).
+/// Number of addresses from which [`LANDMARK`] pays. With 2,000 the walk is cheaper, with 5,000
+/// both cost about the same, with 10,000 the walk is dearer (docs/operating.md).
 const LANDMARK_FROM: usize = 4_096;
 
-/// So many IPv6 addresses are bound again in some hundredths of a second; the time grows with the
-/// square (`netlink-batch/examples/address_cost.rs`).
+/// Number of IPv6 addresses that can be bound again within some hundredths of a second. The time
+/// grows with the square (`netlink-batch/examples/address_cost.rs`).
 const SOON_BOUND_ADDRESSES: usize = 1_000;
 
-/// How long none of the kernel's own routes may appear until those missing are given up.
+/// Longest time without a new kernel route until missing ones are given up.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Links and addresses of one family.
@@ -57,34 +56,34 @@ const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct Addresses {
     rtnetlink: Rtnetlink,
     family: IpFamily,
-    /// The form of the service addresses.
+    /// Form of the service addresses.
     pub(super) vip_mode: VipMode,
-    /// Addresses on the link that have another prefix length than this proxy gives: to remove one
-    /// its own must be named.
+    /// Addresses on the link with another prefix length than this proxy gives. A removal must name
+    /// it.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
-    /// Whether a dump has found [`ANCHOR`].
+    /// True if a dump has found [`ANCHOR`].
     is_anchored: bool,
-    /// How many addresses are on the link, by the last dump and what was done since.
+    /// Number of addresses on the link, from the last dump and the writes since.
     bound: usize,
     landmark: Landmark,
-    /// Whether the link could not be made ready: that addresses have none is no surprise then.
+    /// True if the link could not be made ready. Then addresses fail without further surprise.
     is_link_refused: bool,
 }
 
-/// What is known of [`LANDMARK`].
+/// State of [`LANDMARK`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Landmark {
     Missing,
     There,
-    /// Not to be had, and the log says why.
+    /// Refused by the kernel, and logged.
     Refused,
 }
 
-/// The IPv6 addresses of the link.
+/// IPv6 addresses of the link.
 #[derive(Default)]
 struct OnLink {
     of_services: usize,
-    /// The link-local ones.
+    /// Link-local addresses.
     own: Vec<Address>,
 }
 
@@ -133,7 +132,8 @@ impl Addresses {
         if let Some(link) = link {
             found.has_link = match (self.vip_mode, self.family) {
                 (VipMode::Address, _) if link.state == LinkState::Down => true,
-                // Whoever sets it down takes the IPv6 addresses away: that is for who binds them.
+                // Setting the link down removes its IPv6 addresses. The lane that binds them does
+                // that.
                 (VipMode::Address, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
                     ipv6.own.is_empty() || ipv6.of_services > 0
@@ -157,16 +157,16 @@ impl Addresses {
         Ok(found)
     }
 
-    /// Where local routes of one protocol on the link lead.
+    /// Returns the destinations of local routes of one protocol on the link.
     fn routes(&mut self, link: u32, protocol: u8) -> Result<BTreeSet<IpAddr>, Error> {
         let routes = self.rtnetlink.local_routes(self.family.into(), protocol)?;
         let on_link = routes.iter().filter(|route| route.link == link);
         Ok(on_link.map(|route| route.address).collect())
     }
 
-    /// Waits until IPv6 addresses lead somewhere without our routes: the kernel makes theirs a
-    /// little later, by a worker. One that never gets it (marked `dadfailed`) holds nobody up for
-    /// long.
+    /// Waits until the kernel has routes for IPv6 addresses that lack ours: a worker adds them a
+    /// little later. An address that never gets one (marked `dadfailed`) delays others only
+    /// briefly.
     fn await_kernel_routes(&mut self, link: u32) -> Result<(), Error> {
         let mut missing = usize::MAX;
         let mut deadline = Instant::now() + ROUTED_WITHIN;
@@ -186,7 +186,7 @@ impl Addresses {
         }
     }
 
-    /// Creates the link where there is none, and makes it ready for what it is to hold.
+    /// Creates the link if it is missing, and makes it ready for addresses or routes.
     pub(super) fn create_link(&mut self) -> Outcome {
         let mut outcome = self.try_create_link();
         if outcome == Outcome::Done {
@@ -239,10 +239,10 @@ impl Addresses {
         self.rtnetlink.set_link_state(LINK, LinkState::Up)
     }
 
-    /// Sets the link down, if it is up: service addresses are local without, and up it has an IPv6
-    /// address of its own and takes part in what is told to neighbours. IPv6 addresses on it go
-    /// with that, and are to be bound again; where that takes long, the link stays up, and loses
-    /// only the address of its own.
+    /// Sets the link down, if it is up. Service addresses are local without, and a link that is up
+    /// has an IPv6 address of its own and takes part in neighbour discovery. Its IPv6 addresses are
+    /// lost and must be bound again. If that takes long, the link stays up and loses only its own
+    /// address.
     fn set_link_down(&mut self) -> Result<(), Error> {
         let link = self.rtnetlink.link(LINK)?;
         let Some(link) = link.filter(|link| link.state == LinkState::Up) else {
@@ -250,7 +250,7 @@ impl Addresses {
         };
         let ipv6 = self.ipv6_on(link.index)?;
         if ipv6.own.is_empty() {
-            // As it is when service addresses were routes, which would go.
+            // The link is up because service addresses were routes, which would be lost.
             return Ok(());
         }
         if ipv6.of_services <= SOON_BOUND_ADDRESSES {
@@ -268,14 +268,14 @@ impl Addresses {
         }
     }
 
-    /// Has the kernel give the link not even a link-local address when it is set up. One that
-    /// cannot do without gives it one, which hurts nobody.
+    /// Tells the kernel to give the link no link-local address when it is set up. A kernel that
+    /// cannot gives it one, which does no harm.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
         drop(self.rtnetlink.set_address_generation(LINK, none));
     }
 
-    /// The IPv6 addresses of the link.
+    /// Returns the IPv6 addresses of the link.
     fn ipv6_on(&mut self, link: u32) -> Result<OnLink, Error> {
         let addresses = self.rtnetlink.addresses_of(link, Family::Inet6)?;
         let is_own = |held: &Address| is_link_local(held.address);
@@ -286,13 +286,13 @@ impl Addresses {
         })
     }
 
-    /// What becomes of the last message.
+    /// Sends a batch and returns the reply to its last message.
     fn last_of(&mut self, batch: &Batch) -> Result<Reply, Error> {
         let last = self.rtnetlink.execute(batch)?.pop();
         Ok(last.unwrap_or(Reply::Unknown))
     }
 
-    /// Binds and unbinds.
+    /// Binds and unbinds addresses.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let index = match self.rtnetlink.link(LINK) {
             Ok(Some(link)) => link.index,
@@ -316,7 +316,7 @@ impl Addresses {
         let mut batch = Batch::new();
         for op in run {
             match op {
-                // Beside an address, whose own route has the same destination.
+                // The address beside it has a route of its own to the same destination.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
                 Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
                 Op::UnbindOtherwise(address) if !is_route => route(*address).push_del(&mut batch),
@@ -353,7 +353,7 @@ impl Addresses {
         }
     }
 
-    /// Follows the number of addresses. What is refused is put right by the next dump.
+    /// Updates the number of addresses. The next dump corrects it after a refusal.
     fn count(&mut self, run: &[Op]) {
         let of = |wanted: fn(&Op) -> bool| run.iter().filter(|op| wanted(op)).count();
         self.bound += of(|op| matches!(op, Op::BindAddress(_)));
@@ -374,13 +374,13 @@ impl Addresses {
             _ if self.is_link_refused => {
                 refused("ENODEV, there is no link kube-ipvs0; it could not be made".to_owned())
             }
-            // Somebody has just removed it: to read what is there says the rest.
+            // Another program has just removed the link: a read will tell.
             _ => Outcome::Unknown,
         }
     }
 }
 
-/// What became of a request about the link.
+/// Turns the reply to a request about the link into an outcome.
 fn judged(result: Result<(), Error>, refused: impl FnOnce(&Refusal) -> Outcome) -> Outcome {
     match result {
         Ok(()) => Outcome::Done,
@@ -390,7 +390,7 @@ fn judged(result: Result<(), Error>, refused: impl FnOnce(&Refusal) -> Outcome) 
     }
 }
 
-/// What has become of [`LANDMARK`]. Nothing but time depends on it.
+/// Turns a reply into the state of [`LANDMARK`]. Only speed depends on it.
 fn landmark(reply: Option<Reply>) -> Landmark {
     match reply {
         Some(Reply::Refused(refusal)) if refusal.errno != libc::EEXIST => {
@@ -448,7 +448,7 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// Whether an address makes a difference to upstream.
+/// True if upstream counts this address.
 fn counts(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_loopback(),

@@ -1,13 +1,13 @@
-//! What carries the shim.
+//! Carrier of the shim: iptables with ipset, or nftables.
 
 use iptables::Iptables;
 
-/// What holds sets and rules.
+/// Carrier of sets and rules.
 #[derive(Debug, Clone)]
 pub enum Carrier {
     /// ipset and iptables.
     Iptables(Iptables),
-    /// A table of nftables: no program is ever started.
+    /// A table of nftables. No program is ever started.
     Nftables,
 }
 

@@ -1,8 +1,8 @@
-//! Errors of a machine that cannot carry the IPVS mode: something is missing, or in its way.
+//! Errors of a machine that cannot carry the IPVS mode.
 
 use iptables::IptablesError;
 
-/// This machine cannot carry the IPVS mode. Says what is missing, and the next step.
+/// This machine cannot carry the IPVS mode. The message names the missing part and the next step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -11,7 +11,7 @@ pub enum OpenError {
         "cannot use IPVS: this kernel offers none and has not loaded it; {tried}. Run `modprobe ip_vs` on the host, or boot a kernel with CONFIG_IP_VS"
     )]
     NoIpvs {
-        /// What became of `modprobe ip_vs`.
+        /// Result of `modprobe ip_vs`.
         tried: String,
     },
     /// IPVS cannot be used.
@@ -33,13 +33,13 @@ pub enum OpenError {
     Scheduler {
         /// `--ipvs-scheduler`.
         name: String,
-        /// What the kernel said.
+        /// Message of the kernel.
         reason: String,
     },
     /// iptables cannot write rules of this family.
     #[error("cannot use iptables: {0}")]
     Iptables(#[from] IptablesError),
-    /// There is no thread for it.
+    /// A thread cannot be started.
     #[error(
         "cannot start a thread: {0}; see what limits them (`ulimit -u`, pids.max of the cgroup)"
     )]
@@ -49,15 +49,14 @@ pub enum OpenError {
 /// A set with the name of one of ours and another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
-    /// True if the next write puts one of ours in its place. If not, it stays, and ours cannot be
-    /// made.
+    /// True if the next write replaces it by ours. If false, it stays, and ours cannot be created.
     pub is_replaced: bool,
-    /// The set, its type, what follows from it, and the next step.
+    /// Message that names the set, its type, the consequence and the next step.
     pub message: String,
 }
 
 impl OpenError {
-    /// Whether the kernel has no ipset at all: another try changes nothing.
+    /// True if the kernel has no ipset at all. Another try changes nothing.
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::Ipset(ipset_netlink::Error::NoIpset))
     }

@@ -1,8 +1,8 @@
-//! What stands where this proxy does not write: left by other modes, by a run with the other backend
-//! of iptables, or with another shim.
+//! Leftovers in places that this proxy does not write: of other modes, of a run with the other
+//! backend of iptables, or with another shim.
 //!
-//! Where the shim is in nftables, programs of iptables are started only to clear up: where the
-//! kernel holds chains of theirs.
+//! With a shim in nftables, iptables programs are started only to clean up, if the kernel holds
+//! chains of theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,30 +24,30 @@ use crate::leftovers::{Leftovers, Place};
 use crate::native::TABLE;
 use crate::sets::{Member, Set};
 
-/// The nft backend lets go of a set a little after its rules.
+/// Longest time until the nft backend releases a set after its rules.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Is there where the kernel has ipset, built in or loaded. To ask ipset itself would load it.
+/// File that exists if the kernel has ipset, built in or loaded. A request to ipset would load it.
 const IPSET: &str = "/sys/module/ip_set";
 
-/// Where to look.
+/// Places to look at.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Former<'a> {
     pub(super) family: IpFamily,
-    /// What is used.
+    /// Carrier in use.
     pub(super) carrier: &'a Carrier,
     pub(super) modes: Footprints,
 }
 
-/// Whether all could be looked at.
+/// Completeness of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Certainty {
     All,
-    /// Not all; it may be at the next look.
+    /// A part is missing; the next search may find it.
     Some,
 }
 
-/// What is known, or is found now; what may be incomplete is looked for again the next time.
+/// Returns what is known, or searches now. An incomplete result is searched again the next time.
 pub(super) fn until_known<T: Clone>(
     known: &mut Option<T>,
     look: impl FnOnce() -> (T, Certainty),
@@ -62,7 +62,7 @@ pub(super) fn until_known<T: Clone>(
     found
 }
 
-/// What becomes of a backend of which the kernel does not say what it holds.
+/// Treatment of a backend whose content the kernel does not tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
     /// Its program is asked.
@@ -71,7 +71,7 @@ enum IfUnknown {
 }
 
 impl Former<'_> {
-    /// What is there, as far as it can be told.
+    /// Returns the leftovers that can be found.
     pub(super) fn find(self) -> (BTreeMap<Place, Arc<Leftovers>>, Certainty) {
         let mut certainty = Certainty::All;
         let mut found = BTreeMap::new();
@@ -100,7 +100,7 @@ impl Former<'_> {
             match self.left_in(&other) {
                 Ok(left) if left.is_empty() => {}
                 Ok(left) => drop(found.insert(Place::Other(other.backend()), Arc::new(left))),
-                // A backend that can never be read holds nothing that takes packets.
+                // A backend that can never be read holds no rules for packets.
                 Err(error) if !error.kind().may_pass() => {}
                 Err(error) => unknown(&format!("iptables ({})", other.backend()), &error),
             }
@@ -135,7 +135,7 @@ impl Former<'_> {
         Ok(Leftovers::find(Finder::all(self.modes), &saved))
     }
 
-    /// Removes it.
+    /// Removes leftovers.
     pub(super) fn remove(
         self,
         place: Place,
@@ -172,7 +172,7 @@ impl Former<'_> {
         }
     }
 
-    /// What the sets of the shim that is not used hold.
+    /// Returns the members of the sets of the shim that is not in use.
     pub(super) fn members(self) -> Result<BTreeMap<Set, BTreeSet<Member>>, String> {
         match self.carrier {
             Carrier::Iptables(_) => {
@@ -194,7 +194,7 @@ impl Former<'_> {
         }
     }
 
-    /// The backends of iptables that are not used and in which something may be left.
+    /// Returns the unused backends of iptables that may hold leftovers.
     fn backends(self) -> Result<Vec<Iptables>, IptablesError> {
         match self.carrier {
             Carrier::Iptables(used) => Ok(Iptables::other_than(used).collect()),
@@ -202,7 +202,8 @@ impl Former<'_> {
         }
     }
 
-    /// Those in which the kernel holds chains of kube-proxies that no program can remove.
+    /// Returns backends in which the kernel holds chains of kube-proxies that no program can
+    /// remove.
     fn out_of_reach(self) -> Result<Vec<Backend>, IptablesError> {
         let Carrier::Nftables = self.carrier else {
             return Ok(Vec::new());
@@ -215,7 +216,8 @@ impl Former<'_> {
         Ok(held)
     }
 
-    /// Those in which the kernel holds chains of kube-proxies. Without, no program is started.
+    /// Returns backends in which the kernel holds chains of kube-proxies. Starts a program only for
+    /// these.
     fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {
@@ -238,7 +240,7 @@ impl Former<'_> {
         Backend::ALL.into_iter().filter(is_held).collect()
     }
 
-    /// The tables of other modes in nftables, and where they count.
+    /// Returns tables of other modes in nftables, and their places.
     fn tables(self) -> impl Iterator<Item = (&'static str, Place)> {
         let others = self.modes.iter().filter(|mode| ***mode != FOOTPRINT);
         others.flat_map(|mode| {
@@ -250,7 +252,7 @@ impl Former<'_> {
         })
     }
 
-    /// Those of our ipsets that are there.
+    /// Returns our ipsets that exist.
     fn own_sets(self) -> Result<Vec<String>, ipset_netlink::Error> {
         if !has_ipset() {
             return Ok(Vec::new());
@@ -295,7 +297,7 @@ mod tests {
         assert_eq!(until_known(&mut known, || (3, Certainty::All)), 2);
     }
 
-    /// Nobody but an administrator may ask for tables of nftables.
+    /// Only an administrator may read tables of nftables.
     #[test]
     fn what_cannot_be_asked_for_is_not_known_to_be_absent() {
         const MODES: Footprints = &[&footprint::NFTABLES];
@@ -312,7 +314,7 @@ mod tests {
             );
             (is_here, former.find())
         };
-        // What a thread may do is its own.
+        // Capabilities belong to a thread.
         let (is_here, (found, certainty)) = thread::spawn(look).join().unwrap();
         if is_here {
             assert!(found.is_empty(), "{found:?}");

@@ -1,8 +1,8 @@
-//! Sets and rules in our own table of nftables, over netlink: one transaction for what changed.
+//! Sets and rules in our own table of nftables, over netlink: one transaction for each change.
 //!
-//! Of a transaction the kernel makes all or nothing, and an element that is to go and is not there
-//! is refused, unlike with ipset. So one that is refused is tried again set by set, each element
-//! that goes added before, which is no change where it is there.
+//! The kernel applies a transaction whole or not at all. Unlike ipset, it refuses to remove an
+//! element that is missing. So a refused transaction is tried again set by set, and adds each
+//! element before it removes it. Adding an existing element changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -31,12 +31,12 @@ pub(super) struct Native {
     nftables: Nftables,
     own: Arc<OwnSockets>,
     family: IpFamily,
-    /// What was read last, of which generation of the ruleset.
+    /// Content at the last read, with the generation of the ruleset.
     read: Option<(Generation, Content)>,
     sent: u32,
 }
 
-/// Elements of one set that come, or go.
+/// Elements of one set to add or to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     set: Name,
@@ -61,12 +61,12 @@ impl Native {
         })
     }
 
-    /// Transactions so far.
+    /// Returns the number of transactions so far.
     pub(super) fn sent(&self) -> u32 {
         self.sent
     }
 
-    /// Our sets. One of another type counts as absent.
+    /// Returns our sets. A set of another type counts as missing.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.nftables = self.own.open()?;
         let family = Family::from(self.family);
@@ -92,7 +92,7 @@ impl Native {
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
-            // Its parts come with their members.
+            // Its parts appear with their members.
             let ranges = Set::LoadBalancerSourceCidr;
             found.members.entry(ranges).or_default();
             found.sizes.insert(ranges, u32::MAX);
@@ -100,9 +100,9 @@ impl Native {
         Ok(found)
     }
 
-    /// Makes sets; where one is refused, each by itself.
+    /// Creates sets. After a refusal, tries each one alone.
     pub(super) fn create(&mut self, run: &[Op]) -> Vec<Outcome> {
-        // Asked before: Linux 5.10 takes a second definition of another type without a word.
+        // Linux 5.10 silently accepts a second definition of another type, so this looks first.
         let mut stay = self.remove_strangers();
         if stay.is_empty() {
             match self.create_together(run) {
@@ -128,7 +128,7 @@ impl Native {
         self.commit(changes.collect())
     }
 
-    /// What these are to make.
+    /// Returns the definitions that these writes create.
     fn made_by(&self, run: &[Op]) -> impl Iterator<Item = nftables_netlink::Set> {
         let family = self.family;
         run.iter().filter_map(move |op| match op {
@@ -137,7 +137,7 @@ impl Native {
         })
     }
 
-    /// The sets that are named as ours and are of another type.
+    /// Returns sets with our names and another type.
     pub(super) fn strangers(&mut self) -> Result<Vec<FoundSet>, Error> {
         let mut there = self.nftables.sets(Family::from(self.family), TABLE)?;
         there.retain(|found| {
@@ -147,7 +147,7 @@ impl Native {
         Ok(there)
     }
 
-    /// The same for the operator: the next write replaces them.
+    /// Returns sets in the way, for the operator: the next write replaces them.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let family = Family::from(self.family).name();
         let told = |FoundSet { set, .. }: FoundSet| {
@@ -166,10 +166,10 @@ impl Native {
         Ok(self.strangers()?.into_iter().map(told).collect())
     }
 
-    /// Removes [`strangers`](Self::strangers): nothing that this proxy needs can be in them, and in
-    /// their place none of its own can be made. Returns those that it cannot remove, and why.
+    /// Removes [`strangers`](Self::strangers): they cannot hold our members, and ours cannot be
+    /// created beside them. Returns those that cannot be removed, with reasons.
     fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
-        // A set that cannot be read is told by the next write.
+        // The next write reports a set that cannot be read.
         let there = self.strangers().unwrap_or_default();
         let mut stay = BTreeMap::new();
         for found in there {
@@ -189,9 +189,9 @@ impl Native {
         stay
     }
 
-    /// Puts sets of ours in the place of sets that rules look into. Only rules of the same table can,
-    /// and that is ours alone: those in chains of ours are written again in the same transaction, and
-    /// others are drift. A rule that the kernel refuses with the new set is drift as well.
+    /// Replaces sets that rules look into. Only rules of the same table can, and the table is ours
+    /// alone. Rules in our chains are written again in the same transaction. Other rules are drift,
+    /// and so is a rule that the kernel refuses with the new set.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
         let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;
@@ -239,7 +239,7 @@ impl Native {
                 }
                 outcomes
             }
-            // No packet needs them all at the same moment.
+            // No packet needs all of them at the same moment.
             Err(Failure::TooLarge(_)) if run.len() > 1 => {
                 let (first, second) = run.split_at(run.len() / 2);
                 let mut outcomes = self.apply(first);
@@ -272,14 +272,14 @@ impl Native {
         changes.collect()
     }
 
-    /// Makes a set that comes with its members.
+    /// Returns the change that creates a set which appears with its members.
     fn part(&self, name: &Name) -> Option<Change> {
         let is_part = is_of(name, self.family) == Some(Set::LoadBalancerSourceCidr);
         let definition = is_part.then(|| definition_of(name, self.family))?;
         definition.map(Change::AddSet)
     }
 
-    /// Writes to one set in one direction.
+    /// Writes the elements of one set in one direction.
     fn try_alone(&mut self, run: &Run) -> Outcome {
         let mut changes: Vec<Change> = self.part(&run.set).into_iter().collect();
         let add = Change::AddElements(run.set.clone(), run.elements.clone());
@@ -302,8 +302,8 @@ impl Native {
         }
     }
 
-    /// The chains and rules, and what the node is not to use. Where the ruleset is as it was when it
-    /// was read last, nothing more is asked.
+    /// Reads chains, rules and forbidden addresses. Asks nothing more if the ruleset is unchanged
+    /// since the last read.
     pub(super) fn read(&mut self) -> Result<Content, Error> {
         let generation = self.nftables.generation()?;
         if let Some((of, content)) = &self.read
@@ -339,16 +339,16 @@ impl Native {
                     .collect();
             }
         }
-        // What changed meanwhile is read the next time.
+        // The next read finds later changes.
         self.read = Some((generation, content.clone()));
         Ok(content)
     }
 
-    /// Brings chains and rules from what is installed to what is wanted.
+    /// Changes chains and rules from the installed ones to the wanted ones.
     pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
         if installed.activity == Activity::Dormant {
-            // The kernel takes no new base chain in a transaction that switches the table on. If it
-            // refuses this one, it refuses the next as well, which says why.
+            // The kernel takes no new base chain in a transaction that enables the table. If it
+            // refuses this one, it refuses the next as well, with a reason.
             drop(self.commit(vec![add_table(self.family)]));
         }
         let mut written = self.commit(wanted.changes(installed, self.family));
@@ -392,18 +392,18 @@ impl Native {
     }
 }
 
-/// Why a transaction was not made.
+/// Reason why a transaction was not applied.
 #[derive(Debug)]
 enum Failure {
-    /// Changes were refused.
+    /// The kernel refused some changes.
     Refused(Refusal),
-    /// All of it was.
+    /// The kernel refused the whole transaction.
     Whole(Refusal),
-    /// It was not sent: it is larger than the socket's buffer may be.
+    /// It exceeds the largest buffer of the socket, and was not sent.
     TooLarge(String),
-    /// It may have been.
+    /// The reply was lost; it may have been applied.
     Unknown,
-    /// It was not sent, or the answer could not be received.
+    /// It could not be sent, or its answer not be received.
     Unsent(String),
 }
 
@@ -427,9 +427,9 @@ impl Failure {
     }
 }
 
-/// What goes into one set in one direction, in a row.
+/// Groups writes in a row by set and direction.
 fn runs(writes: &[(Set, Direction, Place)]) -> Vec<Run> {
-    // The members of one set of this proxy may be those of several of the kernel's.
+    // Members of one set here may belong to several sets in the kernel.
     let mut runs: Vec<Run> = Vec::new();
     for (_, direction, Place { set, key }) in writes {
         let element = Element::of_set(key.clone());
@@ -457,8 +457,8 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &FoundSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// Whether a set of another type may be in the way: its definition is refused, or, where the kernel
-/// takes that, what is put into it.
+/// True if a set of another type may be in the way: the kernel refuses its definition, or later its
+/// elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -476,7 +476,8 @@ fn is_missing(error: &Error) -> bool {
     )
 }
 
-/// What our table holds of members, for whoever writes to ipsets now; nothing where there is none.
+/// Returns the members that our table holds, for a shim in ipsets that takes over; empty if there
+/// is no table.
 pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
     match Native::open(family, Arc::default()) {
         Ok(mut native) => Ok(native.dump()?.members),
@@ -485,8 +486,8 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
     }
 }
 
-/// Whether the kernel can carry the shim: a table with a chain of each kind and a rule with each
-/// expression is tried. It is not made.
+/// Tests whether the kernel can carry the shim, by a table with a chain of each kind and a rule
+/// with each expression. The table is not committed.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {
     let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
     let all = everything(family);

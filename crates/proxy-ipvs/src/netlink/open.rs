@@ -1,4 +1,5 @@
-//! Opens the kernel for the IPVS mode: loads IPVS, and looks whether this machine has all that it needs.
+//! Opens the kernel for the IPVS mode: loads IPVS, and checks that this machine has everything
+//! needed.
 
 use std::time::Duration;
 
@@ -10,14 +11,14 @@ use super::error::OpenError;
 use super::native;
 use super::servers::Servers;
 
-/// Time for `modprobe ip_vs`.
+/// Timeout of `modprobe ip_vs`.
 const MODPROBE_LIMIT: Duration = Duration::from_secs(30);
 
 pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
     OpenError::Nftables(error.to_string())
 }
 
-/// Whether the kernel has ipset, which it may load to answer.
+/// Checks that the kernel has ipset, which it may load to answer.
 ///
 /// # Errors
 ///
@@ -26,7 +27,7 @@ pub fn check_ipset() -> Result<(), OpenError> {
     Ipset::open().map(drop).map_err(OpenError::Ipset)
 }
 
-/// Whether the kernel has nftables, which it may load to answer.
+/// Checks that the kernel has nftables, which it may load to answer.
 ///
 /// # Errors
 ///
@@ -36,8 +37,8 @@ pub fn check_nftables() -> Result<(), OpenError> {
     opened.map(drop).map_err(|error| nftables_missing(&error))
 }
 
-/// Whether nftables can carry the shim of a family here: tried, in the network namespace of the
-/// calling thread, and nothing of it stays.
+/// Tests whether nftables can carry the shim of a family, in the network namespace of the calling
+/// thread. Nothing of the test stays.
 ///
 /// # Errors
 ///

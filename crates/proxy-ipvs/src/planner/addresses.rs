@@ -1,4 +1,4 @@
-//! The link, and the addresses on it.
+//! Plans for the link and its addresses.
 
 use std::net::IpAddr;
 
@@ -10,11 +10,11 @@ use crate::plan::{Op, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::{Tables, sorted};
 
-/// So many addresses are bound or unbound in one go: each may cost the kernel half a millisecond
-/// where there are very many, and an urgent one comes after those that have begun.
+/// Limit of addresses per plan. With very many addresses each one may cost the kernel half a
+/// millisecond, and an urgent one waits for a plan in flight.
 const ADDRESSES_AT_ONCE: usize = 2_048;
 
-/// The link, and the addresses on it.
+/// Returns the next plan for the link and its addresses.
 pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     if !of.knows(Part::Addresses) {
@@ -41,12 +41,12 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     };
     let binds = first_sorted(bound, |(_, address)| !unserved.contains(address));
     ops.extend(binds.map(|(_, address)| Op::BindAddress(address)));
-    // In turns would be fairer, but what goes is hardly ever much.
+    // Taking turns would be fairer, but there is hardly ever much to remove.
     if ops.is_empty() {
         ops.extend(first_sorted(unbound, |_| true).map(Op::UnbindAddress));
     }
     if ops.is_empty() && of.claims.may_delete && of.has_all_addresses {
-        // An address that is wanted has a place at all times.
+        // A wanted address exists in one of the two forms at all times.
         let otherwise = sorted(tables.bound_otherwise.due(of.now)).into_iter();
         let otherwise = otherwise.filter(|address| {
             tables.addresses.wanted(address).is_none() || tables.addresses.actual(address).is_some()
@@ -56,12 +56,12 @@ pub(crate) fn addresses(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// The first of them, in order, that may be written: no more than are written at once.
+/// Returns the first entries, in order, that may be written: at most one plan's.
 fn first_sorted<T: Ord + Copy>(
     mut all: Vec<T>,
     is_possible: impl Fn(&T) -> bool,
 ) -> impl Iterator<Item = T> {
-    // A full sort of 50,000 for each 2,000 of them would cost more than to write them.
+    // Sorting all 50,000 for each 2,000 would cost more than writing them.
     let mut first = Vec::new();
     while first.len() < ADDRESSES_AT_ONCE && !all.is_empty() {
         let count = ADDRESSES_AT_ONCE.min(all.len());
@@ -77,8 +77,8 @@ fn first_sorted<T: Ord + Copy>(
     first.into_iter()
 }
 
-/// Returns the addresses of virtual servers that are still to be made, but for those that could not
-/// be. O(what is pending): a Service may have thousands of addresses and ports.
+/// Returns the addresses of virtual servers that are yet to be created, without failed ones. Costs
+/// O(pending entries): a Service may have thousands of addresses and ports.
 fn unserved(tables: &Tables) -> HashSet<IpAddr> {
     let servers = &tables.servers;
     let missing = servers.pending().filter(|key| {

@@ -2,29 +2,29 @@
 
 use std::time::Duration;
 
-/// How many writes a plan has: it ends at the virtual server with which it has as many, and has no
-/// more of any one; another plan follows. At 10,000 Services with 50 endpoints each, the first sync
-/// would otherwise hold 100 MB of writes, messages and answers at once; and where the kernel is
-/// slow, as while it searches its trash of destinations, whatever changes meanwhile would wait.
+/// Number of writes in a plan. A plan ends at the virtual server that exhausts the budget. Without
+/// a limit, the first sync of 10,000 Services with 50 endpoints would hold 100 MB of writes,
+/// messages and replies. Where the kernel is slow, as while it searches its trash of destinations,
+/// other changes would wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
 impl Budget {
     const MOST: Self = Self(32_768);
     const LEAST: Self = Self(64);
-    /// The first one, while nobody knows how fast the kernel is.
+    /// Budget of the first plan, before the kernel's speed is known.
     pub(super) const FIRST: Self = Self(256);
-    /// About as long as a plan may take, and how much longer for each virtual server that is pending:
-    /// the next plan looks at all of them.
+    /// Time that a plan may take; and more for each pending virtual server, because the next plan
+    /// looks at all of them.
     const TIME: Duration = Duration::from_millis(10);
     const LOOK: Duration = Duration::from_micros(2);
 
-    /// Whether so many writes say something of how fast the kernel is.
+    /// True if this many writes tell the kernel's speed.
     pub(crate) fn tells(ops: usize) -> bool {
         ops >= Self::LEAST.0
     }
 
-    /// As many as fit into the time, as long as the last `ops` have taken.
+    /// Returns the budget that fits into the time at the speed of the last `ops` writes.
     pub(crate) fn after(ops: usize, took: Duration, pending: usize) -> Self {
         let time = Self::TIME.as_nanos() + Self::LOOK.as_nanos() * pending as u128;
         let fit = time * ops as u128 / took.as_nanos().max(1);
@@ -36,13 +36,12 @@ impl Budget {
         ops >= self.0
     }
 
-    /// With more writes than this in one plan, a Service or a namespace comes after the others: they do
-    /// not wait for it.
+    /// Returns the share of a Service or a namespace. Writes beyond it come after those of others.
     pub(super) fn share(self) -> usize {
         (self.0 / 2).min(2_048)
     }
 
-    /// How many more.
+    /// Returns the number of writes left.
     pub(super) fn left(self, ops: usize) -> usize {
         self.0.saturating_sub(ops)
     }
@@ -69,12 +68,12 @@ mod tests {
             Budget::after(64, Duration::from_micros(640), 0),
             Budget(1_000)
         );
-        // Where very many are pending, to look at them does not take longer than to write.
+        // With very many pending entries, looking at them takes no longer than writing.
         assert_eq!(
             Budget::after(1_000, Duration::from_millis(50), 20_000),
             Budget(1_000)
         );
-        // One that was held up says little.
+        // A few writes say little: they may have been held up.
         assert!(!Budget::tells(63) && Budget::tells(64));
     }
 }

@@ -1,4 +1,4 @@
-//! All that is added or changed in virtual servers and sets.
+//! Plans that add or change virtual servers and set members.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Of those that are not urgent, the plan looks only at as many as it has room for.
+    // Among entries that are not urgent, the plan looks only at as many as fit.
     let is_made = |key: &VirtualServerKey| makes(tables, key) && !waits_for_rules(tables, key, of);
     let due = due.filter(|key| !is_urgent(rank(&tables.servers, key)) || is_made(key));
     let servers = sorted(due).into_iter();
@@ -61,15 +61,15 @@ pub(super) fn make(
             .then(|| changing().exempted(set, member))?
     };
     let mut members = Vec::new();
-    // Nor what refuses all others before the rules ask for those that it is to let through, unless
-    // these rules are refused: then it is better closed.
+    // The set that drops all other clients waits for the rules that admit the allowed ones. If
+    // these rules are refused, it is filled all the same: closed is safer.
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
         || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
     let may_be_filled = |set: Set| set != Set::LoadBalancerFirewall || are_guards_asked;
     let sets = tables.all_members();
     for (set, table) in sets.filter(|(set, _)| usable.contains(set) && may_be_filled(*set)) {
-        // An exemption comes once its virtual server has the destinations that it is for.
+        // An exemption waits until its virtual server has the right destinations.
         let is_early = |member: &Member| exempted(set, member) == Some(true);
         let added = table.due(of.now).filter(|key| table.wanted(key).is_some());
         let added = added.filter(|member| !is_early(member));
@@ -81,7 +81,7 @@ pub(super) fn make(
         let is_ended = |set, member: &Member| exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
     }
-    // Whatever else there is to do: the API server and DNS come in a plan of their own.
+    // The API server and DNS always get a plan of their own, before all else.
     let has_urgent = servers
         .first()
         .is_some_and(|((rank, _), _)| is_urgent(*rank))
@@ -90,7 +90,7 @@ pub(super) fn make(
         members.retain(|(rank, ..)| is_urgent(*rank));
         servers.retain(|((rank, _), _)| is_urgent(*rank));
     }
-    // What lets clients through comes before what refuses all others.
+    // Members that admit clients come before members that drop all others.
     let refuses = |set: Set| set == Set::LoadBalancerFirewall;
     members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
     let members = members.into_iter();
@@ -108,8 +108,8 @@ pub(super) fn make(
     Plan { ops }
 }
 
-/// Brings what follows the last one before it, so that a virtual server with very many changes
-/// comes between the others, not before them. What is more urgent comes first all the same.
+/// Rotates each rank so that it begins behind the last virtual server. Thus one with very many
+/// changes takes turns with the others. Ranks keep their order.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -127,7 +127,7 @@ fn creates(op: &Op, set: Set) -> bool {
     matches!(op, Op::CreateSet(of, _) if *of == set)
 }
 
-/// Whether something is to be added to a virtual server, or changed.
+/// True if an entry must be added to a virtual server, or changed.
 pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     let Some(wanted) = tables.servers.wanted(key) else {
         return false;
@@ -148,7 +148,7 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
 }
 
-/// What comes is made before weights go down, so that there is a destination at all times.
+/// Adds destinations before it lowers weights, so that there is a destination at all times.
 fn make_server(
     tables: &Tables,
     key: VirtualServerKey,
@@ -162,7 +162,7 @@ fn make_server(
     };
     let actual = tables.servers.actual(&key);
     if actual.is_none() && tables.foreign.stands_at(&key) {
-        // The kernel refuses it as long as the other one is there, which gets no destination.
+        // The kernel refuses it while the foreign one exists, which gets no destination of ours.
         ops.push(Op::AddServer(key, wanted.properties.clone()));
         return;
     }
@@ -198,8 +198,8 @@ fn make_server(
     }
 }
 
-/// Whether those that go do not wait for all that come any longer: some of these were tried, and
-/// refused, and others are there.
+/// True if removals no longer wait for all additions: some additions were refused, and other
+/// destinations serve.
 fn goes_on_without(
     tables: &Tables,
     key: &VirtualServerKey,
@@ -217,8 +217,8 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// Reports whether a virtual server that serves nobody yet has to wait for rules. One that was made
-/// while another program's could have been there has none of its own yet: no set named it.
+/// Reports whether a virtual server that serves nobody yet must wait for rules. One that was
+/// created in the place of a foreign one has no rules yet: no set named it.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {

@@ -1,4 +1,5 @@
-//! Removes destinations and virtual servers that serve no more, and the set members that said that they were ours.
+//! Plans that remove destinations and virtual servers, and afterwards the set members that proved
+//! them ours.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -14,12 +15,12 @@ use crate::plan::{Op, Plan};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// Destinations and virtual servers that go, the last ones first: what returns soon is then found
-/// first in the kernel's trash (see `order` of the writes).
+/// Removes destinations and virtual servers, the last ones first: the kernel's trash then finds
+/// returning ones at its head (see `order` of the writes).
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    // Of one of which an answer was lost it is not known who still gets anything.
+    // After a lost reply it is unknown who still gets packets.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
@@ -35,13 +36,13 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         };
         let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
-            // Its address first: as long as that is local, another process of the node would get
-            // its clients.
+            // The address goes first. While it is local, another process of the node would get the
+            // clients.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
-            // It may be wanted there again as soon as that is read.
+            // A Service that is about to be read may want it again.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
-            // What comes is made first.
+            // Additions come first.
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
                 let before = ops.len();
@@ -61,7 +62,7 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Whether an address is on the link, in whichever form, and is still to be taken off.
+/// True if an address is on the link, in either form, and must be removed.
 fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
     let (bound, otherwise) = (&tables.addresses, &tables.bound_otherwise);
     bound.wanted(address).is_none()
@@ -69,22 +70,23 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
             || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
 }
 
-/// Set members that go.
+/// Removes set members.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
-    // What filters and masquerades stays until nothing is served there, and nothing can arrive.
+    // Members that filter and masquerade stay until nothing serves there and no packet can arrive.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
         || tables.addresses.due(of.now).any(is_unwanted_address)
     {
         return Plan::default();
     }
-    // Virtual servers that could not be removed yet, by their ports.
+    // Virtual servers whose removal failed, by port.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Of those that nothing else names (a member was refused): the set of addresses also rejects,
-    // which an address that has become the node's own is not to meet for longer than needed.
+    // Addresses of virtual servers that no other set names (a member was refused). The set of
+    // addresses also rejects packets, so an address that became the node's own should leave it
+    // soon.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
-    // Whether a member still says that one of these is ours.
+    // True if a member still proves one of these to be ours.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
         (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
         (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
@@ -119,11 +121,10 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Reports whether a virtual server goes on to be served by another set, which does not name it yet,
-/// or by another set or range of sources, which no rule asks yet: without both, it would be rejected, or
-/// its clients dropped.
+/// Reports whether a virtual server will be served by another set or source range that does not
+/// cover it yet. Without both members, its clients would be rejected or dropped.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
-    // The firewall serves nobody: without its ranges, it would drop all clients.
+    // The firewall admits no one: without its ranges, it would drop all clients.
     if set == Set::LoadBalancerFirewall {
         return false;
     }
@@ -147,7 +148,7 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     }
     let mut uncovered = of.cover.uncovered.iter();
     if GUARDS.contains(&set) {
-        // Where rules are refused, a range that was taken back is not admitted for that.
+        // If rules are refused, a withdrawn range is not admitted on that account.
         return are_rules_under_way(tables, of)
             && wants(Set::LoadBalancerFirewall)
             && uncovered.any(|of| GUARDS.contains(of));
@@ -155,7 +156,7 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     uncovered.any(|of| *of != set && wants(*of))
 }
 
-/// Whether a set says by address and port that a virtual server is ours.
+/// True if a set names a virtual server by address and port, as proof that it is ours.
 fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
     let member = Member::from(at);
     let mut sets = Set::all().filter(|set| set.marks_ownership());

@@ -1,4 +1,4 @@
-//! The shim, and what other modes have left.
+//! Plans for the shim and for leftovers of other modes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,10 +10,10 @@ use crate::plan::{Op, Plan};
 use crate::sets::Set;
 use crate::tables::{Tables, sorted};
 
-/// The shim, and what other modes have left.
+/// Returns the next plan for the shim or leftovers.
 pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
-    // They name all sets, and are refused where one is missing.
+    // Rules name all sets; the kernel refuses rules whose set is missing.
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
     let must_wait = awaits_sets || of.cover.awaits_emptying(tables, of.now);
     if must_wait || !of.knows(Part::Rules) {
@@ -22,7 +22,7 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     if are_sets_tried(tables) && (!tables.are_served_by_another_mode() || is_all_made(tables, of)) {
         ops.extend(write_rules(tables, of.now));
     }
-    // Only once the shim is there: before that, its chains may still lead into what is to go.
+    // Leftovers wait for the shim: until then, its chains may lead into them.
     if ops.is_empty() && of.claims.may_delete && tables.rules.pending_len() == 0 {
         let places = sorted(tables.leftovers.due(of.now)).into_iter();
         let places = places.filter(|place| may_go(tables, *place, of));
@@ -35,15 +35,15 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// Whether what was left at a place neither serves any more nor tells anything, once the shim is
-/// there.
+/// True if a place holds leftovers that neither serve nor prove anything once the shim is
+/// installed.
 fn may_go(tables: &Tables, place: Place, of: &Situation<'_>) -> bool {
     match place {
-        // The shim has replaced it, or nobody is behind it.
+        // The shim has replaced it, or its process has ended.
         Place::Beside(_) | Place::Ended => true,
-        // It has the packets first, and serves whoever this mode does not serve yet.
+        // Its rules get packets first, and serve Services that this mode does not serve yet.
         Place::Other(_) | Place::Nftables => is_all_made(tables, of),
-        // Sets of another shim say which virtual servers are ours, until those have gone.
+        // Sets of another shim prove virtual servers ours, until those are gone.
         Place::OwnTable | Place::Ipsets => {
             of.knows(Part::Servers) && of.has_taken_over && left(tables).next().is_none()
         }
@@ -57,12 +57,12 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
     Some(Op::WriteRules { wanted, installed })
 }
 
-/// Whether each set is there, or could not be made: rules name them all.
+/// True if each set exists, or could not be created: rules name them all.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::all().all(|set| tables.sets.actual(&set).is_some() || tables.sets.is_failing(&set))
 }
 
-/// Whether all that serves is there, but for what could not be written.
+/// True if all serving entries exist, except failed ones.
 fn is_all_made(tables: &Tables, of: &Situation<'_>) -> bool {
     let is_made = |pending: usize, failing: usize| pending <= failing;
     of.claims.may_delete

@@ -1,4 +1,4 @@
-//! Questions of all plans to the tables, and to the state beside them.
+//! Context of plans, and questions that several plans ask.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,17 +14,17 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 use crate::tables::Tables;
 
-/// What a plan depends on beside the tables.
+/// Context of a plan beside the tables.
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
     pub(crate) cover: &'a Cover,
-    /// Nothing is written to parts of which it is not known what is there.
+    /// State of each part. Unknown parts are not written.
     pub(crate) state: &'a State,
-    /// Whether the rules are not as they are to be.
+    /// True if the rules differ from the wanted ones.
     pub(crate) are_rules_pending: bool,
-    /// Whether it is known which of the virtual servers that were there are ours.
+    /// True if the owners of all found virtual servers are known.
     pub(crate) has_taken_over: bool,
-    /// Whether no address is gone that is believed to be there, as far as the kernel has told.
+    /// True if no event contradicts the addresses in the tables.
     pub(crate) has_all_addresses: bool,
     pub(crate) now: Instant,
 }
@@ -35,7 +35,8 @@ impl Situation<'_> {
     }
 }
 
-/// Returns the share of the next virtual server in a plan. What nobody wants is nobody's share.
+/// Returns the share that the next virtual server of a plan falls in. Unwanted entries count for no
+/// one.
 pub(super) fn share<'a>(
     shares: &mut Shares<'a>,
     tables: &'a Tables,
@@ -50,7 +51,7 @@ pub(super) fn share<'a>(
     }
 }
 
-/// The destinations that go, the last ones first.
+/// Returns destinations to remove, the last ones first.
 pub(super) fn gone(actual: &VirtualServer, wanted: &VirtualServer) -> Vec<Target> {
     let pairs = actual.destinations.beside(&wanted.destinations);
     let gone = pairs.filter(|(_, wanted)| wanted.is_none());
@@ -59,27 +60,27 @@ pub(super) fn gone(actual: &VirtualServer, wanted: &VirtualServer) -> Vec<Target
     gone
 }
 
-/// Whether nothing but time is between the rules and what they are to be.
+/// True if the rules only need time to become the wanted ones.
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }
 
-/// What a load balancer's firewall admits.
+/// Sets whose members a load balancer's firewall admits.
 pub(super) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
-/// Whether a virtual server is there that nobody wants, or may be: the answer was lost.
+/// True if a virtual server of ours, or possibly ours after a lost reply, is unwanted.
 pub(super) fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.is_ours(key) && tables.servers.wanted(key).is_none()
 }
 
-/// Their addresses.
+/// Returns the addresses of unwanted virtual servers.
 pub(super) fn left(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     let all = tables.servers.pending().chain(&tables.uncertain);
     let left = all.filter(|key| is_left(tables, key));
     left.filter_map(VirtualServerKey::address)
 }
 
-/// At a cold start the API server's own Service comes first, then DNS.
+/// Returns the rank of an entry. At a cold start the API server's Service comes first, then DNS.
 pub(super) fn rank<K, V>(table: &Table<K, V, Arc<Owner>>, key: &K) -> Rank
 where
     K: Clone + Eq + std::hash::Hash,

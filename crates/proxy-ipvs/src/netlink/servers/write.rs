@@ -1,4 +1,4 @@
-//! Writes to virtual servers and destinations: batches of messages, and what became of each.
+//! Writes to virtual servers and destinations: batches of messages, and their outcomes.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -13,15 +13,14 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 const OF_ANOTHER: &str = "its virtual server is another program's";
 
-/// A run of writes, over what sends a batch and brings the replies.
+/// A run of writes, with the function that sends a batch and returns the replies.
 pub(super) struct Writing<'a, E> {
     family: Family,
     execute: E,
     takes_notes: &'a mut bool,
-    /// A virtual server that was refused has no destinations: that is no surprise.
+    /// Refused virtual servers. Their destinations fail without further surprise.
     missing: BTreeSet<VirtualServerKey>,
-    /// Virtual servers that were to be made and that another program has made: they get none of our
-    /// destinations.
+    /// Virtual servers that another program created first. They get none of our destinations.
     taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
@@ -38,7 +37,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         }
     }
 
-    /// Writes them in the order that the kernel likes; one outcome each, in theirs.
+    /// Writes in the order that is cheapest for the kernel. Returns one outcome for each write, in
+    /// the given order.
     pub(super) fn run(&mut self, run: &[Op]) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::Unknown; run.len()];
         let mut places: Vec<(&Op, &mut Outcome)> = run.iter().zip(&mut outcomes).collect();
@@ -52,13 +52,13 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// What fits one send.
+    /// Writes one part that fits into one send.
     fn apply(&mut self, part: &[&Op]) -> Vec<Outcome> {
         let (mut outcomes, unnoted) = self.send(part);
         if unnoted.is_empty() {
             return outcomes;
         }
-        // A note must never cost a virtual server, nor its destinations: once more, without.
+        // A note must never cost a virtual server or its destinations: try again without.
         *self.takes_notes = false;
         self.missing.retain(|key| !unnoted.contains(key));
         let (again, places): (Vec<&Op>, Vec<&mut Outcome>) = part
@@ -75,12 +75,12 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// One send: what became of each write, and the virtual servers that were refused as if for
-    /// their note.
+    /// Sends once. Returns an outcome for each write, and the virtual servers that may have been
+    /// refused for their note.
     fn send(&mut self, part: &[&Op]) -> (Vec<Outcome>, BTreeSet<VirtualServerKey>) {
         let mut unnoted = BTreeSet::new();
         self.batch.clear();
-        // What cannot even be said is not sent.
+        // A write that cannot be encoded is not sent.
         let pushed: Vec<Result<_, Outcome>> = part.iter().map(|op| self.push(op)).collect();
         let mut replies = match (self.execute)(&self.batch) {
             Ok(replies) => replies.into_iter(),
@@ -132,7 +132,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         (outcomes, unnoted)
     }
 
-    /// Takes destinations out of virtual servers that turned out to be another program's.
+    /// Removes our destinations from virtual servers that turned out to be another program's.
     fn take_back(&mut self, part: &[&Op], outcomes: &mut [Outcome]) {
         if self.taken.is_empty() {
             return;
@@ -150,7 +150,7 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
             }
         }
         if !self.batch.is_empty() {
-            // What becomes of it is read: the virtual server is in doubt.
+            // The virtual server is in doubt, so the result is read.
             let _ = (self.execute)(&self.batch);
         }
     }
@@ -210,7 +210,7 @@ fn order(writes: &mut [(&Op, &mut Outcome)]) {
     }
 }
 
-/// The virtual server that a write gives a note.
+/// Returns the virtual server that a write gives a note.
 fn noted(op: &Op) -> Option<&VirtualServerKey> {
     match op {
         Op::AddServer(key, properties) | Op::SetServer(key, properties) => {
@@ -220,7 +220,7 @@ fn noted(op: &Op) -> Option<&VirtualServerKey> {
     }
 }
 
-/// What a kernel says that takes no flags but those it knows.
+/// True if a kernel may refuse unknown flags with this error.
 fn may_mean_the_note(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -301,7 +301,7 @@ fn destination_key(target: Target) -> DestinationKey {
     }
 }
 
-/// Always a plain one.
+/// Encodes a plain destination.
 fn destination(real: &RealServer) -> Destination {
     Destination::new(destination_key(real.target), real.weight.into())
 }
@@ -320,10 +320,10 @@ mod tests {
     const NEW_DEST: u8 = 5;
     const DEL_DEST: u8 = 7;
 
-    /// A kernel that takes no flags but these.
+    /// A kernel that takes only these flags.
     struct Strict {
         known: u32,
-        /// The attributes of each virtual server, and its flags.
+        /// Attributes of each virtual server, and its flags.
         servers: Vec<(Vec<u8>, u32)>,
         sends: usize,
     }
@@ -347,7 +347,7 @@ mod tests {
             let mut attributes = Attributes::after(4, payload).unwrap();
             let server = attributes.next().unwrap().unwrap().payload;
             if payload[0] == NEW_DEST {
-                // What names a virtual server comes first in what makes one.
+                // A message that creates a virtual server begins with its name.
                 let is_it = |(made, _): &(Vec<u8>, u32)| made.starts_with(server);
                 return if self.servers.iter().any(is_it) {
                     Reply::Done
@@ -423,7 +423,7 @@ mod tests {
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(outcomes, vec![Outcome::Done; 6]);
         assert_eq!((kernel.flags(), kernel.sends), (vec![0; 3], 2));
-        // It is not asked again.
+        // The note is not tried again.
         assert!(!takes_notes);
         apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(kernel.sends, 3);
@@ -435,7 +435,7 @@ mod tests {
         let execute = |batch: &Batch| {
             let commands = (0..batch.len()).filter_map(|at| batch.get(at));
             let commands: Vec<u8> = commands.map(|message| message.payload[0]).collect();
-            // The first virtual server is there.
+            // The first virtual server exists.
             let is_first = sends.is_empty();
             let reply = |at: usize| match (is_first, at) {
                 (true, 0) => refuse(libc::EEXIST),
@@ -468,13 +468,13 @@ mod tests {
         let [Op::AddServer(_, properties), Op::AddDestination(..)] = &mut ops[2..4] else {
             panic!("{ops:?}");
         };
-        // No such flag in this kernel.
+        // This kernel has no such flag.
         properties.flags |= Properties::MH_PORT;
         kernel.known = Properties::NODE_PORT;
         let outcomes = apply(&mut kernel, &mut takes_notes, &ops);
         let refused: Vec<_> = outcomes.iter().map(|one| *one != Outcome::Done).collect();
         assert_eq!(refused, [false, false, true, true, false, false]);
-        // The second of the two is none.
+        // The second of the two does not exist.
         let surprises = outcomes.iter().filter(|one| {
             matches!(
                 one,
@@ -491,13 +491,12 @@ mod tests {
     /// A virtual server and a destination of it, as attributes.
     type Pair = (Vec<u8>, Vec<u8>);
 
-    /// How the kernel keeps destinations: in lists that it searches from the head, and puts the
-    /// newest there.
+    /// Lists in which the kernel keeps destinations. It searches from the head, and inserts there.
     #[derive(Default)]
     struct Lists {
         used: Vec<Pair>,
         removed: Vec<Pair>,
-        /// Steps of all searches through what was removed.
+        /// Steps of all searches through removed destinations.
         steps: usize,
     }
 
@@ -512,7 +511,7 @@ mod tests {
                         .map(|found| found.unwrap().payload.to_vec())
                 };
                 let server = next().unwrap();
-                // What names a destination comes first: family, address, port.
+                // A destination begins with its name: family, address, port.
                 let mut pair = || (server.clone(), next().unwrap()[..36].to_vec());
                 match message.payload[0] {
                     NEW_SERVICE => {}
@@ -575,7 +574,7 @@ mod tests {
         let mut ops = three();
         let keys: Vec<_> = ops.iter().filter_map(Op::server).copied().collect();
         ops.extend([keys[0], keys[2], keys[4]].map(Op::RemoveServer));
-        // Refuses the removal that it gets first.
+        // Refuses the first removal.
         let mut is_first = true;
         let execute = |batch: &Batch| {
             let messages = (0..batch.len()).filter_map(|at| batch.get(at));
@@ -587,7 +586,7 @@ mod tests {
         };
         let outcomes = run(execute, &mut true, &ops);
         let refused = outcomes.iter().position(|one| *one != Outcome::Done);
-        // Of the highest port.
+        // The one with the highest port.
         assert_eq!(keys[2], key(30_080));
         assert_eq!(refused, Some(7));
     }
