@@ -1,4 +1,4 @@
-//! What it costs to read counters: 50,000 services (or as many as said) with two destinations each.
+//! Measures the cost of reading counters: 50,000 services (or as many as said) with two destinations each.
 //! All services are one dump, all destinations a dump for each service; what a scrape asks is all
 //! services, and 1,000 of them again, each with its destinations.
 //!

@@ -1,4 +1,4 @@
-//! What it costs the kernel to replace destinations again and again: what it has just removed makes
+//! Measures the kernel's cost of replacing destinations again and again: what it has just removed makes
 //! the next ones dear.
 //!
 //! ```text
@@ -57,16 +57,16 @@ const CASES: [(&str, u32, &str); 18] = [
 ];
 
 const ROUNDS: u32 = 4;
-/// How many destinations `bounded` lets the kernel have in its list.
+/// Limit of destinations in the kernel's list for `bounded`.
 const BOUND: usize = 4_096;
-/// How many destinations a look of `wait` adds.
+/// Number of destinations that a look of `wait` adds.
 const PROBES: u32 = 64;
-/// How many packets `spares` sends.
+/// Number of packets that `spares` sends.
 const PACKETS: u32 = 2_000;
 /// Between two looks of `wait`.
 const STEP: Duration = Duration::from_secs(15);
 
-/// What happens in a round. Others replace them unless it is said that the same return; all in the
+/// Steps of a round. Others replace them unless it is said that the same return; all in the
 /// order of their addresses unless it is said: backwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
@@ -91,7 +91,7 @@ enum Case {
     Flush { backwards: bool },
     /// All are removed, once; then how dear others are, again and again until they are not.
     Wait { connections: bool },
-    /// What those at weight 0 cost a packet that is scheduled (round robin) while one has a weight.
+    /// Measures what destinations at weight 0 cost a packet that is scheduled (round robin) while one has a weight.
     Spares,
 }
 
@@ -171,7 +171,7 @@ impl Table {
         ServiceKey::new(Protocol::UDP, address.into(), 80)
     }
 
-    /// Those of one generation, in the order of their addresses.
+    /// Returns the destinations of one generation, in the order of their addresses.
     fn pairs(&self, generation: u32) -> Vec<Pair> {
         let pair = |number| {
             let address = Ipv4Addr::from(0x7f20_0000 + (generation << 17) + number);

@@ -1,10 +1,10 @@
-//! What is the network namespace's, and no service's.
+//! Settings of the network namespace, not of a service.
 
 use netlink_batch::{Attributes, Malformed};
 
 use crate::uapi::{self, info, top};
 
-/// What IPVS says of itself.
+/// Version and size of IPVS.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Info {
     /// Version of IPVS: major, minor, patch in a byte each (0x010201 is 1.2.1).
@@ -14,7 +14,7 @@ pub struct Info {
     pub table_size: u32,
 }
 
-/// How long idle connections are kept, in seconds. One setting for the network namespace.
+/// Timeouts of idle connections, in seconds, for the whole network namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timeouts {
     /// Established TCP. To set it, 0 means to leave it as it is, as for the others.

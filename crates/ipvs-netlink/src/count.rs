@@ -1,4 +1,4 @@
-//! How many services there are, for the price of one system call: the old control interface tells
+//! Number of services for the price of one system call: the old control interface tells
 //! it, which generic netlink does not.
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c` (`do_ip_vs_get_ctl`).
@@ -29,7 +29,7 @@ impl ServiceCounter {
         Ok(Self(socket))
     }
 
-    /// How many services there are of IPv4 addresses; marks of the firewall count, too. The kernel
+    /// Returns the number of services with IPv4 addresses; marks of the firewall count, too. The kernel
     /// does not count those of IPv6 here. Needs `CAP_NET_ADMIN`.
     ///
     /// # Errors

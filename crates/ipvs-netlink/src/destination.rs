@@ -10,7 +10,7 @@ use crate::address;
 use crate::statistics::Statistics;
 use crate::uapi::{self, dest, top};
 
-/// What identifies a destination within its service.
+/// Identity of a destination within its service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DestinationKey {
     /// The server's address.
@@ -46,7 +46,7 @@ impl DestinationKey {
     }
 }
 
-/// How packets get to a destination, `IP_VS_CONN_F_FWD_MASK`.
+/// Forwarding method, `IP_VS_CONN_F_FWD_MASK`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Forward {
     /// Network address translation.
@@ -78,7 +78,7 @@ impl Forward {
 }
 
 impl From<u32> for Forward {
-    /// Of `IPVS_DEST_ATTR_FWD_METHOD`, whose higher bits are flags of connections.
+    /// Parses `IPVS_DEST_ATTR_FWD_METHOD`, whose higher bits are flags of connections.
     fn from(number: u32) -> Self {
         match number & 7 {
             0 => Self::Masq,
@@ -107,9 +107,9 @@ pub struct Tunnel {
 /// A destination as it is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Destination {
-    /// What identifies it.
+    /// Identity.
     pub key: DestinationKey,
-    /// How packets get there.
+    /// Forwarding method.
     pub forward: Forward,
     /// Its share of new connections, up to 2,147,483,647. 0 lets the present ones end.
     pub weight: u32,

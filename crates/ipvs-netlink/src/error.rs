@@ -1,4 +1,4 @@
-//! What can go wrong as a whole. A refused change is a [`Reply`](netlink_batch::Reply).
+//! Errors of a whole request. A refused change is a [`Reply`](netlink_batch::Reply).
 
 use netlink_batch::{Malformed, Refusal};
 

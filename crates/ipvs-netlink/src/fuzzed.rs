@@ -1,4 +1,4 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
+//! Entry points for the fuzzer: each parser of external bytes as a function of bytes.
 //! Nothing else may use it.
 
 use crate::{DestinationEntry, Info, IpFamily, ServiceEntry, Status, Timeouts};

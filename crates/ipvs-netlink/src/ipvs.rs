@@ -47,7 +47,7 @@ impl Ipvs {
         })
     }
 
-    /// What writes messages for [`Ipvs::execute`].
+    /// Encoders of messages for [`Ipvs::execute`].
     pub fn family(&self) -> Family {
         self.family
     }
@@ -62,7 +62,7 @@ impl Ipvs {
         Ok(self.connection.execute(batch)?)
     }
 
-    /// How many messages this has sent since it was opened; counts on from 0 after `u32::MAX`.
+    /// Returns the number of messages sent since this was opened. Wraps around after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.connection.sent()
     }

@@ -42,7 +42,7 @@ impl fmt::Debug for Protocol {
     }
 }
 
-/// What identifies a service.
+/// Identity of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ServiceKey {
     /// Packets to this address and port.
@@ -146,13 +146,13 @@ bitflags! {
 /// A service as it is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Service {
-    /// What identifies it.
+    /// Identity.
     pub key: ServiceKey,
     /// Its scheduler.
     pub scheduler: Name,
     /// Its flags. They replace those of an existing service, all of them.
     pub flags: Flags,
-    /// How long a client keeps its destination without connections, in seconds; for
+    /// Time that a client without connections keeps its destination, in seconds; for
     /// [`Flags::PERSISTENT`].
     pub timeout: u32,
     /// Which clients are one client to persistence. IPv4: a netmask as a number (255.255.255.0

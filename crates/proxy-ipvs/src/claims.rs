@@ -166,7 +166,7 @@ impl Claims {
                 (key, server)
             })
             .collect();
-        let refused = Refused::of(&keys, servers.iter(), tables);
+        let refused = Exclusions::of(&keys, servers.iter(), tables);
         let servers: Vec<_> = servers
             .into_iter()
             .filter(|(key, _)| !refused.is_dropped(key))
@@ -420,10 +420,10 @@ impl Merge {
 
 /// Entries that a Service port does not get because another program has virtual servers there.
 #[derive(Default)]
-struct Refused {
+struct Exclusions {
     /// Virtual servers of other programs, and those of this Service port that depend on them.
     keys: HashSet<VirtualServerKey>,
-    /// Those that are not even tried.
+    /// Exclusions virtual servers that are not even tried.
     dropped: HashSet<VirtualServerKey>,
     /// Their addresses.
     addresses: HashSet<IpAddr>,
@@ -432,7 +432,7 @@ struct Refused {
     has_node_port: bool,
 }
 
-impl Refused {
+impl Exclusions {
     fn of<'a>(
         keys: &HashSet<VirtualServerKey>,
         servers: impl Iterator<Item = &'a (VirtualServerKey, VirtualServer)> + Clone,

@@ -17,7 +17,7 @@ pub(crate) struct Draft {
     destinations: Destinations,
 }
 
-/// By their targets.
+/// Destinations in the form that suits the number of writes.
 enum Destinations {
     List(Vec<RealServer>),
     /// For many writes that are not in order.

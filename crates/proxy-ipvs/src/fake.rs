@@ -1,8 +1,7 @@
 //! A strict fake kernel for tests: it refuses what the kernel refuses, and then changes nothing.
 //!
-//! It also counts what the real one would cost: netlink messages (many members of one set in one
-//! message) and processes. It knows nothing of packets: what IPVS does with them is proved in the
-//! lab.
+//! It also counts costs: netlink messages (many members of one set in one message) and processes.
+//! It knows nothing of packets; the lab proves what IPVS does with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,7 +26,7 @@ use crate::server::{VirtualServer, VirtualServerKey};
 #[derive(Debug)]
 pub struct FakeKernel {
     state: Arc<Mutex<State>>,
-    /// Each handle tells of former sets once.
+    /// True once this handle has reported former sets.
     has_told_former: bool,
 }
 
@@ -41,7 +40,7 @@ impl Clone for FakeKernel {
 }
 
 impl FakeKernel {
-    /// An empty kernel with the node addresses given.
+    /// Creates an empty kernel with these node addresses.
     pub fn new(family: IpFamily, addresses: &[IpAddr]) -> Self {
         let state = State {
             family,
@@ -70,12 +69,12 @@ impl FakeKernel {
         }
     }
 
-    /// The state, to look at or to damage.
+    /// Returns the state, to inspect or to damage.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state, if a part of it can be read.
+    /// Returns the state if a part of it can be read.
     fn readable(&self, part: Part) -> Result<MutexGuard<'_, State>, Unreadable> {
         let state = self.state();
         match state.unreadable.get(part.name()) {
@@ -84,7 +83,7 @@ impl FakeKernel {
         }
     }
 
-    /// What was done since the last call.
+    /// Takes the work since the last call.
     pub fn take_work(&self) -> (Work, Vec<Op>) {
         let mut state = self.state();
         (

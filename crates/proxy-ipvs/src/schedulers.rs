@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_mins(5);
 /// Schedulers that Services ask for.
 #[derive(Debug, Default)]
 pub(crate) struct Schedulers {
-    known: BTreeMap<Scheduler, Known>,
+    known: BTreeMap<Scheduler, SchedulerEntry>,
     /// True if an answer came since Services were computed.
     has_answers: bool,
     /// True if an answer differs from the one that Services were computed with.
@@ -30,7 +30,7 @@ pub(crate) struct Schedulers {
 
 /// Knowledge of one scheduler.
 #[derive(Debug)]
-struct Known {
+struct SchedulerEntry {
     name: Arc<str>,
     state: State,
     /// True if the kernel must be asked.
@@ -46,7 +46,7 @@ enum State {
     Missing(String, Instant),
 }
 
-impl Known {
+impl SchedulerEntry {
     fn new(scheduler: Scheduler) -> Self {
         Self {
             name: scheduler.name().into(),
@@ -68,9 +68,9 @@ impl Schedulers {
         schedulers
     }
 
-    fn ask(&mut self, scheduler: Scheduler) -> &mut Known {
+    fn ask(&mut self, scheduler: Scheduler) -> &mut SchedulerEntry {
         let of = self.known.entry(scheduler);
-        of.or_insert_with(|| Known::new(scheduler))
+        of.or_insert_with(|| SchedulerEntry::new(scheduler))
     }
 
     /// Returns the scheduler that serves a Service.
@@ -79,7 +79,7 @@ impl Schedulers {
         match asked.filter(|asked| asked.name() != &*config.scheduler) {
             None => Arc::clone(&config.scheduler),
             Some(asked) => match self.ask(asked) {
-                Known {
+                SchedulerEntry {
                     name,
                     state: State::There,
                     ..
@@ -155,7 +155,7 @@ impl Schedulers {
     /// Returns true if Services that name a scheduler must be computed again. Forgets missing
     /// schedulers that no Service names any more.
     pub(crate) fn take_changed(&mut self, is_named: impl Fn(Scheduler) -> bool) -> bool {
-        let is_missing = |known: &Known| matches!(known.state, State::Missing(..));
+        let is_missing = |known: &SchedulerEntry| matches!(known.state, State::Missing(..));
         self.known
             .retain(|of, known| !is_missing(known) || is_named(*of));
         self.has_answers = false;

@@ -9,17 +9,17 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server in the kernel. Sets, claims and evidence speak of service addresses,
-/// each of which has a key.
+/// Identity of a virtual server in the kernel. Sets, claims and evidence speak of service
+/// addresses; each one has a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
     /// Packets to this address and port.
     Address(ServiceAddress),
-    /// Packets that a firewall rule has marked, to whatever address. No Service uses one.
+    /// Packets with this firewall mark, to any address. No Service uses one yet.
     Mark {
-        /// The family of the packets.
+        /// Family of the packets.
         family: IpFamily,
-        /// The mark, not 0.
+        /// Mark, not 0.
         mark: u32,
     },
 }
@@ -67,56 +67,54 @@ impl From<VirtualServerKey> for ServiceKey {
     }
 }
 
-/// All of a virtual server but its destinations. [`Properties::NODE_PORT`] is a note and makes no
-/// difference: two that differ by it alone are equal.
+/// Properties of a virtual server beside its destinations. [`Properties::NODE_PORT`] does not count
+/// when two are compared.
 #[derive(Debug, Clone, Eq)]
 pub struct Properties {
-    /// The kernel's name of the scheduler.
+    /// Name of the scheduler in the kernel.
     pub scheduler: Arc<str>,
     /// `IP_VS_SVC_F_*` of linux/ip_vs.h, without `HASHED`, which is the kernel's own; and
     /// [`Properties::NODE_PORT`].
     pub flags: u32,
-    /// Persistence time-out in seconds; 0 unless [`Properties::PERSISTENT`] is set.
+    /// Persistence timeout in seconds; 0 unless [`Properties::PERSISTENT`] is set.
     pub timeout: u32,
 }
 
 impl Properties {
-    /// `IP_VS_SVC_F_PERSISTENT`: a client stays with the real server it got.
+    /// `IP_VS_SVC_F_PERSISTENT`: a client stays with its first destination.
     pub const PERSISTENT: u32 = 0x1;
     /// `IP_VS_SVC_F_HASHED`: set by the kernel, ignored here.
     pub const HASHED: u32 = 0x2;
     /// `IP_VS_SVC_F_SCHED_MH_PORT`: the `mh` scheduler hashes the client's port, too.
     pub const MH_PORT: u32 = 0x10;
-    /// A note in the kernel that a kube-proxy made this virtual server for a NodePort. The sets of
-    /// NodePorts name ports alone, so that a virtual server at an address that the node has lost
-    /// could be anybody's.
+    /// Note in the kernel that a kube-proxy made this virtual server for a NodePort. Sets of
+    /// NodePorts name ports alone, so a virtual server at an address that the node has lost could
+    /// be any program's.
     ///
-    /// It is a bit of the flags that means nothing to the kernel, which keeps the flags of a
-    /// service as they are given, gives them back, and tests single bits, numbered from the low
-    /// end: six so far (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows it (`ipvsadm`,
-    /// `/proc/net/ip_vs`), so that all that can be seen is as upstream leaves it. Upstream compares
-    /// the flags and writes each such virtual server once when it takes over; destinations and
-    /// connections stay.
+    /// The note is a bit of the flags without meaning to the kernel. It keeps flags as given,
+    /// returns them, and tests single bits from the low end, six so far
+    /// (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`, `/proc/net/ip_vs`), so
+    /// the visible state equals upstream's. Upstream compares flags, and writes such a virtual
+    /// server once when it takes over; destinations and connections stay.
     ///
-    /// Other places for it are worse: a set or a member of our own, or an address on `kube-ipvs0`,
-    /// is seen; time-out and netmask are in use where there is session affinity; a file is no part
-    /// of the kernel, which may have been programmed by somebody else, or booted, since it was
-    /// written.
+    /// Other places are worse. A set, member or address of our own would be visible. Timeout and
+    /// netmask are in use with session affinity. A file can disagree with the kernel after a reboot
+    /// or another program's change.
     ///
-    /// A virtual server without the note, which upstream or an earlier build has made, is not
-    /// written for its sake: it is judged by its address. A kernel that drops the bit leaves it at
-    /// that, and one that refuses it gets the virtual server without.
+    /// A virtual server of upstream or an earlier build has no note and is not written for it; its
+    /// address decides. A kernel that drops the bit loses only the note. One that refuses it gets
+    /// the virtual server without.
     pub const NODE_PORT: u32 = 1 << 30;
 
-    /// Whether it bears the note that it serves a NodePort.
+    /// True if it bears the note that it serves a NodePort.
     pub fn is_node_port(&self) -> bool {
         self.flags & Self::NODE_PORT != 0
     }
 }
 
 impl VirtualServer {
-    /// True if a virtual server that was found has what a kube-proxy would have given it in the
-    /// place of this one: one of its destinations or, without any, the same properties.
+    /// True if a found virtual server looks as a kube-proxy would have made it here: it has one of
+    /// these destinations or, without any, the same properties.
     pub(crate) fn is_like(&self, found: &Self) -> bool {
         if found.destinations.is_empty() {
             return found.properties == self.properties;
@@ -133,7 +131,7 @@ impl PartialEq for Properties {
     }
 }
 
-/// A virtual server with its destinations. Cheap to clone: the list is shared.
+/// Virtual server with its destinations. Cheap to clone: the list is shared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VirtualServer {
     /// Scheduler, flags, persistence.
@@ -143,27 +141,27 @@ pub struct VirtualServer {
 }
 
 impl VirtualServer {
-    /// The destination at a target.
+    /// Returns the destination at a target.
     pub fn destination(&self, target: Target) -> Option<RealServer> {
         self.destinations.find(target)
     }
 }
 
-/// A destination: a pod that serves.
+/// Destination: a serving endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RealServer {
-    /// Where it is.
+    /// Address and port.
     pub target: Target,
-    /// Its share of new connections; 0 while it drains. What is larger in the kernel counts as the
+    /// Share of new connections; 0 while it drains. Larger values in the kernel count as the
     /// largest here.
     pub weight: u16,
-    /// Whether it is as this proxy makes them in every other respect: packets reach it by network
-    /// address translation (`ipvsadm -m`), and nothing limits its connections. No more is kept.
+    /// True if it has the defaults of this proxy otherwise: network address translation (`ipvsadm
+    /// -m`), no limit on connections. Further details are not kept.
     pub is_plain: bool,
 }
 
 impl RealServer {
-    /// A real server as upstream makes it: network address translation, weight 1, no limits.
+    /// Creates a destination as upstream does: network address translation, weight 1, no limits.
     pub fn new(target: Target) -> Self {
         Self {
             target,
@@ -172,22 +170,22 @@ impl RealServer {
         }
     }
 
-    /// The same with another weight.
+    /// Returns a copy with another weight.
     #[must_use]
     pub fn with_weight(self, weight: u16) -> Self {
         Self { weight, ..self }
     }
 }
 
-/// The destinations of a virtual server, sorted by target. Cheap to clone: they are shared. A large
-/// node has 500,000 of them, so where all are IPv4 and differ by nothing but their address, which
-/// is the rule, each takes 4 bytes.
+/// Destinations of a virtual server, sorted by target. Cheap to clone: the list is shared. A large
+/// node has 500,000. If all are IPv4 and differ in their address alone, as usual, each takes 4
+/// bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Destinations(Packed);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Packed {
-    /// If and only if that is possible, and there is one.
+    /// The form of every list that has at least one entry and allows it.
     Alike {
         addresses: Arc<[Ipv4Addr]>,
         port: u16,
@@ -198,7 +196,7 @@ enum Packed {
 }
 
 impl Destinations {
-    /// How many there are.
+    /// Returns their number.
     pub fn len(&self) -> usize {
         match &self.0 {
             Packed::Alike { addresses, .. } => addresses.len(),
@@ -206,18 +204,18 @@ impl Destinations {
         }
     }
 
-    /// Whether there is none.
+    /// True if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All, by their targets.
+    /// Returns all, sorted by target.
     pub fn iter(&self) -> impl Iterator<Item = RealServer> {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
-    /// All targets of these and others, in order, each with what stands there in these and in the
-    /// others. One pass over both: of thousands of virtual servers each plan asks for it.
+    /// Merges two lists in one pass: returns every target of either, in order, with its entries in
+    /// this list and in the other. Each plan does that for thousands of virtual servers.
     pub(crate) fn beside(
         &self,
         others: &Self,
@@ -255,12 +253,12 @@ impl Destinations {
         }
     }
 
-    /// The same as a list.
+    /// Returns a list of all.
     pub fn to_vec(&self) -> Vec<RealServer> {
         self.iter().collect()
     }
 
-    /// The one at a target.
+    /// Returns the one at a target.
     fn find(&self, target: Target) -> Option<RealServer> {
         let at = match (&self.0, target.ip) {
             (
@@ -277,7 +275,7 @@ impl Destinations {
 }
 
 impl From<&[RealServer]> for Destinations {
-    /// From a list that is sorted by target, each target once.
+    /// Packs a list that is sorted by target, each target once.
     fn from(list: &[RealServer]) -> Self {
         let any = || Packed::Any(list.into());
         let Some(&first) = list.first() else {

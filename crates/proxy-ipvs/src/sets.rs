@@ -35,7 +35,7 @@ pub enum Set {
     IpvsIps,
 }
 
-/// What the members of a set are.
+/// Type of a set's members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SetKind {
     /// `hash:ip`
@@ -66,7 +66,7 @@ const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static st
     }
 }
 
-/// In the order of [`Set`], so that a set's number is its row's index.
+/// Rows in the order of [`Set`]: a set's number is its index.
 const ROWS: [Row; 17] = [
     row(
         Set::LoopBack,
@@ -172,16 +172,16 @@ const ROWS: [Row; 17] = [
     ),
 ];
 
-/// The kernel's longest set name.
+/// Longest set name in the kernel.
 const MAX_NAME: usize = 31;
 
 impl Set {
-    /// Every set, in the order of their numbers.
+    /// Returns every set, in the order of their numbers.
     pub fn all() -> impl Iterator<Item = Self> {
         ROWS.iter().map(|row| row.set)
     }
 
-    /// How many sets there are.
+    /// Number of sets.
     pub const COUNT: usize = ROWS.len();
 
     fn row(self) -> &'static Row {
@@ -192,7 +192,7 @@ impl Set {
         &ROWS[self as usize]
     }
 
-    /// Its name in the kernel.
+    /// Returns its name in the kernel.
     pub fn name(self, family: IpFamily) -> String {
         let prefix = match family {
             IpFamily::V4 => "KUBE-",
@@ -203,22 +203,22 @@ impl Set {
         name
     }
 
-    /// The set of this family with a name, if it is one of ours.
+    /// Returns our set of this family with a name, if there is one.
     pub fn by_name(name: &str, family: IpFamily) -> Option<Self> {
         Self::all().find(|set| set.name(family) == name)
     }
 
-    /// The type of its members.
+    /// Returns the type of its members.
     pub fn kind(self) -> SetKind {
         self.row().kind
     }
 
-    /// The comment of the rules that match it.
+    /// Returns the comment of the rules that match it.
     pub fn comment(self) -> &'static str {
         self.row().comment
     }
 
-    /// What its members say of other things.
+    /// Returns the relation of its members to other entries.
     pub(crate) fn says(self) -> Says {
         match self {
             Self::ClusterIp
@@ -233,14 +233,14 @@ impl Set {
         }
     }
 
-    /// Whether its members say which virtual servers are ours, so that a member must outlive its
-    /// virtual server.
+    /// True if its members prove virtual servers ours. Such a member must outlive its virtual
+    /// server.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// The service address that a member is about. None for a loop-back member, which names an
-    /// endpoint, and for a port, which is served at several addresses.
+    /// Returns the service address of a member. `None` for a loop-back member, which names an
+    /// endpoint, and for a port, which several addresses serve.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,
@@ -253,7 +253,7 @@ impl Set {
         }
     }
 
-    /// The set that holds the NodePorts of a protocol.
+    /// Returns the set of NodePorts of a protocol.
     pub fn node_port(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Tcp => Self::NodePortTcp,
@@ -262,7 +262,7 @@ impl Set {
         }
     }
 
-    /// The set that holds those with `externalTrafficPolicy: Local`.
+    /// Returns the set of NodePorts with `externalTrafficPolicy: Local`.
     pub fn node_port_local(protocol: Protocol) -> Self {
         match protocol {
             Protocol::Tcp => Self::NodePortLocalTcp,
@@ -294,7 +294,7 @@ impl From<ServiceAddress> for Member {
 }
 
 impl Member {
-    /// Bits of the prefix of its network, if it has one.
+    /// Returns the prefix length of its network, if it has one.
     pub(crate) fn prefix_len(&self) -> Option<u8> {
         match self {
             Self::AddressPortNet(.., net) => Some(net.prefix_len()),
@@ -302,7 +302,8 @@ impl Member {
         }
     }
 
-    /// Returns the endpoint whose packets to itself this member has masqueraded, if it is of such.
+    /// Returns the endpoint whose packets to itself this member masquerades, if it is a loop-back
+    /// member.
     pub(crate) fn looped_back(&self) -> Option<(Protocol, Target)> {
         match *self {
             Self::AddressPortAddress(ip, protocol, port, source) if ip == source => {

@@ -28,31 +28,31 @@ use crate::config::{Config, ShimStyle};
 use crate::rules::Rules;
 use crate::sets::Set;
 
-/// Which fields of a packet a set is asked for.
+/// Fields of a packet for a look-up in a set.
 const DST: &[Field] = &[Field::Destination];
 const DST_DST: &[Field] = &[Field::Destination, Field::Destination];
 const SRC_DST: &[Field] = &[Field::Source, Field::Destination];
 const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::Source];
 
-/// What decides the rules.
+/// Input of the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shim {
     /// The family.
     pub family: IpFamily,
-    /// The sets that hold something.
+    /// Sets with members.
     pub filled: BTreeSet<Set>,
     /// See [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
 }
 
 impl Shim {
-    /// The rules that this shim is made of.
+    /// Returns the rules of this shim.
     pub fn rules(&self, config: &Config) -> Rules {
         self.rules_with(&BTreeSet::new(), config)
     }
 
-    /// The same with source ranges whose prefixes have these lengths. In iptables a set asks for
-    /// all of them.
+    /// Returns the rules for source ranges of these prefix lengths. In iptables one set holds all
+    /// lengths.
     pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
         match config.shim {
             ShimStyle::Upstream => Rules::in_iptables(&self.upstream(config)),
@@ -78,7 +78,7 @@ impl Shim {
         }
     }
 
-    /// The packet's fields are a member of a set.
+    /// Matches packets whose fields are a member of a set.
     fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
         Match::InSet(set.name(self.family).into(), fields)
     }
@@ -93,7 +93,7 @@ impl Shim {
     }
 }
 
-/// Where the node calls itself.
+/// Returns the loopback network.
 pub(crate) fn loopback(family: IpFamily) -> IpNet {
     match family {
         IpFamily::V4 => LOCALHOST,
@@ -104,7 +104,7 @@ pub(crate) fn loopback(family: IpFamily) -> IpNet {
 /// The first packet of a flow.
 const NEW: Match = Match::State(&[FlowState::New]);
 
-/// The fields that the set of a protocol's NodePorts is asked for.
+/// Returns the fields for a look-up in the set of a protocol's NodePorts.
 fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     match protocol {
         Protocol::Sctp => DST_DST,
@@ -112,9 +112,9 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
     }
 }
 
-/// Which packets to a cluster IP are to be masqueraded: a match, and the fields of the packet that
-/// the set is asked for. Where local traffic cannot be told apart, at least what a Service's own
-/// address sent is.
+/// Returns the condition for masquerading packets to a cluster IP: a match, and the fields for the
+/// set. Without a detector of local traffic, at least packets from a Service's own address are
+/// masqueraded.
 fn not_local(config: &Config) -> (Option<Match>, &'static [Field]) {
     match &config.detector {
         _ if config.masquerade_all => (None, DST_DST),
@@ -123,7 +123,7 @@ fn not_local(config: &Config) -> (Option<Match>, &'static [Field]) {
     }
 }
 
-/// The target that marks a packet to be masqueraded.
+/// Returns the target that marks packets for masquerading.
 fn mark(config: &Config) -> Target {
     Target::set_mark(config.masquerade_mark)
 }

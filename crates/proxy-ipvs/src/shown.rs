@@ -1,5 +1,4 @@
-//! Writes as they are shown to people: what each is to, what there is, what there is to be, and
-//! whose it is.
+//! Writes for people: each entry with its owner, its present state and its wanted state.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,7 +11,7 @@ use crate::proxier::Ipvs;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 
 impl Ipvs {
-    /// What a write changes, as long as it is not booked; `None` for one that changes many entries.
+    /// Returns the entry that an unbooked write changes; `None` for a write that changes many.
     pub fn entry(&self, family: proxy::IpFamily, op: &Op) -> Option<EntryChange> {
         let none = String::new;
         let (entry, before, after) = match op {
@@ -74,7 +73,7 @@ impl Ipvs {
         })
     }
 
-    /// Who wants what a write is to.
+    /// Returns the Service port that wants the entry of a write.
     fn owner(&self, op: &Op) -> Option<&ServicePortName> {
         let owner = match op {
             Op::AddMember(set, member) | Op::RemoveMember(set, member) => {
@@ -104,7 +103,7 @@ fn destination(key: &VirtualServerKey, target: Target) -> String {
     format!("{key} -> {}", SocketAddr::new(target.ip, target.port))
 }
 
-/// As `ipvsadm` tells them, but for flags that it has no word for.
+/// Displays properties as `ipvsadm` does. It has no words for some flags.
 impl fmt::Display for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.scheduler)?;

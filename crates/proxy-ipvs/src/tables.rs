@@ -20,30 +20,30 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// How many members a set can hold, as upstream creates it; more where more are wanted.
+/// Capacity of a set as upstream creates it. Sets with more members get more.
 pub(crate) const SET_SIZE: u32 = 65_536;
 
 /// All tables of one IP family.
 pub(crate) struct Tables {
     /// The link `kube-ipvs0`, which is always wanted.
     pub(crate) link: Table<(), (), ()>,
-    /// With how many members each set must be able to hold; all are always wanted.
+    /// Needed capacity by set. All sets are always wanted.
     pub(crate) sets: Table<Set, u32, ()>,
-    /// By the number of the set.
+    /// Members by the number of their set.
     members: [Table<Member, (), Arc<Owner>>; Set::COUNT],
     pub(crate) rules: Table<(), Arc<Rules>, ()>,
-    /// What other modes have left; none of it is wanted.
+    /// Leftovers of other modes; none is wanted.
     pub(crate) leftovers: Table<Place, Arc<Leftovers>, ()>,
     pub(crate) servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
     /// Addresses in the form of the other `--ipvs-vip-mode`; none is wanted.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
-    /// Virtual servers that may have been made, or not.
+    /// Virtual servers whose creation was not acknowledged.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: Foreign,
 }
 
-/// Each table, beside the part of the kernel that it is about: the one list of them.
+/// Lists every table with its part of the kernel, in one place.
 macro_rules! each {
     ($tables:ident, $iter:ident $(, $mut:tt)?) => {{
         let single = [
@@ -62,7 +62,7 @@ macro_rules! each {
 }
 
 impl Tables {
-    /// The link and the sets are wanted; nothing is known to be there.
+    /// Creates tables that want the link and the sets, and know of no entry.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self {
             link: Table::new(),
@@ -83,7 +83,7 @@ impl Tables {
         tables
     }
 
-    /// Those that are about a part.
+    /// Returns the tables of a part.
     pub(crate) fn of(&self, part: Part) -> impl Iterator<Item = &dyn Rows> {
         let is_of = move |(of, table)| (of == part).then_some(table);
         each!(self, iter).filter_map(is_of)
@@ -93,13 +93,13 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Whether what nobody wants counts as late: not while it may not be removed.
+    /// Sets whether unwanted entries count as late. They do not while removals are held back.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
         tables.for_each(|table| table.count_removals(removals));
     }
 
-    /// Says what time it is.
+    /// Sets the present time.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.all_mut().for_each(|table| table.begin(now));
     }
@@ -114,15 +114,15 @@ impl Tables {
         &mut self.members[set as usize]
     }
 
-    /// Each set with its members.
+    /// Returns each set with its members.
     pub(crate) fn all_members(
         &self,
     ) -> impl Iterator<Item = (Set, &Table<Member, (), Arc<Owner>>)> {
         Set::all().zip(&self.members)
     }
 
-    /// Whether all that an owner claims is there. Of a virtual server it need not be all: what of
-    /// it is wrong in itself has been told by name, and the rest serves.
+    /// True if the kernel holds all entries that an owner claims. A virtual server may lack
+    /// destinations that are invalid: they have been reported, and the others serve.
     pub(crate) fn is_settled_for(&self, owner: &Arc<Owner>) -> bool {
         let is_settled = |(_, table): (Set, &Table<Member, (), Arc<Owner>>)| {
             let mut keys = table.keys_of(owner).iter();
@@ -138,20 +138,20 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// Whether a virtual server is one that this proxy has made or adopted, or may have made.
+    /// True if this proxy has created or adopted a virtual server, or may have.
     pub(crate) fn is_ours(&self, key: &VirtualServerKey) -> bool {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
-    /// True if the weights of a virtual server may go down: where an answer was lost, what is raised
-    /// for them may not be there any more.
+    /// True if the weights of a virtual server may be lowered. After a lost reply, the destinations
+    /// that replace them may be missing.
     pub(crate) fn may_lower(&self, key: &VirtualServerKey) -> bool {
         !self.uncertain.contains(key)
     }
 
-    /// Whether the chains that the shim is going to fill lead into those of another mode. Where the
-    /// shim is in nftables, rules of iptables and tables of nftables are another's, and come behind
-    /// it: what it keeps from being translated, they do not serve any more.
+    /// True if the chains of the shim lead into those of another mode until they are rewritten. A
+    /// shim in nftables comes before iptables rules and tables of other modes, and keeps packets
+    /// from them.
     pub(crate) fn are_served_by_another_mode(&self) -> bool {
         let mut leftovers = self.leftovers.iter_actual();
         let wanted = self.rules.wanted(&());
@@ -165,14 +165,14 @@ impl Tables {
         })
     }
 
-    /// Whether members that nobody wants are still to leave a set in which none is wanted.
+    /// True if unwanted members are yet to leave a set without wanted ones.
     pub(crate) fn empties_sets(&self) -> bool {
         let mut tables = self.members.iter();
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Wants each set as large as its members need, those that leave it after others have come
-    /// included, and never smaller than it is.
+    /// Wants capacity for all members of each set, those on their way out included. A set never
+    /// shrinks.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::all().zip(&self.members) {
             let needed = u32::try_from(table.len().next_power_of_two()).unwrap_or(u32::MAX);

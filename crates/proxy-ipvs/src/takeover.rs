@@ -1,4 +1,4 @@
-//! Whose the virtual servers are that were there before this proxy wrote anything.
+//! Ownership of virtual servers that existed before the first write.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 
-/// What says whose virtual servers are, as the kernel held it before anything was written.
+/// Evidence of ownership, as the kernel held it before the first write.
 #[derive(Default)]
 pub(crate) struct TakeOver {
     evidence: Snapshot,
@@ -36,8 +36,8 @@ impl TakeOver {
         others.clone_from(&found.interface_addresses);
     }
 
-    /// Takes what an earlier run, or upstream, has left, once all that says so was read. Virtual
-    /// servers in `excluded` are others'.
+    /// Adopts virtual servers of an earlier run, or of upstream, once all evidence was read. Those
+    /// in `excluded` are foreign.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut Foreign) -> Adopted {
         let Snapshot {
             bound,

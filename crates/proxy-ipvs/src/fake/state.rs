@@ -16,65 +16,65 @@ use crate::sets::{Member, Set, SetKind};
 
 const NO_FIT: &str = "the member does not fit the set's type or family";
 
-/// How many members fit into one message to the kernel.
+/// Number of members that fit into one message.
 const MEMBERS_PER_MESSAGE: usize = 1600;
 
-/// What the fake has been asked to do since it was last looked at.
+/// Work that the fake was asked for since the last look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Netlink messages that write.
+    /// Messages that write.
     pub messages: usize,
     /// Processes started: `iptables-restore` and `iptables-save`.
     pub processes: usize,
-    /// Times that the virtual servers were read.
+    /// Reads of the virtual servers.
     pub dumps: usize,
     /// Virtual servers whose connections were read.
     pub looks: usize,
-    /// Times that the virtual servers were glanced at.
+    /// Glances at the virtual servers.
     pub glances: usize,
-    /// Times that the addresses were read.
+    /// Reads of the addresses.
     pub address_reads: usize,
-    /// Times that a scheduler was asked for.
+    /// Requests for a scheduler.
     pub scheduler_questions: usize,
 }
 
-/// What the fake kernel holds.
+/// State of the fake kernel.
 #[derive(Debug)]
 pub struct State {
-    /// The family it serves.
+    /// Family that it serves.
     pub family: IpFamily,
-    /// Which shim it carries.
+    /// Shim that it carries.
     pub shim: ShimStyle,
-    /// What sets of the other kind hold, at the first look.
+    /// Members of the other kind of shim's sets, at the first look.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
-    /// Everything that a dump shows.
+    /// Entries that a dump shows.
     pub snapshot: Snapshot,
-    /// The schedulers it has.
+    /// Schedulers that it has.
     pub schedulers: BTreeSet<&'static str>,
     /// Open connections of destinations.
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
-    /// Writes to refuse (by their text), with the kernel's reason.
+    /// Writes to refuse, by their text, with the reason.
     pub refusals: BTreeMap<String, String>,
-    /// Addresses that the kernel never takes as a destination, as it refuses the broadcast address of
-    /// a subnet of the node.
+    /// Addresses that the kernel never takes as a destination, like the broadcast address of a
+    /// node's subnet.
     pub forbidden: BTreeSet<IpAddr>,
-    /// Whether the kernel is to blame for these, and not the entries.
+    /// True if these refusals are the kernel's fault, not the entries'.
     pub is_kernel_ill: bool,
-    /// Lose the acknowledgements of the next plan, which is carried out all the same.
+    /// True to lose the acknowledgements of the next plan, which takes effect all the same.
     pub lose_acknowledgements: bool,
-    /// A virtual server that the next dump leaves out, as one that another one's end makes the
-    /// kernel pass over.
+    /// Virtual server that the next dump misses, as the kernel does when another one is removed
+    /// meanwhile.
     pub passed_over: Option<VirtualServerKey>,
     /// Parts that refuse to be read, with the reason.
     pub unreadable: BTreeMap<&'static str, String>,
-    /// Every write that was carried out, in order.
+    /// Carried-out writes in order.
     pub done: Vec<Op>,
-    /// What it cost.
+    /// Costs so far.
     pub work: Work,
 }
 
 impl State {
-    /// Returns the table that `--ipvs-shim=nftables` has.
+    /// Returns the table of `--ipvs-shim=nftables`.
     pub fn native(&self) -> NativeTable {
         let rules = self.snapshot.rules.clone().unwrap_or_default();
         NativeTable::of(rules.native(), &self.snapshot.sets, self.family)
@@ -169,7 +169,7 @@ impl State {
                 members.insert(*member);
             }
             Op::RemoveMember(set, member) => {
-                // Where there is no set, there is no member of it.
+                // Without its set, a member does not exist.
                 if let Some(members) = self.snapshot.sets.get_mut(set) {
                     if !fits(*set, member, self.family) {
                         return Err((NO_FIT, Fault::Belief));
@@ -227,7 +227,7 @@ impl State {
                 self.snapshot.servers.insert(*key, server);
             }
             Op::SetServer(key, properties) => {
-                // The kernel looks for the virtual server first.
+                // The kernel looks up the virtual server first.
                 self.server(key)?;
                 if !self.schedulers.contains(&*properties.scheduler) {
                     return Err(("no such scheduler", Fault::Scheduler));
@@ -269,7 +269,7 @@ impl State {
                 server.destinations = server.destinations.iter().map(edit).collect();
             }
             Op::RemoveDestination(key, target) => {
-                // Where there is no virtual server, there is no destination of it.
+                // Without its virtual server, a destination does not exist.
                 if let Ok(server) = self.server(key) {
                     server.destinations = server
                         .destinations

@@ -1,4 +1,4 @@
-//! Our table of nftables in the fake kernel: a transaction is made whole, or refused.
+//! The shim's nftables table in the fake kernel: a transaction is applied whole, or refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,19 +10,19 @@ use crate::native::{
 };
 use crate::sets::{Member, Set};
 
-/// The table of nftables as the kernel holds it: that of the shim, with the sets.
+/// The shim's nftables table with its sets, as the kernel holds it.
 #[derive(Debug)]
 pub struct NativeTable {
     /// Its name.
     pub name: &'static str,
-    /// Its sets, each with its elements.
+    /// Sets with their elements.
     pub sets: Vec<(nftables_netlink::Set, Vec<Element>)>,
-    /// Its chains, each with its rules.
+    /// Chains with their rules.
     pub chains: Vec<(Chain, Vec<Rule>)>,
 }
 
 impl NativeTable {
-    /// The table of a shim whose sets hold these members.
+    /// Builds the table of a shim whose sets hold these members.
     pub(super) fn of(
         content: &Content,
         sets: &BTreeMap<Set, BTreeSet<Member>>,
@@ -62,7 +62,7 @@ impl NativeTable {
     }
 }
 
-/// What the table holds after a transaction.
+/// Applies a transaction. Returns the table after it.
 pub(super) fn apply(
     there: &Content,
     changes: &[Change],

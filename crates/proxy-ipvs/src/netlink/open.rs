@@ -47,8 +47,9 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
     native::probe(family).map_err(OpenError::Nftables)
 }
 
-/// Brings IPVS in as [`open`](super::NetlinkKernel::open) does, and sets how long it keeps idle connections, as
-/// [`set_timeouts`](super::NetlinkKernel::set_timeouts). Needs no iptables, and writes no rule.
+/// Loads IPVS as [`open`](super::NetlinkKernel::open) does, and sets the timeouts of idle
+/// connections, as [`set_timeouts`](super::NetlinkKernel::set_timeouts). Needs no iptables, and
+/// writes no rule.
 ///
 /// # Errors
 ///
@@ -62,7 +63,7 @@ pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), Op
     set.map_err(OpenError::Ipvs)
 }
 
-/// Opens IPVS, with `modprobe ip_vs` where the kernel does not load it by itself.
+/// Opens IPVS, with `modprobe ip_vs` if the kernel does not load it by itself.
 pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     match Servers::open(family) {
         Err(ipvs_netlink::Error::FamilyMissing) => {
@@ -76,7 +77,7 @@ pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     }
 }
 
-/// What was tried, and how it ended.
+/// Runs `modprobe ip_vs`. Returns its result in words.
 fn modprobe_ip_vs() -> String {
     let Some(modprobe) = Program::find("modprobe") else {
         return "there is no `modprobe` here".to_owned();

@@ -1,8 +1,8 @@
-//! Whether a kernel has what IPVS mode's sets and rules are made of, tried before anything depends
-//! on it (`--init-only`).
+//! Tests whether a kernel has all that IPVS mode's sets and rules need, before anything depends on
+//! it (`--init-only`).
 //!
-//! A set of each type is made and destroyed, and while one is there, rules that name it, in a chain
-//! that nothing leads to. The kernel loads modules for them if it can; nothing of it stays.
+//! A set of each type is created and destroyed. While one exists, rules name it, in a chain that no
+//! packet reaches. The kernel loads modules for them if it can; nothing of the test stays.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use ipset_netlink::{Definition, Family, Ipset, SetType};
 use iptables::{Field, FlowState, Iptables, IptablesError, Match, Rule, SourcePort, Table, Target};
 use proxy::IpFamily;
 
-/// The nft backend lets go of a set a little after its rules.
+/// Longest time until the nft backend releases a set after its rules.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// All that sets are made as.
+/// Types of all sets.
 const TYPES: [SetType; 5] = [
     SetType::BitmapPort,
     SetType::HashIpPort,
     SetType::HashIpPortIp,
     SetType::HashIpPortNet,
-    // The last one is named by rules.
+    // Rules name the last one.
     SetType::HashIp,
 ];
 
-/// Rules with each match and target that all clusters need, about a set that is there.
+/// Returns rules with each match and target that every cluster needs, for an existing set.
 fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     const MARK: u32 = 0x4000;
     let in_set = || Match::InSet(set.to_owned().into(), &[Field::Destination]);
@@ -39,10 +39,10 @@ fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     [one, two, three, four, (Table::Filter, reject)]
 }
 
-/// What a kernel lacks.
+/// Feature that a kernel lacks.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// A set could not be made.
+    /// A set could not be created.
     #[error("cannot make the sets of ipvs mode: {0}")]
     Set(#[from] ipset_netlink::Error),
     /// A rule could not be written.
@@ -50,7 +50,7 @@ pub enum ProbeError {
     Rule(#[from] IptablesError),
 }
 
-/// Tries it, in the network namespace of the calling thread, with iptables that works there.
+/// Runs the test in the network namespace of the calling thread, with an iptables that works there.
 ///
 /// # Errors
 ///
@@ -61,8 +61,7 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
         IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
     };
     let mut ipset = Ipset::open()?;
-    // Rules that a probe which was cut short has left go with those of this one, but what they name
-    // does not before.
+    // Rules of an interrupted test go with those of this one, but their set cannot go before.
     if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;

@@ -4,7 +4,7 @@ use netlink_batch::{Error, Refusal};
 
 use crate::plan::{Fault, Outcome};
 
-/// What refusals are called in manuals and on the web.
+/// Names of errors as manuals and the web have them.
 const NAMES: [(i32, &str); 19] = [
     (libc::EPERM, "EPERM"),
     (libc::ENOENT, "ENOENT"),
@@ -27,7 +27,7 @@ const NAMES: [(i32, &str); 19] = [
     (libc::ENOBUFS, "ENOBUFS"),
 ];
 
-/// A refusal for which the kernel, or this node, is to blame.
+/// Returns a refusal that is the fault of the kernel or this node.
 pub(super) fn refused(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -35,7 +35,7 @@ pub(super) fn refused(reason: String) -> Outcome {
     }
 }
 
-/// A refusal of an entry that is wrong in itself, or that this kernel does not know.
+/// Returns a refusal of an entry that is invalid, or unknown to this kernel.
 pub(super) fn wrong(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -43,7 +43,7 @@ pub(super) fn wrong(reason: String) -> Outcome {
     }
 }
 
-/// A refusal by which the kernel holds something else than was believed.
+/// Returns a refusal that shows the tables to be wrong about the kernel.
 pub(super) fn surprise(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -51,8 +51,7 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// A refusal without further sense, in words: what the kernel says of rights, memory and what is
-/// there is not about the entry.
+/// Classifies a refusal. One about rights, memory or existing entries is not the entry's fault.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
@@ -65,8 +64,8 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     }
 }
 
-/// What the kernel said, with the error's name, and `next`: what to do about it. Rights and memory
-/// are the same for every write, so their next step is known here.
+/// Formats the kernel's error with its name, and `next`, the next step. Rights and memory concern
+/// every write, so their next step is known here.
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",
@@ -80,7 +79,7 @@ pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     }
 }
 
-/// What became of a write whose batch could not be sent, or not be answered.
+/// Returns the outcome of a write whose batch could not be sent, or got no reply.
 pub(super) fn unsent(error: &Error) -> Outcome {
     match error {
         Error::Permission { .. } => refused(error.to_string()),

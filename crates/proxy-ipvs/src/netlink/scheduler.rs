@@ -1,10 +1,9 @@
-//! Asks whether the kernel has a scheduler: the node's at the start, as without it every virtual server
-//! would be refused; one that a Service names, when it is first named.
+//! Asks whether the kernel has a scheduler: the node's at the start, because every virtual server
+//! needs it; a Service's when it is first named.
 //!
-//! The kernel has no list of its schedulers, and loads a module when a virtual server wants it. So
-//! it is asked by making one at 198.51.100.0:20000, an address for documentation (RFC 5737) that
-//! nobody has, and taking it away again, as upstream asks. Nothing is made where a virtual server
-//! with that scheduler is there already, as on a node that has been programmed.
+//! The kernel has no list of schedulers. It loads the module when a virtual server names it. So, as
+//! upstream does, this creates a virtual server at 198.51.100.0:20000, an address for documentation
+//! (RFC 5737), and removes it. A scheduler that an existing virtual server has needs no test.
 
 use std::fs;
 use std::path::Path;
@@ -17,15 +16,15 @@ use super::error::OpenError;
 use crate::footprint::PROBE;
 use crate::server::VirtualServerKey;
 
-/// Asks the kernel, in the network namespace of the calling thread, for the scheduler of this name
-/// (`rr`, `mh`, ...); it loads the module if it can. [`OpenError::Scheduler`] if it has none. What
-/// an earlier question has left, which a crash cut short, is taken away.
+/// Asks the kernel for a scheduler by name (`rr`, `mh`, ...), in the network namespace of the
+/// calling thread. The kernel loads the module if it can. Removes the virtual server of an earlier,
+/// interrupted question.
 ///
 /// # Errors
 ///
 /// [`OpenError::Scheduler`]: the kernel has none of this name.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
-    /// Held while one asks: two families may, and there is one address to ask at.
+    /// Lock for the one test address: two families may ask at once.
     static ASKING: Mutex<()> = Mutex::new(());
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),
@@ -39,12 +38,13 @@ pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
         Reply::Refused(refusal) if refusal.errno != libc::EEXIST => {
             Err(OpenError::Ipvs(refusal.into()))
         }
-        // Where somebody else serves at that address, it cannot be asked.
+        // Another program serves at that address, so the question cannot be asked.
         _ => Ok(()),
     }
 }
 
-/// What became of the virtual server that asks; `Done` also if none had to.
+/// Creates and removes the test virtual server. Returns the reply to its creation, or `Done` if
+/// none was needed.
 fn ask(ipvs: &mut Ipvs, scheduler: Name) -> Result<Reply, Error> {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     let there = ipvs.services()?;
@@ -73,7 +73,7 @@ fn execute(
     Ok(reply.unwrap_or(Reply::Unknown))
 }
 
-/// Whether a virtual server has a scheduler, other than one that was left by a question for it.
+/// True if a virtual server has a scheduler, apart from one left by an earlier question.
 fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     there
@@ -81,8 +81,8 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// Looks for a scheduler without a write; returns a clause if the kernel will not have it. None also
-/// where that cannot be seen, as from a container without `/lib/modules`.
+/// Looks for a scheduler without a write. Returns a clause if the kernel lacks it; `None` also if
+/// that cannot be seen, as in a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
     let is_used = name.parse().is_ok_and(|name| is_used(name, &there));

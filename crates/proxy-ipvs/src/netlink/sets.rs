@@ -20,7 +20,7 @@ use crate::sets::{Member, Set, SetKind};
 pub(super) struct Sets {
     ipset: Ipset,
     family: IpFamily,
-    /// Sets that could not be made: that their members have no set is no surprise.
+    /// Sets that could not be created. Their members fail without further surprise.
     refused: BTreeSet<Set>,
 }
 
@@ -37,8 +37,8 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Our sets, one by one: those of others may be huge. A set with the name of one of ours but of
-    /// another type counts as absent, so that it is to be made, which says what is wrong with it.
+    /// Reads our sets one by one: other programs' may be huge. A set with our name and another type
+    /// counts as missing, so that its creation reports the reason.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -52,7 +52,7 @@ impl Sets {
             };
             if serves_as(&found.header, set, self.family) {
                 dump.sizes.insert(set, size(&found.header));
-                // What this proxy cannot express it does not write, and so cannot have written.
+                // An entry that this proxy cannot express was not written by it.
                 let members = found.entries.iter().filter_map(member).collect();
                 dump.members.insert(set, members);
             }
@@ -60,7 +60,7 @@ impl Sets {
         Ok(dump)
     }
 
-    /// The sets that are named as ours and are of another type. Nothing removes them.
+    /// Returns sets with our names and another type. They are not removed.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let named = |header: &Header| Set::by_name(&header.name, self.family);
         let there = self.ipset.headers()?.into_iter();
@@ -99,7 +99,7 @@ impl Sets {
         let wanted = definition(set, self.family).with_maxelem(size);
         match self.ipset.create(&set.name(self.family), &wanted) {
             Ok(_) => Outcome::Done,
-            // Another size only.
+            // Only the size differs.
             Err(Error::Mismatch { exists, .. }) if serves_as(&exists, set, self.family) => {
                 if self::size(&exists) >= size {
                     return Outcome::Done;
@@ -124,9 +124,8 @@ impl Sets {
         }
     }
 
-    /// Puts a larger set in the place of one, with the same entries. The kernel cannot resize a set
-    /// beyond its `maxelem`, but it swaps two of one type at once, so that rules which match it
-    /// never miss a member.
+    /// Replaces a set by a larger one with the same entries. The kernel cannot resize a set beyond
+    /// its `maxelem`. It swaps two sets of one type at once, so rules never miss a member.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
@@ -146,7 +145,7 @@ impl Sets {
     /// Adds and removes members.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let writes: Vec<_> = run.iter().filter_map(write).collect();
-        // What goes into one set in one direction, in a row, is one change.
+        // Writes in a row to one set, in one direction, are one change.
         let runs: Vec<_> = writes
             .chunk_by(|one, next| (one.0, one.1) == (next.0, next.1))
             .filter_map(|writes| {
@@ -209,8 +208,8 @@ impl Sets {
     }
 }
 
-/// How a set that is in the way can be removed, depending on whether a rule uses it. Ours may: they
-/// match it by its name, whatever it is.
+/// Returns advice for removing a set that is in the way, depending on whether a rule uses it. Our
+/// rules may: they match it by name.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {
@@ -223,7 +222,7 @@ fn way_out(exists: &Header) -> String {
     }
 }
 
-/// How many members a set can hold; a bitmap has room for every port.
+/// Returns the capacity of a set; a bitmap has room for every port.
 fn size(header: &Header) -> u32 {
     let maxelem = header.definition.and_then(|there| there.maxelem());
     maxelem.unwrap_or(u32::MAX)
@@ -242,7 +241,7 @@ fn add_failure(outcome: ipset_netlink::Outcome, set: &str) -> Option<Error> {
     }
 }
 
-/// Whether a set can hold what the set of this name is for, whatever its size.
+/// True if a set can hold the members of our set of this name, at any size.
 fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
     let size = header.definition.and_then(|there| there.maxelem());
     header.matches(&definition(set, family).with_maxelem(size.unwrap_or_default()))

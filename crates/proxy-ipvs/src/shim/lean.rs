@@ -21,7 +21,7 @@ use crate::rules::{CHAINS, Chains, JUMPS};
 use crate::sets::Set;
 
 impl Shim {
-    /// All chains with their rules, and the jumps into those that have any.
+    /// Returns all chains with their rules, and the jumps into chains that have any.
     pub(super) fn lean(&self, config: &Config) -> Chains {
         let chain = |(table, name)| (table, name, self.lean_chain(table, name, config));
         let chains = CHAINS.map(chain);
@@ -46,7 +46,7 @@ impl Shim {
             (Table::Nat, POSTROUTING) => self.postrouting(config),
             (Table::Nat, "KUBE-NODE-PORT") => self.lean_node_ports(config),
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
-            // Plug-ins of the network jump into it, too.
+            // Network plug-ins jump into it, too.
             (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
             (Table::Filter, FORWARD) => lean_forward(config),
             (Table::Filter, "KUBE-NODE-PORT") => {
@@ -103,8 +103,7 @@ impl Shim {
         ]
     }
 
-    /// The look-up of the port is the cheapest, that of the address in the routing table the
-    /// dearest.
+    /// A look-up of the port is the cheapest, one of the address in the routing table the dearest.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
@@ -123,7 +122,7 @@ impl Shim {
         filled.map(rule_of).collect()
     }
 
-    /// Also for flows that are known: one that its source range no longer allows ends.
+    /// Covers established flows, too: one that its source range no longer admits ends.
     fn lean_firewall(&self) -> Vec<Rule> {
         if !self.is_filled(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -161,7 +160,7 @@ impl Shim {
         vec![Rule::new(matches, Target::Reject(self.family))]
     }
 
-    /// A set that holds nothing need not be asked.
+    /// An empty set needs no look-up.
     fn unless(&self, set: Set, fields: &'static [Field]) -> Option<Match> {
         self.is_filled(set).then_some(self.not_in_set(set, fields))
     }
@@ -171,7 +170,7 @@ impl Shim {
     }
 }
 
-/// Both accept. Nearly all packets are of flows that are known: they meet one rule.
+/// Both rules accept. Nearly all packets belong to established flows and meet one rule.
 fn lean_forward(config: &Config) -> Vec<Rule> {
     let mut chain = Vec::from(kube_rules::forward(config.masquerade_mark));
     chain.reverse();
@@ -190,7 +189,7 @@ mod tests {
     use crate::config::ShimStyle;
     use crate::rules::Rules;
 
-    /// What the rules can see of a packet.
+    /// Packet, as far as rules can see it.
     #[derive(Debug, Clone)]
     #[allow(
         clippy::struct_excessive_bools,
@@ -203,10 +202,10 @@ mod tests {
         state: FlowState,
         is_to_local: bool,
         is_from_bridge_port: bool,
-        /// A Service's own address sent it.
+        /// True if a Service's own address sent it.
         is_from_cluster_ip: bool,
         is_source_in_range: bool,
-        /// The sets that its destination, or with it its source, is a member of.
+        /// Sets that hold its destination, or its destination with its source.
         sets: BTreeSet<Set>,
         through: Option<ServiceAddress>,
         is_marked: bool,
@@ -257,7 +256,7 @@ mod tests {
         }
     }
 
-    /// The rules of a shim, and where they are jumped into from.
+    /// Rules of a shim, and the jumps into them.
     struct Made {
         chains: Vec<(Table, &'static str, Vec<Rule>)>,
         jumps: Vec<(Table, &'static str, &'static str)>,
@@ -277,12 +276,13 @@ mod tests {
             let jumps = jumps.iter().map(|jump| (jump.table, jump.from, jump.to));
             Self {
                 chains,
-                // Each is put at the head.
+                // Each jump is inserted at the head.
                 jumps: jumps.rev().collect(),
             }
         }
 
-        /// The way of a packet through one hook of a table: the target that ends it, if one does.
+        /// Leads a packet through one hook of a table. Returns the target that ends its way, if one
+        /// does.
         fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
             let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
             jumps
@@ -290,7 +290,8 @@ mod tests {
                 .find_map(|chain| through(&self.chains, hook.0, chain, packet))
         }
 
-        /// What becomes of a packet in each hook; marks go on from the first to the last.
+        /// Returns the verdict for a packet in each hook. Marks last from the first hook to the
+        /// last.
         fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, bool)> {
             let mut packet = packet.clone();
             let is_sent_here = packet.in_interface.is_empty();
@@ -348,7 +349,7 @@ mod tests {
         Set::by_name(name, IpFamily::V4).unwrap()
     }
 
-    /// What a packet may be for: the sets, and whether the address is one of the node.
+    /// Returns kinds of destinations: sets, and whether the address is the node's.
     fn destinations() -> Vec<(Vec<Set>, bool)> {
         use Set::*;
         let limited = [LoadBalancer, LoadBalancerFirewall, IpvsIps];
@@ -369,7 +370,7 @@ mod tests {
                 vec![LoadBalancer, LoadBalancerLocal, ExternalIpLocal, IpvsIps],
                 true,
             ),
-            // On another interface.
+            // An address of another interface.
             (vec![ExternalIp], true),
             (vec![LoadBalancer], true),
             (vec![HealthCheckNodePort], true),
@@ -387,20 +388,20 @@ mod tests {
             for is_local in [true, false] {
                 all.push((vec![port], is_local));
                 all.push((vec![port, local], is_local));
-                // A node port, asked at the address of a Service.
+                // A NodePort at the address of a Service.
                 all.push((vec![port, IpvsIps], is_local));
             }
         }
         all
     }
 
-    /// From everywhere to a destination.
+    /// Returns packets from every kind of source to a destination.
     fn packets(sets: &BTreeSet<Set>, is_to_local: bool) -> Vec<Packet> {
         let sources = [
             ("10.244.1.9", "cni0", true, false),
             ("10.244.1.9", "vethab12", false, false),
             ("172.35.0.9", "eth0", false, false),
-            // The node itself: by its own address, a Service's, and localhost.
+            // The node itself: from its own address, a Service's, and localhost.
             ("172.35.0.100", "", false, false),
             ("10.96.0.10", "", false, true),
             ("127.0.0.1", "", false, false),
@@ -462,7 +463,7 @@ mod tests {
         all.map(|[upstream, lean]| (upstream, lean)).collect()
     }
 
-    /// With all sets filled, and with none but a packet's own.
+    /// Compares with all sets filled, and with only a packet's own sets filled.
     #[test]
     fn every_packet_gets_upstreams_verdict() {
         let everything: BTreeSet<Set> = Set::all().collect();
@@ -564,7 +565,7 @@ mod tests {
             (jumps(&back, "-D "), jumps(&back, "-I ")),
             (vec![], unused.map(str::to_owned).to_vec())
         );
-        // What it leaves is what upstream knows: names of chains, and jumps.
+        // It leaves nothing that upstream does not know: names of chains, and jumps.
         let [upstream, lean] = texts(&all);
         assert!(lean.jumps.is_subset(&upstream.jumps));
         assert!(lean.chains.keys().eq(upstream.chains.keys()));

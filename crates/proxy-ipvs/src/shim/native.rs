@@ -41,18 +41,19 @@ const NODE_PORT: &str = "KUBE-NODE-PORT";
 const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
 const ACCESS: &str = "KUBE-IPVS-FILTER";
 
-/// Before the chains of others that translate (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`). Where the
-/// kernel translates stays where it is.
+/// Priority before other programs' nat chains (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`). The
+/// kernel's place of translation does not move.
 const DNAT: i32 = -101;
 const SNAT: i32 = 99;
 /// `NF_IP_PRI_FILTER`.
 const FILTER: i32 = 0;
-/// Behind IPVS at the hook input (`ip_vs_ops4`: 98 and 99) and the kernel's own translation (100).
+/// Priority behind IPVS at hook input (`ip_vs_ops4`: 98 and 99) and the kernel's own translation
+/// (100).
 const BEHIND_IPVS: i32 = 101;
-/// `NF_IP_PRI_MANGLE`: before IPVS at the hook output (-99).
+/// Priority before IPVS at hook output (-99): `NF_IP_PRI_MANGLE`.
 const BEFORE_IPVS: i32 = -150;
 
-/// Where a nat chain stands.
+/// Hook of a nat chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     In,
@@ -60,7 +61,7 @@ enum Way {
 }
 
 impl Shim {
-    /// The chains and the forbidden addresses of this shim.
+    /// Returns the chains and the forbidden addresses of this shim.
     pub(crate) fn native(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Content {
         let mut content = Content {
             chains: [
@@ -107,7 +108,7 @@ impl Shim {
         set.name(self.family).into()
     }
 
-    /// The packet goes to a member of a set.
+    /// Matches packets to a member of a set.
     fn packet_to(&self, set: Set) -> Clause {
         in_set(self.family, TO, self.set_name(set), Sense::Is)
     }
@@ -116,8 +117,8 @@ impl Shim {
         in_set(self.family, TO, self.set_name(set), Sense::IsNot)
     }
 
-    /// Marks what has to be masqueraded, and keeps what goes to a service address from others'
-    /// rules.
+    /// Marks packets for masquerading, and keeps packets to service addresses from the rules of
+    /// others.
     fn nat(&self, way: Way, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
         let keep = || keep_destination(self.family);
@@ -144,7 +145,7 @@ impl Shim {
             let why = "node ports, for masquerade purpose";
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
-        // What comes in from such an address has been here on its way out.
+        // Incoming packets from such an address were seen on their way out.
         if way == Way::Out && !rules.is_empty() {
             let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
@@ -153,19 +154,20 @@ impl Shim {
         rules
     }
 
-    /// Those that do not come from a local pod. What the node sends itself comes by no interface.
+    /// Marks packets to cluster IPs that do not come from a local pod. The node's own packets come
+    /// by no interface.
     fn mark_cluster_ips(&self, way: Way, config: &Config) -> Option<Rule> {
         let all = || self.packet_to(Set::ClusterIp);
         let (from, to) = match &config.detector {
             _ if config.masquerade_all => (Vec::new(), all()),
-            // What a Service's own address sent: only the node does that.
+            // Only the node sends packets from a Service's own address.
             LocalDetector::None if way == Way::In => return None,
             LocalDetector::None => {
                 let name = self.set_name(Set::ClusterIp);
                 let by_source = in_set(self.family, BY_SOURCE, name, Sense::Is);
                 (Vec::new(), by_source)
             }
-            // Everything is.
+            // Every source is local.
             LocalDetector::SourceNet(net) if net.prefix_len() == 0 => return None,
             LocalDetector::Bridge(_) | LocalDetector::InterfacePrefix(_) if way == Way::Out => {
                 (Vec::new(), all())
@@ -198,8 +200,7 @@ impl Shim {
         ]
     }
 
-    /// The look-up of the port is the cheapest, that of the address in the routing table the
-    /// dearest.
+    /// A look-up of the port is the cheapest, one of the address in the routing table the dearest.
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.has(Set::node_port(*protocol)));
@@ -223,7 +224,7 @@ impl Shim {
         filled.map(rule_of).collect()
     }
 
-    /// Masquerades pods that call themselves, and what is marked.
+    /// Masquerades pods that reach themselves, and marked packets.
     fn nat_postrouting(&self, config: &Config) -> Vec<Rule> {
         let mut rules = Vec::new();
         if self.has(Set::LoopBack) {
@@ -245,7 +246,7 @@ impl Shim {
         rules
     }
 
-    /// Also for flows that are known: one that its source range no longer allows ends.
+    /// Covers established flows, too: one that its source range no longer admits ends.
     fn firewall(&self) -> Vec<Rule> {
         if !self.has(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -294,8 +295,8 @@ impl Shim {
         )]
     }
 
-    /// Service addresses are addresses of this node, so ports that no Service exposes must not
-    /// reach the node's own processes (k/k#72236).
+    /// Protects the node's own processes: service addresses are local, so ports that no Service
+    /// exposes would reach them (k/k#72236).
     fn native_access_filter(&self) -> Vec<Rule> {
         if !self.has(Set::IpvsIps) {
             return Vec::new();
@@ -317,7 +318,7 @@ impl Shim {
             .collect();
         let checks = Set::HealthCheckNodePort;
         if self.has(checks) {
-            // As a set of ports of iptables' match: of these protocols alone.
+            // As in iptables' match, a set of ports is for these protocols alone.
             rules.extend([Protocol::Tcp, Protocol::Udp].map(|protocol| {
                 let to_port = port_in_set(protocol, self.set_name(checks));
                 rule([to_port, verdict(Verdict::Return)], checks.comment())
@@ -339,8 +340,8 @@ impl Shim {
     }
 }
 
-/// The names of all chains and sets of a family that the table may hold; but the sets of source
-/// ranges, which are as many as prefixes have lengths.
+/// Returns the names of all chains and sets that the table of a family may hold, except sets of
+/// source ranges, one for each prefix length.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let chains = everything(family).chains.into_keys();
     let chains = chains.map(|name| name.to_string());
@@ -349,7 +350,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
     chains.chain(sets).chain([FORBIDDEN.to_owned()]).collect()
 }
 
-/// All that the shim may ever hold.
+/// Returns everything that the shim may ever hold.
 pub(crate) fn everything(family: IpFamily) -> Content {
     let address = family.localhost();
     let shim = Shim {

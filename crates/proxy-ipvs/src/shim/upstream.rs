@@ -11,7 +11,7 @@ use crate::rules::{CHAINS, Chains, JUMPS};
 use crate::sets::Set;
 
 impl Shim {
-    /// All chains with their rules, and all jumps.
+    /// Returns all chains with their rules, and all jumps.
     pub(super) fn upstream(&self, config: &Config) -> Chains {
         let chain = |(table, name)| (table, name, self.chain(table, name, config));
         Chains {
@@ -42,8 +42,8 @@ impl Shim {
         }
     }
 
-    /// nat KUBE-SERVICES: marks what has to be masqueraded, and accepts the rest of what goes to a
-    /// service address.
+    /// nat KUBE-SERVICES: marks packets for masquerading, and accepts the other packets to service
+    /// addresses.
     fn services(&self, config: &Config) -> Vec<Rule> {
         let mut chain = vec![Rule::new(
             [Match::Source(loopback(self.family))],
@@ -73,8 +73,8 @@ impl Shim {
         chain
     }
 
-    /// Traffic to an external IP is accepted if it does not come from a pod behind a bridge or from
-    /// the node itself, and if the address is local here.
+    /// Accepts packets to external IPs that come neither from a pod behind a bridge nor from the
+    /// node, or whose address is local.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
             let comment = Match::comment(set.comment());
@@ -87,7 +87,7 @@ impl Shim {
         ]
     }
 
-    /// nat KUBE-POSTROUTING: masquerades what is marked, and pods that call themselves.
+    /// nat KUBE-POSTROUTING: masquerades marked packets, and pods that reach themselves.
     pub(super) fn postrouting(&self, config: &Config) -> Vec<Rule> {
         let hairpin = Target::Masquerade(SourcePort::Kept);
         let mut chain = self.if_filled(Set::LoopBack, DST_DST_SRC, hairpin);
@@ -129,8 +129,8 @@ impl Shim {
         chain
     }
 
-    /// filter KUBE-IPVS-FILTER: service addresses are addresses of this node, so ports that no
-    /// Service exposes must not reach the node's own processes (k/k#72236).
+    /// filter KUBE-IPVS-FILTER: service addresses are local, so ports that no Service exposes must
+    /// not reach the node's own processes (k/k#72236).
     fn access_filter(&self) -> Vec<Rule> {
         let exposed = [
             (Set::LoadBalancer, DST_DST),

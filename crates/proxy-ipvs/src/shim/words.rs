@@ -1,4 +1,4 @@
-//! Clauses that the rules of the shim are made of, as [`Line`] writes them.
+//! Clauses of the shim's rules, as [`Line`] writes them.
 
 use ipnet::IpNet;
 use iptables::SourcePort;
@@ -11,7 +11,7 @@ pub(super) use kube_rules::nft::{ADDRESS_AND_PORT as TO, CONNECTION as FROM_TO};
 
 /// Source, protocol, port of the destination.
 pub(super) const BY_SOURCE: &[Field] = &[SOURCE, Field::Protocol, Field::Port];
-/// Destination, protocol, port, and who sent it.
+/// Destination, protocol, port, and sender.
 pub(super) const TO_FROM: &[Field] = &[DESTINATION, Field::Protocol, Field::Port, SOURCE];
 
 pub(super) type Clause = Vec<Expression>;
@@ -20,7 +20,7 @@ fn clause(family: IpFamily, write: impl FnOnce(Line) -> Line) -> Clause {
     write(Line::new(family)).rule().expressions
 }
 
-/// Writes a clause that is the same in each family.
+/// Writes a clause that is equal in both families.
 fn any(write: impl FnOnce(Line) -> Line) -> Clause {
     clause(IpFamily::V4, write)
 }
@@ -35,7 +35,7 @@ pub(super) fn address_in_set(family: IpFamily, set: Name) -> Clause {
     in_set(family, &[DESTINATION], set, Sense::Is)
 }
 
-/// The same with only the first bits of the source: `… . ip saddr & 255.255.0.0 @SET`
+/// `… . ip saddr & 255.255.0.0 @SET`: only the first bits of the source count.
 pub(super) fn in_set_by_prefix(family: IpFamily, prefix: u8, set: Name) -> Clause {
     clause(family, |line| line.in_set_of_nets(TO_FROM, prefix, set))
 }
@@ -48,7 +48,7 @@ pub(super) fn port_in_set(protocol: Protocol, set: Name) -> Clause {
     })
 }
 
-/// `th dport != @SET`, where the protocol is known already.
+/// `th dport != @SET`, for a known protocol.
 pub(super) fn port_not_in_set(set: Name) -> Clause {
     any(|line| line.in_set(&[Field::Port], Sense::IsNot, set))
 }
@@ -58,7 +58,7 @@ pub(super) fn source(family: IpFamily, sense: Sense, net: &IpNet) -> Clause {
     clause(family, |line| line.in_net(Side::Source, sense, *net))
 }
 
-/// Not from this node's pods.
+/// Matches packets that do not come from this node's pods.
 pub(super) fn not_local(family: IpFamily, detector: &LocalDetector) -> Clause {
     let line = Line::new(family).pod_traffic(Sense::IsNot, detector);
     line.map_or_else(Vec::new, |line| line.rule().expressions)
@@ -94,7 +94,7 @@ pub(super) fn masquerade(port: SourcePort) -> Clause {
     any(|line| line.masquerade(port))
 }
 
-/// `dnat to ip daddr`: the destination stays, and no later rule of anybody changes it.
+/// `dnat to ip daddr`: keeps the destination, so that no later rule changes it.
 pub(super) fn keep_destination(family: IpFamily) -> Clause {
     clause(family, Line::keep_destination)
 }
