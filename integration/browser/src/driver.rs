@@ -81,7 +81,7 @@ fn driver() -> Result<(Child, u16)> {
     bail!("chromedriver ended {STARTS} times without a port, and said: {said}")
 }
 
-/// A headless Chromium with one window, which ends when this is dropped.
+/// A headless Chromium with one window. Dropping it ends the browser.
 #[derive(Debug)]
 pub struct Browser {
     runtime: Runtime,
@@ -95,7 +95,7 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// They are not installed, or do not start: the reason.
+    /// Fails if they are not installed or do not start.
     pub fn start(profile: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -131,40 +131,40 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Goes to an address.
+    /// Opens an address.
     ///
     /// # Errors
     ///
-    /// The browser does not load it.
+    /// Fails if the browser cannot load it.
     pub fn go(&self, to: &str) -> Result<()> {
         self.command("url", &json!({ "url": to })).map(drop)
     }
 
-    /// What JavaScript returns, called with `arguments`.
+    /// Runs JavaScript with `arguments`, and returns its result.
     ///
     /// # Errors
     ///
-    /// It throws.
+    /// Fails if the script throws.
     pub fn run(&self, script: &str, arguments: &[Value]) -> Result<Value> {
         let body = json!({"script": script, "args": arguments});
         self.command("execute/sync", &body)
     }
 
-    /// All text that the page shows.
+    /// Returns all visible text.
     ///
     /// # Errors
     ///
-    /// The browser does not answer.
+    /// Fails if the browser does not answer.
     pub fn text(&self) -> Result<String> {
         let text = self.run("return document.body.innerText", &[])?;
         Ok(text.as_str().unwrap_or_default().to_owned())
     }
 
-    /// Types characters where the focus is.
+    /// Types characters into the focused element.
     ///
     /// # Errors
     ///
-    /// The browser does not answer.
+    /// Fails if the browser does not answer.
     pub fn write(&self, text: &str) -> Result<()> {
         let strokes: Vec<Value> = text
             .chars()
@@ -178,32 +178,32 @@ impl Browser {
     ///
     /// # Errors
     ///
-    /// The browser does not answer.
+    /// Fails if the browser does not answer.
     pub fn press(&self, key: Key) -> Result<()> {
         self.write(key.text())
     }
 
-    /// Waits until JavaScript returns something that is true, and returns it.
+    /// Runs JavaScript until it returns a true value, and returns this value.
     ///
     /// # Errors
     ///
-    /// It does not within half a minute: what the page shows then.
-    pub fn until(&self, what: &str, script: &str) -> Result<Value> {
+    /// Fails after half a minute, with the visible text.
+    pub fn until(&self, awaited: &str, script: &str) -> Result<Value> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let found = self.run(script, &[])?;
-            let is_it = match &found {
+            let result = self.run(script, &[])?;
+            let is_true = match &result {
                 Value::Null => false,
-                Value::Bool(is_it) => *is_it,
+                Value::Bool(is_true) => *is_true,
                 Value::String(text) => !text.is_empty(),
                 _ => true,
             };
-            if is_it {
-                return Ok(found);
+            if is_true {
+                return Ok(result);
             }
             if Instant::now() > deadline {
                 bail!(
-                    "not within {PATIENCE:?}: {what}. The page shows:\n{}",
+                    "no {awaited} within {PATIENCE:?}. The page shows:\n{}",
                     self.text()?
                 );
             }
@@ -211,22 +211,22 @@ impl Browser {
         }
     }
 
-    /// Waits until the page shows this text.
+    /// Waits until the page shows a text.
     ///
     /// # Errors
     ///
-    /// As of [`until`](Self::until).
+    /// Fails like [`until`](Self::until).
     pub fn sees(&self, text: &str) -> Result<()> {
         let quoted = Value::from(text);
         let script = format!("return document.body.innerText.includes({quoted})");
         self.until(&format!("the text {quoted}"), &script).map(drop)
     }
 
-    /// Makes the window so large, as of a device with this screen.
+    /// Sets the size of the window in pixels.
     ///
     /// # Errors
     ///
-    /// The browser does not answer.
+    /// Fails if the browser does not answer.
     pub fn size(&self, width: u32, height: u32) -> Result<()> {
         self.devtools(
             "Emulation.setDeviceMetricsOverride",
@@ -234,22 +234,21 @@ impl Browser {
         )
     }
 
-    /// Light or dark, as a person's settings would say.
+    /// Sets the preferred colour scheme: `light` or `dark`.
     ///
     /// # Errors
     ///
-    /// The browser does not answer.
+    /// Fails if the browser does not answer.
     pub fn scheme(&self, scheme: &str) -> Result<()> {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.devtools("Emulation.setEmulatedMedia", &json!({"features": features}))
     }
 
-    /// What the browser's console says of errors: a script that fails, or what the policy refused.
-    /// Reading it empties it.
+    /// Takes the errors from the browser's console: failed scripts, and loads that the policy refused.
     ///
     /// # Errors
     ///
-    /// The browser does not answer.
+    /// Fails if the browser does not answer.
     pub fn complaints(&self) -> Result<Vec<String>> {
         let log = self.command("se/log", &json!({"type": "browser"}))?;
         let entries = log.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -260,12 +259,11 @@ impl Browser {
             .collect())
     }
 
-    /// Writes what the window shows as `FOLDER/NAME.png`, where the environment gives a folder in
-    /// `BROWSER_SHOTS`.
+    /// Writes a screenshot to `FOLDER/NAME.png` if `BROWSER_SHOTS` names a folder.
     ///
     /// # Errors
     ///
-    /// The picture cannot be taken or written.
+    /// Fails if the picture cannot be taken or written.
     pub fn picture(&self, name: &str) -> Result<()> {
         let Some(folder) = std::env::var_os("BROWSER_SHOTS") else {
             return Ok(());
@@ -326,7 +324,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It takes the browser down with it; killed at once, it would leave it.
+        // Ending the session ends the browser, which would outlive a killed driver.
         if !self.session.is_empty() {
             let path = format!("/session/{}", self.session);
             drop(self.send("DELETE", &path, &Value::Null));

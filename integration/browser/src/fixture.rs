@@ -1,4 +1,4 @@
-//! A server of the page that answers the API from a [`World`], as the daemon does.
+//! A server that serves the page and answers the API from a [`World`], like the daemon.
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,26 +21,26 @@ use tokio::sync::oneshot;
 
 use crate::World;
 
-/// A server, which ends with all its connections when this is dropped.
+/// A running server. Dropping it closes all connections.
 #[derive(Debug)]
 pub struct Fixture {
     address: SocketAddr,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Fixture {
-    /// Starts on a port of 127.0.0.1: on a free one, where `port` is 0.
+    /// Starts a server on a port of 127.0.0.1; 0 chooses a free one.
     ///
     /// # Errors
     ///
-    /// The port is taken.
+    /// Fails if the port is in use.
     pub fn start(world: World, port: u16) -> Result<Self> {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let asked = Arc::new(AtomicUsize::new(0));
+        let requests = Arc::new(AtomicUsize::new(0));
         let (stop, stopped) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -49,36 +49,36 @@ impl Fixture {
             let _entered = runtime.enter();
             TcpListener::from_std(listener)?
         };
-        let counted = Arc::clone(&asked);
+        let counter = Arc::clone(&requests);
         let thread = std::thread::spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
-                    () = serve(listener, Arc::new(world), counted) => {}
+                    () = serve(listener, Arc::new(world), counter) => {}
                     _ = stopped => {}
                 }
             });
         });
         Ok(Self {
             address,
-            asked,
+            requests,
             stop: Some(stop),
             thread: Some(thread),
         })
     }
 
-    /// The address of the page.
+    /// Returns the address of a view of the page.
     pub fn page(&self, hash: &str) -> String {
         format!("http://{}/ui/{hash}", self.address)
     }
 
-    /// The port that it listens on.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// How many questions the API was asked.
-    pub fn asked(&self) -> usize {
-        self.asked.load(Ordering::Relaxed)
+    /// Returns the number of API requests.
+    pub fn request_count(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
     }
 }
 
@@ -93,18 +93,18 @@ impl Drop for Fixture {
     }
 }
 
-async fn serve(listener: TcpListener, world: Arc<World>, asked: Arc<AtomicUsize>) {
+async fn serve(listener: TcpListener, world: Arc<World>, requests: Arc<AtomicUsize>) {
     while let Ok((stream, _)) = listener.accept().await {
-        let (world, asked) = (Arc::clone(&world), Arc::clone(&asked));
+        let (world, requests) = (Arc::clone(&world), Arc::clone(&requests));
         tokio::spawn(async move {
             let answer = service_fn(async |request: Request<Incoming>| {
                 let (head, _) = request.into_parts();
                 if head.uri.path().starts_with("/api/") {
-                    asked.fetch_add(1, Ordering::Relaxed);
+                    requests.fetch_add(1, Ordering::Relaxed);
                 }
                 Ok::<_, Infallible>(respond(&world, &head))
             });
-            // A browser that hangs up is none of our errors.
+            // A browser may hang up.
             let _ = http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
                 .await;
@@ -120,7 +120,7 @@ fn respond(world: &World, head: &Parts) -> Response<Full<Bytes>> {
         form_urlencoded::parse(head.uri.query().unwrap_or_default().as_bytes())
             .into_owned()
             .collect();
-    let asked = |name: &str| {
+    let parameter = |name: &str| {
         let found = query.iter().find(|(key, _)| key == name);
         found.map_or("", |(_, value)| value.as_str())
     };
@@ -130,10 +130,18 @@ fn respond(world: &World, head: &Parts) -> Response<Full<Bytes>> {
     match path {
         "status" => json(StatusCode::OK, &world.status()),
         "top" => json(StatusCode::OK, &world.top()),
-        "explain" => json(StatusCode::OK, &world.explain(asked("to"), asked("from"))),
+        "explain" => json(
+            StatusCode::OK,
+            &world.explain(parameter("to"), parameter("from")),
+        ),
         "services" => {
-            let limit = asked("limit").parse().unwrap_or(500);
-            let list = world.services(asked("namespace"), asked("search"), asked("after"), limit);
+            let limit = parameter("limit").parse().unwrap_or(500);
+            let list = world.services(
+                parameter("namespace"),
+                parameter("search"),
+                parameter("after"),
+                limit,
+            );
             json(StatusCode::OK, &list)
         }
         path => {

@@ -4,8 +4,8 @@
 //!   tests/page.rs ──▶ Browser ──WebDriver──▶ chromedriver ──▶ chromium ──HTTP──▶ Fixture, or a daemon
 //! ```
 //!
-//! [`Fixture`] serves the page's own files, and answers the API with what no healthy daemon says: a family
-//! that is stuck, a Service that is named with markup, 10,000 Services, no answer at all.
+//! [`Fixture`] serves the page's files and answers the API as no healthy daemon does: with a stuck family,
+//! a Service whose name is markup, 10,000 Services, or not at all.
 
 mod driver;
 mod fixture;

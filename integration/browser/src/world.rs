@@ -1,4 +1,4 @@
-//! What the fixture says: a node with many Services, on which not all is well.
+//! The world that the fixture shows: a node with many Services and some problems.
 
 use std::net::Ipv4Addr;
 use std::sync::Mutex;
@@ -11,15 +11,15 @@ use view::{
     TopPort,
 };
 
-/// A name that would do something, if it were taken for markup.
+/// A name that would run a script if the page took it for markup.
 pub const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
 
-/// Longer than any window is wide, and with no place to break it at; as long as a name may be.
-fn long() -> String {
+/// Returns a name of maximum length without a place to break a line.
+fn long_name() -> String {
     "x".repeat(253)
 }
 
-/// The Services, and since when they are counted.
+/// Services with counters that grow with time.
 #[derive(Debug)]
 pub struct World {
     services: Vec<Service>,
@@ -30,7 +30,7 @@ pub struct World {
 }
 
 impl World {
-    /// So many Services in ten namespaces, each with three endpoints, and one that is named with markup.
+    /// Makes this number of Services in ten namespaces, and one whose name is markup.
     pub fn with(services: usize) -> Self {
         let mut services: Vec<_> = (0..services).map(service).collect();
         services.push(marked());
@@ -44,13 +44,41 @@ impl World {
         }
     }
 
-    /// The same in another mode.
+    /// Removes the names of pods.
+    #[must_use]
+    pub fn without_pods(mut self) -> Self {
+        for port in self
+            .services
+            .iter_mut()
+            .flat_map(|service| &mut service.ports)
+        {
+            for endpoint in &mut port.endpoints {
+                endpoint.pod = None;
+            }
+        }
+        self
+    }
+
+    /// Removes all endpoints.
+    #[must_use]
+    pub fn without_endpoints(mut self) -> Self {
+        for port in self
+            .services
+            .iter_mut()
+            .flat_map(|service| &mut service.ports)
+        {
+            port.endpoints.clear();
+        }
+        self
+    }
+
+    /// Changes the proxy mode.
     #[must_use]
     pub fn in_mode(self, mode: &'static str) -> Self {
         Self { mode, ..self }
     }
 
-    /// A node whose first lists have not come.
+    /// Makes a node that waits for its initial lists.
     pub fn starting() -> Self {
         Self {
             is_starting: true,
@@ -89,7 +117,7 @@ impl World {
         service
     }
 
-    /// As `/api/v1/services` answers.
+    /// Returns the answer of `/api/v1/services`.
     pub fn services(
         &self,
         namespace: &str,
@@ -97,15 +125,15 @@ impl World {
         after: &str,
         limit: usize,
     ) -> ServiceList {
-        let is_it = |service: &&Service| {
+        let matches = |service: &&Service| {
             let name = service.name.to_string();
             let mut addresses = service.ports.iter().flat_map(|port| &port.addresses);
             (namespace.is_empty() || service.name.namespace == namespace)
                 && (name.contains(search) || addresses.any(|address| address.at.contains(search)))
         };
-        let found: Vec<_> = self.services.iter().filter(is_it).collect();
-        let total = found.len();
-        let mut left = found
+        let matching: Vec<_> = self.services.iter().filter(matches).collect();
+        let total = matching.len();
+        let mut left = matching
             .into_iter()
             .filter(|service| after.is_empty() || service.name.to_string().as_str() > after);
         let items: Vec<_> = left
@@ -131,7 +159,7 @@ impl World {
         }
     }
 
-    /// As `/api/v1/services/NAMESPACE/NAME` answers.
+    /// Returns the answer of `/api/v1/services/NAMESPACE/NAME`.
     pub fn service(&self, namespace: &str, name: &str) -> Option<Service> {
         let found = self
             .services
@@ -140,7 +168,7 @@ impl World {
         found.map(|service| self.counted(service.clone()))
     }
 
-    /// As `/api/v1/status` answers.
+    /// Returns the answer of `/api/v1/status`.
     pub fn status(&self) -> Status {
         if self.is_starting {
             return read(STARTING, &[]);
@@ -152,7 +180,7 @@ impl World {
         status
     }
 
-    /// As `/api/v1/top` answers: rates come with the second question.
+    /// Returns the answer of `/api/v1/top`; the second one has rates.
     pub fn top(&self) -> Top {
         let now = Instant::now();
         let before = self.last.lock().ok().and_then(|mut last| last.replace(now));
@@ -195,7 +223,7 @@ impl World {
         }
     }
 
-    /// As `/api/v1/explain` answers: of any Service, three ways.
+    /// Returns the answer of `/api/v1/explain`: three paths for any Service.
     pub fn explain(&self, to: &str, from: &str) -> Explanation {
         let who = match from {
             "pod" => "pod 10.244.0.5 on this node",
@@ -210,7 +238,7 @@ const STARTING: &str = include_str!("world/starting.json");
 const EXPLAIN: &str = include_str!("world/explain.json");
 const SERVICE: &str = include_str!("world/service.json");
 
-/// Reads an answer, with texts in the place of others.
+/// Parses an answer after replacing placeholders.
 fn read<T: DeserializeOwned>(json: &str, texts: &[(&str, &str)]) -> T {
     let mut json = json.to_owned();
     for (place, text) in texts.iter().chain(&[("{markup}", MARKUP)]) {
@@ -238,7 +266,7 @@ fn service(number: usize) -> Service {
     )
 }
 
-/// No API server takes such names; the page has to hold all the same.
+/// Makes a Service whose texts are markup. No API server accepts such names, but the page must not trust them.
 fn marked() -> Service {
     let mut marked = service(0);
     marked.name = ServiceName {
@@ -246,18 +274,18 @@ fn marked() -> Service {
         name: MARKUP.to_owned(),
     };
     MARKUP.clone_into(&mut marked.kind);
-    marked.errors = vec![format!("{MARKUP}{}", long())];
-    marked.notes = vec![format!("{MARKUP}{}", long())];
+    marked.errors = vec![format!("{MARKUP}{}", long_name())];
+    marked.notes = vec![format!("{MARKUP}{}", long_name())];
     for port in &mut marked.ports {
-        port.name = format!("{MARKUP}{}", long());
+        port.name = format!("{MARKUP}{}", long_name());
         for address in &mut port.addresses {
-            address.lost_to = Some(format!("{MARKUP}{}", long()));
+            address.lost_to = Some(format!("{MARKUP}{}", long_name()));
         }
         for endpoint in &mut port.endpoints {
-            endpoint.pod = Some(format!("{MARKUP}{}", long()));
-            endpoint.node = Some(long());
+            endpoint.pod = Some(format!("{MARKUP}{}", long_name()));
+            endpoint.node = Some(long_name());
             endpoint.zone = Some(MARKUP.to_owned());
-            endpoint.why = format!("{MARKUP}{}", long());
+            endpoint.why = format!("{MARKUP}{}", long_name());
         }
     }
     marked

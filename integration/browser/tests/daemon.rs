@@ -1,4 +1,4 @@
-//! The page of a real daemon, in the lab: the browser is on the node, as with kubectl port-forward.
+//! The page of a real daemon in the lab. The browser runs on the node, as behind kubectl port-forward.
 
 use std::fmt::Write as _;
 use std::io;
@@ -9,7 +9,7 @@ use browser::{Browser, Key};
 use lab::Transport;
 use scenarios::{Cluster, METRICS, Outcome, Service, Story, at, tally, tcp, tell};
 
-/// So many Services, but the one that is looked at.
+/// The number of Services beside `default/web`.
 const MANY: usize = 10_000;
 
 fn main() {
@@ -26,11 +26,11 @@ fn read_by_an_operator(c: &mut Cluster) -> Outcome {
     c.write("many", &many())?;
     c.apply(&web())?;
     let c = &*c;
-    // The browser, and whoever drives it, are on the node: so is the metrics address.
-    let told = c
+    // The browser and its driver run on the node, where the metrics address is.
+    let read = c
         .node1
         .enter(|| on_the_node(c).map_err(|error| io::Error::other(format!("{error:?}"))));
-    Ok(told?)
+    Ok(read?)
 }
 
 fn web() -> Service {
@@ -41,8 +41,13 @@ fn web() -> Service {
 fn on_the_node(c: &Cluster) -> Result<()> {
     let mut daemon = c.start_apart(&[])?;
     let browser = Browser::start(&c.folder().join("profile"))?;
-    browser.go(&format!("http://{METRICS}/ui/"))?;
-    for text in ["All is in the kernel.", "node1 · ipvs", "10,001", "synced"] {
+    browser.go(&format!("http://{METRICS}/"))?;
+    for text in [
+        "All Services are programmed.",
+        "node1 · ipvs",
+        "10,001",
+        "synced",
+    ] {
         browser.sees(text)?;
     }
     browser.picture("daemon-overview")?;
@@ -53,19 +58,18 @@ fn on_the_node(c: &Cluster) -> Result<()> {
         "daemon-explain-ipvs",
         &[
             "-A -t 10.96.0.10:80 -s rr",
-            "found KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
+            "matches KUBE-CLUSTER-IP 10.96.0.10,tcp:80",
             "-a -t 10.96.0.10:80 -r 10.244.2.10:8080",
-            "one of 2 ways",
+            "one of 2 paths",
         ],
     )?;
     an_endpoint_that_drains_is_seen(c, &browser)?;
-    // Asked for every two seconds; names of pods of so many manifests take longer.
     browser.run("location.hash = '#/top'", &[])?;
     browser.sees("Service ports")?;
     browser.sees("default/web")?;
-    // It ends, and what was known stays to be read; then it is back.
+    // The daemon stops, and the last state stays readable. Then another daemon starts.
     daemon.stop(Duration::from_secs(30))?;
-    browser.sees("kube-proxy has not answered here since")?;
+    browser.sees("kube-proxy has not answered since")?;
     browser.sees("default/web")?;
     c.delete("many")?;
     c.apply(&web())?;
@@ -124,14 +128,14 @@ fn its_traffic_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     browser.picture("daemon-top")
 }
 
-/// As the kernel has it: what is there, in its order, and both ends with their chances.
+/// Checks that the path has the kernel's entries in order, and both ends with their probabilities.
 fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) -> Result<()> {
     browser.run("location.hash = '#/explain?to=10.96.0.10:80&from=pod'", &[])?;
     browser.until(
         "the ends of both ways",
         "return document.querySelectorAll('article .end.good').length === 2",
     )?;
-    // What is folded is drawn, too.
+    // Folded branches count, too.
     let drawn = browser.run("return document.querySelector('article').textContent", &[])?;
     let drawn = drawn.as_str().unwrap_or_default();
     let ends = ["10.244.1.10:8080", "10.244.2.10:8080", "50 %", "delivered"];
@@ -140,7 +144,7 @@ fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) ->
     }
     browser.picture(name)?;
     let complaints = browser.complaints()?;
-    // The daemon was away before.
+    // The daemon was stopped before.
     let own = complaints
         .iter()
         .filter(|one| !one.contains("ERR_CONNECTION_REFUSED"));
@@ -149,7 +153,7 @@ fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) ->
     Ok(())
 }
 
-/// It has left its EndpointSlice, and somebody is still connected to it.
+/// Checks that an endpoint without an EndpointSlice is shown while a client is connected to it.
 fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     let dial = || c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
     let mut kept = dial().reset_on_close().open()?;
@@ -157,8 +161,6 @@ fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()>
         kept = dial().reset_on_close().open()?;
     }
     c.apply(&web().endpoints("10.244.1.10 fd44:1::10"))?;
-    // The page asks again a while later where pods' names take long to be found, as among so many
-    // manifests: what it asks first is to be there.
     c.until_reals("TCP 10.96.0.10:80", "10.244.1.10:8080*1 10.244.2.10:8080*0")?;
     browser.run("location.hash = '#/services/default/web'", &[])?;
     for text in [
@@ -170,7 +172,7 @@ fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()>
         browser.sees(text)?;
     }
     browser.picture("daemon-draining")?;
-    ensure!(kept.ask()?.who == "far", "it is served on");
+    ensure!(kept.ask()?.who == "far", "the connection ended");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! The page against the fixture: each test is what a person does.
+//! The page on the fixture. Each test does what a person does.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const MANY: usize = 10_000;
 
-/// A browser with a profile of its own.
+/// Starts a browser with its own profile.
 fn browser(name: &str) -> Result<Browser> {
     let profile = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-{name}"));
     if profile.exists() {
@@ -23,8 +23,8 @@ fn hash(browser: &Browser) -> Result<String> {
     Ok(hash.as_str().unwrap_or_default().to_owned())
 }
 
-/// Neither a script that failed, nor anything that the policy refused.
-fn nothing_to_complain(browser: &Browser) -> Result<()> {
+/// Checks that no script failed and that the policy refused nothing.
+fn has_no_complaints(browser: &Browser) -> Result<()> {
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
     Ok(())
@@ -35,7 +35,7 @@ fn the_overview_says_what_is_wrong_first_and_in_words() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let browser = browser("overview")?;
     browser.go(&fixture.page(""))?;
-    browser.sees("IPv4 serves, but for 1 entry that the kernel refused.")?;
+    browser.sees("IPv4 is programmed except for 1 entry that the kernel refused.")?;
     for text in [
         "node-1 · ipvs",
         "failing",
@@ -52,7 +52,7 @@ fn the_overview_says_what_is_wrong_first_and_in_words() -> Result<()> {
     browser.picture("overview")?;
     browser.scheme("dark")?;
     browser.picture("overview-dark")?;
-    nothing_to_complain(&browser)
+    has_no_complaints(&browser)
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn ten_thousand_services_are_searched_and_read_with_the_keyboard_alone() -> Resu
     browser.press(Key::Escape)?;
     browser.sees("1 Service")?;
     ensure!(hash(&browser)? == "#/services?search=web-04321");
-    nothing_to_complain(&browser)
+    has_no_complaints(&browser)
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn the_list_goes_on_page_by_page_and_by_namespace() -> Result<()> {
     ensure!(count == json!(100), "{count}");
     browser.run("history.back()", &[])?;
     browser.sees("web-00007")?;
-    nothing_to_complain(&browser)
+    has_no_complaints(&browser)
 }
 
 #[test]
@@ -128,9 +128,9 @@ fn a_packets_path_is_drawn_step_by_step_and_reads_as_a_list() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let browser = browser("explain")?;
     browser.go(&fixture.page("#/services/team-0/web-00000"))?;
-    browser.sees("What becomes of a packet from")?;
+    browser.sees("Trace a packet from")?;
     browser.run(
-        "[...document.querySelectorAll('a')].find((a) => a.textContent === 'a pod of this node').click()",
+        "[...document.querySelectorAll('a')].find((a) => a.textContent === 'a pod on this node').click()",
         &[],
     )?;
     for text in [
@@ -146,7 +146,7 @@ fn a_packets_path_is_drawn_step_by_step_and_reads_as_a_list() -> Result<()> {
     ] {
         browser.sees(text)?;
     }
-    // Steps that all ways share are drawn once, and the order of the list is the packet's.
+    // Steps that all paths share are drawn once, in the order of the packet.
     let places = browser.run(
         "return [...document.querySelector('article').querySelectorAll('ol .place')].map((place) => place.textContent)",
         &[],
@@ -166,7 +166,7 @@ fn a_packets_path_is_drawn_step_by_step_and_reads_as_a_list() -> Result<()> {
         "the address",
         "return location.hash.includes('from=external')",
     )?;
-    nothing_to_complain(&browser)
+    has_no_complaints(&browser)
 }
 
 #[test]
@@ -182,7 +182,75 @@ fn top_shows_the_busiest_and_sorts_by_what_is_asked() -> Result<()> {
         &[],
     )?;
     browser.until("the order", "return location.hash === '#/top?sort=bytes'")?;
-    nothing_to_complain(&browser)
+    has_no_complaints(&browser)
+}
+
+#[test]
+fn empty_views_say_where_to_look() -> Result<()> {
+    let fixture = Fixture::start(World::with(1).without_endpoints(), 0)?;
+    let browser = browser("empty")?;
+    for (at, texts) in [
+        (
+            "#/services?namespace=none",
+            [
+                "This node proxies no Service in namespace none.",
+                "kubectl get services -n none",
+            ],
+        ),
+        (
+            "#/services?search=10.96.0.77",
+            ["No Service matches “10.96.0.77”.", "trace a packet"],
+        ),
+        (
+            "#/services/team-0/web-00000",
+            [
+                "No endpoints, so connections are refused.",
+                "kubectl -n team-0 get endpointslices -l kubernetes.io/service-name=web-00000",
+            ],
+        ),
+        (
+            "#/explain",
+            [
+                "Enter a Service (default/web) or an address and port",
+                "Trace a packet",
+            ],
+        ),
+        ("#/top", ["Measuring: rates need two samples", "Top"]),
+        ("#/nowhere", ["This address has no view.", "Overview"]),
+    ] {
+        browser.go(&fixture.page(at))?;
+        for text in texts {
+            browser.sees(text)?;
+        }
+    }
+    has_no_complaints(&browser)
+}
+
+#[test]
+fn a_column_without_content_is_not_drawn() -> Result<()> {
+    let fixture = Fixture::start(World::with(3).without_pods(), 0)?;
+    let browser = browser("columns")?;
+    browser.go(&fixture.page("#/services/team-0/web-00000"))?;
+    browser.sees("In or out, and why")?;
+    let titles = "return [...document.querySelectorAll('th')].map((each) => each.textContent)";
+    let titles = browser.run(titles, &[])?.to_string();
+    ensure!(
+        !titles.contains("Pod") && titles.contains("Weight"),
+        "{titles}"
+    );
+    has_no_complaints(&browser)
+}
+
+#[test]
+fn times_have_their_zone() -> Result<()> {
+    let fixture = Fixture::start(World::with(3), 0)?;
+    let browser = browser("times")?;
+    browser.go(&fixture.page(""))?;
+    browser.sees("Running since")?;
+    let began = "return [...document.querySelectorAll('dt')].find((each) => each.textContent === 'Running since').nextSibling.textContent";
+    let began = browser.run(began, &[])?.to_string();
+    ensure!(began.contains("UTC") || began.contains("GMT"), "{began}");
+    has_no_complaints(&browser)
 }
 
 #[test]
@@ -191,7 +259,7 @@ fn a_daemon_that_starts_says_what_it_awaits() -> Result<()> {
     let browser = browser("starting")?;
     browser.go(&fixture.page(""))?;
     for text in [
-        "kube-proxy is starting: nothing is written before what is awaited is there.",
+        "kube-proxy is starting: it writes nothing before the initial lists are complete.",
         "awaited: the first lists of Services and EndpointSlices, for 12 s now",
         "cannot be reached: <img",
         "not yet",
@@ -199,7 +267,7 @@ fn a_daemon_that_starts_says_what_it_awaits() -> Result<()> {
         browser.sees(text)?;
     }
     browser.picture("starting")?;
-    nothing_to_complain(&browser)
+    has_no_complaints(&browser)
 }
 
 #[test]
@@ -231,7 +299,7 @@ fn a_narrow_window_never_scrolls_sideways() -> Result<()> {
     ] {
         nothing_is_wider(&fixture, &browser, shown)?;
     }
-    nothing_to_complain(&browser)
+    has_no_complaints(&browser)
 }
 
 fn encoded(text: &str) -> String {
@@ -239,7 +307,7 @@ fn encoded(text: &str) -> String {
     percent_encoding::utf8_percent_encode(text, unsafe_in_addresses).to_string()
 }
 
-/// Nothing of a view is wider than the window.
+/// Checks that no part of a view is wider than the window, and that links are large enough to hit.
 fn nothing_is_wider(
     fixture: &Fixture,
     browser: &Browser,
@@ -251,7 +319,7 @@ fn nothing_is_wider(
         "const wide = document.documentElement.clientWidth;
          return [...document.querySelectorAll('main *, header *')]
            .filter((each) => each.getBoundingClientRect().right > wide + 0.5 && !each.closest('thead, caption'))
-               // A table of many columns scrolls by itself, where it is one.
+               // A table of many columns scrolls by itself.
                .filter((each) => wide <= 720 || !each.parentElement.closest('.scroll'))
            .map((each) => each.outerHTML.slice(0, 120));",
         &[],
@@ -263,6 +331,17 @@ fn nothing_is_wider(
         &[],
     )?;
     ensure!(scrolls == json!(false), "{name} scrolls sideways");
+    let small = browser.run(
+        "return [...document.querySelectorAll('a:not(.skip), button, input, select, summary')]
+           .filter((each) => each.offsetParent)
+           .filter((each) => Math.min(each.offsetWidth, each.offsetHeight) < 24)
+           .map((each) => `${each.offsetWidth} x ${each.offsetHeight}: ${each.outerHTML.slice(0, 120)}`)",
+        &[],
+    )?;
+    ensure!(
+        small == json!([]),
+        "{name} has targets below 24 px: {small:#}"
+    );
     Ok(())
 }
 
@@ -278,7 +357,7 @@ fn a_service_named_with_markup_is_only_text() -> Result<()> {
         format!("'#/services/zzz/' + {name}"),
         format!("'#/services/zzz/' + {name} + 'x'"),
         format!("'#/explain?from=pod&to=zzz/' + {name}"),
-        // No name of an order, but one of an object's own.
+        // Not an order, but a property of every object.
         "'#/top?sort=constructor'".to_owned(),
     ] {
         browser.go(&fixture.page(""))?;
@@ -304,15 +383,15 @@ fn a_daemon_that_is_gone_is_told_and_one_that_is_back_is_found() -> Result<()> {
     browser.go(&fixture.page("#/services"))?;
     browser.sees("web-00000")?;
     drop(fixture);
-    browser.sees("kube-proxy has not answered here since")?;
+    browser.sees("kube-proxy has not answered since")?;
     browser.sees("no answer")?;
-    // What was known stays to be read.
+    // The last state stays readable.
     browser.sees("web-00000")?;
     browser.picture("gone")?;
     let _fixture = Fixture::start(World::with(30).in_mode("iptables"), port)?;
-    // It may be another: what the head says is asked for before all is called well again.
+    // Another daemon may answer: the head is read again before the banner goes.
     let head = browser.until(
-        "the end of it",
+        "the end of the outage",
         "return document.getElementById('gone').hidden && document.getElementById('node').innerText",
     )?;
     ensure!(head == "node-1 · iptables", "the head says {head}");
@@ -320,30 +399,33 @@ fn a_daemon_that_is_gone_is_told_and_one_that_is_back_is_found() -> Result<()> {
 }
 
 #[test]
-fn it_asks_at_most_once_in_two_seconds_and_not_while_nobody_sees_it() -> Result<()> {
+fn it_polls_at_most_every_two_seconds_and_not_while_hidden() -> Result<()> {
     let fixture = Fixture::start(World::with(20), 0)?;
     let browser = browser("polls")?;
     browser.go(&fixture.page("#/top"))?;
     browser.sees("team-0/web-00000")?;
-    let before = fixture.asked();
+    let before = fixture.request_count();
     std::thread::sleep(Duration::from_secs(7));
-    let asked = fixture.asked() - before;
-    ensure!((2..=4).contains(&asked), "{asked} questions in 7 s");
+    let requests = fixture.request_count() - before;
+    ensure!((2..=4).contains(&requests), "{requests} requests in 7 s");
     let hidden = "Object.defineProperty(document, 'hidden', {get: () => window.isHidden ?? true, configurable: true})";
     browser.run(hidden, &[])?;
     std::thread::sleep(Duration::from_millis(2500));
-    let before = fixture.asked();
+    let before = fixture.request_count();
     std::thread::sleep(Duration::from_secs(5));
-    ensure!(fixture.asked() == before, "it asks though it is hidden");
+    ensure!(
+        fixture.request_count() == before,
+        "it polls while it is hidden"
+    );
     browser.run(
         "window.isHidden = false; document.dispatchEvent(new Event('visibilitychange'))",
         &[],
     )?;
     let began = Instant::now();
-    while fixture.asked() == before {
+    while fixture.request_count() == before {
         ensure!(
             began.elapsed() < Duration::from_secs(3),
-            "it does not ask again"
+            "it does not poll again"
         );
         std::thread::sleep(Duration::from_millis(50));
     }

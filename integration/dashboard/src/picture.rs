@@ -136,8 +136,9 @@ impl Colours {
         let mut used: HashSet<&str> = known.collect();
         let colour_of = |(index, name): (usize, &String)| {
             *self.0.entry(name.clone()).or_insert_with(|| {
-                let free = COLOURS.into_iter().find(|colour| !used.contains(colour));
-                let colour = free.unwrap_or(COLOURS[index % COLOURS.len()]);
+                let mut free = COLOURS.into_iter().filter(|colour| !used.contains(colour));
+                let repeated = COLOURS.into_iter().cycle().nth(index);
+                let colour = free.next().or(repeated).unwrap_or_default();
                 used.insert(colour);
                 colour
             })

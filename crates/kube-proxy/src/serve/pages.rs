@@ -10,7 +10,8 @@
 //! | `/statusz`      | versions, and since when the process runs, likewise              |
 //! | `/healthz`      | `ok`: the process answers; the proxy's health is in `healthz`    |
 //! | `/api/v1/...`   | what can be seen of the daemon, on loopback alone: see `inspect` |
-//! | `/ui/`           | the page that shows it, on loopback alone: see `ui`              |
+//! | `/ui/`          | the page that shows it, on loopback alone: see `ui`              |
+//! | `/`             | redirects to `/ui/`, on loopback alone                           |
 //!
 //! Methods and bodies of requests do not matter otherwise, as upstream.
 
@@ -67,6 +68,13 @@ impl Api {
         }
     }
 
+    /// Redirects a browser from `/` to the page, where the page is served. Elsewhere `/` stays
+    /// unknown, as upstream.
+    fn point_to_page(&self, head: &Parts) -> Option<Answer> {
+        let is_served = inspect::refusal(head, self.is_loopback).is_none();
+        is_served.then(|| ui::redirect("ui/"))
+    }
+
     async fn respond(&self, head: &Parts) -> Answer {
         match inspect::refusal(head, self.is_loopback) {
             None => match ui::respond(head) {
@@ -81,7 +89,9 @@ impl Api {
 impl Respond for Pages {
     async fn respond(&self, head: &Parts) -> Answer {
         let path = head.uri.path();
-        if path.starts_with(inspect::PREFIX) || ui::has(path) {
+        if path == "/" {
+            self.api.point_to_page(head).unwrap_or_else(not_found)
+        } else if path.starts_with(inspect::PREFIX) || ui::has(path) {
             self.api.respond(head).await
         } else if head.uri.path() == "/metrics" {
             self.scrape(head).await

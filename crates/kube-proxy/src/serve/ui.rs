@@ -66,16 +66,21 @@ pub fn respond(head: &Parts) -> Option<Answer> {
         return Some(refused);
     }
     let Some(name) = path.strip_prefix("/ui/") else {
-        let mut moved = text(StatusCode::FOUND, "the page is at ui/\n");
-        let to = HeaderValue::from_static("ui/");
-        moved.headers_mut().insert(header::LOCATION, to);
-        return Some(moved);
+        return Some(redirect("ui/"));
     };
     let name = if name.is_empty() { "index.html" } else { name };
     let Some(file) = FILES.iter().find(|file| file.name == name) else {
         return Some(not_found());
     };
     Some(sent(file, head))
+}
+
+/// Redirects to the page by a relative address, so that a prefix of a proxy in front stays.
+pub(super) fn redirect(to: &'static str) -> Answer {
+    let mut moved = text(StatusCode::FOUND, format!("the page is at {to}\n"));
+    let location = HeaderValue::from_static(to);
+    moved.headers_mut().insert(header::LOCATION, location);
+    moved
 }
 
 /// The file, or that what the browser has of it is still the same.

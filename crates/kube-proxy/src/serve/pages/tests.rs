@@ -54,6 +54,13 @@ async fn pages_are_upstreams() {
         );
         assert_eq!(body, wanted, "{page}");
     }
+    let (head, body) = get(&server, "GET http://localhost/").await;
+    assert!(head.starts_with("HTTP/1.1 302 Found\n"), "{head}");
+    assert!(head.contains("Location: ui/\n"), "{head}");
+    assert_eq!(body, "the page is at ui/\n");
+    // The page is not served by another name, so `/` is unknown, as upstream.
+    let (head, _) = get(&server, "GET http://node1/").await;
+    assert!(head.starts_with("HTTP/1.1 404 Not Found\n"), "{head}");
     let (head, body) = get(&server, "GET /debug").await;
     assert!(head.starts_with("HTTP/1.1 404 Not Found\n"), "{head}");
     assert_eq!(body, "404 page not found\n");

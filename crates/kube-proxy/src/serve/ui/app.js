@@ -1,5 +1,5 @@
-// The page: which view the address asks for, what it polls, the keys, and what is said when the daemon
-// is gone. Views only load and draw.
+// The page: chooses the view by the address, polls the daemon, handles keys, and reports a daemon that
+// does not answer. Views only load and draw.
 
 import { h, show, state } from './dom.js';
 import { ask, poll, Refusal } from './poll.js';
@@ -13,17 +13,17 @@ import * as top from './top.js';
 
 const main = document.getElementById('main');
 const gone = document.getElementById('gone');
-/** Of the polls of other views, each so many are of the status, for the page's head. */
+/** In other views than the overview, each fifth poll asks for the status, for the page's head. */
 const STATUS_EACH = 5;
 
 let stop = () => {};
 let shown = null;
 let status = null;
 let goneSince = null;
-/** Where Escape leads from a Service. */
+/** The list that Escape returns to from a Service. */
 let lastList = link(['services']);
 
-/** `#/services/default/web?x=y` → view, its place in it. */
+/** Returns the view for an address like `#/services/default/web?x=y`, with its parts. */
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, '').split('?');
   const parts = path.split('/').filter(Boolean).map(decoded);
@@ -56,7 +56,7 @@ function go() {
   stop();
   const place = route();
   const isNew = shown?.key !== place.key;
-  // What of a view outlives a poll: the answer, rates, what was asked to be shown in full.
+  // State of the view between polls: the answer, rates, and lists that are shown in full.
   const memory = isNew ? { rates: new Rates(), all: new Set() } : shown.memory;
   shown = { ...place, memory };
   if (place.view === services) lastList = location.hash;
@@ -66,7 +66,7 @@ function go() {
   }
   if (!place.view) {
     document.title = 'kube-proxy';
-    show(main, h('p', { 'data-key': 'nowhere' }, 'There is no such view. ', h('a', { href: '#/' }, 'Overview')));
+    show(main, h('p', { 'data-key': 'nowhere' }, 'This address has no view. Go to the ', h('a', { href: '#/' }, 'Overview'), '.'));
     return;
   }
   titled();
@@ -84,7 +84,7 @@ function titled() {
 }
 
 async function turn(place, memory, signal, number) {
-  // Whoever answers after a while without an answer may be another: in another mode, of another version.
+  // After a time without an answer the daemon may be another one: of another mode or version.
   const isStatus = place.view === overview || number % STATUS_EACH === STATUS_EACH - 1 || !status || goneSince;
   const isView = place.view !== overview && (number % STATUS_EACH !== STATUS_EACH - 1 || !memory.answer);
   try {
@@ -124,7 +124,7 @@ function draw(place, memory) {
   }
 }
 
-/** The page's head: the node, and how it stands. */
+/** Draws the page's head: the node and its state. */
 function head() {
   const { node, mode, families, version, kubernetes } = status;
   show(document.getElementById('node'), [node, mode].filter(Boolean).join(' · '));
@@ -137,8 +137,8 @@ function lost() {
   goneSince ??= new Date();
   document.body.classList.add('is-gone');
   gone.hidden = false;
-  show(gone, `kube-proxy has not answered here since ${moment(goneSince)}: it has ended or is being started, or the port-forward is gone. `
-    + 'What is below is from before. It is asked again every few seconds.');
+  show(gone, `kube-proxy has not answered since ${moment(goneSince)}: it has stopped, is starting, or the port-forward has ended. `
+    + 'Below is the last known state. The page retries every few seconds.');
   show(document.getElementById('standing'), state('off', 'no answer'));
 }
 
@@ -155,7 +155,7 @@ function isTyped(element) {
   return element instanceof HTMLInputElement || element instanceof HTMLSelectElement;
 }
 
-/** To the next or previous of the links of the list that the focus is in; from elsewhere to the first. */
+/** Moves the focus to the next or previous link of the list; from elsewhere to the first link. */
 function along(step) {
   const links = [...main.querySelectorAll('[data-row]')].filter((each) => each.offsetParent);
   const at = links.indexOf(document.activeElement);
@@ -165,7 +165,7 @@ function along(step) {
   return next !== undefined;
 }
 
-/** Where Escape leads. */
+/** Returns the address that Escape leads to. */
 function above() {
   if (shown.view === service) return lastList;
   const [, namespace, name] = /^([^/]+)\/([^/:]+)/.exec(shown.asked.get('to') ?? '') ?? [];

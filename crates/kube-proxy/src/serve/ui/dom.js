@@ -1,7 +1,7 @@
-// Elements, and how those on the page become those that are wanted. What the API says gets in as text
-// nodes and attribute values only, never as markup.
+// Makes elements, and updates the page to match them. Text from the API becomes text nodes and
+// attribute values only, never markup.
 
-/** An element. `vars` are CSS variables; attributes that are false, null or undefined are left out. */
+/** Makes an element. `vars` are CSS variables; attributes that are false, null or undefined are skipped. */
 export function h(tag, attributes, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -16,7 +16,7 @@ export function h(tag, attributes, ...children) {
   return element;
 }
 
-/** Flat, without what is absent; all that is no node becomes text. */
+/** Returns a flat list of nodes. Absent children are skipped, and other values become text. */
 function nodes(children) {
   return children
     .flat(Infinity)
@@ -25,14 +25,14 @@ function nodes(children) {
 }
 
 /**
- * Makes the children of `parent` what is wanted, and keeps the elements that are the same: what has
- * the focus, is selected or opened stays so. Elements with a `data-key` are found again by it.
+ * Replaces the children of `parent`. Elements that match stay, with their focus, selection and open
+ * state. A `data-key` identifies an element.
  */
 export function show(parent, ...children) {
   const focused = document.activeElement;
   const wanted = h('div', null, ...children);
   patch(parent, [...wanted.childNodes]);
-  // An element that was moved has lost it.
+  // A moved element loses the focus.
   if (focused !== document.activeElement && parent.contains(focused)) focused.focus();
 }
 
@@ -71,13 +71,13 @@ function update(element, wanted) {
     return;
   }
   for (const { name } of [...element.attributes]) {
-    // What a person has opened stays open.
+    // An element that a person has opened stays open.
     const isKept = name === 'open' || (name === 'style' && wanted.style.length > 0);
     if (!isKept && !wanted.hasAttribute(name)) element.removeAttribute(name);
   }
   for (const { name, value } of wanted.attributes) {
     if (name === 'style') {
-      // Not as an attribute: the page's policy lets scripts set properties only.
+      // The page's policy allows properties, but no style attribute.
       for (const property of wanted.style) {
         element.style.setProperty(property, wanted.style.getPropertyValue(property));
       }
@@ -89,15 +89,19 @@ function update(element, wanted) {
 }
 
 /**
- * A table, which narrow windows show as a list. `columns` are `{title, number}`, `rows` are `{key,
- * cells, tone}`, where a cell is text, an element or several.
+ * Makes a table, which narrow windows show as a list. `columns` are `{title, number, optional}`, `rows`
+ * are `{key, cells, tone}`. A cell is text, an element or several. An optional column is skipped if it
+ * has no content in any row.
  */
-export function table(caption, columns, rows) {
+export function table(caption, allColumns, allRows) {
+  const isUsed = (at) => !allColumns[at].optional || allRows.some(({ cells }) => !isEmpty(cells[at]));
+  const used = [...allColumns.keys()].filter(isUsed);
+  const columns = used.map((at) => allColumns[at]);
+  const rows = allRows.map((row) => ({ ...row, cells: used.map((at) => row.cells[at]) }));
   const heading = ({ title, number }) =>
     h('th', { scope: 'col', role: 'columnheader', class: number && 'number' }, title);
   const cell = (content, column) => {
-    const isEmpty = content === '' || content === undefined || content === null || content === false;
-    const kind = [column.number && 'number', column.wide && 'wide', isEmpty && 'empty'];
+    const kind = [column.number && 'number', column.wide && 'wide', isEmpty(content) && 'empty'];
     return h(
       'td',
       { role: 'cell', 'data-title': column.title, class: kind.filter(Boolean).join(' ') || null },
@@ -120,25 +124,29 @@ export function table(caption, columns, rows) {
   return h('div', { class: 'scroll', 'data-key': `table ${caption}` }, drawn);
 }
 
-/** A part of a view, with its heading; nothing where there is nothing in it. */
+function isEmpty(content) {
+  return content === '' || content === undefined || content === null || content === false;
+}
+
+/** Makes a section with a heading; nothing if it has no content. */
 export function section(title, ...content) {
   if (nodes(content).length === 0) return null;
   return h('section', { 'data-key': `section ${title}` }, h('h2', null, title), content);
 }
 
-/** A word with a sign and a colour: neither says anything that the word does not. */
+/** Makes a word with a sign and a colour, which only repeat the word. */
 export function state(tone, word) {
   const sign = { good: '●', busy: '◐', warn: '▲', bad: '■', off: '○' }[tone];
   return h('span', { class: `state ${tone}` }, h('span', { 'aria-hidden': 'true' }, `${sign} `), word);
 }
 
-/** Terms and what they are; those that are absent are left out. */
+/** Makes a list of terms and values; absent values are skipped. */
 export function terms(...pairs) {
   const given = pairs.filter(([, is]) => is !== null && is !== undefined && is !== '');
   return h('dl', null, given.map(([term, is]) => h('div', null, h('dt', null, term), h('dd', null, is))));
 }
 
-/** Notes, as the API gives them. */
+/** Makes a list of notes of the API. */
 export function notes(texts) {
   if (!texts?.length) return null;
   return h('ul', { class: 'notes', 'data-key': 'notes' }, texts.map((text) => h('li', null, text)));

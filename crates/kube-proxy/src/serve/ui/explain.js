@@ -1,18 +1,19 @@
-// What becomes of a packet: its path as a drawing, step by step. The drawing is an ordered list in the
-// order of the path, so that it reads as well as it looks.
+// Traces a packet: draws its path, step by step. The drawing is an ordered list in the order of the
+// path, so that a screen reader can read it.
 
 import { h, notes, show, state } from './dom.js';
 import { ask } from './poll.js';
 import { SENDERS } from './service.js';
 import { api, bytes, count, counted, link, percent } from './words.js';
 
-/** Branches beyond so many stay folded, and beyond so many more are not drawn until asked for. */
+/** Of more branches than this, only the first is open. */
 const OPEN = 3;
+/** Of more branches than this, the rest is drawn on demand. */
 const DRAWN = 20;
 
-export const title = ({ asked }) => (asked.get('to') ? `Explain ${asked.get('to')}` : 'Explain');
+export const title = ({ asked }) => (asked.get('to') ? `Trace to ${asked.get('to')}` : 'Trace a packet');
 
-/** Who sends, and to where. */
+/** Draws the form: destination and sender. */
 export function begin(main) {
   const to = h('input', { id: 'to', autocomplete: 'off', spellcheck: 'false', placeholder: 'default/web, default/web:http, 10.96.0.1:80', required: true });
   const kind = h('select', { id: 'from' },
@@ -20,7 +21,7 @@ export function begin(main) {
     h('option', { value: 'ip' }, 'an IP address'));
   const address = h('input', { id: 'address', autocomplete: 'off', spellcheck: 'false', placeholder: '192.0.2.7', 'aria-label': 'The sender’s IP address' });
   const form = h('form', { id: 'ask' },
-    h('label', null, 'To ', to), h('label', null, 'From ', kind), address, h('button', null, 'Explain'));
+    h('label', null, 'To ', to), h('label', null, 'From ', kind), address, h('button', null, 'Trace'));
   const toggle = () => {
     address.hidden = kind.value !== 'ip';
     address.required = !address.hidden;
@@ -38,10 +39,10 @@ export function begin(main) {
     event.preventDefault();
     go();
   });
-  main.replaceChildren(h('h1', null, 'Explain'), form, h('div', { id: 'path' }));
+  main.replaceChildren(h('h1', null, 'Trace a packet'), form, h('div', { id: 'path' }));
 }
 
-/** The fields as the address of the page says. */
+/** Fills the form from the address of the page. */
 function filled({ asked }) {
   const [to, kind, address] = ['to', 'from', 'address'].map((id) => document.getElementById(id));
   if ([to, kind, address].includes(document.activeElement)) return;
@@ -53,7 +54,7 @@ function filled({ asked }) {
 }
 
 export async function load({ asked }, signal) {
-  // Nothing to ask for yet.
+  // No destination yet.
   if (!asked.get('to')) return { to: '', journeys: [] };
   return ask(api(['explain'], { to: asked.get('to'), from: asked.get('from') || 'pod' }), signal);
 }
@@ -68,8 +69,8 @@ export function draw(_main, place, memory) {
   const { answer, all } = memory;
   const drawn = answer.journeys.map((journey, at) => one(journey, at, all));
   const none = !answer.to
-    ? 'Give a Service, or an address and port.'
-    : 'No such way is known: no address of it has this sender.';
+    ? 'Enter a Service (default/web) or an address and port (10.96.0.1:80), and choose the sender.'
+    : 'No packet to trace: no address of this Service has the sender\u2019s IP family. Choose another sender, or check the addresses of the Service.';
   show(document.getElementById('path'), notes(answer.notes), drawn.length > 0 ? drawn : h('p', { class: 'quiet', 'data-key': 'none' }, none));
 }
 
@@ -85,7 +86,7 @@ function one(journey, at, all) {
       branch(tree, `${at}`, all)));
 }
 
-/** Ways, with the steps that all of them share once: `{steps, walk}` at its end, or `{steps, branches}`. */
+/** Merges paths: shared steps come once. Returns `{steps, walk}` for one path, else `{steps, branches}`. */
 function merged(walks, from = 0) {
   const [first] = walks;
   if (!first) return { steps: [], branches: [] };
@@ -99,7 +100,7 @@ function merged(walks, from = 0) {
     if (group) group.push(walk);
     else groups.push([walk]);
   }
-  // All have ended together, at several ends.
+  // All paths end after the same step, at different ends.
   if (groups.length === 1) return { steps, branches: walks.map((walk) => ({ steps: [], walk, chance: walk.chance })) };
   return { steps, branches: groups.map((group) => ({ ...merged(group, at), chance: group.reduce((sum, walk) => sum + walk.chance, 0) })) };
 }
@@ -121,15 +122,15 @@ function branch(tree, key, all) {
       h('span', null, leads(one))),
     h('ol', { class: 'path' }, branch(one, `${key} ${at}`, all))));
   const more = shown.length < tree.branches.length
-    ? h('button', { type: 'button', 'data-all': key }, `Draw all ${counted(tree.branches.length, 'way')}`)
+    ? h('button', { type: 'button', 'data-all': key }, `Draw all ${counted(tree.branches.length, 'path')}`)
     : null;
   const few = tree.branches.length <= OPEN ? 'fan few' : 'fan';
-  return [...drawn, h('li', { class: few }, h('p', { class: 'quiet' }, `one of ${counted(tree.branches.length, 'way')}, by chance or share`), h('div', { class: 'branches' }, fan, more))];
+  return [...drawn, h('li', { class: few }, h('p', { class: 'quiet' }, `one of ${counted(tree.branches.length, 'path')}, by probability`), h('div', { class: 'branches' }, fan, more))];
 }
 
-/** Where a branch leads, in few words. */
+/** Returns the end of a branch, in few words. */
 function leads(tree) {
-  if (!tree.walk) return `to one of ${counted(tree.branches.length, 'way')}`;
+  if (!tree.walk) return `to one of ${counted(tree.branches.length, 'path')}`;
   return tree.walk.endpoint ? `to ${tree.walk.endpoint}` : FATES[tree.walk.fate]?.[1] ?? tree.walk.fate;
 }
 
@@ -142,21 +143,21 @@ function step({ place, entry, says, origin, members, packets, bytes: size }) {
     h('p', { class: 'place' }, place),
     h('p', { class: 'says' }, says),
     entry ? h('p', null, h('code', null, entry)) : null,
-    members?.length ? h('p', { class: 'quiet' }, 'found ', h('code', null, members.join('; '))) : null,
+    members?.length ? h('p', { class: 'quiet' }, 'matches ', h('code', null, members.join('; '))) : null,
     h('p', { class: 'from quiet' },
       origin ? h('span', null, `from ${origin}`) : null,
       counted_here.length > 0 ? h('span', { class: 'number' }, counted_here.join(', ')) : null));
 }
 
 const FATES = {
-  delivered: ['good', 'delivered', 'the endpoint gets it'],
-  refused: ['warn', 'refused', 'the sender is told that nobody listens'],
-  unrouted: ['warn', 'no route', 'no route of this node leads there, and the sender is told'],
-  dropped: ['bad', 'dropped', 'nobody is told anything'],
-  reset: ['warn', 'reset', 'it is taken, and the connection is ended at once'],
-  local: ['off', 'local', 'a process of this node gets it, or nobody if none listens'],
+  delivered: ['good', 'delivered', 'the endpoint receives it'],
+  refused: ['warn', 'refused', 'the sender gets an error: connection refused'],
+  unrouted: ['warn', 'no route', 'this node has no route; the sender gets an error'],
+  dropped: ['bad', 'dropped', 'the sender gets no answer'],
+  reset: ['warn', 'reset', 'the connection is accepted and closed at once'],
+  local: ['off', 'local', 'a process on this node receives it, if one listens'],
   forwarded: ['off', 'forwarded', 'it leaves this node to its destination address'],
-  unknown: ['busy', 'unknown', 'it depends on what is not understood'],
+  unknown: ['busy', 'unknown', 'a rule could not be evaluated'],
 };
 
 function end({ fate, endpoint, source, seenAs, unanswered, unsure, doubts }) {
@@ -164,7 +165,7 @@ function end({ fate, endpoint, source, seenAs, unanswered, unsure, doubts }) {
   return h('li', { class: `end ${tone}` },
     h('p', null, state(tone, word), endpoint ? [' to ', h('code', null, endpoint)] : ` ${means}`),
     source ? h('p', { class: 'quiet' }, `source ${source}`, seenAs ? `; the endpoint sees ${seenAs}` : null) : null,
-    unanswered ? h('p', null, state('bad', 'no answer comes back'), `: ${unanswered}`) : null,
-    unsure ? h('p', null, state('warn', 'not sure that an answer comes back'), `: ${unsure}`) : null,
-    doubts?.map((doubt) => h('p', { class: 'quiet' }, `taken for granted: ${doubt}`)));
+    unanswered ? h('p', null, state('bad', 'the answer does not return'), `: ${unanswered}`) : null,
+    unsure ? h('p', null, state('warn', 'the answer may not return'), `: ${unsure}`) : null,
+    doubts?.map((doubt) => h('p', { class: 'quiet' }, `assumed: ${doubt}`)));
 }

@@ -1,11 +1,11 @@
-// Asks again and again, only while the page is seen: at most once in two seconds, and so seldom that
-// an answer that takes long costs the node no more than a sixth of the time.
+// Polls while the page is visible, at most every two seconds. Slow answers are polled less often, so
+// that they take no more than a sixth of the node's time.
 
 const EVERY = 2000;
 const PATIENCE = 15_000;
 const SLOWEST = 30_000;
 
-/** The daemon answered, and said no. */
+/** An error that the daemon answered. */
 export class Refusal extends Error {
   constructor(status, says) {
     super(says);
@@ -13,7 +13,7 @@ export class Refusal extends Error {
   }
 }
 
-/** One answer of the API, as an object. */
+/** Returns one answer of the API as an object. */
 export async function ask(path, signal) {
   const limited = AbortSignal.any([signal, AbortSignal.timeout(PATIENCE)]);
   const answer = await fetch(path, { signal: limited, headers: { Accept: 'application/json' } });
@@ -23,14 +23,14 @@ export async function ask(path, signal) {
   try {
     says = JSON.parse(text).error ?? says;
   } catch {
-    // Not the API's own words: what was sent is told.
+    // Not JSON of the API: show the text as it is.
   }
   throw new Refusal(answer.status, says || `HTTP status ${answer.status}`);
 }
 
 /**
- * Calls `turn(signal, number)` until the function that is returned is called. A turn that fails is
- * its own to tell; the next comes as after any other.
+ * Calls `turn(signal, number)` again and again. Returns a function that ends this. A turn reports its
+ * own errors.
  */
 export function poll(turn) {
   const ended = new AbortController();

@@ -1,13 +1,13 @@
-// Rates of what the API gives as counters: the difference between two answers.
+// Computes rates from the counters of two answers.
 
-/** Remembers counters by name from one answer to the next. */
+/** Counters of the last answer, by name. */
 export class Rates {
   #before = new Map();
   #now = new Map();
   #then = 0;
   #seconds = 0;
 
-  /** Begins a new answer. */
+  /** Starts a new answer. */
   turn() {
     const now = performance.now();
     this.#seconds = this.#then === 0 ? 0 : (now - this.#then) / 1000;
@@ -17,8 +17,8 @@ export class Rates {
   }
 
   /**
-   * What `counters` have grown by in a second, as `{connections, bytes, packets}`; nothing at the first
-   * answer, nor where they have begun anew.
+   * Returns the growth of `counters` per second as `{connections, bytes, packets}`. Returns null for the
+   * first answer and after a reset.
    */
   of(key, counters) {
     if (!counters) return null;

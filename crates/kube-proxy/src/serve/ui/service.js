@@ -1,11 +1,11 @@
-// One Service: where each port is served, and which endpoints are in or out, and why.
+// One Service: the addresses of each port, and its endpoints with the reason why they are in or out.
 
 import { h, notes, section, show, state, table, terms } from './dom.js';
 import { ask } from './poll.js';
 import { endpoints as endpointCounts } from './services.js';
 import { api, bytes, count, counted, duration, link, portName, scaled } from './words.js';
 
-/** So many endpoints of a port are shown at once. */
+/** The number of endpoints of a port that are shown at once. */
 const FEW = 200;
 
 export const title = ({ parts }) => `${parts[1]}/${parts[2]}`;
@@ -23,42 +23,42 @@ export function draw(main, _place, { answer: service, rates, all }) {
     h('h1', { 'data-key': 'title' }, service.name),
     h('div', { 'data-key': 'terms' }, terms(
       ['Type', service.type],
-      ['From inside', `policy ${service.internalTrafficPolicy}`],
-      ['From outside', `policy ${service.externalTrafficPolicy}`],
+      ['Internal policy', service.internalTrafficPolicy],
+      ['External policy', service.externalTrafficPolicy],
       ['Affinity', service.sessionAffinitySeconds === undefined ? null : `client IP, ${duration(service.sessionAffinitySeconds)}`],
       ['Source ranges', service.sourceRanges?.join(', ')],
       ['Health check node port', service.healthCheckNodePort],
       ['Options', service.options?.map((option) => `${option.annotation}: ${option.value}`).join(', ')],
     )),
-    h('p', { class: 'senders', 'data-key': 'senders' }, 'What becomes of a packet from ',
+    h('p', { class: 'senders', 'data-key': 'senders' }, 'Trace a packet from ',
       ['pod', 'node', 'external'].map((from, at) => [at > 0 ? ' · ' : '', h('a', { href: link(['explain'], { to: name, from }) }, SENDERS[from])])),
     service.errors?.length
       ? h('ul', { class: 'errors', 'data-key': 'errors' }, service.errors.map((error) => h('li', null, state('warn', error))))
       : null,
-    service.ports.map((port) => portSection(port, all, rates)),
+    service.ports.map((port) => portSection(service, port, all, rates)),
     notes(service.notes),
   );
 }
 
-/** Kinds of senders, in words. */
-export const SENDERS = { pod: 'a pod of this node', node: 'this node', external: 'outside' };
+/** Senders by kind. */
+export const SENDERS = { pod: 'a pod on this node', node: 'this node', external: 'outside' };
 
-function portSection(port, full, rates) {
+function portSection(service, port, full, rates) {
   const name = portName(port);
   return section(
     `Port ${name}`,
     h('p', { class: 'quiet' }, 'Endpoints: ', endpointCounts(port.endpointCounts),
       `; ${count(port.endpointCounts.ready)} ready, ${count(port.endpointCounts.local)} on this node`),
     addresses(port, name, rates),
-    endpoints(port, name, full, rates),
+    endpoints(service, port, full, rates),
   );
 }
 
 const KINDS = { clusterIP: 'cluster IP', externalIP: 'external IP', loadBalancerIP: 'load balancer IP', nodePort: 'node port' };
 
 const TRAFFIC = [
-  { title: 'New/s', number: true }, { title: 'Packets/s', number: true }, { title: 'Bytes/s', number: true },
-  { title: 'Connections', number: true },
+  { title: 'New/s', number: true, optional: true }, { title: 'Packets/s', number: true, optional: true },
+  { title: 'Bytes/s', number: true, optional: true }, { title: 'Connections', number: true, optional: true },
 ];
 
 function traffic(key, counters, rates) {
@@ -67,7 +67,7 @@ function traffic(key, counters, rates) {
 }
 
 function addresses(port, name, rates) {
-  if (port.addresses.length === 0) return h('p', null, 'It is served at no address of this node.');
+  if (port.addresses.length === 0) return h('p', null, 'This node serves no address of it. Check spec.ipFamilies of the Service, and --nodeport-addresses for a NodePort.');
   const has_scheduler = port.addresses.some((address) => address.scheduler);
   const columns = [{ title: 'Address' }, { title: 'Kind' }, ...(has_scheduler ? [{ title: 'Scheduler' }] : []), ...TRAFFIC];
   return table(`Addresses of port ${name}`, columns, port.addresses.map((address) => ({
@@ -84,13 +84,17 @@ function addresses(port, name, rates) {
 
 const CONDITIONS = { ready: 'ready', servingTerminating: 'terminating, still serves', terminating: 'terminating', notReady: 'not ready', draining: 'draining', left: 'left' };
 
-function endpoints(port, name, full, rates) {
+function endpoints(service, port, full, rates) {
+  const name = portName(port);
   const all = port.endpoints ?? [];
-  if (all.length === 0) return h('p', null, 'It has no endpoints.');
+  if (all.length === 0) {
+    return h('p', null, 'No endpoints, so connections are refused. Check that the selector matches pods: ',
+      h('code', null, `kubectl -n ${service.namespace} get endpointslices -l kubernetes.io/service-name=${service.name}`));
+  }
   const has_weight = all.some((endpoint) => endpoint.weight !== undefined);
   const has_active = all.some((endpoint) => endpoint.counters?.active !== undefined);
   const columns = [
-    { title: 'Endpoint' }, { title: 'In or out, and why', wide: true }, { title: 'State' }, { title: 'Pod' }, { title: 'Where' },
+    { title: 'Endpoint' }, { title: 'In or out, and why', wide: true }, { title: 'State' }, { title: 'Pod', optional: true }, { title: 'Node', optional: true },
     ...(has_weight ? [{ title: 'Weight', number: true }] : []),
     ...(has_active ? [{ title: 'Active', number: true }, { title: 'Inactive', number: true }] : []),
     ...TRAFFIC,
@@ -119,7 +123,7 @@ function endpoints(port, name, full, rates) {
   return [table(`Endpoints of port ${name}`, columns, rows), more];
 }
 
-/** Its state, and since when it drains, with what it has open. */
+/** Returns the state; of a draining endpoint also for how long, and its open connections. */
 function conditionOf({ condition, draining }) {
   const word = CONDITIONS[condition] ?? condition;
   if (!draining) return condition === 'left' ? state('warn', word) : word;
@@ -129,5 +133,5 @@ function conditionOf({ condition, draining }) {
 }
 
 function where({ local, node, zone }) {
-  return [local ? 'this node' : node, zone && `zone ${zone}`].filter(Boolean).join(', ');
+  return [local ? 'this node' : node, zone].filter(Boolean).join(', ');
 }

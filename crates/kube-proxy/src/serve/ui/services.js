@@ -1,5 +1,5 @@
-// Services by namespace, a page at a time, as the daemon filters and sorts them: also of 50,000 no more
-// than a page is ever here.
+// Services by namespace, a page at a time. The daemon filters and sorts them, so that of 50,000 the
+// browser holds one page.
 
 import { h, notes, show, state, table } from './dom.js';
 import { ask } from './poll.js';
@@ -10,7 +10,7 @@ const TYPING_PAUSE = 200;
 
 export const title = ({ asked }) => (asked.get('search') ? `Services: ${asked.get('search')}` : 'Services');
 
-/** The search field and where what is found is shown. */
+/** Draws the search field and an empty list. */
 export function begin(main, { asked }) {
   const field = h('input', {
     id: 'search', type: 'search', autocomplete: 'off', spellcheck: 'false', enterkeyhint: 'search',
@@ -24,7 +24,7 @@ export function begin(main, { asked }) {
     const now = new URLSearchParams(location.hash.split('?')[1] ?? '');
     const wanted = link(['services'], { namespace: now.get('namespace'), search: field.value.trim() });
     if (wanted === location.hash) return;
-    // One entry of the history for all that is typed.
+    // Typing makes one entry of the history.
     history.replaceState(null, '', wanted);
     window.dispatchEvent(new HashChangeEvent('hashchange'));
   };
@@ -72,13 +72,22 @@ function found(items, total, asked) {
   return `${count(items.length)} of ${counted(total, 'Service')}${from}`;
 }
 
+/** Returns the text of an empty list, with the next step. */
 function nothing(asked) {
   const search = asked.get('search');
-  const where = asked.get('namespace') ? ` in namespace ${asked.get('namespace')}` : '';
-  return search ? `No Service${where} matches “${search}”.` : `No Service is proxied${where}.`;
+  const namespace = asked.get('namespace');
+  const where = namespace ? ` in namespace ${namespace}` : '';
+  if (!search) {
+    const scope = namespace ? `-n ${namespace}` : '-A';
+    return [`This node proxies no Service${where}. Compare with `, h('code', null, `kubectl get services ${scope}`),
+      ': headless and ExternalName Services are not proxied. ', h('a', { href: '#/' }, 'Overview'), ' names the source and its errors.'];
+  }
+  const traced = link(['explain'], { to: search, from: 'pod' });
+  return [`No Service${where} matches “${search}”. The search covers namespaces and names. For an address, `,
+    h('a', { href: traced }, 'trace a packet'), ' to ADDRESS:PORT.'];
 }
 
-/** The namespace that the list is limited to, and a way out of it. */
+/** Names the namespace of the list, with a link to all namespaces. */
 function chosen(asked) {
   const namespace = asked.get('namespace');
   if (!namespace) return null;
@@ -113,7 +122,7 @@ function listed(items, memory) {
   });
 }
 
-/** One for each port. */
+/** Returns a row for each port. */
 function rows(service, rates) {
   const name = `${service.namespace}/${service.name}`;
   const called = [
@@ -145,7 +154,7 @@ function addresses(port) {
   return [h('code', null, first.at), others.length > 0 ? h('span', { class: 'quiet' }, ` and ${count(others.length)} more`) : null];
 }
 
-/** How many are in, and how many are not. */
+/** Counts endpoints: in, out and draining. */
 export function endpoints({ total, used, draining }) {
   const drains = draining > 0 ? `, ${count(draining)} draining` : '';
   if (total === 0) return state('off', `none${drains}`);

@@ -1,4 +1,4 @@
-// What is busiest now: the rates are the daemon's, between two looks at the kernel's counters.
+// The busiest Services now. The daemon computes the rates from two samples of the kernel's counters.
 
 import { h, notes, section, show, state, table, terms } from './dom.js';
 import { ask } from './poll.js';
@@ -35,14 +35,14 @@ export function draw(main, { asked }, { answer }) {
       ['Draining', count(answer.draining)],
       ['Pending', count(answer.pending)],
       ['Refused', answer.failing > 0 ? state('warn', count(answer.failing)) : '0'],
-    ) : h('p', { class: 'quiet' }, 'First look taken; rates come with the next.')),
+    ) : h('p', { class: 'quiet' }, 'Measuring: rates need two samples of the counters. The next sample comes within a few seconds.')),
     notes(answer.notes),
     h('p', { class: 'orders', 'data-key': 'orders' }, 'By ', Object.entries(ORDERS).map(([each, [words]], at) => [
       at > 0 ? ' · ' : '',
       h('a', { href: link(['top'], { sort: each }), 'aria-current': each === order ? 'true' : null }, words),
     ])),
-    section('Service ports', ports(answer.ports, order)),
-    section('Endpoints', endpoints(answer.endpoints, order)),
+    answer.seconds > 0 && section('Service ports', ports(answer.ports, order)),
+    answer.seconds > 0 && section('Endpoints', endpoints(answer.endpoints, order)),
   );
 }
 
@@ -50,7 +50,7 @@ const RATES = [
   { title: 'New/s', number: true }, { title: 'Packets/s', number: true }, { title: 'Bytes/s', number: true },
 ];
 
-/** The busiest first, and how each compares with the first of them. */
+/** Sorts by rate, and adds the share of each in the highest rate. */
 function sorted(all, order) {
   const [, by] = ORDERS[order];
   const most = all.reduce((largest, each) => Math.max(largest, by(each.rate)), 0);
@@ -68,7 +68,7 @@ function bar(share) {
 }
 
 function ports(all, order) {
-  if (all.length === 0) return h('p', { class: 'quiet' }, 'Nothing has come yet that is counted.');
+  if (all.length === 0) return h('p', { class: 'quiet' }, NOTHING);
   const columns = [
     { title: 'Service' }, { title: 'Port' }, ...RATES, { title: 'Connections so far', number: true }, { title: 'Active', number: true }, { title: '' },
   ];
@@ -85,10 +85,13 @@ function ports(all, order) {
   })));
 }
 
+/** Shown if no counter has grown. */
+const NOTHING = 'No traffic between the last two samples. Check with “Trace a packet” that packets reach this node.';
+
 function endpoints(all, order) {
-  if (all.length === 0) return h('p', { class: 'quiet' }, 'Nothing has come yet that is counted.');
+  if (all.length === 0) return h('p', { class: 'quiet' }, NOTHING);
   const columns = [
-    { title: 'Endpoint' }, { title: 'Of' }, ...RATES, { title: 'Connections so far', number: true }, { title: 'Active', number: true }, { title: '' },
+    { title: 'Endpoint' }, { title: 'Service' }, ...RATES, { title: 'Connections so far', number: true }, { title: 'Active', number: true }, { title: '' },
   ];
   return table('The busiest endpoints', columns, sorted(all, order).map((endpoint) => ({
     key: `${endpoint.namespace}/${endpoint.name} ${endpoint.portName} ${endpoint.at}`,

@@ -1,19 +1,19 @@
-// Numbers as people read them, and links to the views.
+// Formats numbers and times for people, and makes links to the views.
 
 const whole = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat('en', { maximumFractionDigits: 1 });
 
-/** 12,345 */
+/** Formats `12,345`. */
 export function count(number) {
   return number === undefined || number === null ? '' : whole.format(number);
 }
 
-/** `1 endpoint`, `2 endpoints` */
+/** Formats `1 endpoint`, `2 endpoints`. */
 export function counted(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
-/** 0.3, 12, 1.2 k */
+/** Formats `0.3`, `12`, `1.2 k`. */
 export function scaled(number) {
   if (number === undefined || number === null) return '';
   if (number >= 1e9) return `${tenths.format(number / 1e9)} G`;
@@ -22,7 +22,7 @@ export function scaled(number) {
   return number >= 100 ? whole.format(number) : tenths.format(number);
 }
 
-/** 512 B, 1.5 KiB */
+/** Formats `512 B`, `1.5 KiB`. */
 export function bytes(number) {
   if (number === undefined || number === null) return '';
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
@@ -35,7 +35,7 @@ export function bytes(number) {
   return `${left >= 100 || at === 0 ? whole.format(left) : tenths.format(left)} ${units[at]}`;
 }
 
-/** 0.3 s, 42 s, 3 min 5 s, 2 h 7 min, 12 d 3 h */
+/** Formats `0.3 s`, `42 s`, `3 min 5 s`, `2 h 7 min`, `12 d 3 h`. */
 export function duration(seconds) {
   if (seconds === undefined || seconds === null) return '';
   if (seconds < 10) return `${tenths.format(seconds)} s`;
@@ -48,40 +48,41 @@ export function duration(seconds) {
   return two(Math.floor(s / 86400), 'd', Math.floor((s % 86400) / 3600), 'h');
 }
 
-/** 33.3 % */
+/** Formats `33.3 %`. */
 export function percent(share) {
   const hundredths = share * 100;
   if (hundredths > 0 && hundredths < 0.1) return 'under 0.1 %';
   return `${tenths.format(hundredths)} %`;
 }
 
-/** The time of day of an RFC 3339 date, and the date where it is not today. */
+/** Formats the time of an RFC 3339 date with its zone, and the date if it is not today. */
 export function moment(text) {
   const date = text instanceof Date ? text : new Date(text);
   if (Number.isNaN(date.getTime())) return String(text);
   const isToday = date.toDateString() === new Date().toDateString();
-  return isToday ? date.toLocaleTimeString() : date.toLocaleString();
+  const withZone = { timeZoneName: 'short' };
+  return isToday ? date.toLocaleTimeString(undefined, withZone) : date.toLocaleString(undefined, withZone);
 }
 
-/** `http 80/TCP`, `80/TCP` */
+/** Formats `http 80/TCP`, `80/TCP`. */
 export function portName(port) {
   const number = `${port.port}/${port.protocol}`;
   return port.name ? `${port.name} ${number}` : number;
 }
 
-/** A link within the page: `link(['services', 'default', 'web'], {search: 'x'})`. */
+/** Returns a link within the page: `link(['services', 'default', 'web'], {search: 'x'})`. */
 export function link(path, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value);
   const text = new URLSearchParams(given).toString();
   return `#/${path.map(encodeURIComponent).join('/')}${text ? `?${text}` : ''}`;
 }
 
-/** A path of the API, as seen from `/ui/`: so it is found behind a proxy that puts something in front, too. */
+/** Returns a path of the API relative to `/ui/`, so that it works behind a proxy that adds a prefix. */
 export function api(path, query = {}) {
   return `../api/v1/${link(path, query).slice(2)}`;
 }
 
-/** To a Service's own view. */
+/** Returns the link to the view of a Service. */
 export function serviceLink({ namespace, name }) {
   return link(['services', namespace, name]);
 }
