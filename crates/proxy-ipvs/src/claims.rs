@@ -423,7 +423,7 @@ impl Merge {
 struct Exclusions {
     /// Virtual servers of other programs, and those of this Service port that depend on them.
     keys: HashSet<VirtualServerKey>,
-    /// Exclusions virtual servers that are not even tried.
+    /// Refused virtual servers that are not even tried.
     dropped: HashSet<VirtualServerKey>,
     /// Their addresses.
     addresses: HashSet<IpAddr>,
