@@ -25,7 +25,7 @@ const DEST: u16 = 2;
 const STATS: u16 = 10;
 const STATS64: u16 = 12;
 
-/// What an `ipvsadm` command does, in our words.
+/// An `ipvsadm` command, and its counterpart here.
 enum Act {
     New(Service),
     Set(Service),

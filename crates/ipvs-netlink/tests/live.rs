@@ -272,7 +272,7 @@ fn destinations_of_every_kind() {
     });
 }
 
-/// What the kernel refuses is refused alone, at its index.
+/// A refused change fails alone, at its index.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn refusals() {

@@ -60,7 +60,7 @@ struct Node {
     model: Model,
     iptables: Iptables,
     proxiers: Vec<Proxier<Metered>>,
-    /// How many netlink messages the writes of both have cost so far.
+    /// Returns the number of netlink messages that the writes of both families have cost so far.
     sent: Arc<AtomicU32>,
     now: Instant,
 }
@@ -189,7 +189,7 @@ impl Node {
         self.model.apply(Event::ServiceDeleted(name(at)));
     }
 
-    /// What the daemon does with the events so far: what came of it in each family.
+    /// Syncs the events so far, as the daemon does. Returns the result of each family.
     fn sync(&mut self) -> Vec<Synced> {
         let changes = self.model.take_changes();
         let model = &self.model;
@@ -245,7 +245,7 @@ impl Node {
     }
 }
 
-/// What is in the kernel, without order where it says nothing.
+/// Returns the kernel's state, sorted where order means nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Dump {
     servers: BTreeSet<String>,
@@ -805,7 +805,7 @@ fn two_thousand_services_at_once() {
     });
 }
 
-/// Whether the kernel asks its routing table for the source of what comes in on eth0: a broadcast
+/// Reports whether the kernel asks its routing table for the source of what comes in on eth0: a broadcast
 /// address is one then, to nobody's surprise; that of a neighbour is none.
 fn looks_up_sources() -> bool {
     let passes = |source: &str| {
@@ -876,7 +876,7 @@ fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
     });
 }
 
-/// What became of one write.
+/// Returns the outcome of one write.
 fn apply(kernel: &mut NetlinkKernel, ops: impl Into<Vec<Op>>) -> Vec<Outcome> {
     let plan = Plan { ops: ops.into() };
     let outcomes = kernel.apply(&plan);

@@ -27,7 +27,7 @@ const SETS: [Set; 4] = [
     Set::LoopBack,
 ];
 
-/// What is written, by chance.
+/// Random writes.
 struct Writes {
     family: IpFamily,
     chance: Chance,
@@ -137,7 +137,7 @@ impl Writes {
     }
 }
 
-/// What became of a write, without its words.
+/// Outcome of a write, without its words.
 fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
     let outcomes = kernel.apply(&Plan {
         ops: vec![op.clone()],

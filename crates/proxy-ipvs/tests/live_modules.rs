@@ -1,4 +1,4 @@
-//! What a kernel that lacks modules makes of the real kernel's messages. It takes modules away and
+//! Messages to a real kernel that lacks modules. It takes modules away and
 //! switches their loading off, so it runs where the kernel is thrown away afterwards: lane A of the
 //! lab.
 #![allow(

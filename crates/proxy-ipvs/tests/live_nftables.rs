@@ -218,7 +218,7 @@ fn fill(kernel: &mut NetlinkKernel, family: IpFamily) {
     );
 }
 
-/// What `nft` lists of all of it is as written here, and what is read back as it was written.
+/// `nft` lists everything as this test has it, and a read returns what was written.
 #[test]
 fn all_of_it_lists_and_reads_back() {
     in_namespace(|| {
@@ -379,7 +379,7 @@ fn iptables_restore(rules: &str) {
     assert!(output.status.success(), "{said}");
 }
 
-/// That of the kubelet and of others is no reason to start a program.
+/// Rules of the kubelet and of other programs are no reason to start a program.
 #[test]
 fn chains_of_iptables_are_told_without_a_program() {
     in_namespace(|| {

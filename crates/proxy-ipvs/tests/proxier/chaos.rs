@@ -57,7 +57,7 @@ impl Restless {
         }
     }
 
-    /// What is read, and some time before and after that.
+    /// Reads the kernel, with a pause before and after.
     fn slowly<T>(&mut self, read: impl FnOnce(&mut FakeKernel) -> T) -> T {
         self.rest();
         let found = read(&mut self.0);
@@ -212,7 +212,7 @@ fn go_on(world: &mut World<Restless>, ahead: Duration) {
     world.go_on_at(Instant::now() + ahead);
 }
 
-/// What serves.
+/// Returns the serving state: bound addresses, virtual servers, and sets with members.
 fn serving(snapshot: &Snapshot) -> impl PartialEq + std::fmt::Debug {
     let sets = snapshot
         .sets
@@ -223,12 +223,12 @@ fn serving(snapshot: &Snapshot) -> impl PartialEq + std::fmt::Debug {
 }
 
 #[test]
-fn whatever_comes_between_the_end_is_what_a_start_makes() {
+fn any_history_ends_in_the_state_of_a_fresh_start() {
     with_shim(ShimStyle::Upstream, 1..=SEEDS);
 }
 
 #[test]
-fn nor_does_it_matter_in_which_shim() {
+fn any_history_ends_in_the_state_of_a_fresh_start_with_the_nftables_shim() {
     with_shim(ShimStyle::Nftables, SEEDS + 1..=SEEDS + SEEDS / 2);
 }
 

@@ -506,7 +506,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the API says, and the node that is to follow it.
+/// Objects of the API, and the node that follows them.
 struct Story {
     world: World,
     exists: [bool; 2],

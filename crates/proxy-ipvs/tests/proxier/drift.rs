@@ -1,4 +1,4 @@
-//! What somebody else changes: found by a check while events go on, or told by the kernel;
+//! Changes by other programs: found by a check while events go on, or told by the kernel;
 //! repaired, and told.
 
 use proxy::Notice;
@@ -14,7 +14,7 @@ fn check(world: &mut World) -> Vec<String> {
     world.written()
 }
 
-/// What drifted: how many of each kind.
+/// Number of drifted entries of each kind.
 fn told(drift: &proxy::Drift) -> Vec<(&'static str, usize)> {
     let kinds = drift.kinds();
     kinds.map(|(kind, of)| (kind, of.count)).collect()
@@ -23,7 +23,7 @@ fn told(drift: &proxy::Drift) -> Vec<(&'static str, usize)> {
 #[test]
 fn every_kind_of_damage_is_found_repaired_and_told() {
     type Damage = fn(&mut Snapshot) -> bool;
-    /// What is done, one write that repairs it, and how much of what has drifted.
+    /// The damage, one write that repairs it, and the number of drifted entries.
     type Case = (Damage, &'static str, &'static [(&'static str, usize)]);
     let real = |it: &mut Snapshot| {
         let server = it.servers.get_mut(&server("10.96.0.10:80")).unwrap();
@@ -337,7 +337,7 @@ fn glancing(family: IpFamily) -> (World, &'static str) {
     (world, address)
 }
 
-/// What so many seconds cost, and what was written in them.
+/// Returns the work of this many seconds, and the writes.
 fn glances(world: &mut World, seconds: u64) -> (Work, Vec<Op>) {
     world.work();
     for _ in 0..seconds {

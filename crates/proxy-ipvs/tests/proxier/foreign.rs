@@ -11,7 +11,7 @@ use proxy::{Mode as _, Protocol, Service, Target};
 
 const TAKEN: &str = "192.0.2.10:80";
 
-/// What keepalived makes for two servers of its own.
+/// Virtual server that keepalived makes for two servers of its own.
 fn of_keepalived() -> VirtualServer {
     let real = |at: &str| RealServer {
         target: Target {
@@ -60,7 +60,7 @@ fn is_untouched(world: &World, at: &str) -> bool {
     state.snapshot.servers.get(&server(at)) == Some(&of_keepalived())
 }
 
-/// Whether a kube-proxy that starts, or cleans up, takes it for its own.
+/// Reports whether a kube-proxy that starts, or cleans up, takes it for its own.
 fn is_said_ours(world: &World, at: &str) -> bool {
     world.kernel.state().snapshot.says_ours(&server(at))
 }

@@ -45,7 +45,7 @@ fn web() -> World {
     world
 }
 
-/// What the shim is made of, in words.
+/// Parts of the shim, in words.
 fn lines(world: &World) -> Vec<String> {
     let rules = world.kernel.state().snapshot.rules.clone().unwrap();
     rules.differences(&Rules::default())
@@ -194,7 +194,7 @@ fn the_shim_in_iptables_goes_once_this_one_serves() {
     assert!(state.snapshot.leftovers.as_ref().unwrap().is_empty());
 }
 
-/// What the shim keeps from being translated, the table behind it does not serve any more.
+/// The shim keeps packets from being translated, so the table behind it no longer serves them.
 #[test]
 fn the_nftables_mode_serves_until_all_is_made() {
     let kernel = kernel();
@@ -209,7 +209,7 @@ fn the_nftables_mode_serves_until_all_is_made() {
     assert!(rules < position(&order, "remove the nftables mode's table"));
 }
 
-/// What tells which virtual servers are ours stays while these cannot be read.
+/// Evidence of ownership stays while the virtual servers cannot be read.
 #[test]
 fn the_sets_of_the_other_shim_stay_while_the_virtual_servers_are_unknown() {
     let kernel = kernel();

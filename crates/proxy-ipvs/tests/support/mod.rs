@@ -23,11 +23,11 @@ use proxy_ipvs::{
 
 pub(crate) const NODE: &str = "node1";
 
-/// What is read again is read so long after it was last read, and what the kernel has told of so
+/// Parts are read again this long after their last read, and those that the kernel has told of this
 /// long after that.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What came of all that was to be done at once.
+/// Sum of all reports until nothing is left to do at once.
 #[derive(Debug, Default)]
 pub(crate) struct Synced {
     pub(crate) written: usize,
@@ -38,11 +38,11 @@ pub(crate) struct Synced {
     pub(crate) settled: Vec<String>,
     pub(crate) repaired: Vec<String>,
     pub(crate) drift: Drift,
-    /// What another program has taken, and of which Service port.
+    /// Addresses that another program has taken, with their Service port.
     pub(crate) foreign: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
-    /// Since when nothing could be written.
+    /// Time since which nothing could be written.
     pub(crate) stuck: Option<Instant>,
     /// A kernel thread is gone.
     pub(crate) gone: Option<String>,
@@ -368,7 +368,7 @@ impl<K: Kernel> World<K> {
         }
     }
 
-    /// What the daemon's loop does at any moment.
+    /// Runs one turn of the daemon's loop.
     pub(crate) fn go_on(&mut self) -> Synced {
         self.go_on_at(Instant::now())
     }
@@ -428,7 +428,7 @@ impl<K: Kernel> World<K> {
         self.model.apply(Event::ServiceDeleted(name(at)));
     }
 
-    /// What the daemon's loop does with the events so far.
+    /// Syncs the events so far, as the daemon's loop does.
     pub(crate) fn sync(&mut self) -> Synced {
         let changes = self.model.take_changes();
         self.take_over(&changes)
@@ -456,7 +456,7 @@ impl<K: Kernel> World<K> {
         self.now += duration;
     }
 
-    /// What was written since the last look, as text.
+    /// Returns the writes since the last look, as text.
     pub(crate) fn written(&self) -> Vec<String> {
         self.kernel
             .take_work()
@@ -482,7 +482,7 @@ impl<K: Kernel> World<K> {
 }
 
 impl<K: Kernel> World<K> {
-    /// Whether a timer of the proxier fires within this time.
+    /// Reports whether a timer of the proxier fires within this time.
     pub(crate) fn proxier_due_within(&self, duration: Duration) -> bool {
         self.proxier
             .next_due(self.now)
