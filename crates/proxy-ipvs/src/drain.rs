@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_are_looked_at_in_several_goes() {
+    fn very_many_drains_are_queried_in_several_goes() {
         let now = Instant::now();
         let mut drains = Drains::new(None);
         let target = Target {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn how_many_drain_and_since_when_is_known_without_a_look_at_each() {
+    fn totals_of_drains_are_kept_without_a_look_at_each() {
         let targets = |ports: std::ops::Range<u16>| -> Vec<Target> {
             let target = |port| Target {
                 ip: [10, 244, 0, 1].into(),

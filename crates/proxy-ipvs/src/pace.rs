@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_very_often_is_looked_at_now_and_then() {
+    fn frequent_events_cause_few_comparisons() {
         let mut pace = Pace::default();
         let began = Instant::now();
         let at = |millis| began + Duration::from_millis(millis);

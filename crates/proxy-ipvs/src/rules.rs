@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_restored_reads_back_equal() {
+    fn a_restored_shim_reads_back_equal() {
         for family in IpFamily::ALL {
             let all: Vec<_> = Set::all().collect();
             let rules = shim(family, &all).rules(&Config::default());

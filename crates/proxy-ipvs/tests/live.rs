@@ -495,7 +495,7 @@ fn assert_done(outcomes: &[Outcome]) {
 
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
-fn what_goes_goes_and_what_is_not_ours_stays() {
+fn removals_spare_foreign_entries() {
     on_a_node(|| {
         let mut node = golden_node();
         let backend = node.iptables.backend();

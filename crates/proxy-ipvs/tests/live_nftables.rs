@@ -297,7 +297,7 @@ fn one_shim_becomes_another_and_each_change_is_one_transaction() {
 
 /// A refusal concerns the set that it is of, and what was gone already is gone.
 #[test]
-fn what_is_not_as_believed_stops_nothing_else() {
+fn a_wrong_belief_stops_no_other_write() {
     in_namespace(|| {
         let family = IpFamily::V4;
         let mut kernel = kernel(family);

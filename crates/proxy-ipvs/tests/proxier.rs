@@ -626,7 +626,7 @@ fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
 
 /// A member that is kept for its virtual server must not stay due: the loop would not sleep.
 #[test]
-fn what_waits_for_a_virtual_server_is_not_due_before_it() {
+fn a_member_is_not_due_before_its_virtual_server() {
     let mut world = web();
     for refused in [
         "remove virtual server 10.96.0.10:80/TCP",
@@ -649,7 +649,7 @@ fn what_waits_for_a_virtual_server_is_not_due_before_it() {
 
 /// A check finds what a restart would.
 #[test]
-fn what_comes_later_is_ours_by_the_same_proof() {
+fn later_virtual_servers_are_ours_by_the_same_proof() {
     let mut world = web();
     let there = world.kernel.state().snapshot.servers[&server("10.96.0.10:80")].clone();
     let mut exposed = service("default/exposed", "10.96.0.11", 80);

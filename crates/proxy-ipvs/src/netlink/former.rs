@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_not_be_read_is_looked_for_again() {
+    fn unreadable_leftovers_are_searched_again() {
         let mut known = None;
         assert_eq!(until_known(&mut known, || (1, Certainty::Some)), 1);
         assert_eq!(until_known(&mut known, || (2, Certainty::All)), 2);
@@ -299,7 +299,7 @@ mod tests {
 
     /// Only an administrator may read tables of nftables.
     #[test]
-    fn what_cannot_be_asked_for_is_not_known_to_be_absent() {
+    fn an_unanswered_question_proves_no_absence() {
         const MODES: Footprints = &[&footprint::NFTABLES];
         let look = || {
             namespace::drop_rights();

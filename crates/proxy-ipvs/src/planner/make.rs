@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_behind_the_last_one_comes_next_among_its_rank() {
+    fn the_next_plan_begins_behind_the_last_virtual_server_of_each_rank() {
         let key = |host| -> VirtualServerKey {
             ServiceAddress::new([10, 96, 0, host].into(), 80, Protocol::Tcp).into()
         };

@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_packet_to_a_cluster_ip_meets() {
+    fn rules_for_a_packet_to_a_cluster_ip() {
         let [_, lean] = texts(&[Set::ClusterIp, Set::IpvsIps, Set::LoopBack]);
         let text = lean.restore_text(&Rules::default());
         let lines: Vec<_> = text.lines().filter(|line| !line.starts_with(':')).collect();

@@ -120,7 +120,7 @@ fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
 }
 
 #[test]
-fn what_drains_is_looked_at_soon_and_then_less_and_less_often() {
+fn a_drain_is_queried_soon_and_then_with_back_off() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"]);
     for other in 0..100 {
         let at = format!("default/other-{other}");
@@ -154,7 +154,7 @@ fn what_drains_is_looked_at_soon_and_then_less_and_less_often() {
 }
 
 #[test]
-fn one_that_goes_later_is_looked_at_soon_as_well() {
+fn a_later_drain_is_queried_soon_as_well() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     open(&world, WEB, "10.244.2.2", 1);
     open(&world, WEB, "10.244.2.3", 1);
@@ -169,7 +169,7 @@ fn one_that_goes_later_is_looked_at_soon_as_well() {
 }
 
 #[test]
-fn nothing_is_looked_at_while_endpoints_only_come() {
+fn new_endpoints_cause_no_query() {
     let mut world = web(&["10.244.2.1"]);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.2"]);
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
@@ -195,7 +195,7 @@ fn the_loser_of_a_conflict_drains_nothing() {
 }
 
 #[test]
-fn who_takes_over_an_address_drains_what_was_there() {
+fn the_next_owner_of_an_address_drains_its_destinations() {
     let mut world = conflict();
     open(&world, SHARED, "10.244.2.1", 1);
     world.delete_service("default/old");
@@ -218,7 +218,7 @@ fn who_takes_over_an_address_drains_what_was_there() {
 }
 
 #[test]
-fn a_draining_endpoint_serves_again_for_who_takes_over() {
+fn a_draining_endpoint_serves_again_for_the_next_owner() {
     let mut world = conflict();
     endpoints(&mut world, "default/new", &["10.244.2.1", "10.244.2.2"]);
     endpoints(&mut world, "default/old", &["10.244.2.3"]);
@@ -279,7 +279,7 @@ fn a_change_of_the_service_leaves_its_drains_alone() {
 }
 
 #[test]
-fn what_others_do_to_draining_destinations_is_undone_or_accepted() {
+fn foreign_changes_of_draining_destinations_are_undone_or_accepted() {
     let mut world = web(&["10.244.2.1", "10.244.2.2", "10.244.2.3"]);
     open(&world, WEB, "10.244.2.2", 1);
     open(&world, WEB, "10.244.2.3", 1);

@@ -121,7 +121,7 @@ fn a_service_whose_entries_were_taken_away_is_repaired_by_name() {
 }
 
 #[test]
-fn what_this_proxy_changes_is_no_drift() {
+fn own_changes_are_no_drift() {
     let mut world = web();
     world.slice(slice("default/web", &PAIR[..1]));
     let mut drifts = vec![world.sync().drift];
@@ -137,7 +137,7 @@ fn what_this_proxy_changes_is_no_drift() {
 }
 
 #[test]
-fn what_is_not_ours_is_no_drift() {
+fn foreign_entries_are_no_drift() {
     let mut world = web();
     let mut state = world.kernel.state();
     let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();

@@ -66,7 +66,7 @@ fn is_said_ours(world: &World, at: &str) -> bool {
 }
 
 #[test]
-fn one_that_was_there_is_left_alone_and_named() {
+fn a_foreign_virtual_server_is_left_alone_and_named() {
     let kernel = kernel();
     put(&kernel, TAKEN);
     let mut world = started(kernel, external());
@@ -104,7 +104,7 @@ fn one_that_was_there_is_left_alone_and_named() {
 /// Another program holds all that serves: the node serves as well as it can. The kernel's refusal of
 /// all that is left is another matter.
 #[test]
-fn at_every_address_it_makes_the_node_neither_late_nor_stuck() {
+fn foreign_virtual_servers_everywhere_make_the_node_neither_late_nor_stuck() {
     let only = "10.96.0.10:80";
     let kernel = kernel();
     put(&kernel, only);
@@ -155,7 +155,7 @@ fn refused_destinations_make_the_node_neither_late_nor_stuck() {
 }
 
 #[test]
-fn once_it_is_gone_the_service_is_served() {
+fn a_service_is_served_once_the_foreign_virtual_server_is_gone() {
     let kernel = kernel();
     put(&kernel, TAKEN);
     let mut world = started(kernel, external());
@@ -172,7 +172,7 @@ fn once_it_is_gone_the_service_is_served() {
 }
 
 #[test]
-fn one_that_is_made_meanwhile_gets_no_destination() {
+fn a_foreign_virtual_server_made_meanwhile_gets_no_destination() {
     let mut world = started(kernel(), service("default/web", "10.96.0.10", 80));
     world.sync();
     put(&world.kernel, TAKEN);
@@ -230,7 +230,7 @@ fn a_node_port_that_another_program_has_is_not_served() {
 }
 
 #[test]
-fn what_a_kube_proxy_has_made_is_adopted_by_its_endpoints_alone() {
+fn a_kube_proxys_virtual_server_is_adopted_by_its_endpoints_alone() {
     let mut made = started(kernel(), external());
     made.sync();
     let there = made.kernel.state().snapshot.servers.clone();
@@ -246,7 +246,7 @@ fn what_a_kube_proxy_has_made_is_adopted_by_its_endpoints_alone() {
 
 /// No set names a mark: the note alone says whose its virtual server is.
 #[test]
-fn one_of_a_mark_is_another_programs_unless_it_bears_our_note() {
+fn a_virtual_server_of_a_mark_is_foreign_unless_it_bears_our_note() {
     let kernel = kernel();
     let of = |mark| VirtualServerKey::Mark {
         family: IpFamily::V4,

@@ -123,7 +123,7 @@ fn an_address_with_source_ranges_is_not_served_without_them() {
 }
 
 #[test]
-fn what_cannot_be_read_at_the_start_stops_only_what_builds_on_it() {
+fn a_part_that_is_unreadable_at_the_start_stops_only_its_dependents() {
     for &part in Part::ALL {
         let left = web();
         {
@@ -186,7 +186,7 @@ fn what_cannot_be_read_at_the_start_stops_only_what_builds_on_it() {
 }
 
 #[test]
-fn what_cannot_be_read_later_stops_nothing() {
+fn a_part_that_becomes_unreadable_stops_nothing() {
     for &part in Part::ALL {
         let mut world = web();
         let unreadable = (part.name(), "interrupted".to_owned());
@@ -504,7 +504,7 @@ fn a_glance_that_has_to_wait_for_its_lane_wakes_nobody() {
 }
 
 #[test]
-fn what_is_written_during_a_check_is_not_what_somebody_has_changed() {
+fn writes_during_a_check_are_no_drift() {
     let (mut world, held) = serving();
     a_while(&mut world);
     hold_at(&held, &[WRITTEN]);

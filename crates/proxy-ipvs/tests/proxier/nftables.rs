@@ -76,7 +76,7 @@ fn no_program_is_ever_started() {
 
 /// All that a packet to a cluster IP is asked, and no more.
 #[test]
-fn what_a_packet_to_a_cluster_ip_meets() {
+fn rules_for_a_packet_to_a_cluster_ip() {
     let world = web();
     let rules: Vec<String> = lines(&world)
         .into_iter()

@@ -105,7 +105,7 @@ fn a_restart_finds_it_and_writes_and_asks_nothing() {
 }
 
 #[test]
-fn what_is_wrong_is_served_by_the_nodes_scheduler() {
+fn an_invalid_scheduler_falls_back_to_the_nodes() {
     let mut world = named("best");
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
@@ -153,7 +153,7 @@ fn a_scheduler_that_the_kernel_lacks_costs_a_question() {
 
 /// Such as where another program has taken the place at which it is asked.
 #[test]
-fn one_that_goes_after_it_was_there_is_given_up() {
+fn a_scheduler_that_disappears_is_given_up() {
     let mut world = named("sh");
     world.sync();
     world.service(with(""));
@@ -190,7 +190,7 @@ fn one_that_goes_after_it_was_there_is_given_up() {
 }
 
 #[test]
-fn what_is_foreseen_is_not_asked_for() {
+fn a_known_scheduler_is_not_asked_for() {
     let lacks = Err("there is no module ip_vs_lc".to_owned());
     let config = Config {
         foreseen_schedulers: vec![

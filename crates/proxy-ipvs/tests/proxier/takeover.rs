@@ -227,7 +227,7 @@ fn the_other_vip_mode_serves_until_this_one_does() {
 
 /// The kernel tells of addresses, not of routes.
 #[test]
-fn what_goes_of_the_other_vip_mode_hides_no_loss() {
+fn removals_in_the_other_vip_mode_hide_no_loss() {
     let mut world = bound_otherwise().listed();
     world.sync();
     world.work();
@@ -275,7 +275,7 @@ fn while_not_all_is_known_nothing_of_the_other_vip_mode_goes() {
 }
 
 #[test]
-fn what_was_there_of_a_wanted_virtual_server_ends_with_the_first_sync() {
+fn extra_destinations_of_a_wanted_virtual_server_end_with_the_first_sync() {
     let mut made = World::new();
     made.service(service("default/web", "10.96.0.10", 80));
     made.slice(slice(

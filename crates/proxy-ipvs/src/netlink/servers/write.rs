@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_for_another_reason_does_not_end_the_notes() {
+    fn refusals_for_other_reasons_do_not_end_the_notes() {
         let (mut kernel, mut takes_notes) = (Strict::new(u32::MAX), true);
         let mut ops = three();
         let [Op::AddServer(_, properties), Op::AddDestination(..)] = &mut ops[2..4] else {
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn what_returns_is_found_at_once_among_what_was_removed() {
+    fn a_returning_destination_is_found_at_once_in_the_trash() {
         let target = |number: u16| Target {
             ip: [10, 244, 0, 1].into(),
             port: number,
