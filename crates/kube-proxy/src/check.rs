@@ -47,12 +47,13 @@ use foresee::{Foreseen, foresee};
 use migration::Migration;
 use preflight::Traces;
 
-/// Answers what is asked of a start. Exit status 0: it would change nothing; 1: it would change
-/// something; 2: no object that could be read would have it change anything, but not all could be.
+/// Answers a question about a start. The exit status is 0 if the start would change nothing, 1 if
+/// it would change something, and 2 if no object that was read needs a change but some objects
+/// could not be read.
 ///
 /// # Errors
 ///
-/// It cannot be said, or the start would fail, which is exit status 2, too.
+/// The answer is undetermined, or the start would fail; the exit status is 2, too.
 pub async fn check(options: Options, asked: Asked) -> Result<ExitCode> {
     let Asked { question, output } = asked;
     let status = match question {
@@ -65,7 +66,7 @@ pub async fn check(options: Options, asked: Asked) -> Result<ExitCode> {
         Question::Diff => {
             let (foreseen, _) = Box::pin(foresee(&options)).await?;
             if matches!(output, Output::Text | Output::Wide) {
-                // Nothing but what differs is an answer.
+                // `diff` prints differences only.
                 for warning in &foreseen.warnings {
                     eprintln!("kube-proxy: {}", shown(warning));
                 }
@@ -79,7 +80,7 @@ pub async fn check(options: Options, asked: Asked) -> Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-/// `kube-proxy check`: all that can be said of this node is, also where it cannot be read.
+/// Answers `kube-proxy check`. Reports whatever it can, even if the kernel cannot be read.
 async fn preflighted(options: &Options, output: Output) -> Result<ExitCode> {
     let foreseen = Box::pin(foresee(options)).await;
     let traces = Traces::read();
@@ -108,6 +109,5 @@ async fn preflighted(options: &Options, output: Output) -> Result<ExitCode> {
     }
 }
 
-/// Exit status where it cannot be said what a start would change, or the start would fail: neither
-/// 0, nothing, nor 1, something.
+/// Exit status if it is undetermined what a start would change, or the start would fail.
 pub const CANNOT_SAY: u8 = 2;

@@ -44,14 +44,15 @@ pub use settings::Change;
 pub(crate) use settings::{field_of, fields_with_flags, wins_over_file};
 pub(crate) use without_effect::Given;
 
-/// What `apiVersion` must say.
+/// Required value of `apiVersion`.
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
-/// What `kind` must say.
+/// Required value of `kind`.
 const KIND: &str = "KubeProxyConfiguration";
-/// The sections of the format of which a mode has its own fields, each by the mode's name.
+/// Sections with fields for one mode; each has the mode's name.
 const MODE_SECTIONS: [&str; 3] = ["iptables", "ipvs", "nftables"];
 
-/// A configuration as its file spells it. A field that is `None` is not given, and has its default.
+/// A configuration, spelled as in its file. A field that is `None` is not given and has its
+/// default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -93,14 +94,15 @@ pub struct Configuration {
     pub winkernel: Winkernel,
 }
 
-/// The text that `--write-config-to` writes: what `flags` say, in upstream's order and spelling.
+/// Returns the text that `--write-config-to` writes: the flags as a file, in upstream's order and
+/// spelling.
 pub(crate) fn render(file: Configuration, flags: &Flags) -> String {
     let tree = file.completed(flags).as_upstream();
     serde_saphyr::to_string(&tree).unwrap_or_default()
 }
 
 impl Configuration {
-    /// As JSON, as upstream writes it, which leaves out some fields that are empty.
+    /// Converts to upstream's JSON, which omits some fields when they are empty.
     fn as_upstream(&self) -> Value {
         let mut tree = as_go(self.tree());
         for (section, field) in [
@@ -125,7 +127,7 @@ impl Configuration {
     }
 }
 
-/// With whole numbers as Go prints them: `5`, not `5.0`.
+/// Prints whole numbers as Go does: `5`, not `5.0`.
 fn as_go(value: Value) -> Value {
     match value {
         Value::Object(fields) => fields
@@ -177,7 +179,7 @@ pub struct DetectLocal {
     pub interface_name_prefix: Option<String>,
 }
 
-/// `iptables`. The masquerading is ipvs mode's too.
+/// `iptables`. IPVS mode reads its masquerading fields, too.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -273,14 +275,14 @@ pub struct Winkernel {
     pub source_vip: Option<String>,
 }
 
-/// `null` is the default, as everywhere in a Kubernetes object.
+/// Reads `null` as the default, as everywhere in Kubernetes objects.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// A time span as `metav1.Duration` spells it: `1m30s`.
+/// A time span, spelled as in `metav1.Duration`: `1m30s`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Period(pub Duration);
 
@@ -306,7 +308,7 @@ impl Visitor<'_> for PeriodText {
     }
 }
 
-/// `logging.flushFrequency` may be a number of nanoseconds as well.
+/// Reads `logging.flushFrequency`, which may also be a number of nanoseconds.
 fn period_or_nanoseconds<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Period>, D::Error> {
@@ -330,12 +332,12 @@ impl Serialize for Period {
     }
 }
 
-/// As Go's `time.Duration` prints itself: `24h0m0s`, `1m30s`, `1.5s`, `500ms`, `0s`.
+/// Prints a time span as Go's `time.Duration` does: `24h0m0s`, `1m30s`, `1.5s`, `500ms`, `0s`.
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole = self.0.as_secs();
         if whole == 0 {
-            // Rust's own form of what is shorter than a second is Go's: `500ms`, `1.5µs`.
+            // Below a second, Rust prints the same as Go: `500ms`, `1.5µs`.
             return if self.0.is_zero() {
                 f.write_str("0s")
             } else {

@@ -29,25 +29,26 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-/// How long the same event is not told again.
+/// Time in which an event is not sent again.
 pub const ONCE_IN: Duration = Duration::from_mins(10);
-/// How many events may wait, and how many different ones are told within [`ONCE_IN`].
+/// Largest number of queued events, and of distinct events remembered within [`ONCE_IN`].
 pub const EVENTS_MAX: usize = 256;
-/// How long telling an event is tried.
+/// Time limit for sending an event, retries included.
 const TELLING_PATIENCE: Duration = Duration::from_mins(2);
-/// How long the API server may take to answer.
+/// Time limit for one reply of the API server.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// How long the end of the process waits for an event to be told.
+/// Time that the end of the process waits for the last event.
 const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(3);
-/// The API server's limits, in bytes (`pkg/apis/core/validation/events.go`).
+/// The API server's limit for a note, in bytes (`pkg/apis/core/validation/events.go`).
 const NOTE_BYTES_MAX: usize = 1024;
 const INSTANCE_BYTES_MAX: usize = 128;
-/// An event's name is a DNS subdomain: what it regards, a point, and 16 hexadecimal digits.
+/// Longest prefix of an event's name. The name is a DNS subdomain: the object's name, a point, and
+/// 16 hexadecimal digits.
 const NAME_PREFIX_BYTES_MAX: usize = 253 - 17;
 /// `reportingController`, as upstream.
 const CONTROLLER: &str = "kube-proxy";
 
-/// Something that happened to an object.
+/// An event about an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Event {
     is_warning: bool,
@@ -55,25 +56,25 @@ pub struct Event {
     action: &'static str,
     note: String,
     kind: &'static str,
-    /// Empty for a Node.
+    /// Namespace of the object; empty for a Node.
     namespace: String,
     name: String,
     uid: Option<String>,
-    /// Whether every node has the same to say.
+    /// True if every node reports the same event.
     is_everywhere: bool,
 }
 
 impl Event {
-    /// Normal, on the Node: the proxy begins to serve it, in the mode of this name. Reason and
-    /// action are upstream's.
+    /// Returns a normal event on the Node: the proxy starts to serve, in the mode of this name.
+    /// Reason and action are upstream's.
     pub fn starting(node: &str, mode: &str) -> Self {
         let note = format!("kube-proxy starts to carry Services in {mode} mode");
         Self::of_node(node, "Starting", note)
     }
 
-    /// A warning on the Node: a server of this process, of health or metrics, cannot listen. Reason
-    /// and action are upstream's; there it is told only if the process then ends
-    /// (`--bind-address-hard-fail`), here also if it goes on trying.
+    /// Returns a warning on the Node: the health or metrics server cannot listen. Reason and action
+    /// are upstream's. Upstream sends it only if the process then ends
+    /// (`--bind-address-hard-fail`); this program also sends it if it retries.
     pub fn listen_failed(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -81,7 +82,7 @@ impl Event {
         }
     }
 
-    /// A warning on the Node: no mode is given. Upstream 1.37 has such an event, too.
+    /// Returns a warning on the Node: no mode is given. Upstream 1.37 has such an event, too.
     pub fn mode_not_set(node: &str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -89,8 +90,8 @@ impl Event {
         }
     }
 
-    /// A warning on the Node: the configuration file says what is not in effect before a new start.
-    /// Upstream is silent.
+    /// Returns a warning on the Node: a change of the configuration file needs a restart. Upstream
+    /// sends none.
     pub fn restart_required(node: &str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -99,7 +100,8 @@ impl Event {
         }
     }
 
-    /// Normal. The uid is the Node's name, which is what `kubectl describe node` looks for.
+    /// Returns a normal event on the Node. Its uid is the Node's name, because `kubectl describe
+    /// node` looks for that.
     fn of_node(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: false,
@@ -114,8 +116,8 @@ impl Event {
         }
     }
 
-    /// A warning on the Service that goes without an address and port because another one has it.
-    /// Upstream is silent.
+    /// Returns a warning on a Service that is not served at an address and port, because another
+    /// Service has them. Upstream sends none.
     pub fn address_conflict(conflict: &Conflict, model: &Model) -> Self {
         let Conflict {
             object,
@@ -137,8 +139,8 @@ impl Event {
         }
     }
 
-    /// A warning on the Service that goes without an address and port at which another program has
-    /// a virtual server. Upstream overwrites that.
+    /// Returns a warning on a Service that is not served at an address and port, because another
+    /// program has a virtual server there. Upstream overwrites that virtual server.
     pub fn address_taken(at: &str, owner: &ServicePortName, model: &Model) -> Self {
         let note = format!(
             "another program has a virtual server of IPVS at {at} on this node: it is left alone, and port {owner} is not served \
@@ -148,8 +150,9 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
-    /// A warning on the Service that names an external or load-balancer address which is not served
-    /// for it, on any node or on this one, or which is this node's own. Upstream is silent.
+    /// Returns a warning on a Service about an external or load-balancer address. Either the
+    /// address is not served for it, on any node or on this one, or the address belongs to this
+    /// node. Upstream sends none.
     pub fn address_contested(
         service: &NamespacedName,
         model: &Model,
@@ -172,7 +175,7 @@ impl Event {
         }
     }
 
-    /// A warning on the Service that is larger than one Service may be, on every node.
+    /// Returns a warning on a Service that exceeds the size limit, on every node.
     pub fn service_too_large(service: &NamespacedName, model: &Model, line: String) -> Self {
         let reason_and_action = ("ServiceTooLarge", "SyncProxyRules");
         Self {
@@ -181,7 +184,7 @@ impl Event {
         }
     }
 
-    /// A warning on the Service that has an annotation which is not heeded, on any node in this mode or on
+    /// Returns a warning on a Service whose annotation is ignored, on all nodes in this mode or on
     /// this one.
     pub fn option_not_heeded(
         service: &NamespacedName,
@@ -199,8 +202,8 @@ impl Event {
         }
     }
 
-    /// A warning on the Service whose health checks this node cannot answer. Reason and action are
-    /// upstream's.
+    /// Returns a warning on a Service whose health checks this node cannot answer. Reason and
+    /// action are upstream's.
     pub fn health_check_failed(
         service: &NamespacedName,
         model: &Model,
@@ -216,7 +219,8 @@ impl Event {
         Self::service_warning(service, model, reason_and_action, note)
     }
 
-    /// With the uid that the model knows: `kubectl describe service` looks for it.
+    /// Returns a warning on a Service with the uid in the model, because `kubectl describe service`
+    /// looks for that.
     fn service_warning(
         service: &NamespacedName,
         model: &Model,
@@ -237,14 +241,14 @@ impl Event {
         }
     }
 
-    /// The same for equal events, whatever process computes it.
+    /// Returns a digest that is the same for equal events in every process.
     fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
         hasher.finish()
     }
 
-    /// The API's object.
+    /// Returns the event as an API object.
     fn object(&self, instance: &str, time: Timestamp) -> v1::Event {
         let suffix = if self.is_everywhere {
             i128::from(self.digest())
@@ -284,36 +288,36 @@ impl Event {
     }
 }
 
-/// At most so many bytes of a text, in whole characters.
+/// Returns at most `most` bytes of a text, cut between characters.
 fn first_bytes(text: &str, most: usize) -> &str {
     let (first, _) = text.split_at(text.floor_char_boundary(most));
     first
 }
 
-/// Where events are recorded. A clone records to the same place.
+/// Queue in which events are recorded. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     queue: Option<mpsc::Sender<Recorded>>,
 }
 
-/// An event, and when it was.
+/// An event with the time at which it was recorded.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) event: Event,
     time: Timestamp,
     since: Instant,
-    /// Dropped with this, when it is told or given up.
+    /// Sender that is dropped once the event is sent or given up.
     _waiter: Option<oneshot::Sender<()>>,
 }
 
 impl Recorder {
-    /// For a source that has no API server: nothing is told.
+    /// Returns a recorder for a source without an API server. It sends nothing.
     pub fn off() -> Self {
         Self { queue: None }
     }
 
-    /// Tells an API server, on a task of its own that ends with the last clone. `node` is this
-    /// node's name. Needs a tokio runtime.
+    /// Starts a task that sends events to an API server and ends with the last clone. `node` is
+    /// this node's name. Needs a tokio runtime.
     pub fn start(client: Client, node: &str) -> Self {
         let (recorder, queue) = Self::queued();
         let teller = Teller {
@@ -326,22 +330,22 @@ impl Recorder {
         recorder
     }
 
-    /// With the other end of the queue.
+    /// Returns a recorder with the other end of its queue.
     pub(crate) fn queued() -> (Self, mpsc::Receiver<Recorded>) {
         let (queue, received) = mpsc::channel(EVENTS_MAX);
         (Self { queue: Some(queue) }, received)
     }
 
-    /// Records an event. Returns at once; when too many wait, the event is dropped.
+    /// Records an event. Returns at once. If the queue is full, the event is dropped.
     pub fn record(&self, event: Event) {
         self.queue(event, None);
     }
 
-    /// Records the last event before the process ends, and gives it some time to arrive.
+    /// Records the last event before the process ends, and waits a while until it is sent.
     pub async fn record_last(&self, event: Event) {
         let (waiter, told) = oneshot::channel();
         self.queue(event, Some(waiter));
-        // Nothing is ever sent: the other end goes when the event is told or given up.
+        // Nothing is ever sent here: the sender is dropped when the event is sent or given up.
         _ = timeout(LAST_EVENT_PATIENCE, told).await;
     }
 
@@ -367,21 +371,21 @@ impl Recorder {
     }
 }
 
-/// Tells events to an API server, one after the other.
+/// Sends events to an API server, one after the other.
 struct Teller {
     client: Client,
     instance: String,
-    /// When each event was last told, by its digest.
+    /// Last time that each event was sent, by its digest.
     told: HashMap<u64, Instant>,
-    /// Whether the log says that events are forbidden.
+    /// True once the log says that events are forbidden.
     is_forbidden: bool,
 }
 
-/// How telling an event went.
+/// Outcome of an attempt to send an event.
 enum Told {
-    /// It is there, or it never will be.
+    /// The event exists, or the API server will never accept it.
     Done,
-    /// It may be later.
+    /// A later attempt may succeed.
     NotYet(String),
 }
 
@@ -413,7 +417,7 @@ impl Teller {
         }
     }
 
-    /// Tries until it is done, or too old.
+    /// Retries until the event is sent or too old. Returns true if it was sent.
     async fn tell(&mut self, recorded: &Recorded) -> bool {
         let object = recorded.event.object(&self.instance, recorded.time);
         let mut backoff = Backoff::default();
@@ -448,7 +452,7 @@ impl Teller {
         let message = first_bytes(&status.message, 200);
         match status.code {
             408 | 429 | 500.. => return Told::NotYet(message.to_owned()),
-            // Another node has told it, or we have, and the answer was lost.
+            // Another node created the event, or this one did and lost the reply.
             409 => {}
             403 if !is_terminating(status) && !self.is_forbidden => {
                 self.is_forbidden = true;
@@ -463,7 +467,7 @@ impl Teller {
     }
 }
 
-/// Whether an object is forbidden only because its namespace is being deleted.
+/// Reports whether the API server forbids an object only because its namespace is being deleted.
 fn is_terminating(status: &Status) -> bool {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     causes
@@ -495,7 +499,7 @@ mod tests {
         Event::starting(node, "ipvs")
     }
 
-    /// Of each event: its name, and the whole of it.
+    /// Returns the name and the API object of an event.
     fn told(event: &Event, node: &str, nanoseconds: i128) -> (String, v1::Event) {
         let time = Timestamp::from_nanosecond(nanoseconds).unwrap();
         let object = event.object(&format!("kube-proxy-{node}"), time);
@@ -525,7 +529,7 @@ mod tests {
         assert_eq!(note, "ü".repeat(512));
         let node = "a.".repeat(126) + "a";
         let (name, _) = told(&starting(&node), "n", 1);
-        // No label may end before a point that is not there.
+        // A label of the name must not end in an empty one.
         assert_eq!(name, format!("{}a.0000000000000001", "a.".repeat(117)));
     }
 }

@@ -41,71 +41,69 @@ use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
 use late::Late;
 
-/// How many changes that are not in the kernel yet are measured, should it not be writable for
-/// long.
+/// Largest number of changes whose latency is measured while they wait for the kernel.
 const TRIGGERS_MAX: usize = 100_000;
 
-/// One family's mode, and what the loop keeps about it.
+/// One family's mode, with the loop's state about it.
 #[allow(
     clippy::struct_excessive_bools,
     reason = "each is noted and cleared at another time"
 )]
 pub(crate) struct Family {
     mode: Box<dyn Mode>,
-    /// Takes the mode's place once that works on nothing.
+    /// Mode that takes over once the current one is idle.
     successor: Option<Box<dyn Mode>>,
-    /// What the mode has not taken over yet.
+    /// Changes that the mode has not taken over yet.
     changes: Changes,
     pieces: Pieces,
     late: Late,
-    /// When it was first told all that was known.
+    /// Time at which the mode received the first full set of objects.
     started: Option<Instant>,
-    /// What goes on in the kernel.
+    /// The sync in progress.
     round: Option<Round>,
-    /// Whether the next round counts as a sync though it may write nothing.
+    /// True if the next round counts as a sync even if it writes nothing.
     is_asked: bool,
-    /// Whether changes were taken over since all was last known to be in the kernel.
+    /// True if changes were taken over since the kernel was last known to be up to date.
     has_taken_in: bool,
     is_served: bool,
     triggers: Triggers,
     heard: Heard,
     reporter: Reporter,
     story: Story,
-    /// Whether what drains may have changed since it was last told.
+    /// True if the draining endpoints may have changed since they were last reported.
     may_drain: bool,
     health: Arc<Health>,
     health_checks: HealthChecks,
     stale_flows: StaleFlows,
     no_local_endpoints: NoLocalEndpoints,
-    /// Where NodePorts are served, as far as is known.
+    /// Addresses that serve NodePorts, as far as they are known.
     node_ports: Option<NodePorts>,
     metrics: Metrics,
 }
 
-/// From the first write, or look, to the time when nothing goes on any more: what upstream calls a
-/// sync.
+/// A sync as upstream counts it: from the first write or read until all kernel threads are idle.
 struct Round {
     began: Instant,
     is_asked: bool,
     has_written: bool,
-    /// Whether something could not be read.
+    /// True if some state could not be read.
     has_unreadable: bool,
-    /// How much it concerns, where the mode tells.
+    /// Extent of the sync, if the mode reports it.
     extent: Option<Extent>,
 }
 
-/// What kernel threads have done.
+/// Outcome of booking finished kernel work.
 #[derive(Debug, Default)]
 pub(crate) struct Booked {
-    /// Whether there was anything.
+    /// True if any work had finished.
     pub(crate) is_any: bool,
-    /// Whether it has used much memory for a while.
+    /// True if the work used much memory for a while.
     pub(crate) has_used_much: bool,
-    /// A kernel thread has ended: nothing can be trusted any more.
+    /// Reason why a kernel thread ended. Nothing can be trusted after that.
     pub(crate) gone: Option<String>,
 }
 
-/// When what is not in the kernel yet was triggered, by Service.
+/// Times at which changes were triggered that are not in the kernel yet, by Service.
 #[derive(Debug, Default)]
 struct Triggers {
     of: HashMap<NamespacedName, Vec<SystemTime>>,
@@ -113,11 +111,11 @@ struct Triggers {
 }
 
 impl Family {
-    /// A family that has been told nothing.
+    /// Returns a family that has received no objects yet.
     ///
     /// # Errors
     ///
-    /// There is no thread for it.
+    /// A thread cannot be started.
     pub(crate) fn new(
         mode: Box<dyn Mode>,
         options: &Options,
@@ -165,58 +163,58 @@ impl Family {
         self.mode.family()
     }
 
-    /// The node's addresses of this family, as far as they are known.
+    /// Returns the node's addresses of this family, if they are known.
     pub(crate) fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>> {
         self.mode.node_addresses()
     }
 
-    /// Values of Services' options that this node cannot give.
+    /// Returns the option values of Services that this node cannot provide.
     pub(crate) fn unavailable_options(&self) -> Vec<UnavailableOption> {
         self.mode.unavailable_options()
     }
 
-    /// The node's addresses that serve NodePorts, but for those that only hold service addresses;
-    /// `None` while they are not known.
+    /// Returns the node's addresses that serve NodePorts, without those on the service link.
+    /// Returns `None` while they are unknown.
     pub(crate) fn node_port_addresses(&self) -> Option<impl Iterator<Item = IpAddr>> {
         let own = self.mode.node_addresses()?;
         let serving = self.mode.node_ports()?.addresses.iter();
         Some(serving.filter(|ip| own.contains(ip)).copied())
     }
 
-    /// Whether all that was first known is in the kernel, and nothing goes on there.
+    /// Reports whether the first full set of objects is in the kernel and no kernel work goes on.
     pub(crate) fn rests(&self) -> bool {
         self.is_served && self.successor.is_none() && self.mode.is_idle()
     }
 
-    /// Whether no kernel thread works on anything.
+    /// Reports whether all kernel threads are idle.
     pub(crate) fn is_idle(&self) -> bool {
         self.mode.is_idle()
     }
 
-    /// Whether it can take over changes at once.
+    /// Reports whether the mode can take over changes at once.
     pub(crate) fn is_ready(&self) -> bool {
         self.mode.is_ready()
     }
 
-    /// Whether it kept changes as it was busy, and can take them over by now.
+    /// Reports whether changes that waited for a busy mode can be taken over now.
     pub(crate) fn is_about_to_take_in(&self) -> bool {
         !self.changes.is_empty() && self.is_ready()
     }
 
-    /// Another mode takes over, once this one works on nothing: until then it begins only what
-    /// those who are served wait for.
+    /// Hands over to another mode once the current one is idle. Until then the current one starts
+    /// only work that clients wait for.
     pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {
         self.successor = Some(mode);
     }
 
-    /// Follows other options that this process goes on with.
+    /// Applies changed options that need no other mode.
     pub(crate) fn follow(&mut self, options: &Options) {
         self.health_checks
             .select(&options.modes.shared.node_port_addresses);
     }
 
-    /// Adds what is to be taken over.
-    /// They were first heard of then; without that, it is not measured how long they take.
+    /// Adds changes to take over. `heard` is the time at which the first was received; without it,
+    /// their latency is not measured.
     pub(crate) fn add(&mut self, mut changes: Changes, heard: Option<Instant>) {
         let family = self.family();
         if !changes.is_empty() {
@@ -233,7 +231,7 @@ impl Family {
         self.changes.extend(changes);
     }
 
-    /// Has the kernel compared with what is believed to be there.
+    /// Starts a check of the kernel against the expected state.
     pub(crate) fn check(&mut self, now: Instant) {
         self.is_asked = true;
         if self.successor.is_none() {
@@ -241,7 +239,7 @@ impl Family {
         }
     }
 
-    /// Takes in what the kernel has told.
+    /// Passes on a notification of the kernel.
     pub(crate) fn notice(&mut self, notice: &proxy::Notice, now: Instant) {
         self.mode.notice(notice, now);
         if let Some(successor) = &mut self.successor {
@@ -249,7 +247,8 @@ impl Family {
         }
     }
 
-    /// Takes over what has changed, or a piece of it, if it can; the first time, whatever there is.
+    /// Takes over the changes, or a piece of them, if the mode is ready. The first time, takes over
+    /// all objects.
     pub(crate) fn take_in(&mut self, model: &Model, now: Instant) {
         let is_due = self.started.is_none() || !self.changes.is_empty();
         if !is_due || !self.is_ready() {
@@ -276,7 +275,7 @@ impl Family {
         self.triggers.extend(changes.triggers.into_iter());
     }
 
-    /// Starts all that is due.
+    /// Starts all kernel work that is due.
     pub(crate) fn proceed(&mut self, model: &Model, now: Instant) {
         if self.successor.is_some() && self.mode.is_idle() {
             self.succeed(model, now);
@@ -297,7 +296,7 @@ impl Family {
         }
     }
 
-    /// The successor's turn: it is told everything.
+    /// Lets the successor take over, with all objects of the model.
     fn succeed(&mut self, model: &Model, now: Instant) {
         if let Some(successor) = self.successor.take() {
             self.mode = successor;
@@ -314,12 +313,12 @@ impl Family {
         }
     }
 
-    /// Ready when a kernel thread has finished something.
+    /// Becomes ready when a kernel thread has finished some work.
     pub(crate) fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         self.mode.poll_finished(context)
     }
 
-    /// Takes over what kernel threads have finished, and tells it.
+    /// Books the work that kernel threads have finished, and reports it.
     pub(crate) async fn book(&mut self, model: &Model, now: Instant) -> Booked {
         let Some(report) = self.mode.book(model, now) else {
             return Booked::default();
@@ -346,7 +345,8 @@ impl Family {
         }
         for service in &report.settled {
             let heard = self.heard.take(service);
-            // What needed no write tells nothing of the kernel: each Service is told to both families.
+            // A Service without a write says nothing about the kernel's speed: both families
+            // receive every Service.
             if let Some(since) = heard.filter(|_| report.written_for.contains(service)) {
                 let took = now.saturating_duration_since(since);
                 self.metrics.settled(family, took);
@@ -371,8 +371,8 @@ impl Family {
             .await;
     }
 
-    /// Notes what is late that the mode does not count: so many Services have `changed` since then
-    /// without that being handed out, and removals may be held back.
+    /// Records delays that the mode cannot see: the number of `changed` Services that wait and the
+    /// time of the first, and removals that are held back.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,
@@ -383,12 +383,12 @@ impl Family {
         self.late.look(model, || self.mode.standing(), now);
     }
 
-    /// How far it has come, for who looks at it.
+    /// Returns the family's progress, for observers.
     fn standing(&self) -> Standing {
         self.late.added_to(self.mode.standing(), &self.changes)
     }
 
-    /// Says how far it has come, after all that could be begun was begun.
+    /// Reports the progress after all work that could start has started.
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
@@ -403,8 +403,8 @@ impl Family {
             let drains = self.mode.drains(0);
             self.metrics.drains(family, drains.count, drains.oldest);
         }
-        // Where changes come without end, something always goes on. What was asked before it began
-        // is there all the same.
+        // With endless changes some kernel work always goes on. Changes asked for before the round
+        // began are in the kernel all the same.
         let is_over = |round: &mut Round| {
             let since = standing.pending_since;
             standing.is_settled
@@ -419,8 +419,8 @@ impl Family {
         }
     }
 
-    /// Notes that the kernel holds all that was asked, also where no write was needed: else a change
-    /// that needs none would look like a sync that is late.
+    /// Counts a sync as complete if the kernel is up to date without a write. Otherwise a change
+    /// that needs no write would look like a late sync.
     fn complete_unwritten(&mut self, standing: &Standing) {
         let is_complete = self.is_served
             && self.changes.is_empty()
@@ -434,7 +434,7 @@ impl Family {
     }
 
     fn end(&mut self, round: &Round, standing: &Standing, now: Instant) {
-        // A piece of the check for drift, or a look at what drains, is no sync.
+        // A piece of the drift check, or a look at draining endpoints, is no sync.
         if !round.is_asked && !round.has_written {
             return;
         }
@@ -456,7 +456,8 @@ impl Family {
         }
     }
 
-    /// How far it has come, and what was said of it, at most so many of each kind.
+    /// Returns the family's progress and what was reported about it, at most `most` entries of each
+    /// kind.
     pub(crate) fn told(&self, most: usize, now: Instant) -> OfFamily {
         OfFamily {
             family: self.family(),
@@ -468,7 +469,7 @@ impl Family {
         }
     }
 
-    /// What Services are seen on in this family, with at most so much of what is wrong.
+    /// Returns the facts for showing Services in this family, with at most `most` failures.
     pub(crate) fn ground(&self, node: NodeFacts, most: usize, now: Instant) -> GroundOfFamily {
         let seen = self.reporter.seen(most, now);
         let failures = seen.failures.into_iter();
@@ -483,10 +484,10 @@ impl Family {
         }
     }
 
-    /// When something is due without a further event.
+    /// Returns the time at which work is due without a further event.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.successor.is_some() {
-            // It waits for what a kernel thread works on.
+            // The family waits for a kernel thread.
             return None;
         }
         let story = self.story.next_due(now).filter(|_| self.is_served);
@@ -502,7 +503,7 @@ impl Family {
     }
 }
 
-/// When changes that are not in the kernel yet were heard of, by Service.
+/// Times at which changes were received that are not in the kernel yet, by Service.
 #[derive(Debug, Default)]
 struct Heard(HashMap<NamespacedName, Instant>);
 
@@ -518,7 +519,7 @@ impl Heard {
         self.0.remove(service)
     }
 
-    /// Returns when the first of these was heard of, as far as is known.
+    /// Returns the time at which the first of these changes was received, if known.
     fn first_of(&self, changes: &Changes) -> Option<Instant> {
         let services = changes.services.iter();
         services.filter_map(|name| self.0.get(name)).min().copied()

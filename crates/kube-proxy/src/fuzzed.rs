@@ -1,5 +1,5 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of untrusted bytes, as a function of bytes. Other code
+//! must not use them.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -12,7 +12,7 @@ use crate::{check, config, logging, metrics};
 
 use crate::config::command_line;
 
-/// A configuration file, and what it means.
+/// Parses a configuration file and interprets it.
 pub fn configuration(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     if let Ok(read) = config::parse(&text) {
@@ -21,7 +21,7 @@ pub fn configuration(bytes: &[u8]) {
     }
 }
 
-/// A command line, a word a line. Files that it names are not read.
+/// Parses a command line, one word a line. Does not read the files that it names.
 pub fn flags(bytes: &[u8]) {
     let words = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec);
     let line = std::iter::once(b"kube-proxy".to_vec()).chain(words);
@@ -37,15 +37,15 @@ pub fn flags(bytes: &[u8]) {
     });
 }
 
-/// Lists of networks, one a line.
+/// Parses lists of networks, one a line.
 pub fn networks(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let lists: Vec<&str> = text.lines().collect();
     let _ = nets("nodeport-addresses", &lists);
 }
 
-/// What is asked of the inspect socket and the pages: a path with a query, and the three parts of a
-/// question to `explain`, one a line.
+/// Parses requests to the inspect socket and the pages: a path with a query, and the three parts of
+/// a question to `explain`, one a line.
 pub fn questions(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines();
@@ -56,7 +56,7 @@ pub fn questions(bytes: &[u8]) {
     let _ = logging::fits(pattern, name);
 }
 
-/// Files of `/proc`.
+/// Parses files of `/proc`.
 pub fn proc_files(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     check::read_sockets(&text);
@@ -65,7 +65,7 @@ pub fn proc_files(bytes: &[u8]) {
     ipvs_netlink::fuzzed::status(&text);
 }
 
-/// What `iptables-save` prints, as each mode and the clean-up read it.
+/// Parses the output of `iptables-save`, as each mode and the cleanup do.
 pub fn saved(bytes: &[u8]) {
     let modes = footprints::ALL;
     proxy_ipvs::fuzzed::saved(bytes, modes);
@@ -76,7 +76,7 @@ pub fn saved(bytes: &[u8]) {
     let _ = found.restore_text();
 }
 
-/// An object of a table of nftables, as each mode reads those of its own.
+/// Parses objects of an nftables table, as each mode does with its own.
 pub fn tables(bytes: &[u8]) {
     proxy_ipvs::fuzzed::object(bytes);
     proxy_nftables::fuzzed::object(bytes);

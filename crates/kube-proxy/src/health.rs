@@ -1,7 +1,6 @@
-//! Whether the proxy keeps up: how far each family has come in bringing what was told into the
-//! kernel.
+//! Health of the proxy: how far each family has come in writing the known objects to the kernel.
 //!
-//! The loop writes it, the servers that tell others read it. Time is passed in.
+//! The loop writes the progress, and the HTTP servers read it. Callers pass in the time.
 
 pub(crate) mod health_check;
 pub(crate) mod healthz;
@@ -15,56 +14,56 @@ use proxy::{IpFamily, Standing};
 
 use crate::health::pulse::Pulse;
 
-/// For how many sync periods nothing that is pending may get into the kernel, as upstream.
+/// Number of sync periods without any progress after which a family is unhealthy, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// How long after its start a family that has all in the kernel may still have something to end
-/// there, such as what an earlier run has left, before it counts as served. Where changes come
-/// without end, something always goes on.
+/// Grace period after the start in which a family that is up to date may still have work to finish,
+/// such as entries of an earlier run. After that it counts as served: with endless changes some
+/// work always goes on.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The health of all families.
+/// Health of all families.
 #[derive(Debug, Default)]
 pub struct Health {
     patience: Mutex<Duration>,
     families: Mutex<BTreeMap<IpFamily, Progress>>,
-    /// The loop's, which writes this: what it wrote last counts only while it comes round.
+    /// Pulse of the loop that writes this. The progress counts only while the loop is alive.
     pulse: Pulse,
 }
 
-/// How far one family has come.
+/// Progress of one family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Since when something is pending of which nothing can be written; `None`: there is progress,
+    /// Start of the time in which no pending entry could be written; `None` if there is progress,
     /// or nothing to do.
     pub stuck_since: Option<Instant>,
-    /// All that was asked before this is in the kernel; `None`: what was known at the start is not
-    /// yet.
+    /// Every change received before this time is in the kernel; `None` if the first full set of
+    /// objects is not there yet.
     pub updated: Option<Instant>,
-    /// Entries that are not in the kernel as they are to be.
+    /// Number of entries whose kernel state differs from the wanted one.
     pub pending: usize,
-    /// How many of these it refused.
+    /// Number of pending entries that the kernel rejected.
     pub failing: usize,
 }
 
 impl Health {
-    /// Nothing has begun.
+    /// Returns the health before the start.
     pub fn new(sync_period: Duration) -> Self {
         let health = Self::default();
         health.set_sync_period(sync_period);
         health
     }
 
-    /// From now on, nothing may be written for as many of these.
+    /// Changes the sync period, which the allowed time without progress depends on.
     pub fn set_sync_period(&self, sync_period: Duration) {
         *self.patience() = sync_period.saturating_mul(PATIENCE_IN_SYNC_PERIODS);
     }
 
-    /// Takes in how far a family has come. `started` is when it was first told all that was known;
-    /// `None`: it has not been yet.
+    /// Records a family's progress. `started` is the time at which it received the first full set
+    /// of objects, or `None` before that.
     ///
-    /// True if all that was known then is in the kernel, or has been. An object that the kernel
-    /// refuses for a reason of its own does not count: it must not take the node out of service.
+    /// Returns true once that set has been in the kernel. One rejected object does not make the
+    /// node unhealthy.
     pub fn note(
         &self,
         family: IpFamily,
@@ -91,12 +90,12 @@ impl Health {
         progress.updated.is_some()
     }
 
-    /// Where each family stands that has begun.
+    /// Returns the progress of each family that has started.
     pub fn progress(&self) -> BTreeMap<IpFamily, Progress> {
         self.lock().clone()
     }
 
-    /// Whether a family with this progress is healthy.
+    /// Reports whether a family with this progress is healthy.
     pub fn keeps_up(&self, progress: &Progress, now: Instant) -> bool {
         let patience = *self.patience();
         progress
@@ -104,14 +103,14 @@ impl Health {
             .is_none_or(|since| now.saturating_duration_since(since) < patience)
     }
 
-    /// Whether every family is, and the loop is not hung.
+    /// Reports whether every family is healthy and the loop is alive.
     pub fn is_healthy(&self, now: Instant) -> bool {
         let families = self.progress();
         let mut families = families.values();
         families.all(|progress| self.keeps_up(progress, now)) && self.hung_for(now).is_none()
     }
 
-    /// How long the loop has been hung; `None` if it is alive.
+    /// Returns how long the loop has been hung; `None` if it is alive.
     pub fn hung_for(&self, now: Instant) -> Option<Duration> {
         self.pulse.hung_for(now)
     }
@@ -125,7 +124,7 @@ impl Health {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<IpFamily, Progress>> {
-        // No one holds it across anything that can panic.
+        // The lock is never held across code that can panic.
         self.families.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -150,7 +149,7 @@ mod tests {
         let health = Health::new(Duration::from_secs(30));
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        // No loop is asked here.
+        // This test has no loop.
         health.pulse().end();
         assert!(health.is_healthy(start), "while starting up");
         let note = |pending, stuck, now| {
@@ -162,7 +161,7 @@ mod tests {
         note(0, Some(at(0)), 50);
         assert!(health.is_healthy(at(59)));
         assert!(!health.is_healthy(at(60)));
-        // Something of it was written.
+        // Some of the pending entries were written.
         note(0, Some(at(58)), 60);
         assert!(health.is_healthy(at(100)));
         assert!(!health.is_healthy(at(118)));
@@ -185,7 +184,7 @@ mod tests {
         assert_eq!(updated(Some(4), Some(2), 5), Some(at(4)));
         assert_eq!(updated(Some(4), Some(2), 6), Some(at(4)));
         assert_eq!(updated(None, Some(2), 7), Some(at(7)));
-        // It is found missing, and was asked long ago.
+        // An old entry is found missing by a check.
         assert_eq!(updated(Some(6), Some(2), 8), Some(at(7)));
     }
 

@@ -1,11 +1,11 @@
-//! What goes to standard error (or, if it is split, to standard output, too), and how.
+//! The log: its format, and its split between standard error and standard output.
 //!
-//! One event is one line, whatever its message holds, so that log collectors need no rules: klog's
-//! text, which parsers of Kubernetes' logs read, plain text for people, or JSON. Verbosity is
-//! klog's: what is said at the default 0 matters to an operator; 4 and more are for debugging.
-//! Libraries below us are heard only at high verbosity: what they have to say about a failure, our
-//! own lines say once and with the next step. `--vmodule` gives single source files of ours another
-//! verbosity; it and the verbosity may change while the process runs.
+//! One event is one line, whatever its message contains, so that log collectors need no rules. The
+//! formats are klog's text, which parsers of Kubernetes logs read, plain text for people, and JSON.
+//! Verbosity is klog's: the default 0 shows what matters to an operator; 4 and more are for
+//! debugging. Events of libraries appear only at high verbosity, because our own lines report their
+//! failures once, with the next step. `--vmodule` sets the verbosity of single source files of
+//! ours. Both may change while the process runs.
 
 mod klog;
 pub mod settings;
@@ -32,7 +32,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use klog::Klog;
 use settings::{LogFormat, Settings};
 
-/// Our own crates, by the names that their events carry.
+/// Our own crates, by the names in their events.
 const OWN_CRATES: [&str; 17] = [
     "http_server",
     "inspect",
@@ -53,15 +53,15 @@ const OWN_CRATES: [&str; 17] = [
     "route_netlink",
 ];
 
-/// The target of a line that klog's text has without quotes, as upstream has `FLAG: --v="1"`.
+/// Target of a line that klog's text shows without quotes, as upstream's `FLAG: --v="1"`.
 pub const UNSTRUCTURED: &str = "kube_proxy::unstructured";
 
 type Filter = FilterFn<Box<dyn Fn(&Metadata<'_>) -> bool + Send + Sync>>;
 
-/// Replaces the filter of the log that was started.
+/// Function that replaces the filter of the running log.
 static REPLACE: OnceLock<Box<dyn Fn(Filter) + Send + Sync>> = OnceLock::new();
 
-/// Starts logging.
+/// Starts the log.
 ///
 /// # Errors
 ///
@@ -89,14 +89,15 @@ pub fn start(settings: &Settings) -> Result<(), TryInitError> {
         .with(lines)
         .try_init()?;
     let _ = REPLACE.set(Box::new(move |filter| {
-        // It fails only where nothing logs any more.
+        // It fails only if nothing logs any more.
         let _ = handle.reload(filter);
     }));
     Ok(())
 }
 
-/// Where lines go: to standard error; if they are split, those that inform to standard output.
-/// Which ones these are depends on the format, as upstream's: it has no warnings in JSON.
+/// Returns the writer: standard error for all lines, or, if they are split, standard output for
+/// informational ones. As in upstream, the JSON format has no warnings, so there they are
+/// informational.
 fn streams(settings: &Settings) -> BoxMakeWriter {
     if !settings.is_split {
         return BoxMakeWriter::new(io::stderr);
@@ -108,15 +109,15 @@ fn streams(settings: &Settings) -> BoxMakeWriter {
     BoxMakeWriter::new(io::stderr.with_max_level(worst).or_else(io::stdout))
 }
 
-/// Goes on with the verbosities that `settings` say.
+/// Applies the verbosities in `settings` to the running log.
 pub fn set_verbosity(settings: &Settings) {
     if let Some(replace) = REPLACE.get() {
         replace(filter(settings.verbosity, &settings.vmodule));
     }
 }
 
-/// Kubernetes' JSON lines: `ts` is milliseconds since 1970, `v` the verbosity, which errors lack;
-/// then `msg` and the fields.
+/// Kubernetes' JSON lines. `ts` is the time in milliseconds since 1970. `v` is the verbosity, which
+/// errors lack. Then come `msg` and the fields.
 struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json
@@ -154,7 +155,7 @@ where
     }
 }
 
-/// An event's fields, as they are recorded.
+/// Fields of an event, as they are recorded.
 struct Object(Map<String, Value>);
 
 impl Object {
@@ -194,8 +195,8 @@ impl Visit for Object {
     }
 }
 
-/// Which events are said: of our own, those of the file's verbosity; of others, those of the common
-/// one.
+/// Returns the filter: events of our crates by the verbosity of their file, other events by the
+/// common verbosity.
 fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     let others = match verbosity {
         0..=5 => LevelFilter::OFF,
@@ -221,8 +222,9 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     }))
 }
 
-/// Whether a pattern of `--vmodule` names a source file: without its folder and suffix, unless the
-/// pattern has a folder, as klog. `*` is any text, `?` any character.
+/// Reports whether a pattern of `--vmodule` names a source file. As in klog, it matches the name
+/// without folder and suffix, unless the pattern has a folder. `*` stands for any text, `?` for any
+/// character.
 fn names(pattern: &str, file: &str) -> bool {
     let file = file.strip_suffix(".rs").unwrap_or(file);
     let name = if pattern.contains('/') {
@@ -233,10 +235,11 @@ fn names(pattern: &str, file: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Only the last `*` is ever tried anew: what was found before it cannot be found better.
+/// Matches with `*` and `?`. Only the last `*` is ever retried, because an earlier match cannot be
+/// improved.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern, mut name) = (pattern, name);
-    // What follows the last `*`, and what it has not taken of the name yet.
+    // The pattern after the last `*`, and the rest of the name that it has not consumed.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
         match (pattern.split_first(), name.split_first()) {
@@ -260,12 +263,12 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Whether a pattern of `--vmodule` fits a file's name.
+/// Reports whether a pattern of `--vmodule` matches a file's name.
 pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Makes writers that keep an event on one line.
+/// Wraps a maker of writers, so that each event stays on one line.
 struct Lines<M>(M);
 
 impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Lines<M> {
@@ -280,7 +283,7 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Lines<M> {
     }
 }
 
-/// Writes an event, which comes in one piece, with the line breaks inside it escaped.
+/// Writes one event, which arrives in one piece, and escapes line breaks inside it.
 struct Line<W>(W);
 
 impl<W: Write> Write for Line<W> {
@@ -318,7 +321,7 @@ mod tests {
     pub(super) struct Memory(Arc<Mutex<Vec<u8>>>);
 
     impl Memory {
-        /// What was written.
+        /// Returns the written text.
         pub(super) fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }

@@ -1,4 +1,4 @@
-//! The life of the process: read the command line, serve, say why it ended.
+//! The life of the process: reads the command line, serves, reports why it ends.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -72,23 +72,24 @@ fn main() -> ExitCode {
     }
 }
 
-/// Who says what is to be said of the flags.
+/// The code that logs messages about the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
     Here,
-    /// The life, behind its first line.
+    /// `run`, after its first line of the log.
     ByLife,
 }
 
-/// Starts what every life needs, and lives it; `failed` is the exit status if it ends in an error.
+/// Starts the shared parts of the process, then runs `life`. `failed` is the exit status after an
+/// error.
 fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     options: &Options,
     told: Told,
     failed: ExitCode,
     life: impl FnOnce() -> Life,
 ) -> ExitCode {
-    // One thread for everything that waits; what blocks, the netlink sockets, has threads of its
-    // own, and so have the servers of HTTP.
+    // One thread serves everything that waits. Blocking netlink sockets and the HTTP servers have
+    // threads of their own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -114,7 +115,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
         warn!("capabilities cannot be passed on to iptables: {error}");
     }
     let result = runtime.block_on(life);
-    // What still blocks, on a program that hangs, is not waited for.
+    // Blocking work, such as a program that hangs, is not waited for.
     runtime.shutdown_background();
     result.unwrap_or_else(|error| {
         error!("{}", in_words(&error));
@@ -122,8 +123,8 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     })
 }
 
-/// Prepares the node, or serves. Whoever serves hears from here on that it is to end: the first
-/// process of a container would go on, as the kernel lets it ignore what it does not listen for.
+/// Prepares the node, or serves. Listens for signals first: the kernel lets the first process of a
+/// container ignore signals that it does not listen for.
 fn serve(options: &Options) -> impl Future<Output = anyhow::Result<ExitCode>> {
     let stop = (!options.process.init_only).then(run::Stop::subscribe);
     async move {
@@ -134,7 +135,7 @@ fn serve(options: &Options) -> impl Future<Output = anyhow::Result<ExitCode>> {
     }
 }
 
-/// Prepares the node, alone.
+/// Prepares the node only.
 async fn init(options: &Options) -> anyhow::Result<ExitCode> {
     run::init(options).await?;
     if let Some(file) = keeps_prepared(options) {
@@ -143,7 +144,7 @@ async fn init(options: &Options) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs, and goes on with what the configuration file says anew, unless that waits for a new start.
+/// Runs the daemon, and applies changes of the configuration file unless they need a restart.
 async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
     memory::set_oom_score(options.process.oom_score_adj);
     descriptors::raise_limit();
@@ -156,7 +157,7 @@ async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// An error with its causes, none of them twice: most of our errors tell theirs themselves.
+/// Returns an error with its causes, each once. Most of our errors already include their cause.
 fn in_words(error: &anyhow::Error) -> String {
     let causes = error.chain().skip(1).map(ToString::to_string);
     let text = causes.fold(error.to_string(), |text, cause| {

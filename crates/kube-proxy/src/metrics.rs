@@ -45,7 +45,7 @@ use labels::{
 use services::ServiceMetrics;
 use standing::Standings;
 
-/// Handles to all metrics. Clones count together.
+/// Handles of all metrics. Clones share the counts.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     registry: Arc<Registry>,
@@ -85,13 +85,13 @@ pub struct Metrics {
 type Seconds = Gauge<f64, AtomicU64>;
 
 impl Metrics {
-    /// Those of all modes, where no feature gate was given; nothing has happened yet.
+    /// Returns the metrics of all modes, without feature gates, at their start values.
     pub fn new() -> Self {
         Self::of(None, &Gates::default(), None)
     }
 
-    /// Those of a mode with these feature gates, and of single Services if they are asked for;
-    /// nothing has happened yet.
+    /// Returns the metrics of a mode with these feature gates, and of single Services if asked for,
+    /// at their start values.
     pub(crate) fn of(
         of_mode: Option<Arc<dyn OfMode>>,
         gates: &Gates,
@@ -143,7 +143,7 @@ impl Metrics {
                 $(all.add(stringify!($stability), $name, $help, self.$field.clone());)*
             };
         }
-        // Names of counters are without `_total`, which the encoder adds.
+        // Names of counters have no `_total`: the encoder adds it.
         rows! {
             ALPHA "kubeproxy_sync_proxy_rules_duration_seconds" sync_duration
                 "SyncProxyRules latency in seconds"
@@ -161,7 +161,7 @@ impl Metrics {
                 "Pending proxy rules Service changes"
             ALPHA "kubeproxy_sync_proxy_rules_service_changes" service_changes
                 "Cumulative proxy rules Service changes"
-            // A gauge in spite of its name.
+            // It is a gauge, despite its name.
             ALPHA "kubeproxy_sync_proxy_rules_no_local_endpoints_total" no_local_endpoints
                 "Number of services with a Local traffic policy and no endpoints"
             ALPHA "kubeproxy_proxy_healthz" healthz_answers "Cumulative proxy healthz HTTP status"
@@ -184,7 +184,7 @@ impl Metrics {
         if let Some(of_mode) = &self.of_mode {
             of_mode.register(&mut all);
         }
-        // Ours alone, and so none of those that Kubernetes counts by stability.
+        // This metric is ours, so it is not counted with Kubernetes' metrics by stability.
         let help = "Objects that were known and that a list no longer named, by kind";
         let vanished = self.vanished.clone();
         all.registry
@@ -224,8 +224,7 @@ impl Metrics {
             commit: COMMIT,
         })
         .set(1);
-        // Not among Kubernetes' own, so it has no stability of theirs, and is not counted with
-        // them.
+        // This metric is not Kubernetes', so it has no stability and is not counted with theirs.
         let help = "A metric with a constant '1' value labeled by the version of kube-proxy-ipvs.";
         all.registry
             .register("kubeproxy_ipvs_build_info", help, own);
@@ -251,14 +250,14 @@ impl Metrics {
         rows.registry
     }
 
-    /// When this process started, since the epoch.
+    /// Returns the start time of this process, in seconds since the epoch.
     pub(crate) fn started_in_seconds(&self) -> u64 {
         let since = self.started.duration_since(SystemTime::UNIX_EPOCH);
         since.unwrap_or_default().as_secs()
     }
 
-    /// Counts what is pending after changes were told, and stamps the families that they concern:
-    /// a sync is asked of these.
+    /// Counts pending changes, and stamps the families that they concern, because a sync is now
+    /// requested.
     pub(crate) fn queued(&self, changes: &Changes, families: impl Iterator<Item = IpFamily>) {
         set(&self.service_changes_pending, changes.service_changes);
         set(&self.endpoint_changes_pending, changes.slice_changes);
@@ -268,7 +267,7 @@ impl Metrics {
         }
     }
 
-    /// Changes are taken up by a sync.
+    /// Counts changes that a sync takes up.
     pub(crate) fn taken(&self, changes: &Changes) {
         self.service_changes.inc_by(changes.service_changes as u64);
         self.endpoint_changes.inc_by(changes.slice_changes as u64);
@@ -276,13 +275,13 @@ impl Metrics {
         self.endpoint_changes_pending.set(0);
     }
 
-    /// Whether it is to be measured how long what was triggered then takes: only if that was since
-    /// this process started.
+    /// Reports whether the latency of a change is measured: only if it was triggered after this
+    /// process started.
     pub(crate) fn measures(&self, trigger: SystemTime) -> bool {
         trigger > self.started
     }
 
-    /// A family begins to be served.
+    /// Starts the metrics of a family.
     pub(crate) fn begins(&self, family: IpFamily) {
         if let Some(of_mode) = &self.of_mode {
             of_mode.begins(family);
@@ -292,12 +291,13 @@ impl Metrics {
                 drop(self.writes.get_or_create(&of_write(family, subject, fate)));
             }
         }
-        // As upstream: what is listed first is asked for as a whole.
+        // Upstream also counts the first lists as one request.
         let now = seconds(SystemTime::now());
         self.last_queued.get_or_create(&of(family)).set(now);
         self.draining.set(family, 0, None);
         self.standings.set(family, &Standing::default());
-        // What appears with its first increment would show none: rates are of differences.
+        // Rates need a start value: a counter that appears with its first increment would not show
+        // it.
         let of_family = of(family);
         drop(self.programming_duration.get_or_create(&of_family));
         drop(self.network_programming_duration.get_or_create(&of_family));
@@ -306,7 +306,7 @@ impl Metrics {
         }
     }
 
-    /// Kernel threads have finished something.
+    /// Counts finished work of kernel threads.
     pub(crate) fn booked(&self, family: IpFamily, report: &Report) {
         for (kind, drifted) in report.drift.kinds() {
             let counter = self.drifted.get_or_create(&of_kind(family, kind));
@@ -321,48 +321,48 @@ impl Metrics {
         }
     }
 
-    /// What was heard of so long ago is in the kernel now.
+    /// Records that a Service is in the kernel, and how long that took.
     pub(crate) fn settled(&self, family: IpFamily, took: Duration) {
         self.programming_duration
             .get_or_create(&of(family))
             .observe(took.as_secs_f64());
     }
 
-    /// So many endpoints drain, the oldest since then.
+    /// Sets the number of draining endpoints and the start of the oldest drain.
     pub(crate) fn drains(&self, family: IpFamily, count: usize, oldest: Option<Instant>) {
         self.draining.set(family, count, oldest);
     }
 
-    /// So far a family has come.
+    /// Sets the progress of a family.
     pub(crate) fn stands(&self, family: IpFamily, standing: &Standing) {
         self.standings.set(family, standing);
     }
 
-    /// What changed, for the metrics of single Services.
+    /// Passes changes to the metrics of single Services.
     pub(crate) fn note(&self, model: &Model, changes: &Changes) {
         if let Some(services) = &self.services {
             services.note(model, changes);
         }
     }
 
-    /// A family serves NodePorts there.
+    /// Sets the addresses at which a family serves NodePorts.
     pub(crate) fn note_node_ports(&self, family: IpFamily, node_ports: &NodePorts) {
         if let Some(services) = &self.services {
             services.note_node_ports(family, node_ports);
         }
     }
 
-    /// Whether to tell them reads the kernel, by blocking.
+    /// Reports whether rendering reads the kernel, by blocking.
     pub(crate) fn reads_kernel(&self) -> bool {
         self.services.is_some()
     }
 
-    /// How much a sync concerned of which this is a part, where the mode tells.
+    /// Returns the extent of the sync that a report is part of, if the mode reports it.
     pub(crate) fn extent(&self, report: &Report) -> Option<Extent> {
         self.of_mode.as_ref()?.extent(report)
     }
 
-    /// A sync has ended.
+    /// Counts a finished sync.
     pub(crate) fn synced(&self, family: IpFamily, took: Duration, extent: Option<Extent>) {
         let duration = self.sync_duration.get_or_create(&of(family));
         duration.observe(took.as_secs_f64());
@@ -371,17 +371,17 @@ impl Metrics {
         }
     }
 
-    /// All that was asked of a family before this is in the kernel.
+    /// Records that every change before `before` is in the kernel, for a family.
     pub(crate) fn complete(&self, family: IpFamily, before: SystemTime) {
         let gauge = self.last_synced.get_or_create(&of(family));
         gauge.set(seconds(before).max(gauge.get()));
     }
 
-    /// What was triggered then is in the kernel now.
+    /// Records that changes triggered at these times are in the kernel now.
     pub(crate) fn programmed(&self, family: IpFamily, triggers: impl Iterator<Item = SystemTime>) {
         let now = SystemTime::now();
         for trigger in triggers {
-            // Another machine's clock has said when it was.
+            // The trigger's time comes from another machine's clock.
             let took = now.duration_since(trigger).unwrap_or_default();
             self.network_programming_duration
                 .get_or_create(&of(family))
@@ -389,7 +389,7 @@ impl Metrics {
         }
     }
 
-    /// How many Services have no endpoint on this node though a policy asks for one.
+    /// Sets the number of Services whose policy needs an endpoint on this node and that have none.
     fn no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
         for (traffic_policy, count) in [("internal", internal), ("external", external)] {
             let OfFamily { ip_family } = of(family);
@@ -401,7 +401,7 @@ impl Metrics {
         }
     }
 
-    /// Tracked flows were compared.
+    /// Counts a comparison of tracked flows.
     pub(crate) fn flows_compared(&self, family: IpFamily, took: Duration, deleted: usize) {
         let of = of(family);
         self.flows_duration
@@ -420,7 +420,7 @@ impl Metrics {
         self.livez_answers.get_or_create(&OfCode { code }).inc();
     }
 
-    /// `/healthz` of the metrics server was answered: the process is there.
+    /// Counts an answer of `/healthz` on the metrics server, which shows that the process is alive.
     pub(crate) fn pinged(&self) {
         let (name, r#type, status) = ("ping", "healthz", "success");
         let check = OfCheck { name, r#type };
@@ -433,13 +433,13 @@ impl Metrics {
         self.check_results.get_or_create(&check).inc();
     }
 
-    /// Forgets what `/metrics/slis` tells.
+    /// Resets the metrics of `/metrics/slis`.
     pub(crate) fn reset_slis(&self) {
         self.check_result.clear();
         self.check_results.clear();
     }
 
-    /// The API server has answered, or not: `code` is `<error>` then, as client-go's.
+    /// Counts a request to the API server. Without an answer, `code` is `<error>`, as in client-go.
     fn requested(&self, host: &str, method: &str, code: &str) {
         let of = OfRequest {
             code: code.to_owned(),
@@ -449,17 +449,17 @@ impl Metrics {
         self.requests.get_or_create(&of).inc();
     }
 
-    /// All metrics as OpenMetrics text, version 1.0.0.
+    /// Returns all metrics as OpenMetrics text, version 1.0.0.
     pub fn openmetrics(&self) -> String {
         exposition::openmetrics(&self.registry)
     }
 
-    /// All metrics in Prometheus' own text format, version 0.0.4.
+    /// Returns all metrics in Prometheus' own text format, version 0.0.4.
     pub fn classic(&self) -> String {
         exposition::classic(&self.openmetrics())
     }
 
-    /// The metrics of health checks, in Prometheus' own text format.
+    /// Returns the health check metrics in Prometheus' own text format.
     pub(crate) fn slis(&self) -> String {
         exposition::classic(&exposition::openmetrics(&self.slis))
     }
@@ -471,7 +471,7 @@ impl Default for Metrics {
     }
 }
 
-/// Adds what is known of the metrics themselves, and of the process.
+/// Adds the metrics about metrics, and those of the process.
 fn finish(mut rows: Rows) -> Registry {
     let none = Counter::<u64>::default;
     let help = "The count of disabled metrics.";
@@ -493,13 +493,13 @@ fn finish(mut rows: Rows) -> Registry {
     rows.registry
 }
 
-/// Since the epoch.
+/// Returns seconds since the epoch.
 fn seconds(at: SystemTime) -> f64 {
     let since = at.duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap_or_default().as_secs_f64()
 }
 
-/// Reads files of `/proc`.
+/// Parses files of `/proc`.
 pub(crate) fn read_proc(text: &str) {
     process::read(text);
 }

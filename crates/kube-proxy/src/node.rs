@@ -1,4 +1,4 @@
-//! This node: its addresses, what Services take of them, address families, and kernel settings.
+//! This node: its addresses, Services that claim them, address families, and kernel settings.
 
 pub(crate) mod addresses;
 pub(crate) mod external_addresses;

@@ -1,5 +1,5 @@
-//! This process: its capabilities, descriptors, memory, panics, version, and the iptables programs that
-//! it stands in for.
+//! This process: its capabilities, descriptors, memory, panics and version, and the iptables
+//! programs that it stands in for.
 
 pub mod capabilities;
 pub mod descriptors;

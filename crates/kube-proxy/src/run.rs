@@ -45,25 +45,25 @@ use observed::Observed;
 pub use stop::Stop;
 use way::Clearing;
 
-/// Serves until `stop` is requested. Whatever is programmed stays: a restart must not cost a
+/// Serves until `stop` is requested. Entries stay in the kernel, so that a restart costs no
 /// connection.
 ///
-/// Options that come by `changed` take the place of those before. They may differ in what a changed
-/// configuration file can say without a new start ([`Change::Live`](crate::config::Change)).
+/// Options received from `changed` replace the earlier ones. They may differ only in settings that
+/// need no restart ([`Change::Live`](crate::config::Change)).
 ///
-/// Where events are recorded is told by `recording`, for those who have some of their own.
+/// Sends the event recorder through `recording`, for callers that have events of their own.
 ///
 /// # Errors
 ///
-/// The start cannot be made, the source has ended, or a kernel thread is gone.
+/// The start fails, the source has ended, or a kernel thread has ended.
 pub async fn run(
     options: Options,
     stop: Stop,
     changed: mpsc::Receiver<Options>,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
-    // A task of its own: to wake the future that the runtime blocks on costs two system calls,
-    // another task none.
+    // A task of its own: waking the future that the runtime blocks on costs two system calls,
+    // waking a task none.
     match tokio::spawn(live(options, stop, changed, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
@@ -95,9 +95,9 @@ async fn live(
         troubles: source.troubles,
     });
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
-    // Nobody need listen.
+    // The receiver may be gone.
     drop(recording.send(recorder.clone()));
-    // With what cannot be done here taken out of them.
+    // `settled` has only the options that this node can apply.
     let mut settled = options.clone();
     let prepared = async {
         let opened = open(&options.modes).await;
@@ -109,7 +109,7 @@ async fn live(
         tell_left_out(opened.left_out());
         settle(&mut settled, Step::Start)?;
         let servers = observed.serve(&options, flags, &recorder).await?;
-        // Subscribed before anything is read, so that no change falls between.
+        // The subscription comes before the first read, so that no change is missed.
         let addresses = AddressChanges::subscribe()
             .context("cannot subscribe to address changes (rtnetlink)")?;
         anyhow::Ok((opened, servers, addresses))
@@ -164,12 +164,12 @@ async fn live(
     result
 }
 
-/// What needs privileges, alone (`--init-only`): what the mode prepares, and the sysctls. No rule
-/// stays.
+/// Does the work that needs privileges (`--init-only`): prepares the mode and writes the sysctls.
+/// Leaves no rule.
 ///
 /// # Errors
 ///
-/// The mode cannot be served here.
+/// This node cannot run the mode.
 pub async fn init(options: &Options) -> Result<()> {
     prepare(&options.modes).await?;
     Ok(settle(&mut options.clone(), Step::Prepare)?)

@@ -1,4 +1,4 @@
-//! The pages of the metrics server, and the page that shows the daemon. Pages of health are in
+//! Pages of the metrics server, and the page `/ui/` that shows the daemon. The health pages are in
 //! `health::healthz`.
 
 pub(crate) mod pages;

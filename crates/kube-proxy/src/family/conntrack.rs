@@ -40,25 +40,24 @@ use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
 
-/// Flows that are deleted by one call: each is a message and an answer in memory.
+/// Number of flows that one call deletes. Each is a message and a reply in memory.
 const FLOWS_PER_CALL: usize = 4_096;
-/// Flows of one Service that are deleted in one pass through the table. They take the kernel about
-/// as long as to list the table.
+/// Number of flows of one Service that one pass through the table deletes. The kernel takes about
+/// as long for them as to list the table.
 const FLOWS_PER_PASS: usize = 65_536;
 
-/// Stale flows of one family.
+/// Deletes the stale flows of one family.
 #[derive(Debug)]
 pub(crate) struct StaleFlows {
     family: IpFamily,
     worker: Worker<Cleaner>,
-    /// Services that the worker knows UDP ports of.
+    /// Services whose UDP ports the worker knows.
     known: HashSet<NamespacedName>,
-    /// What the worker is to be told once it is in the kernel.
+    /// Changes that the worker receives once they are in the kernel.
     waiting: HashMap<NamespacedName, UdpService>,
-    /// Calls that the worker has not begun.
+    /// Number of calls that the worker has not begun.
     queued: Arc<AtomicUsize>,
-    /// Whether something changed, as far as the worker has been told, since the flows were last
-    /// compared.
+    /// True if a change that the worker knows came after the last comparison of flows.
     is_due: Arc<AtomicBool>,
 }
 
@@ -70,7 +69,7 @@ impl StaleFlows {
     ///
     /// # Errors
     ///
-    /// There is no thread for it.
+    /// A thread cannot be started.
     pub(crate) fn new(family: IpFamily, metrics: Metrics, counters: Counters) -> io::Result<Self> {
         let (is_due, queued) = (Arc::new(AtomicBool::new(false)), Arc::default());
         let cleaner = Cleaner {
@@ -93,7 +92,7 @@ impl StaleFlows {
         })
     }
 
-    /// Takes in what changed, to be compared once it is in the kernel.
+    /// Collects changes, to be compared once they are in the kernel.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let view = model.view(name).filter(|view| {
@@ -112,8 +111,9 @@ impl StaleFlows {
         }
     }
 
-    /// Has the flows compared if UDP Services of which all is in the kernel now have changed or had
-    /// to be repaired, if something of them is gone from the kernel, or if comparing failed before.
+    /// Starts a comparison of the flows if there is a reason. Reasons are UDP Services that are now
+    /// in the kernel and have changed or were repaired, UDP entries that were removed from the
+    /// kernel, and an earlier comparison that failed.
     pub(crate) fn compare(
         &mut self,
         model: &Model,
@@ -125,21 +125,21 @@ impl StaleFlows {
             .filter_map(|service| self.waiting.remove_entry(service))
             .collect();
         let mut repaired = report.repaired.iter();
-        // What was opened meanwhile leads nowhere, though no endpoint has changed.
+        // A flow opened while the entry was missing leads nowhere, although no endpoint changed.
         let is_repaired = repaired.any(|service| self.known.contains(service));
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
         if is_idle && updates.is_empty() && !is_repaired && report.withdrawn.is_empty() {
-            // Not even a thread is woken for a change that is none of its.
+            // A change without UDP does not even wake the thread.
             return;
         }
         let withdrawn = report.withdrawn.clone();
         let node_ports = node_ports.cloned();
-        // While an object could not be read, who answers may be an endpoint that is not known.
+        // While an object cannot be read, the flow's endpoint may be an unknown one that serves.
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Arc::clone(&self.queued);
-        // The call is made though nobody waits for it.
+        // The call runs although nobody waits for its result.
         drop(self.worker.call(move |cleaner| {
             cleaner.take(updates, withdrawn, is_repaired);
             let is_last = queued.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -150,25 +150,25 @@ impl StaleFlows {
     }
 }
 
-/// What the worker owns.
+/// State of the worker thread.
 #[derive(Debug)]
 struct Cleaner {
     family: IpFamily,
     metrics: Metrics,
-    /// Of the mode that serves, which knows what this process relays itself.
+    /// Counters of the mode that serves, which knows the flows that this process relays.
     counters: Counters,
     services: UdpServices,
-    /// Something changed since the flows were last compared.
+    /// True if something changed since the flows were last compared.
     is_due: Arc<AtomicBool>,
-    /// Calls that wait for the one that runs.
+    /// Number of calls that wait for the current one.
     queued: Arc<AtomicUsize>,
-    /// What was last said of a failure.
+    /// Last failure in the log.
     failure: Option<String>,
 }
 
 impl Cleaner {
-    /// Takes in what changed, and has the flows compared after it. Whoever asks for this call cannot
-    /// set `is_due` instead: a pass that still runs would clear it, and has not seen the change.
+    /// Takes in changes, then compares the flows. The caller cannot set `is_due` instead: a pass
+    /// that still runs would clear it, without having seen the change.
     fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>, is_repaired: bool) {
         let mut concerns_flows = is_repaired || !withdrawn.is_empty();
         self.services.withdraw(withdrawn);
@@ -188,14 +188,14 @@ impl Cleaner {
             }
             self.is_due.store(true, Ordering::Release);
             let waits_for_others = is_over || self.failure.is_some();
-            // Services that have changed meanwhile come before what is left.
+            // Changed Services come before the rest of the table.
             if waits_for_others || self.queued.load(Ordering::Acquire) > 0 {
                 return;
             }
         }
     }
 
-    /// Goes through the table once, and tells what came of it; whether nothing is left to do.
+    /// Walks once through the table and reports the outcome. Returns true if nothing is left to do.
     fn pass(&mut self, node_ports: &NodePorts) -> bool {
         let family = self.family;
         let began = Instant::now();
@@ -236,8 +236,8 @@ impl Cleaner {
             IpFamily::V4 => conntrack_netlink::Family::Inet,
             IpFamily::V6 => conntrack_netlink::Family::Inet6,
         };
-        // The table is listed over one socket while flows are deleted over the other. The kernel
-        // starts a bucket again if the flow that it listed last is gone.
+        // One socket lists the table while the other deletes flows. The kernel restarts a bucket if
+        // the flow that it listed last is gone.
         let mut conntrack = Conntrack::open()?;
         let mut deleting = Conntrack::open()?;
         let mut pass =
@@ -259,7 +259,7 @@ impl Cleaner {
         })
     }
 
-    /// The owner of a flow, if it is stale.
+    /// Returns the owner of a flow if it is stale.
     fn find_stale(&self, flow: &Flow, node_ports: &NodePorts) -> Option<StaleOf<'_>> {
         let is_default_zone = [flow.zone, flow.original.zone, flow.reply.zone] == [0; 3];
         let (destination, answerer) = (flow.original.destination, flow.reply.source);
@@ -268,10 +268,10 @@ impl Cleaner {
             .filter(|_| is_default_zone && !self.is_relayed(destination, answerer, node_ports))
     }
 
-    /// Whether a listening port of this process answers, in userspace mode, and is one of a Service
-    /// that claims what the flow is sent to: the relay itself moves what comes there, and without its
-    /// entry an answer that is under way would not be translated back. Where that went over to
-    /// another Service, nothing but a new flow is redirected there.
+    /// Reports whether a listening port of this process answers the flow, in userspace mode, and
+    /// belongs to a Service that claims the flow's destination. The relay itself moves such flows;
+    /// without the conntrack entry a reply under way would not be translated back. If another
+    /// Service now has the destination, only new flows are redirected to it.
     fn is_relayed(
         &self,
         destination: SocketAddr,
@@ -297,7 +297,7 @@ struct Passed {
     is_over: bool,
 }
 
-/// Stale flows of one pass: deleted piece by piece, a limited number for each owner.
+/// Stale flows of one pass. They are deleted piece by piece, a limited number for each owner.
 struct Pass<'a, D> {
     delete: D,
     piece: Vec<Flow>,
@@ -339,7 +339,7 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
         self.piece.clear();
     }
 
-    /// Returns how many flows were deleted, and whether none is left for the next pass.
+    /// Returns the number of deleted flows, and true if none is left for the next pass.
     fn end(mut self) -> Result<(usize, bool)> {
         if !self.piece.is_empty() {
             self.delete_piece();
@@ -351,7 +351,7 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
     }
 }
 
-/// Deletes flows and counts those that were there. One that is refused does not keep the others.
+/// Deletes flows and counts those that existed. A rejected one does not keep the others.
 fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Result<()> {
     let outcomes = conntrack
         .delete(stale)
@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(told(gone("dns")), "dns: gone");
     }
 
-    /// A flow of a client's port to a Service, which an endpoint answers that is gone.
+    /// Returns a flow from a client's port to a Service, answered by an endpoint that is gone.
     fn flow(to: [u8; 4], client: usize) -> Flow {
         let port = u16::try_from(client % 60_000).unwrap() + 1;
         let host = u8::try_from(client / 60_000).unwrap();
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(pass.end().unwrap_err().to_string(), "it is offloaded");
     }
 
-    /// A mode that relays what comes to one port.
+    /// A mode that relays one port.
     struct Relay(u16);
 
     impl ReadCounters for Relay {
@@ -513,7 +513,7 @@ mod tests {
         }
     }
 
-    /// Services of one UDP port at one address.
+    /// Returns Services that claim one UDP port at one address.
     fn claimed_by(names: &[&str]) -> UdpServices {
         let mut services = UdpServices::default();
         for name in names {

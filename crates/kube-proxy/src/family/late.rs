@@ -1,45 +1,47 @@
-//! What is late beside what the mode knows of: changes that it has not been told, and removals that
-//! wait until every object can be read. A mode excuses the latter, as no client waits for them; who
-//! looks at the node wants to know.
+//! Delays that the mode does not know: changes that it has not received yet, and removals that wait
+//! until every object can be read. A mode does not count held-back removals, because no client
+//! waits for them. An operator wants to see them.
 
 use std::time::Instant;
 
 use proxy::{Changes, Model, Standing};
 
-/// What is late.
+/// Delays of one family.
 #[derive(Debug, Default)]
 pub(super) struct Late {
-    /// How many Services have changed without that being handed out, and when the first was heard
-    /// of.
+    /// Number of changed Services that were not handed out yet, and when the first change was
+    /// received.
     waiting: Option<(usize, Instant)>,
-    /// When the first was heard of that the mode has not taken over.
+    /// When the first change was received that the mode has not taken over.
     heard: Option<Instant>,
-    /// Since when something stays that may not be removed.
+    /// When removals started to be held back.
     held_back: Option<Instant>,
 }
 
 impl Late {
-    /// So many Services have changed since then, and nobody is told yet.
+    /// Records the number of changed Services that nobody has received yet, and the time of the
+    /// first.
     pub(super) fn wait(&mut self, waiting: Option<(usize, Instant)>) {
         self.waiting = waiting;
     }
 
-    /// Changes were handed out that were first heard of then.
+    /// Records that changes were handed out, and when the first of them was received.
     pub(super) fn add(&mut self, heard: Option<Instant>) {
         self.heard = self.heard.or(heard);
     }
 
-    /// The mode has taken over all that was handed out.
+    /// Records that the mode has taken over all changes.
     pub(super) fn taken(&mut self) {
         self.heard = None;
     }
 
-    /// The mode has taken over a piece; the first of the others was heard of then, as far as is known.
+    /// Records that the mode has taken over a piece, and when the first of the other changes was
+    /// received, if known.
     pub(super) fn go_on(&mut self, heard: Option<Instant>) {
         self.heard = heard.or(self.heard);
     }
 
-    /// Looks whether something stays because objects cannot be read.
+    /// Checks if removals are held back because objects cannot be read.
     pub(super) fn look(
         &mut self,
         model: &Model,
@@ -54,7 +56,7 @@ impl Late {
         self.held_back = (!may_remove && stays()).then(|| self.held_back.unwrap_or(now));
     }
 
-    /// How the family stands with all of this.
+    /// Returns the family's progress with these delays added.
     pub(super) fn added_to(&self, mut standing: Standing, changes: &Changes) -> Standing {
         if !changes.is_empty() {
             standing.pending += changes.services.len().max(1);

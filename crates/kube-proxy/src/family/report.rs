@@ -1,4 +1,4 @@
-//! What the log says about syncs: what is new, once, by name; not the same failure at every retry.
+//! Log lines about syncs. Each names a new fact once, instead of the same failure at every retry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -10,41 +10,43 @@ use tracing::{debug, error, info, warn};
 
 use crate::events::{Event, Recorder};
 
-/// How many failures are named one by one; a kernel that refuses everything must not flood the log.
+/// Largest number of failures listed by name, so that a kernel that rejects everything does not
+/// flood the log.
 const NAMED_FAILURES_MAX: usize = 20;
-/// How many new conflicts are named one by one, in the log and as events.
+/// Largest number of new conflicts listed by name, in the log and as events.
 const NAMED_CONFLICTS_MAX: usize = 20;
-/// A failure that was not seen for so long is new again. What fails is tried again more often.
+/// Time after which a failure that was not seen again counts as new. Retries come more often than
+/// that.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
-/// Says what is new in each report of one family.
+/// Logs the news in each report of one family.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     family: IpFamily,
     recorder: Recorder,
     failing: BTreeMap<Failure, Failing>,
     conflicts: BTreeSet<Conflict>,
-    /// The number of those that no report lists.
+    /// Number of conflicts that no report lists.
     more_conflicts: usize,
-    /// Why, by part.
+    /// Reason for each part that cannot be read.
     unreadable: BTreeMap<&'static str, String>,
-    /// By kind, of which there are few.
+    /// Drift by kind of entry, of which there are few.
     drift: BTreeMap<&'static str, DriftTotal>,
-    /// When the first sync began, and what it has written; `None` once it is done.
+    /// Start of the first sync with its number of writes; `None` once it is done.
     first: Option<(Instant, usize)>,
 }
 
-/// Something that fails.
+/// An entry that fails.
 #[derive(Debug, Clone, Copy)]
 struct Failing {
-    /// When it was first seen,
+    /// Time of the first failure.
     since: Instant,
-    /// and last.
+    /// Time of the last failure.
     seen: Instant,
 }
 
 impl Reporter {
-    /// A reporter that has said nothing yet.
+    /// Returns a reporter that has logged nothing yet.
     pub(crate) fn new(family: IpFamily, recorder: Recorder, now: Instant) -> Self {
         Self {
             family,
@@ -58,7 +60,7 @@ impl Reporter {
         }
     }
 
-    /// What was said and is so still, at most so many of each.
+    /// Returns what was reported and still holds, at most `most` entries of each kind.
     pub(crate) fn seen(&self, most: usize, now: Instant) -> Seen {
         let failures = self.failing.iter().take(most).map(|(failure, failing)| {
             let since = now.saturating_duration_since(failing.since);
@@ -81,7 +83,7 @@ impl Reporter {
         !self.unreadable.is_empty()
     }
 
-    /// Says what of this report is new. `standing` is how far the family has come with it.
+    /// Logs the news in a report. `standing` is the family's progress afterwards.
     pub(crate) fn booked(
         &mut self,
         report: &Report,
@@ -95,7 +97,7 @@ impl Reporter {
         if let Some(conflicts) = &report.conflicts {
             self.conflicts(conflicts, report.more_conflicts, model);
         }
-        // The log has them as failures.
+        // The log already has these as failures.
         for (at, owner) in &report.foreign {
             self.recorder.record(Event::address_taken(at, owner, model));
         }
@@ -111,7 +113,7 @@ impl Reporter {
         }
     }
 
-    /// All that was first known is in the kernel.
+    /// Logs that the first full set of objects is in the kernel.
     pub(crate) fn served(&mut self, standing: &Standing, now: Instant) {
         if let Some((began, written)) = self.first.take() {
             let took = now.saturating_duration_since(began);
@@ -210,7 +212,8 @@ impl Reporter {
     }
 }
 
-/// `20 virtual servers (10.96.0.1:443/TCP, 10.96.0.10:53/UDP, ...) and 1 link (kube-ipvs0)`
+/// Returns text such as `20 virtual servers (10.96.0.1:443/TCP, 10.96.0.10:53/UDP, ...) and 1 link
+/// (kube-ipvs0)`.
 fn list(drift: &Drift) -> String {
     let kinds = drift.kinds().map(|(kind, of)| {
         let names = of.first.join(", ");

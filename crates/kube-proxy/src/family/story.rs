@@ -1,48 +1,48 @@
-//! The line that the log has for syncs that changed something: what, how much, how long. There is
-//! none for one that changed nothing, and at most one a second and family: what comes thicker is
-//! summed.
+//! The log line about syncs that changed something: the changes, their number, the time they took.
+//! A sync without changes logs nothing. A family logs at most one line a second, which sums up all
+//! syncs since the last.
 
 use std::time::{Duration, Instant};
 
 use proxy::{Fate, IpFamily, NamespacedName, Report, Standing, Writes};
 use tracing::{debug, field, info};
 
-/// The shortest time between two lines.
+/// Shortest time between two lines.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// What one family's syncs have done since the last line.
+/// Work of one family's syncs since the last line.
 #[derive(Debug)]
 pub(crate) struct Story {
     family: IpFamily,
     done: Done,
-    /// When the last line was told.
+    /// Time of the last line.
     told: Option<Instant>,
 }
 
-/// What was done. Nothing of it grows with how much that was.
+/// Sums of the work. Their size does not grow with the work.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Done {
     writes: Writes,
-    /// How many Services are in the kernel since, each time counted.
+    /// Number of times that a Service got into the kernel.
     services: usize,
-    /// The one that all of these are.
+    /// The Service, if all of these times are the same one's.
     only: Option<NamespacedName>,
-    /// How many syncs have ended that wrote something.
+    /// Number of syncs that wrote something.
     syncs: usize,
-    /// How long they took.
+    /// Time that the syncs took.
     took: Duration,
 }
 
 impl Done {
-    /// Reports whether Services are served otherwise than before. The rest is housekeeping: chains
-    /// that no rule uses any more, endpoints that have drained.
+    /// Reports whether the way Services are served has changed. Everything else is housekeeping:
+    /// chains that no rule uses any more, endpoints that have drained.
     fn is_of_services(&self) -> bool {
         self.services > 0
     }
 }
 
 impl Story {
-    /// Nothing has been done yet.
+    /// Returns a story without any work.
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -51,12 +51,12 @@ impl Story {
         }
     }
 
-    /// Kernel threads have finished something.
+    /// Adds finished work of kernel threads.
     pub(crate) fn booked(&mut self, report: &Report) {
         let done = &mut self.done;
         done.writes.extend(&report.writes);
         if done.writes == Writes::default() {
-            // These Services were in the kernel as they should be.
+            // These Services needed no write.
             return;
         }
         for service in &report.settled {
@@ -69,18 +69,18 @@ impl Story {
         }
     }
 
-    /// A sync has ended that wrote something, or tried to.
+    /// Adds a finished sync that wrote, or tried to write.
     pub(crate) fn synced(&mut self, took: Duration) {
         self.done.syncs += 1;
         self.done.took += took;
     }
 
-    /// The first sync is over, of which there is a line of its own.
+    /// Forgets the first sync, which has a line of its own.
     pub(crate) fn begin(&mut self) {
         self.done = Done::default();
     }
 
-    /// Says what was done, if it is time.
+    /// Logs the work, if it is time.
     pub(crate) fn tell(&mut self, standing: &Standing, now: Instant) {
         let Some(done) = self.take(now) else { return };
         let failed = done.writes.sum(Fate::Refused) + done.writes.sum(Fate::Unknown);
@@ -106,28 +106,28 @@ impl Story {
         }
     }
 
-    /// What is to be told now.
+    /// Returns the work to log now.
     fn take(&mut self, now: Instant) -> Option<Done> {
         if self.next_due(now)? > now {
             return None;
         }
         let done = std::mem::take(&mut self.done);
         if done.writes.sum(Fate::Done) == 0 {
-            // What failed is told by name.
+            // Failures are logged by name elsewhere.
             return None;
         }
         self.told = Some(now);
         Some(done)
     }
 
-    /// When there is something to be told.
+    /// Returns the time of the next line, if there is work to log.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = self.told.map_or(now, |told| now.max(told + PAUSE));
         (self.done.syncs > 0).then_some(due)
     }
 }
 
-/// `1 virtual server, 2 destinations`
+/// Returns text such as `1 virtual server, 2 destinations`.
 fn list(writes: &Writes) -> String {
     let done = writes.iter().filter(|(_, fate, _)| *fate == Fate::Done);
     let each = done.map(|(subject, _, count)| {

@@ -31,29 +31,30 @@ use tracing::{debug, error, info};
 use crate::events::{Event, Recorder};
 use crate::health::Health;
 
-/// The ready endpoints on this node, for balancers that weigh nodes by it.
+/// Header with the number of ready endpoints on this node, for load balancers that weigh nodes by
+/// it.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// What the servers answer by.
+/// Parts that every server answers with.
 #[derive(Debug, Clone)]
 pub(crate) struct Answering {
-    /// Whether the proxy keeps up.
+    /// Health of the proxy.
     pub(crate) health: Arc<Health>,
-    /// The runtime that answers.
+    /// Runtime of the servers.
     pub(crate) runtime: Handle,
 }
 
-/// The servers of one family.
+/// The health-check servers of one family.
 pub(crate) struct HealthChecks {
     family: IpFamily,
     node: String,
     answering: Answering,
     recorder: Recorder,
-    /// Whether to listen on the addresses of NodePorts only, not on all.
+    /// True if the servers listen only on NodePort addresses.
     is_selective: bool,
     addresses: BTreeSet<IpAddr>,
     servers: HashMap<NamespacedName, Server>,
-    /// Services to look at again: something else had the port.
+    /// Services to retry: another process had the port.
     unbound: HashSet<NamespacedName>,
 }
 
@@ -61,15 +62,15 @@ pub(crate) struct HealthChecks {
 struct Server {
     port: u16,
     answer: Arc<Answer>,
-    /// Where it listens.
+    /// Addresses that it listens on.
     addresses: BTreeSet<IpAddr>,
-    /// One for each of `addresses`.
+    /// One task for each of `addresses`.
     tasks: JoinSet<()>,
-    /// Whether the log says that it cannot listen.
+    /// True once the log says that it cannot listen.
     is_reported: bool,
 }
 
-/// What a server says.
+/// Body of an answer.
 struct Answer {
     service: NamespacedName,
     local_endpoints: AtomicUsize,
@@ -91,7 +92,7 @@ struct ServiceName<'a> {
 }
 
 impl HealthChecks {
-    /// No server yet.
+    /// Returns the servers of a family, none of them yet.
     pub(crate) fn new(
         family: IpFamily,
         node: &str,
@@ -111,14 +112,14 @@ impl HealthChecks {
         }
     }
 
-    /// Follows another `--nodeport-addresses`.
+    /// Applies a changed `--nodeport-addresses`.
     pub(crate) fn select(&mut self, addresses: &NodePortAddresses) {
         self.is_selective = is_selective(addresses, self.family);
     }
 
-    /// Brings the servers of Services of which all is in the kernel to what the model says, and all
-    /// servers to where they are to listen. `node_ports` are the addresses that serve NodePorts;
-    /// `None`: that is not known yet.
+    /// Updates the servers of Services that are completely in the kernel, and the addresses of all
+    /// servers. `node_ports` are the addresses that serve NodePorts, or `None` while they are
+    /// unknown.
     pub(crate) async fn update(
         &mut self,
         model: &Model,
@@ -144,7 +145,7 @@ impl HealthChecks {
                 (name, check)
             })
             .collect();
-        // First close, then open: a port may go from one Service to another.
+        // Servers are closed before others open, because a port may move between Services.
         for (name, check) in &checks {
             self.close(name, check.map(|check| check.port)).await;
         }
@@ -155,8 +156,7 @@ impl HealthChecks {
         }
     }
 
-    /// Closes the server of a Service, unless it is on this port, and on no address that it should
-    /// not be on.
+    /// Closes the server of a Service, unless it has this port and no surplus address.
     async fn close(&mut self, name: &NamespacedName, port: Option<u16>) {
         let is_right = self.servers.get(name).is_none_or(|server| {
             Some(server.port) == port && server.addresses.is_subset(&self.addresses)
@@ -203,17 +203,17 @@ impl HealthChecks {
 }
 
 impl Server {
-    /// Listens wherever it does not yet; says where it could not.
+    /// Listens on all missing addresses. Returns those that failed.
     fn listen(
         &mut self,
         addresses: &BTreeSet<IpAddr>,
         runtime: &Handle,
     ) -> Result<(), (IpAddr, io::Error)> {
         let mut result = Ok(());
-        // A socket belongs to the runtime that it is made in.
+        // A socket belongs to the runtime in which it is made.
         let _entered = runtime.enter();
         for address in addresses.difference(&self.addresses.clone()) {
-            // Of one family only: the other one has a server of its own, with its own count.
+            // The socket has one family: the other one has its own server, with its own count.
             match listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only) {
                 Ok(listener) => {
                     self.addresses.insert(*address);
@@ -256,18 +256,18 @@ impl Answer {
 }
 
 impl Body<'_> {
-    /// Indented with tabs, as upstream's.
+    /// Formats the body with tabs, as upstream.
     fn to_json(&self) -> Vec<u8> {
         let mut json = Vec::new();
         let tabs = PrettyFormatter::with_indent(b"\t");
-        // Neither strings nor numbers can fail, nor can writing to a Vec.
+        // Strings, numbers and writes to a Vec cannot fail.
         let _ = self.serialize(&mut Serializer::with_formatter(&mut json, tabs));
         json
     }
 }
 
-/// Whether the flag names some addresses of a family. A network that holds all counts as none, as
-/// upstream.
+/// Reports whether the flag names some addresses of a family. A network of all addresses does not
+/// count, as upstream.
 fn is_selective(addresses: &NodePortAddresses, family: IpFamily) -> bool {
     addresses.of(family) != Selection::All
 }

@@ -26,38 +26,38 @@ use crate::config::options::object_source::OwnNode;
 use crate::health::{Health, Progress};
 use crate::metrics::Metrics;
 
-/// For the log.
+/// Name of the server in the log.
 pub(crate) const PURPOSE: Purpose = Purpose {
     name: "the proxy's health",
     flag: "healthz-bind-address",
     event: "FailedToStartProxierHealthcheck",
 };
 
-/// Without these, nothing is programmed.
+/// Kinds without which nothing is programmed.
 const LISTS: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
-/// How Go writes a time that never was.
+/// Go's text for the zero time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// What the server tells. The loop writes it.
+/// State behind the answers. The loop writes it.
 #[derive(Debug)]
 pub(crate) struct Status {
     health: Arc<Health>,
     own_node: OwnNode,
     is_node_eligible: AtomicBool,
-    /// The families that are served, once it is known what to serve.
+    /// Families that are served, once they are known.
     families: OnceLock<Vec<IpFamily>>,
     awaited: Mutex<Awaited>,
 }
 
-/// What the start waits for, before it is known what to serve.
+/// Events that the start waits for.
 #[derive(Debug)]
 struct Awaited {
-    /// Since when.
+    /// Start of the wait.
     since: Instant,
-    /// Kinds of which no list has come whole.
+    /// Kinds whose list is not complete yet.
     lists: Vec<Kind>,
-    /// Whether the own Node has yet to be told.
+    /// True while this node's Node object is unknown.
     node: bool,
 }
 
@@ -88,7 +88,7 @@ struct Readiness {
 }
 
 impl Status {
-    /// While starting up.
+    /// Returns the status of a start.
     pub(crate) fn new(health: Arc<Health>, own_node: OwnNode) -> Self {
         Self {
             health,
@@ -103,7 +103,7 @@ impl Status {
         }
     }
 
-    /// Takes in which of the first lists have come.
+    /// Records the first lists that are complete.
     pub(crate) fn note_lists(&self, model: &Model) {
         let mut awaited = self.lock();
         awaited.lists.retain(|kind| !model.is_listed(*kind));
@@ -115,26 +115,26 @@ impl Status {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lists are complete: these families are to be synced.
+    /// Records that the lists are complete and these families are to be synced.
     pub(crate) fn expect(&self, families: Vec<IpFamily>) {
-        // There is one start.
+        // A process starts once.
         let _ = self.families.set(families);
         self.lock().since = Instant::now();
     }
 
-    /// Takes in what is known of the own Node.
+    /// Records the state of this node's Node object.
     pub(crate) fn note_node(&self, model: &Model) {
         let is_eligible = match (model.has_node(), model.node()) {
             (Some(true), Some(node)) => !node.is_leaving,
             (Some(false), None) => self.own_node == OwnNode::Optional,
             (Some(false), Some(_)) => false,
-            // Not listed yet, or not readable: nothing speaks against it.
+            // The Node is not listed yet, or cannot be read, so nothing speaks against it.
             (None, _) | (Some(true), None) => true,
         };
         self.is_node_eligible.store(is_eligible, Ordering::Relaxed);
     }
 
-    /// What a request is answered; `metrics` counts it.
+    /// Returns the answer to a request. `metrics` counts it.
     pub(crate) fn respond(&self, head: &Parts, metrics: &Metrics) -> Answer {
         match head.uri.path() {
             "/healthz" => {
@@ -172,7 +172,7 @@ impl Status {
         let healthy = is_alive && status.values().all(|family| family.healthy);
         let code = code(healthy && node_eligible.unwrap_or(true));
         let last_updated = if code == StatusCode::OK {
-            // Of all that is to be done, nothing is left to do. As upstream, since its 1.16.
+            // No work is left to do. As in upstream, the time is the current one.
             text(wall)
         } else {
             let updated = progress.values().filter_map(|progress| progress.updated);
@@ -210,7 +210,7 @@ impl inspect::Health for Status {
         updated.flatten().collect()
     }
 
-    /// What is awaited before all that was first known is in the kernel, a line each.
+    /// Lists what the start still waits for, a line each.
     fn awaiting(&self) -> Vec<String> {
         if let Some(hung) = self.health.hung_for(Instant::now()) {
             return vec![format!(
@@ -248,7 +248,7 @@ impl Awaited {
         let node = if self.node { ", and the own Node" } else { "" };
         match &*self.lists {
             [] if self.node => "the own Node".to_owned(),
-            // Both go on beside each other.
+            // Opening the kernel and reading the lists go on at the same time.
             [] => "the kernel to be opened for this mode: see the log".to_owned(),
             [Kind::Service] => format!("the first list of Services{node}"),
             [Kind::EndpointSlice] => format!("the first list of EndpointSlices{node}"),
@@ -266,12 +266,12 @@ fn code(is_well: bool) -> StatusCode {
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Answer {
-    // Neither strings nor booleans can fail.
+    // Strings and booleans cannot fail.
     let body = serde_json::to_vec(body).unwrap_or_default();
     answer(status, "application/json", body)
 }
 
-/// RFC 3339 with nanoseconds, as Go writes it.
+/// Formats a time as Go does: RFC 3339 with nanoseconds.
 fn text(at: SystemTime) -> String {
     Timestamp::try_from(at).map_or_else(|_| NEVER.to_owned(), |at| at.to_string())
 }
@@ -318,8 +318,8 @@ mod tests {
             }
         }
 
-        /// A family, told everything five periods ago: since when something is pending, and since
-        /// when nothing of it is written.
+        /// Records a family that started five periods ago: how long an entry has been pending, and
+        /// how long none was written.
         fn note(&self, family: IpFamily, pending: Option<Duration>, stuck: Option<Duration>) {
             let now = Instant::now();
             let ago = |age: Duration| now.checked_sub(age).unwrap();
@@ -334,7 +334,7 @@ mod tests {
                 .note(family, &standing, Some(ago(PERIOD * 5)), now);
         }
 
-        /// The status of an answer, and its body.
+        /// Returns the status and the body of an answer.
         async fn ask(&self, path: &str) -> (u16, Value) {
             let (head, body) = get(&self.server, &format!("GET {path}")).await;
             assert!(head.contains("Content-Type: application/json\n"), "{head}");
@@ -386,7 +386,7 @@ mod tests {
         world.status.expect([IpFamily::V4].into());
         world.note(IpFamily::V4, None, None);
         assert_eq!(world.codes().await, [200, 200, 200]);
-        // The probes had no answer; nor had one, long ago.
+        // The first probes had no answer; a probe long ago had none either.
         assert_eq!(world.codes().await, [200, 200, 200], "it may be busy");
         let ago = |seconds| Instant::now().checked_sub(HUNG_AFTER + Duration::from_secs(seconds));
         world.health.pulse().answer(ago(1).unwrap());

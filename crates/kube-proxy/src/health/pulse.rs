@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// The longest time in which the loop may not come round.
+/// Longest time that the loop may leave a question without an answer.
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(30);
-/// How long an answer is good for those who ask next.
+/// Time for which an answer is valid for later questions.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Whether a loop still comes round.
+/// Reports whether a loop is alive.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
     state: Mutex<State>,
@@ -29,7 +29,7 @@ pub(crate) struct Pulse {
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the question was asked that has no answer yet.
+    /// Time of the oldest question without an answer.
     asked: Option<Instant>,
     answered: Option<Instant>,
     /// True once the process ends: the loop is over.
@@ -54,18 +54,18 @@ impl Pulse {
         Some(since(asked)).filter(|waited| *waited >= HUNG_AFTER)
     }
 
-    /// Ready when somebody asks. To be [answered](Self::answer).
+    /// Waits for a question. The loop must [answer](Self::answer) it.
     pub(crate) async fn asked(&self) {
         self.asked.notified().await;
     }
 
-    /// Says that the loop comes round.
+    /// Answers the question: the loop is alive.
     pub(crate) fn answer(&self, now: Instant) {
         let mut state = self.lock();
         (state.asked, state.answered) = (None, Some(now));
     }
 
-    /// Answers all who ask, while there is no loop yet. Never ready.
+    /// Answers all questions while there is no loop yet. Never returns.
     pub(crate) async fn answer_all(&self) {
         loop {
             self.asked().await;
@@ -73,13 +73,13 @@ impl Pulse {
         }
     }
 
-    /// The loop has ended, and the process is about to.
+    /// Marks the loop as ended, shortly before the process ends.
     pub(crate) fn end(&self) {
         self.lock().is_over = true;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No one holds it across anything that can panic.
+        // The lock is never held across code that can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(pulse.hung_for(at(0)), None);
         assert!(pulse.asked().now_or_never().is_some());
         pulse.answer(at(1));
-        // An hour without a probe is no hour without an answer.
+        // An hour without a probe does not count as an hour without an answer.
         assert_eq!(pulse.hung_for(at(3600)), None);
         assert_eq!(pulse.hung_for(at(3629)), None);
         assert_eq!(pulse.hung_for(at(3630)), Some(HUNG_AFTER));

@@ -25,20 +25,21 @@ use tracing::debug;
 /// The link that holds the service addresses.
 const SERVICE_LINK: &str = "kube-ipvs0";
 
-/// Room for messages that wait to be read, in bytes; one of them takes about 800.
+/// Receive buffer for messages that wait to be read, in bytes. A message takes about 800.
 const ROOM_BYTES: usize = 8 << 20;
 
-/// More than so many that nobody has asked for yet come to: anything may have changed.
+/// Largest number of notices that wait for the loop. More are replaced by one that anything may
+/// have changed.
 const MOST_NOTICES: usize = 10_000;
 
-/// A subscription to what the kernel tells. It ends when it is dropped.
+/// A subscription to the kernel's address notifications. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct AddressChanges {
     told: Arc<Told>,
     task: JoinHandle<()>,
 }
 
-/// What nobody has asked for yet.
+/// Notices that the loop has not received yet.
 #[derive(Debug)]
 struct Told {
     notices: Mutex<io::Result<Vec<Notice>>>,
@@ -67,11 +68,11 @@ impl AddressChanges {
         Ok(Self { told, task })
     }
 
-    /// Waits until there is something to tell, and tells all of it. Cancel safe.
+    /// Waits for notices and returns all of them. Cancel safe.
     ///
     /// # Errors
     ///
-    /// Nothing more can be told.
+    /// The subscription has ended.
     pub(crate) async fn next(&mut self) -> io::Result<Vec<Notice>> {
         loop {
             let notices = self.told.take()?;
@@ -114,9 +115,9 @@ impl Told {
 
 struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
-    /// The link that holds the service addresses, as it was last told or looked up.
+    /// The link that holds the service addresses, as last reported or looked up.
     own_link: Option<Link>,
-    /// The link whose new addresses the kernel leaves out.
+    /// Index of the link whose new addresses the kernel filters out.
     left_out: Option<u32>,
 }
 
@@ -127,8 +128,8 @@ impl Subscription {
             unsafe_code,
             reason = "tokio leaves it to its caller to keep the descriptor open while it is registered"
         )]
-        // SAFETY: a Subscription owns its descriptor and closes it only when dropped; the AsyncFd
-        // owns the Subscription, gives it out by shared reference only, and deregisters it before
+        // SAFETY: a Subscription owns its descriptor and closes it only when dropped. The AsyncFd
+        // owns the Subscription, lends it by shared reference only, and deregisters it before
         // dropping it.
         let socket = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
         let mut subscription = Self {
@@ -140,8 +141,8 @@ impl Subscription {
         Ok(subscription)
     }
 
-    /// Has the kernel leave out what it would tell of addresses that our link is given. They come
-    /// by the ten thousand at a first sync, each for nothing.
+    /// Makes the kernel filter out new addresses of our own link. A first sync adds tens of
+    /// thousands, and no notification about them is needed.
     fn look_up_own_link(&mut self) {
         self.own_link = link_named(SERVICE_LINK);
         let index = self.own_link.as_ref().map(|link| link.index);
@@ -155,7 +156,7 @@ impl Subscription {
         }
     }
 
-    /// What there is to tell; never nothing.
+    /// Waits for notices. Never returns an empty list.
     async fn next(&mut self) -> io::Result<Vec<Notice>> {
         loop {
             let mut ready = self.socket.readable().await?;
@@ -179,7 +180,7 @@ impl Subscription {
             debug!("messages about addresses were lost, or cannot be read");
         }
         if is_unsure || (had_own_link && self.own_link.is_none()) {
-            // There may be another one by now.
+            // The link may have been replaced by now.
             self.look_up_own_link();
         }
         notices
@@ -190,7 +191,7 @@ fn link_named(name: &str) -> Option<Link> {
     Rtnetlink::open().ok()?.link(name).ok()?
 }
 
-/// What these events tell. `own_link` follows them.
+/// Converts events to notices, and updates `own_link`.
 fn notices(events: Vec<Event>, own_link: &mut Option<Link>) -> Vec<Notice> {
     let notices = events.into_iter().filter_map(|event| {
         let own_index = own_link.as_ref().map(|link| link.index);
@@ -218,7 +219,7 @@ fn notices(events: Vec<Event>, own_link: &mut Option<Link>) -> Vec<Notice> {
     notices.collect()
 }
 
-/// The address, if it counts.
+/// Returns the address if it can matter for NodePorts.
 fn counted(address: IpAddr) -> Option<IpAddr> {
     let is_link_local = matches!(address, IpAddr::V6(six) if six.is_unicast_link_local());
     (!is_link_local).then_some(address)
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!(told(slice::from_ref(&gone)), [Notice::ServiceLink]);
         assert_eq!(told(&[Event::LinkRemoved(other.clone())]), []);
         assert_eq!(notices(vec![gone], &mut None), []);
-        // Carrier and the like.
+        // Carrier changes and the like.
         assert_eq!(told(&[Event::Link(down.clone())]), []);
         assert_eq!(told(&[Event::Link(up.clone())]), [Notice::ServiceLink]);
         let twice = [up.clone(), up, down].map(Event::Link);

@@ -1,9 +1,9 @@
-//! Saying which external and load-balancer addresses of Services are not served, and which are the
-//! node's own: what somebody names in `spec.externalIPs` takes packets from whoever had them. Also
-//! which Services are larger than one Service may be, and which of their options are not heeded.
+//! Reports external and load-balancer addresses of Services that are not served, and those that
+//! belong to this node: an address in `spec.externalIPs` takes packets from its former owner. Also
+//! reports Services that exceed the size limit, and options of Services that are ignored.
 //!
-//! Each is told once, in the log and as an event, few at a time: whoever may write a Service must
-//! not be able to flood either.
+//! Each finding is reported once, in the log and as an event, and few at a time: nobody with write
+//! access to a Service may flood either.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -22,14 +22,14 @@ use tracing::{info, warn};
 
 use crate::events::{Event, Recorder};
 
-/// How many are told within a [`WINDOW`].
+/// Largest number of findings reported within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
-/// How many are known by name, of all Services and of one. All are counted.
+/// Largest number of findings kept by name, of all Services and of one. All are counted.
 const KNOWN_MAX: usize = 1_000;
 const KNOWN_OF_ONE: usize = 20;
 
-/// The gauge, by why.
+/// Gauge of the findings, by reason.
 pub(crate) type Counts = Family<OfReason, Gauge>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -37,8 +37,8 @@ pub(crate) struct OfReason {
     reason: &'static str,
 }
 
-/// No address is contested yet, for no reason: a gauge that appears with its first value would show
-/// none.
+/// Returns the gauge with a zero for each reason, because a gauge that appears with its first value
+/// shows no change.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
     for reason in What::LABELS {
@@ -47,7 +47,7 @@ pub(crate) fn counts() -> Counts {
     counts
 }
 
-/// What is refused, in lines, some of them.
+/// Returns lines about refused addresses and options, a limited number.
 pub(crate) fn refused(model: &Model, heeding: &Heeding) -> Vec<String> {
     let mut all: Vec<Contested> = all_refused(model, heeding).collect();
     all.sort_unstable();
@@ -67,7 +67,7 @@ fn all_refused<'a>(model: &'a Model, heeding: &'a Heeding) -> impl Iterator<Item
     let oversized = oversized.map(|(service, excess)| (service, What::TooLarge(Left(*excess))));
     let options = heeding.unheeded(model);
     let options = options.map(|(service, one)| (service, What::Option(one)));
-    // Addresses are most easily named: all else is not to be hidden behind those of others.
+    // Addresses are easily named in large numbers, so they come last and hide nothing else.
     let all = oversized.chain(options).chain(addresses);
     all.map(|(service, what)| Contested {
         service: service.clone(),
@@ -75,31 +75,31 @@ fn all_refused<'a>(model: &'a Model, heeding: &'a Heeding) -> impl Iterator<Item
     })
 }
 
-/// Tells what is new.
+/// Reports new findings.
 pub(crate) struct ExternalAddresses {
     node: String,
     recorder: Recorder,
     counts: Counts,
     heeding: Heeding,
-    /// The state that was last looked at: of the model, addresses of the node that Services name, and
-    /// the options that are heeded.
+    /// Inputs of the last look: the model's version, the node's addresses that Services name, and
+    /// the options that the mode supports.
     looked_at: (u64, Vec<IpAddr>, Heeding),
-    /// What is near this node, as it was read when its addresses were these.
+    /// Surroundings of this node, read when its addresses were these.
     near: Near,
     read_for: Vec<IpAddr>,
     /// Addresses of the API server, which no Service may have.
     guarded: Vec<SocketAddr>,
     known: BTreeMap<Contested, Known>,
-    /// How many of these are still to be told.
+    /// Number of findings that are not reported yet.
     untold: usize,
-    /// Reads what is near.
+    /// Reads the surroundings.
     read: fn() -> Near,
     window: Instant,
-    /// How many were told in this window.
+    /// Number of findings reported in this window.
     told: usize,
 }
 
-/// What is known of one.
+/// State of one finding.
 #[derive(Debug, Clone, Copy)]
 struct Known {
     since: Instant,
@@ -107,7 +107,7 @@ struct Known {
 }
 
 impl ExternalAddresses {
-    /// Nothing is known yet.
+    /// Returns a reporter without findings.
     pub(crate) fn new(
         node: &str,
         mode: &'static str,
@@ -135,19 +135,19 @@ impl ExternalAddresses {
         }
     }
 
-    /// What is not served, and since when that is known.
+    /// Returns the refused addresses, each with the time at which it was found.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&Contested, Instant)> {
         let known = self.known.iter().map(|(one, known)| (one, known.since));
         known.filter(|(one, _)| one.is_refused())
     }
 
-    /// Takes over which values of options this node cannot give.
+    /// Replaces the option values that this node cannot provide.
     pub(crate) fn lack(&mut self, unavailable: Vec<UnavailableOption>) {
         self.heeding.unavailable = unavailable;
     }
 
-    /// Looks at what Services name now, on a node with these addresses. While they are not known, as
-    /// where another mode has just taken over, those count that were known before.
+    /// Compares the addresses that Services name with those of the node. While the node's addresses
+    /// are unknown, as after a change of mode, the former ones count.
     pub(crate) fn look<'a>(
         &mut self,
         model: &Model,
@@ -173,7 +173,7 @@ impl ExternalAddresses {
         };
         of_node.sort_unstable();
         of_node.dedup();
-        // Neither ever goes down.
+        // Both versions only grow.
         let version = model.external_addresses_version() + model.options_version();
         let (before, of_node_before, heeding) = &self.looked_at;
         if (*before, of_node_before, heeding) != (version, &of_node, &self.heeding) || has_moved {
@@ -185,7 +185,7 @@ impl ExternalAddresses {
         }
     }
 
-    /// Tells which addresses of the API server are new, and which are none any more.
+    /// Logs new addresses of the API server, and those that it no longer has.
     fn tell_guarded(&mut self, guarded: &[SocketAddr]) {
         for at in guarded.iter().filter(|at| !self.guarded.contains(at)) {
             info!("the API server is at {at}, which no Service may have");
@@ -200,7 +200,7 @@ impl ExternalAddresses {
         let mut counted = [0_usize; What::LABELS.len()];
         let mut named: HashMap<NamespacedName, usize> = HashMap::new();
         let mut known = BTreeMap::new();
-        // What is served comes first: nobody is to hide it behind what is refused anyway.
+        // Served addresses come first, so that refused ones cannot hide them.
         let served = on_node(model, &self.looked_at.1);
         let served = served.chain(near(model, &self.near, &self.looked_at.1));
         for one in served.chain(all_refused(model, &self.heeding)) {
@@ -231,7 +231,7 @@ impl ExternalAddresses {
         self.known = known;
     }
 
-    /// Tells some that were not told yet, those that are served first.
+    /// Reports some findings that are new, served addresses first.
     fn tell(&mut self, model: &Model, now: Instant) {
         if now.saturating_duration_since(self.window) >= WINDOW {
             (self.window, self.told) = (now, 0);
@@ -248,7 +248,7 @@ impl ExternalAddresses {
             self.told += 1;
             self.untold -= 1;
             let line = one.line(model);
-            // Where load balancers have the nodes' addresses, that is how they are made.
+            // Some load balancers use the nodes' own addresses, so this is no fault.
             if let What::Address(_, AddressField::Ingress, Why::OfNode) = one.what {
                 info!("{line}");
                 continue;
@@ -278,18 +278,18 @@ impl ExternalAddresses {
     }
 }
 
-/// Addresses that this node reaches without a router, and the router.
+/// Addresses that this node reaches without a router, and the routers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Near {
     /// Next hops of the default routes.
     pub(crate) next_hops: Vec<IpAddr>,
-    /// Networks of interfaces, but for those of the modes.
+    /// Networks of interfaces, without those of the modes' links.
     pub(crate) networks: Vec<IpNet>,
 }
 
 impl Near {
-    /// Reads it, as far as it can be read: links one by one, so that those of the modes, which may have
-    /// thousands of addresses, are left out.
+    /// Reads the surroundings as far as possible. Reads link by link, because the modes' links may
+    /// have thousands of addresses.
     pub(crate) fn read() -> Self {
         let mut near = Self::default();
         let Ok(mut rtnetlink) = Rtnetlink::open() else {
@@ -330,8 +330,8 @@ impl Near {
         near
     }
 
-    /// Networks of addresses that are worth a word, each with why. Load balancers that answer for
-    /// addresses in the nodes' network are common, so that of those only a next hop is.
+    /// Returns the networks whose addresses deserve a report, each with the reason. Load balancers
+    /// often use addresses in the nodes' network, so there only a next hop deserves one.
     fn places(&self) -> impl Iterator<Item = (IpNet, Why)> {
         let hops = self.next_hops.iter();
         let hops = hops.map(|hop| (IpNet::from(*hop), Why::NextHop));
@@ -340,8 +340,7 @@ impl Near {
     }
 }
 
-/// What is served for Services and near this node, but for its own addresses; each once, as that
-/// which comes first.
+/// Returns served addresses that are near this node but not its own, each with its first reason.
 fn near<'a>(
     model: &'a Model,
     near: &'a Near,
@@ -367,7 +366,7 @@ fn near<'a>(
     })
 }
 
-/// The fields in which a Service names an address at which it is served.
+/// Returns the fields in which a Service names an address.
 fn fields_of(service: &Service, address: IpAddr) -> impl Iterator<Item = AddressField> {
     let fields = [
         (AddressField::ExternalIps, &service.external_ips),
@@ -377,7 +376,7 @@ fn fields_of(service: &Service, address: IpAddr) -> impl Iterator<Item = Address
     named.into_iter().flatten()
 }
 
-/// What of these addresses of the node is served for Services.
+/// Returns the node's addresses that are served for Services.
 fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = Contested> + 'a {
     of_node.iter().flat_map(move |address| {
         let services = model.naming_externally(*address);

@@ -1,13 +1,12 @@
-//! The kernel settings that a mode and connection tracking need to serve Services, as upstream sets
-//! them.
+//! Writes the kernel settings that a mode and connection tracking need, as upstream does.
 //!
-//! What cannot be written costs as little as it can: see [`Need`]. Upstream's start ends for any of
-//! them.
+//! A setting that cannot be written costs as little as possible: see [`Need`]. In upstream, each of
+//! them ends the start.
 //!
-//! Those that decide which packets a node answers are set back when this process is told that they
-//! are no longer wanted, where it wrote them and nobody has changed them since. The kernel does not
-//! keep who has written a setting, so of those that an earlier process has set it is only said that
-//! they stay, where there is evidence of it. All others stay: others may rely on them by then.
+//! Settings that decide which packets a node answers are set back once they are no longer wanted,
+//! if this process wrote them and nobody has changed them since. The kernel does not record who
+//! wrote a setting. So for settings of an earlier process the log only says that they stay, if
+//! there is evidence. All other settings stay, because other programs may rely on them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,31 +23,31 @@ use modes::sysctl::row::{Need, Wanted};
 
 use crate::config::options::Options;
 
-/// Where the kernel's files are.
+/// Root of the kernel's files.
 const ROOT: &str = "/";
 
-/// What this process has found of the settings that it may set back.
+/// Former values of the settings that this process may set back.
 static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 
-/// What a process is about to do.
+/// The step that a process is about to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// To end (`--init-only`): another one serves, and may not be allowed to write what this one
-    /// could not.
+    /// Prepare the node and end (`--init-only`). The process that serves later may lack the rights
+    /// to write these settings.
     Prepare,
-    /// To begin to serve.
+    /// Start to serve.
     Start,
-    /// To go on serving with other options.
+    /// Go on serving with other options.
     GoOn,
 }
 
-/// Brings every setting to its value, and back those that are no longer wanted; says what became of
-/// them. `ip_vs` must be loaded, which loads `nf_conntrack`. What cannot be done without those that
-/// cannot be written is taken out of `options`.
+/// Writes all wanted settings and sets back those that are no longer wanted. Logs the outcome.
+/// `ip_vs` must be loaded, which also loads `nf_conntrack`. Removes from `options` what depends on
+/// settings that cannot be written.
 ///
 /// # Errors
 ///
-/// The step cannot be made.
+/// The step cannot be taken.
 pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErrors> {
     let root = Path::new(ROOT);
     let applied = {
@@ -93,8 +92,8 @@ pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErro
 }
 
 impl Step {
-    /// Whether settings that could not be written, of which the worst is needed so, are an error of
-    /// this step as a whole; `has_served`: this mode has served here before.
+    /// Reports whether settings that could not be written make this step fail. `worst` is the most
+    /// important need among them; `has_served` is true if this mode has served here before.
     fn ends(self, worst: Need, has_served: bool) -> bool {
         match self {
             Self::Prepare => true,
@@ -104,20 +103,21 @@ impl Step {
     }
 }
 
-/// The settings that are as a kube-proxy sets them and as a kernel has not, a line each.
+/// Lists settings with a value that a kube-proxy sets and that is not the kernel's default, a line
+/// each.
 pub(crate) fn leftovers() -> Vec<String> {
     let rows = modes::sysctls(None).into_iter();
     rows.filter_map(|Wanted { row, .. }| row.stays(Path::new(ROOT)))
         .collect()
 }
 
-/// What [`settle`] would write.
+/// Returns the settings that [`settle`] would write.
 pub(crate) fn pending(options: &Options) -> Vec<Difference> {
     let wanted = wanted(options, Machine::this());
     differences(Path::new(ROOT), &wanted).collect()
 }
 
-/// Every setting, in the order in which they are written.
+/// Returns all settings, in the order in which they are written.
 fn wanted(options: &Options, machine: Machine) -> Vec<Wanted> {
     let facts = Facts {
         settings: &options.modes,

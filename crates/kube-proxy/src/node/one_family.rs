@@ -1,7 +1,7 @@
-//! Settings that say something of one IP family alone, in a cluster that has both: upstream warns of
-//! them at the start (`checkBadConfig`, `checkBadIPConfig`).
+//! Warns about settings that name only one IP family in a cluster that has both. Upstream does so
+//! at its start (`checkBadConfig`, `checkBadIPConfig`).
 //!
-//! Whether a cluster has both is told by its objects, and not by the settings that are judged.
+//! The cluster's objects tell if it has both families, not the settings that are judged.
 
 use ipnet::IpNet;
 use proxy::{Changes, IpFamily, Model, Node, NodePortAddresses, Selection};
@@ -10,10 +10,10 @@ use tracing::warn;
 use modes::detect_local::DetectLocal;
 use modes::settings::Settings;
 
-/// What is wrong for one family.
+/// A setting that has nothing for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OneFamily {
-    /// The flag that has nothing for the family.
+    /// Flag that has nothing for the family.
     pub(crate) flag: &'static str,
     pub(crate) message: String,
 }
@@ -22,12 +22,13 @@ pub(crate) struct OneFamily {
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     in_use: [bool; IpFamily::ALL.len()],
-    /// What was told, for these settings.
+    /// Warnings logged for the current settings.
     told: Vec<OneFamily>,
 }
 
 impl Watch {
-    /// Looks at what has changed. Costs O(1) but where a family is new, or the Node or settings are.
+    /// Checks after a change. Costs O(1) unless a family is new, or the Node or the settings have
+    /// changed.
     pub(crate) fn look(&mut self, settings: &Settings, model: &Model, changes: &Changes) {
         let before = self.in_use;
         for (is_used, family) in self.in_use.iter_mut().zip(IpFamily::ALL) {
@@ -39,7 +40,7 @@ impl Watch {
         }
     }
 
-    /// Judges other settings.
+    /// Checks changed settings.
     pub(crate) fn judge(&mut self, settings: &Settings, model: &Model) {
         let all = self.in_use.into_iter().zip(IpFamily::ALL);
         let used: Vec<IpFamily> = all.filter_map(|(is, of)| is.then_some(of)).collect();
@@ -51,7 +52,7 @@ impl Watch {
     }
 }
 
-/// Says where NodePorts are served if nothing says it, as upstream hints.
+/// Returns a hint about the NodePort addresses if no flag names any, as upstream.
 pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     (settings.shared.node_port_addresses == NodePortAddresses::All).then_some(
         "--nodeport-addresses is not given: NodePorts are served at every address of this node; consider `primary`, which \
@@ -59,7 +60,8 @@ pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     )
 }
 
-/// Families in which a node has an address, or a Service a cluster IP. Looks at all Services.
+/// Returns the families in which a node has an address or a Service a cluster IP. Walks through all
+/// Services.
 pub(crate) fn families_of(model: &Model) -> Vec<IpFamily> {
     let is_used = |family: &IpFamily| {
         let mut services = model.services();
@@ -85,7 +87,7 @@ pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily])
     found
 }
 
-/// Says where pods of a family are not told from others, while those of the other one are.
+/// Finds a family without detection of local traffic while the other family has it.
 fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> Option<OneFamily> {
     let lacks = |nets: &[IpNet]| !nets.is_empty() && !nets.iter().any(|net| is_of(net, family));
     let (flag, what, next) = match detection {
@@ -117,13 +119,13 @@ fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> 
     })
 }
 
-/// Says where NodePorts of a family are not served as those of the other one.
+/// Finds a family whose NodePorts are served on other addresses than those of the other family.
 fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
     const FLAG: &str = "--nodeport-addresses";
     let addresses = &settings.shared.node_port_addresses;
     let message = match addresses.of(family) {
         Selection::All if addresses.lacks(family) => {
-            // As upstream, but for nftables mode.
+            // As in upstream, except for nftables mode.
             let which = if settings.chosen.name() == "nftables" {
                 "no"
             } else {

@@ -1,11 +1,10 @@
-//! Saying what a list took away.
+//! Reports objects that are missing from a new list.
 //!
-//! Deletions are told by watches. A list that no longer names what was known tells of them, too: of
-//! those that happened while the API server was away, or compacted its history, which are a few; or
-//! of all that a server has forgotten which comes back with empty storage, or with that of a
-//! backup. The second looks like the first, and the daemon does as it is told. But that a tenth of
-//! all goes in one list is so rare otherwise that it is worth a warning; less is told, and not
-//! warned of. So is one or two of a few, in a cluster that has no more.
+//! Usually a watch reports deletions. A list that lacks known objects reports some, too. Either
+//! they were deleted while the API server was away or compacted its history, which are few. Or the
+//! server lost them all, because it returned with empty storage or a backup. The two look alike, so
+//! the daemon deletes in both cases. But a tenth of all objects missing at once is so rare that it
+//! deserves a warning. Fewer, or one or two in a small cluster, are only logged.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -14,12 +13,13 @@ use proxy::{Changes, Kind, Vanished};
 use source::kind_name;
 use tracing::{info, warn};
 
-/// So many that go at once are no accident, if they are a [`NOTEWORTHY_PART`] of all.
+/// Smallest number of missing objects that deserves a warning, if they are also a
+/// [`NOTEWORTHY_PART`] of all.
 const NOTEWORTHY_COUNT: usize = 3;
-/// One of so many.
+/// Part of all objects that deserves a warning: one of so many.
 const NOTEWORTHY_PART: usize = 10;
 
-/// The counter, by kind.
+/// Counter of missing objects, by kind.
 pub(crate) type Counts = Family<OfKind, Counter>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -27,8 +27,8 @@ pub(crate) struct OfKind {
     kind: &'static str,
 }
 
-/// Nothing has vanished yet, of no kind: a counter that appears with its first increment would show
-/// none.
+/// Returns the counter with a zero for each kind, because a counter that appears with its first
+/// increment shows no change.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
     for kind in Kind::ALL {
@@ -37,7 +37,7 @@ pub(crate) fn counts() -> Counts {
     counts
 }
 
-/// Says and counts what lists no longer named.
+/// Logs and counts the objects that lists no longer name.
 pub(crate) fn tell(changes: &Changes, counts: &Counts) {
     for vanished in &changes.vanished {
         let count = vanished.count as u64;
@@ -61,7 +61,7 @@ fn of(kind: Kind) -> OfKind {
 
 fn is_much(vanished: &Vanished) -> bool {
     let Vanished { count, known, .. } = *vanished;
-    // There is always one, default/kubernetes, in a server that has not forgotten all.
+    // A server that has not lost everything always has default/kubernetes.
     count == known || (count >= NOTEWORTHY_COUNT && count * NOTEWORTHY_PART >= known)
 }
 
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
-    /// What is logged, on this thread.
+    /// Log of this thread.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// What is said of the changes, without times.
+    /// Returns the log lines about the changes, without times.
     fn said(changes: &Changes, metrics: &Metrics) -> String {
         let log = Log::default();
         let writer = log.clone();
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(said(&model.take_changes(), &metrics), "");
         assert_eq!(counted(&metrics, "Service"), 0);
 
-        // What is told before its watch is open could be watched on the other server at once.
+        // The other server could already watch events from before the watch is open.
         let is_watch = |one: &apiserver::Request| one.query.contains("watch=true");
         while server.requests().iter().filter(|one| is_watch(one)).count() < 3 {
             tokio::time::sleep(Duration::from_millis(1)).await;

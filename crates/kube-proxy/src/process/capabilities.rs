@@ -1,9 +1,9 @@
-//! Capabilities are passed on to the programs that are started.
+//! Passes capabilities on to the programs that are started.
 //!
-//! A program that root executes has what is in the bounding set. Any other user's has nothing,
-//! unless it is in the *ambient* set. Who runs as another user got the capabilities by the file
-//! (`setcap cap_net_admin+p kube-proxy`), or has them ambient already (systemd's
-//! `AmbientCapabilities=`); either way iptables and modprobe are to have them, too.
+//! A program that root executes gets the bounding set. A program of any other user gets nothing
+//! unless it is in the *ambient* set. A daemon of another user has capabilities by its file
+//! (`setcap cap_net_admin+p kube-proxy`) or as ambient ones (systemd's `AmbientCapabilities=`). In
+//! both cases iptables and modprobe must get them, too.
 
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -11,21 +11,21 @@ use rustix::thread::{
     CapabilitySet, capabilities, configure_capability_in_ambient_set, set_capabilities,
 };
 
-/// What the daemon and the programs that it starts can use: the network, legacy iptables' raw
-/// socket, kernel modules.
+/// Capabilities that the daemon and its programs can use: network, the raw socket of legacy
+/// iptables, kernel modules.
 const USED: [CapabilitySet; 3] = [
     CapabilitySet::NET_ADMIN,
     CapabilitySet::NET_RAW,
     CapabilitySet::SYS_MODULE,
 ];
 
-/// Makes effective and ambient, of what this process can use, what it is permitted. Must be called
-/// while there is one thread: each has sets of its own, that new ones inherit. Nothing is done for
-/// root.
+/// Makes the permitted ones of these capabilities effective and ambient. Must be called while the
+/// process has one thread: each thread has its own sets, which new threads inherit. Does nothing
+/// for root.
 ///
 /// # Errors
 ///
-/// The kernel refuses, which it does not do by itself.
+/// The kernel rejects it, which does not happen by itself.
 pub fn pass_on() -> Result<(), Errno> {
     if geteuid().is_root() {
         return Ok(());

@@ -1,11 +1,11 @@
-//! How many files this process may have open.
+//! The limit of open files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::debug;
 
-/// Raises the soft limit of open files to the hard one, as a Go program does when it starts: the
-/// soft one is 1024 in many containers, for the sake of programs that use `select`, and here each
-/// health-check node port is an open file of each family.
+/// Raises the soft limit of open files to the hard one, as a Go program does at its start. Many
+/// containers have a soft limit of 1024, for programs that use `select`. Here each health-check
+/// node port is an open file in each family.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -13,14 +13,14 @@ pub fn raise_limit() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        // None of the kernels that this runs on refuses it; and it goes on with what it has.
+        // No supported kernel rejects this, and the daemon can go on with the old limit.
         debug!(%error, ?limit, "the limit of open files stays");
     }
 }
 
-/// Adds the next step to an error where the process may open no more files.
+/// Adds the next step to an error about too many open files.
 pub fn with_next_step(error: String) -> String {
-    // Some errors have it in their words alone.
+    // Some errors have the code only in their text.
     let is_errno = |errno: i32| error.contains(&format!("(os error {errno})"));
     if is_errno(libc::EMFILE) {
         format!(

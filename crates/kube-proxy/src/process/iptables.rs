@@ -1,8 +1,8 @@
-//! Called as `iptables`, kube-proxy becomes the iptables of the backend that the host uses.
+//! Called as `iptables`, kube-proxy runs the iptables backend that the host uses.
 //!
-//! In the image `iptables`, `ip6tables` and their `-save` and `-restore` are links to kube-proxy.
-//! So whoever calls one of them in the pod sees the rules that kubelet and kube-proxy write, found
-//! by the same evidence, without a shell and without writing to the image. What does the same in
+//! In the image, `iptables`, `ip6tables` and their `-save` and `-restore` are links to kube-proxy.
+//! So a command in the pod shows the rules of kubelet and kube-proxy. The backend is found by the
+//! same evidence as in the daemon, without a shell and without writing to the image. The wrapper in
 //! Kubernetes' own images rewrites its links at the first call.
 
 use std::ffi::{OsStr, OsString};
@@ -15,8 +15,8 @@ use iptables::{Backend, Iptables};
 
 use crate::process::capabilities;
 
-/// Becomes iptables if the first of `arguments`, the name this was called by, is one of iptables'
-/// names; returns only if it is none, or with the reason why that failed.
+/// Executes iptables if the first of `arguments`, the program's name, is one of iptables' names.
+/// Returns only if it is not, or with the reason of a failure.
 ///
 /// # Errors
 ///
@@ -26,7 +26,7 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Err
     let Some((stem, verb)) = split(&called) else {
         return Ok(());
     };
-    // Whoever is not root needs it to read what there is; an error shows in what iptables says.
+    // Users other than root need it to read rules. If it fails, iptables reports the error.
     let _ = capabilities::pass_on();
     let backend = Iptables::look(None)?.backend();
     let program = named(stem, verb, backend);
@@ -34,7 +34,7 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Err
     Err(error).with_context(|| format!("cannot run {program}"))
 }
 
-/// `/usr/sbin/iptables-save` is `iptables` and `-save`.
+/// Splits a name: `/usr/sbin/iptables-save` is `iptables` and `-save`.
 fn split(called: &OsStr) -> Option<(&'static str, &'static str)> {
     let name = Path::new(called).file_name()?.to_str()?;
     let (stem, verb) = if let Some(verb) = name.strip_prefix("iptables") {

@@ -1,23 +1,22 @@
-//! A thread that panics ends the process.
+//! A panic of any thread ends the process.
 //!
-//! Its sockets, its part of the work and whoever waits for it are lost with it, while a new process
-//! takes over what is in the kernel in a second and loses nothing. A daemon that lives on without
-//! one of its parts is what nobody notices.
+//! The thread's sockets, its part of the work and its callers are lost with it. A new process takes
+//! over the kernel's entries within a second and loses nothing. A daemon that lives on without one
+//! of its parts goes unnoticed.
 
 use std::panic::{set_hook, take_hook};
 use std::process::exit;
 
-/// The exit status of a process in which something has panicked: what a panic of its main thread
-/// comes to in every Rust program.
+/// Exit status after a panic. Every Rust program has it after a panic of its main thread.
 pub const EXIT_STATUS: i32 = 101;
 
-/// From here on a panic of any thread or task ends the process with [`EXIT_STATUS`], when its
-/// message is on standard error.
+/// Makes a panic of any thread or task end the process with [`EXIT_STATUS`], once its message is on
+/// standard error.
 pub fn end_the_process() {
     let say = take_hook();
     set_hook(Box::new(move |panic| {
         say(panic);
-        // Not through the log: it may be what has panicked, with its lock held.
+        // The log is not used: it may have panicked itself, with its lock held.
         eprintln!(
             "kube-proxy: this is a defect of kube-proxy. It ends with status {EXIT_STATUS}, and what it has programmed stays and serves; \
              started anew, it goes on from there. Please report the message above"
@@ -40,7 +39,7 @@ mod tests {
 
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS";
 
-    /// What the process of its own does: its main thread goes on as if nothing had happened.
+    /// The child process's part: its main thread goes on as if nothing had happened.
     #[test]
     fn a_panic_on_a_kernel_thread_ends_the_process() {
         if var_os(PANICS).is_some() {

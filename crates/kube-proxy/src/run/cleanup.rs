@@ -1,4 +1,4 @@
-//! `--cleanup`: takes away what a kube-proxy has left on this node, and says what became of it.
+//! `--cleanup`: removes what a kube-proxy has left on this node, and prints the outcome.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -10,16 +10,17 @@ use modes::footprints;
 use crate::config::options::Options;
 use crate::node::kernel_settings;
 
-/// Takes away all that any mode leaves in the kernel, in both IP families. Prints what was removed;
-/// what is left, with the next step, goes to standard error, and makes the exit status 1. Kernel
-/// settings stay, as upstream; those that decide which packets the node answers are named.
+/// Removes the entries of all modes from the kernel, in both IP families. Prints removed entries.
+/// Entries that are left go to standard error with the next step, and make the exit status 1.
+/// Kernel settings stay, as upstream; those that decide which packets the node answers are listed.
 ///
 /// # Errors
 ///
-/// The thread that cleans up has panicked. What could not be removed is told, and no error.
+/// The thread that cleans up has panicked. An entry that could not be removed is printed and is no
+/// error.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.modes.shared.exclude_cidrs.clone();
-    // Blocks on the kernel and on iptables; nothing else happens meanwhile.
+    // Blocks on the kernel and on iptables. Nothing else happens meanwhile.
     let cleanup =
         tokio::task::spawn_blocking(move || ::cleanup::clean_up(footprints::ALL, &excluded))
             .await?;

@@ -45,14 +45,14 @@ use crate::node::{one_family, vanished};
 use crate::process::memory;
 use crate::run::gather::drain;
 
-/// How long after what takes much memory for a while: it is to be over.
+/// Time after work with much memory, when the work should be over.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
-/// The rules of modes that served by a process, which has ended.
+/// State of the rules whose process has ended.
 pub(super) enum Ended {
-    /// They may take packets.
+    /// They may still take packets.
     Armed,
-    /// They are passed by once this is over, or need not be looked at.
+    /// Packets bypass them once this task has finished, or no such rules need a look.
     Disarmed(Option<JoinHandle<()>>),
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Daemon {
     pub(super) options: Options,
     pub(super) events: BoxStream<'static, Event>,
     pub(super) addresses: AddressChanges,
-    /// What the kernel tells of the modes' own rules.
+    /// Notifications about the modes' own rules.
     pub(super) rulesets: SelectAll<Notices>,
     pub(super) model: Model,
     pub(super) external_addresses: ExternalAddresses,
@@ -68,24 +68,24 @@ pub(super) struct Daemon {
     pub(super) observed: Observed,
     pub(super) families: Vec<Family>,
     pub(super) renewal: Renewal,
-    /// Those of the own Node that modes were opened with, or are to be.
+    /// Pod networks of the own Node that the modes were opened with, or will be.
     pub(super) pod_networks: Vec<IpNet>,
-    /// Before this, no family takes over further changes.
+    /// Time before which no family takes over further changes.
     pub(super) not_before: Instant,
-    /// When the first of the changes that are not handed out was heard of.
+    /// Time at which the first change was received that is not handed out yet.
     pub(super) heard: Option<Instant>,
-    /// When the kernel is next compared unasked.
+    /// Time of the next regular check of the kernel.
     pub(super) next_tick: Instant,
-    /// When memory is given back to the system.
+    /// Time at which memory is returned to the system.
     pub(super) trim_at: Option<Instant>,
-    /// Until it is cleared.
+    /// Cleanup of other modes' entries, until it starts.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) ended: Ended,
-    /// While it is being cleared.
+    /// Cleanup of other modes' entries, while it runs.
     pub(super) clearing: Option<JoinHandle<()>>,
-    /// What the modes do when the process ends.
+    /// Work of the modes when the process ends.
     pub(super) ending: Option<Ending>,
-    /// What the modes are made of.
+    /// Forms and kernel features of the modes.
     pub(super) uses: Uses,
 }
 
@@ -157,8 +157,7 @@ impl Daemon {
         changed: &mut mpsc::Receiver<Options>,
     ) -> Result<()> {
         let mut is_listening = true;
-        // One timer for all, which is set anew only when it is another time: that costs system
-        // calls.
+        // One timer serves all. It is reset only to a new time, because that costs system calls.
         let mut timer = pin!(sleep_until(self.next_tick.into()));
         let health = Arc::clone(&self.observed.health);
         loop {
@@ -169,7 +168,7 @@ impl Daemon {
                 timer.as_mut().reset(due);
             }
             let families = &mut self.families;
-            // Not biased: none of these may put off another for ever.
+            // The select is not biased: no branch may starve another.
             tokio::select! {
                 () = stop.requested() => {
                     info!("stopping; everything programmed stays in the kernel");
@@ -188,8 +187,8 @@ impl Daemon {
                     self.notice_of(of, &notice);
                 }
                 () = ended(&mut self.clearing) => {
-                    // What a link held that is gone now was the node's until then, and the kernel is not
-                    // listened to about that link.
+                    // The addresses on a link that is gone now were the node's until then, and the
+                    // kernel filtered notifications about that link.
                     self.notice(&[Notice::Anything]);
                 }
                 event = self.events.next() => match event {
@@ -206,14 +205,14 @@ impl Daemon {
         }
     }
 
-    /// Does all that can be done now.
+    /// Does all work that can be done now.
     pub(super) async fn turn(&mut self, now: Instant) -> Result<()> {
         self.renewal.start(&self.options, now);
         self.book(now).await?;
         self.follow_node_ports();
         self.hand_out(now);
         self.proceed(now);
-        // What needed no write is settled already, and short writes are done: they took their time.
+        // Services without a write are settled by now, and short writes are done: both took time.
         let now = Instant::now().max(now);
         if self.book(now).await? {
             self.follow_node_ports();
@@ -239,9 +238,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Clears what others have left, now that this mode serves. As long as it is not known what is
-    /// to be served, theirs may serve what this one does not know of; but not where they served by
-    /// a process, which has ended.
+    /// Starts the cleanup of other modes' entries, once this mode serves. While objects are
+    /// unknown, those entries may serve Services that this mode does not know. Rules of an ended
+    /// process serve nobody and are bypassed at once.
     fn succeed(&mut self) {
         let is_whole = self.model.is_whole();
         match &mut self.ended {
@@ -257,7 +256,7 @@ impl Daemon {
                 if let Some(predecessor) = self.predecessor.take() {
                     self.clearing = Some(tokio::spawn(async move {
                         if let Some(before) = before {
-                            // It tells by itself what became of it.
+                            // The task logs its outcome.
                             let _ = before.await;
                         }
                         predecessor.clear().await;
@@ -268,13 +267,13 @@ impl Daemon {
         }
     }
 
-    /// Whether kernel threads had finished anything.
+    /// Books finished kernel work. Returns true if there was any.
     async fn book(&mut self, now: Instant) -> Result<bool> {
         let mut is_any = false;
         for family in &mut self.families {
             let booked = family.book(&self.model, now).await;
             if let Some(why) = booked.gone {
-                // A restart costs nothing, and finds what is programmed.
+                // A restart costs nothing and finds the entries in place.
                 anyhow::bail!("{}: {why}", family.family());
             }
             is_any |= booked.is_any;
@@ -285,11 +284,11 @@ impl Daemon {
         Ok(is_any)
     }
 
-    /// Hands out what has changed, if a family can take it over.
+    /// Hands out changes if a family can take them over.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
-        // One that was busy computes what it has kept from the model of now: with a part of what that
-        // knows alone, what goes over from one Service to another would be nobody's until it is told.
+        // A family that was busy must compute from the current model. With a part of the changes
+        // alone, an address that moves between Services would belong to nobody for a while.
         let is_late = self.families.iter().any(Family::is_about_to_take_in);
         if can && self.model.has_changes() && (is_late || now >= self.not_before) {
             let changes = self.model.take_changes();
@@ -316,7 +315,8 @@ impl Daemon {
         }
     }
 
-    /// One family after the other: what the first has begun goes on while the next one computes.
+    /// Starts due work, one family after the other. Work of the first goes on while the next one
+    /// computes.
     fn proceed(&mut self, now: Instant) {
         for family in &mut self.families {
             family.take_in(&self.model, now);
@@ -324,7 +324,7 @@ impl Daemon {
         }
     }
 
-    /// Does what the clock asks for, beside what is due in a mode.
+    /// Does work that depends on the clock, beside what is due in a mode.
     fn tick(&mut self, now: Instant) {
         if now >= self.next_tick {
             self.next_tick = now + self.sync_period();
@@ -347,7 +347,7 @@ impl Daemon {
         }
     }
 
-    /// Takes in what the kernel has told of one family's rules.
+    /// Passes a notification about one family's rules to its mode.
     fn notice_of(&mut self, of: IpFamily, notice: &Notice) {
         let now = Instant::now();
         for family in &mut self.families {
@@ -357,7 +357,7 @@ impl Daemon {
         }
     }
 
-    /// Takes in an event and all that are queued behind it.
+    /// Takes in an event and all events that are queued behind it.
     async fn drain(&mut self, first: Event) {
         drain(&mut self.events, &mut self.model, first).await;
         self.observed.status.note_node(&self.model);
@@ -369,9 +369,9 @@ impl Daemon {
         }
     }
 
-    /// When something is due without a further event.
+    /// Returns the time at which work is due without a further event.
     pub(super) fn next_due(&self, now: Instant) -> Instant {
-        // Where no family is ready, one that becomes so wakes the loop.
+        // If no family is ready, one that becomes ready wakes the loop.
         let can = self.families.iter().any(Family::is_ready);
         let events = (can && self.model.has_changes()).then_some(self.not_before);
         let families = self.families.iter();
@@ -381,28 +381,28 @@ impl Daemon {
         due.fold(self.next_tick, Instant::min)
     }
 
-    /// The longest time between two comparisons with the kernel.
+    /// Returns the longest time between two comparisons with the kernel.
     pub(super) fn sync_period(&self) -> Duration {
         self.options.modes.shared.sync_period
     }
 }
 
-/// Ready once, when a task has ended; never, where there is none.
+/// Waits until a task has ended, and removes it. Never returns without a task.
 async fn ended(task: &mut Option<JoinHandle<()>>) {
     match task {
-        // It tells by itself what became of it.
+        // The task logs its outcome.
         Some(running) => drop(running.await),
         None => std::future::pending().await,
     }
     *task = None;
 }
 
-/// Ready when a kernel thread of any family has finished something.
+/// Becomes ready when a kernel thread of any family has finished some work.
 pub(super) fn poll_finished(families: &mut [Family], context: &mut Context<'_>) -> Poll<()> {
     let polled = families
         .iter_mut()
         .map(|family| family.poll_finished(context));
-    // Each is to be polled, so that each wakes.
+    // Every family is polled, so that each can wake the loop.
     let is_any = polled.fold(false, |any, poll| any | poll.is_ready());
     if is_any {
         Poll::Ready(())

@@ -1,4 +1,4 @@
-//! How the daemon ends.
+//! The end of the daemon.
 
 use std::future::poll_fn;
 use std::mem;
@@ -11,12 +11,14 @@ use tracing::{info, warn};
 use super::daemon::{Daemon, poll_finished};
 use crate::family::Family;
 
-/// How long the end waits for what has begun: longer than iptables waits for its lock.
+/// Time that the end waits for kernel work in progress. It is longer than iptables waits for its
+/// lock.
 pub(super) const END_PATIENCE: Duration = Duration::from_secs(6);
 
 impl Daemon {
-    /// Lets kernel threads finish what they have begun, for a while: a program that writes rules
-    /// would otherwise go on beside a new kube-proxy. One that hangs is left to the kernel.
+    /// Lets kernel threads finish their current work, for a limited time. Otherwise a program that
+    /// writes rules would go on beside a new kube-proxy. A program that hangs is left to the
+    /// kernel.
     pub(super) async fn end(mut self) {
         let finish = async {
             while !self.families.iter().all(Family::is_idle) {
@@ -35,7 +37,7 @@ impl Daemon {
         }
         if finished.is_err() {
             warn!("ending while something that was begun in the kernel goes on");
-            // To drop a thread is to wait for it.
+            // Dropping a thread would wait for it.
             mem::forget(self);
         }
     }

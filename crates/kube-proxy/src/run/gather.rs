@@ -1,4 +1,4 @@
-//! Taking in what the source tells: the first lists, and whatever is queued.
+//! Takes in events of the source: the first lists, and queued events.
 
 use std::time::{Duration, Instant};
 
@@ -11,21 +11,21 @@ use tracing::{info, warn};
 
 use crate::config::options::object_source::{OwnNode, SideKinds};
 
-/// How many queued events are taken in before the kernel is written, so that a flood cannot put
-/// that off for ever.
+/// Largest number of queued events taken in before the kernel is written, so that a flood cannot
+/// delay that without end.
 const DRAINED_MAX: usize = 50_000;
-/// The time for which queued events are taken in at once: large objects take milliseconds each.
+/// Time limit for taking in queued events: large objects take milliseconds each.
 const DRAINED_FOR: Duration = Duration::from_millis(50);
-/// How often a start that still waits for its sources says so.
+/// Period of the log line about a start that still waits for its source.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
-/// How long the start waits for the own Node, as upstream.
+/// Time that the start waits for this node's Node object, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
-/// How long it waits for ServiceCIDRs once all else is there: the first sync is to have them where
-/// the server is quick, and nobody is to wait for them where it is not.
+/// Time that the start waits for ServiceCIDRs after everything else. The first sync should have
+/// them if the server is quick, and should not wait for a slow one.
 const SERVICE_CIDR_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Takes in events until Services and EndpointSlices have been told, and the own Node, if it comes
-/// in time. How far that is, `seen` is shown.
+/// Takes in events until Services and EndpointSlices are listed, and the own Node if it arrives in
+/// time. `seen` receives the progress.
 pub(crate) async fn gather(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
@@ -35,12 +35,12 @@ pub(crate) async fn gather(
     gather_within(events, model, OwnNode::of(source), NODE_PATIENCE, seen).await;
     if SideKinds::of(source) == SideKinds::ServiceCidrs {
         let listed = gather_service_cidrs(events, model);
-        // They come when they come, like any other change.
+        // If they come later, they are handled as any change.
         let _ = timeout(SERVICE_CIDR_PATIENCE, listed).await;
     }
 }
 
-/// Takes in events until ServiceCIDRs have been told, or it is known that they are not.
+/// Takes in events until ServiceCIDRs are listed, or known to be unavailable.
 async fn gather_service_cidrs(events: &mut BoxStream<'static, Event>, model: &mut Model) {
     while !model.are_service_cidrs_listed() {
         match events.next().await {
@@ -50,8 +50,8 @@ async fn gather_service_cidrs(events: &mut BoxStream<'static, Event>, model: &mu
     }
 }
 
-/// The same, and waits so long for the own Node. Where it need not exist, to be told that there is
-/// none will do.
+/// Like [`gather`], with this time limit for the own Node. If the Node is optional, a complete list
+/// without it is enough.
 pub(crate) async fn gather_within(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
@@ -83,7 +83,8 @@ pub(crate) async fn gather_within(
         }
         tokio::select! {
             event = events.next() => match event {
-                // As many as there are: each turn of this loop asks for the time, and sets timers.
+                // Drains many events at once: each turn of this loop reads the clock and sets
+                // timers.
                 Some(event) => drain(events, model, event).await,
                 None => return,
             },
@@ -97,7 +98,7 @@ pub(crate) async fn gather_within(
     }
 }
 
-/// Takes in an event and all that the source has to tell behind it, which may be more than its
+/// Takes in an event and all events that the source has ready behind it, which may be more than its
 /// queue holds.
 pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
     let began = Instant::now();
@@ -106,8 +107,8 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
     let is_enough = |drained| drained == DRAINED_MAX || began.elapsed() >= DRAINED_FOR;
     loop {
         let before = drained;
-        // Unconstrained: tokio lets a task receive 128 messages, then says that there are none
-        // until it has waited.
+        // Unconstrained: after 128 messages, tokio would otherwise report an empty queue until the
+        // task yields.
         while !is_enough(drained)
             && let Some(Some(event)) = unconstrained(events.next()).now_or_never()
         {
@@ -117,7 +118,7 @@ pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Mo
         if drained == before || is_enough(drained) {
             return;
         }
-        // The source goes on where its queue was full.
+        // The source may continue if its queue was full.
         yield_now().await;
     }
 }
@@ -138,8 +139,8 @@ mod tests {
         ]
     }
 
-    /// What is known after the start has gathered, where these come at first and those a while
-    /// later; and how long that took.
+    /// Returns the model after a start that receives some events at first and others later, and the
+    /// time that it took.
     async fn gathered(first: Vec<Event>, later: (Duration, Vec<Event>)) -> (Model, Duration) {
         let (pause, later) = later;
         let later = stream::once(async move {
@@ -183,7 +184,7 @@ mod tests {
         assert!(model.is_complete());
         assert_eq!(took, SERVICE_CIDR_PATIENCE);
 
-        // The server does not tell of them.
+        // The server does not serve this kind.
         let untold = Event::ListComplete {
             kind: Kind::ServiceCidr,
             is_whole: false,

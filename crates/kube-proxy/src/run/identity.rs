@@ -1,5 +1,5 @@
-//! The first line of the log: which program this is, what it serves, where and how; and what is to
-//! be said of the flags, behind it.
+//! The first line of the log: the program, its mode, its source and its node. Messages about flags
+//! follow it.
 
 use std::fmt::Write as _;
 
@@ -12,8 +12,8 @@ use tracing::info;
 use crate::config::options::Options;
 use crate::process::version;
 
-/// Tells it. `from` is the source, if it could be opened, and `uses` what the mode is made of here,
-/// if its kernel could be.
+/// Logs the line. `from` is the source, if it could be opened. `uses` are the mode's forms, if its
+/// kernel could be opened.
 pub(super) fn tell(options: &Options, from: Option<&str>, uses: Option<&Uses>) {
     info!("{}", line(options, from, uses));
     options.said.tell(&options.log);
@@ -25,7 +25,7 @@ fn line(options: &Options, from: Option<&str>, uses: Option<&Uses>) -> String {
     let (program, by) = (version::program(), &options.said.mode_from);
     let mut line = format!("{program}, as Kubernetes {kubernetes}: {mode} mode ({by})");
     if let Some(uses) = uses {
-        // That backend comes with its reason, behind.
+        // The iptables backend follows later, with its reason.
         let forms = uses
             .forms
             .iter()
@@ -44,7 +44,7 @@ fn line(options: &Options, from: Option<&str>, uses: Option<&Uses>) -> String {
     line
 }
 
-/// Where objects come from, in words, without secrets.
+/// Describes the source of objects, without secrets.
 fn origin(source: &Settings) -> String {
     match source {
         Settings::Manifests(folder) => format!("manifests in {}", folder.display()),

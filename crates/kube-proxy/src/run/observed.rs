@@ -1,4 +1,4 @@
-//! What the daemon tells others over HTTP, and the servers that tell it.
+//! The state that the daemon shows over HTTP, and the servers that show it.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -24,30 +24,30 @@ use crate::process::memory;
 use crate::process::version::OWN_VERSION;
 use crate::serve::pages::{self, Api, Pages};
 
-/// What the servers tell.
+/// State that the servers show.
 pub(super) struct Observed {
     pub(super) metrics: Metrics,
     pub(super) health: Arc<Health>,
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
-    /// What the mode that serves has counted.
+    /// Counters of the mode that serves.
     pub(super) counters: Apart,
     pub(super) inspect: Arc<Inspect>,
-    /// What is asked of the loop.
+    /// Questions to the loop.
     pub(super) questions: mpsc::Receiver<Question>,
-    /// The thread that answers.
+    /// Thread of the servers.
     pub(super) http: HttpThread,
 }
 
-/// What answers others, by addresses and by the local socket; it ends when this is dropped.
+/// The servers on addresses and on the local socket. Dropping them ends them.
 pub(super) type Servers = (Vec<Server>, socket::Server);
 
 impl Observed {
-    /// Nothing is told yet.
+    /// Returns the state at a start.
     ///
     /// # Errors
     ///
-    /// There is no thread that answers.
+    /// The thread cannot be started.
     pub(super) fn new(options: &Options) -> Result<Self> {
         let http = HttpThread::start().context("cannot start a thread that answers HTTP")?;
         let health = Arc::new(Health::new(options.modes.shared.sync_period));
@@ -80,8 +80,8 @@ impl Observed {
         })
     }
 
-    /// Starts the servers of health and metrics, and the local socket. `flags` are those of this
-    /// process' command line, with their values.
+    /// Starts the health and metrics servers and the local socket. `flags` are the flags of this
+    /// process's command line, with their values.
     pub(super) async fn serve(
         &self,
         options: &Options,

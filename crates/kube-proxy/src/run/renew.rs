@@ -1,4 +1,4 @@
-//! The daemon goes on with other options, or for other pod networks.
+//! Applies changed options, or changed pod networks, to a running daemon.
 
 use std::time::Instant;
 
@@ -18,8 +18,8 @@ use crate::logging;
 use crate::process::memory;
 
 impl Daemon {
-    /// Takes over the Node's pod networks where they say which traffic is local
-    /// (`--detect-local-mode=NodeCIDR`): they may come after the start. Upstream exits when they
+    /// Applies the Node's pod networks if they define local traffic
+    /// (`--detect-local-mode=NodeCIDR`). They may arrive after the start. Upstream exits when they
     /// change. A Node that is gone, or has none, changes nothing.
     pub(super) fn follow_pod_networks(&mut self) {
         let options = self.renewal.wanted().unwrap_or(&self.options);
@@ -35,9 +35,9 @@ impl Daemon {
         self.renewal.want(options.clone(), Modes::Anew);
     }
 
-    /// Goes on with what is wanted, if it could be prepared. Where modes depend on it, other ones
-    /// take over and find what is programmed, as after a start, so that only what differs is
-    /// written; the model and its watches stay.
+    /// Applies prepared options. If modes depend on them, new modes take over and find the entries
+    /// in place as after a start, so that only differences are written. The model and its watches
+    /// stay.
     pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {
@@ -73,7 +73,7 @@ impl Daemon {
         }
     }
 
-    /// These options are in effect.
+    /// Puts options into effect.
     fn follow(&mut self, options: Options, now: Instant) {
         if options.process.oom_score_adj != self.options.process.oom_score_adj {
             memory::set_oom_score(options.process.oom_score_adj);
@@ -95,7 +95,7 @@ impl Daemon {
         info!("the changed configuration is in effect");
     }
 
-    /// A mode for each family that is served, if there are to be other ones.
+    /// Makes a mode for each served family, if the options need new modes.
     fn open_modes(
         &self,
         opened: Option<Box<dyn Opened>>,

@@ -20,25 +20,25 @@ use tokio::task::JoinHandle;
 use crate::config::options::Options;
 use crate::node::kernel_settings::{Step, settle};
 
-/// The first delay after a failure; it doubles with each further one, up to the sync period.
+/// First delay after a failure. It doubles with each further failure, up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// What is wanted, and how far that is.
+/// Options to put into effect, and the state of their preparation.
 #[derive(Default)]
 pub(crate) struct Renewal {
     wanted: Option<Wanted>,
     task: Option<JoinHandle<Result<Prepared>>>,
-    /// Whether something else has come to be wanted since the task began.
+    /// True if newer options arrived since the task began.
     is_outdated: bool,
-    /// After failures: when to try again, and the last delay.
+    /// Time of the next attempt after a failure, and the last delay.
     retry: Option<(Instant, Duration)>,
 }
 
-/// What can be in effect at once.
+/// Options that can be put into effect at once.
 pub(crate) struct Prepared {
-    /// As they were wanted, without what cannot be done here.
+    /// Options, without those that this node cannot apply.
     pub(crate) options: Box<Options>,
-    /// To open modes with; `None`: those that serve go on.
+    /// Kernel for new modes; `None` if the current modes stay.
     pub(crate) opened: Option<Box<dyn Opened>>,
 }
 
@@ -47,17 +47,17 @@ struct Wanted {
     modes: Modes,
 }
 
-/// What becomes of the modes that serve.
+/// Treatment of the modes that serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Modes {
-    /// They go on, unless they would read other settings.
+    /// They stay, unless their settings change.
     AsSettingsSay,
-    /// They are opened anew.
+    /// They are opened again.
     Anew,
 }
 
 impl Renewal {
-    /// These are to be in effect, instead of any that are not yet.
+    /// Requests these options, instead of any that are not in effect yet.
     pub(crate) fn want(&mut self, options: Options, modes: Modes) {
         let before = self.wanted.take();
         self.wanted = Some(Wanted {
@@ -68,12 +68,12 @@ impl Renewal {
         self.retry = None;
     }
 
-    /// The options that are to be in effect, if those are not yet.
+    /// Returns the requested options, if they are not in effect yet.
     pub(crate) fn wanted(&self) -> Option<&Options> {
         self.wanted.as_ref().map(|wanted| &*wanted.options)
     }
 
-    /// Begins to prepare what is wanted, if that is due. `used` are the options in effect.
+    /// Starts to prepare the requested options, if that is due. `used` are the options in effect.
     pub(crate) fn start(&mut self, used: &Options, now: Instant) {
         let is_due = self.retry.is_none_or(|(at, _)| at <= now);
         let Some(wanted) = self.wanted.as_ref().filter(|_| is_due) else {
@@ -92,14 +92,14 @@ impl Renewal {
         self.task = Some(tokio::spawn(prepare(options, modes)));
     }
 
-    /// When it is to be [started](Self::start) again.
+    /// Returns the time at which [`start`](Self::start) should be called again.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let is_waiting = self.task.is_none() && self.wanted.is_some();
         self.retry.filter(|_| is_waiting).map(|(at, _)| at)
     }
 
-    /// Waits until what is wanted is prepared, or cannot be. `None` if something else has come to
-    /// be wanted meanwhile, which is to be [started](Self::start). Cancel safe.
+    /// Waits until the requested options are prepared, or cannot be. Returns `None` if newer
+    /// options were requested meanwhile; those must be [started](Self::start). Cancel safe.
     pub(crate) async fn finished(&mut self) -> Option<Result<Prepared>> {
         let Some(task) = &mut self.task else {
             return pending().await;
@@ -112,13 +112,13 @@ impl Renewal {
         Some(result.map_err(anyhow::Error::from).flatten())
     }
 
-    /// What is wanted is in effect.
+    /// Records that the requested options are in effect.
     pub(crate) fn succeed(&mut self) {
         self.retry = None;
         self.wanted = None;
     }
 
-    /// It could not be prepared. Says after what time that is tried again.
+    /// Records that the preparation failed. Returns the delay before the next attempt.
     pub(crate) fn fail(&mut self, now: Instant, longest: Duration) -> Duration {
         let delay = self
             .retry
@@ -129,15 +129,15 @@ impl Renewal {
     }
 }
 
-/// Opens modes, and sets the kernel as the options need it.
+/// Opens modes, and writes the kernel settings that the options need.
 async fn prepare(mut options: Box<Options>, modes: Modes) -> Result<Prepared> {
     let opened = match modes {
         Modes::Anew => Some(open(&options.modes).await?),
         Modes::AsSettingsSay => None,
     };
-    // Writes files of the kernel's, one of which may take it a while.
+    // Writes files of the kernel, one of which may take a while.
     let settled = move || {
-        // Says itself what cannot be written.
+        // `settle` logs settings that cannot be written.
         let _ = settle(&mut options, Step::GoOn);
         options
     };

@@ -1,4 +1,4 @@
-//! What the loop says to those who ask.
+//! Answers questions to the loop.
 
 use std::time::Instant;
 
@@ -11,11 +11,11 @@ use proxy::{IpFamily, Model, NamespacedName, NodeFacts};
 use super::daemon::Daemon;
 use crate::family::Family;
 
-/// How many failures, conflicts and drains of a family are told.
+/// Largest number of failures, of conflicts and of drains in an answer about a family.
 const TOLD_MAX: usize = 100;
 
 impl Daemon {
-    /// Answers a question, within about 2 ms. Whoever asked may have gone.
+    /// Answers a question, within about 2 ms. The receiver may be gone.
     pub(super) fn answer(&mut self, question: Question) {
         match question {
             Question::Facts(answer) => drop(answer.send(self.facts(Instant::now()))),
@@ -78,7 +78,7 @@ impl Daemon {
     }
 }
 
-/// Names behind the first so many.
+/// Returns a limited number of names, from index `from` on.
 fn names(model: &Model, from: usize) -> Names {
     let names = model.service_names().skip(from).take(NAMES_A_TURN);
     Names {
@@ -88,7 +88,7 @@ fn names(model: &Model, from: usize) -> Names {
     }
 }
 
-/// The first of these, as many as may be told in one turn.
+/// Returns the first of these Services, as many as one turn allows.
 fn services(model: &Model, asked: &[NamespacedName]) -> Vec<Option<Copied>> {
     let mut endpoints = 0;
     let mut told = Vec::with_capacity(asked.len().min(SERVICES_A_TURN));

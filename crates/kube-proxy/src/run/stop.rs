@@ -1,9 +1,10 @@
-//! Being asked to end.
+//! Requests to end the process.
 
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM and SIGINT, from when it is made: what comes before it is asked is not lost.
+/// SIGTERM and SIGINT from the moment of subscription. A signal that arrives before the wait is not
+/// lost.
 #[derive(Debug)]
 pub struct Stop {
     terminate: Signal,
@@ -11,11 +12,11 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Listens, within a runtime of tokio.
+    /// Subscribes. Needs a tokio runtime.
     ///
     /// # Errors
     ///
-    /// The system does not let it.
+    /// The system refuses the subscription.
     pub fn subscribe() -> Result<Self> {
         let subscribe = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self {

@@ -1,12 +1,12 @@
-//! Clears the way to the API server.
+//! Keeps the API server reachable.
 //!
-//! The kernel goes on with what the process before has written. A Service may have the API server's
-//! address there, which this process has to reach to hear of that. So before the first connection to
-//! each address, what leads it to a Service is taken out of the kernel.
+//! The kernel still has the entries of the previous process. A Service may have the API server's
+//! address there, and this process must reach that address to learn about the Service. So before
+//! the first connection to an address, the entries that redirect it are removed from the kernel.
 //!
-//! Once the first lists are there, the model refuses such an address, and the mode alone writes. An
-//! address that is new then, as the server's name has another, is connected to a moment later: a
-//! connection to the Service's endpoint would stay silent until it times out.
+//! Once the first lists are complete, the model rejects such an address, and only the mode writes.
+//! If the server's name then resolves to a new address, the connection to it waits a moment.
+//! Otherwise it could go to the Service's endpoint and stay silent until it times out.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -24,31 +24,31 @@ use tracing::{error, warn};
 
 use modes::footprints;
 
-/// How long the mode has to take an address back from a Service.
+/// Time that the mode has for taking an address from a Service.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Clears the way to addresses, and knows which are clear.
+/// Removes redirections of addresses, and remembers which addresses are clear.
 #[derive(Clone)]
 pub(super) struct Clearing {
     rules: AddressRules,
     excluded: Vec<IpNet>,
     known: Arc<Mutex<Known>>,
-    /// Warnings that wait for the log's first line; `None` once that is there.
+    /// Warnings that wait for the log's first line; `None` once it is logged.
     untold: Arc<Lock<Option<Vec<String>>>>,
 }
 
-/// The addresses that are cleared, or soon are.
+/// Addresses that are clear, or soon will be.
 #[derive(Default)]
 struct Known {
-    /// When each may be connected to.
+    /// Time from which each address may be connected to.
     from: BTreeMap<SocketAddr, Instant>,
-    /// Whether the mode writes.
+    /// True once the mode writes.
     is_serving: bool,
 }
 
 impl Clearing {
-    /// Nothing is cleared yet. Addresses that `rules` name stay as they are, and virtual servers
-    /// within `excluded`.
+    /// Returns a state without clear addresses. Addresses that `rules` name stay as they are, and
+    /// so do virtual servers within `excluded`.
     pub(super) fn new(rules: AddressRules, excluded: Vec<IpNet>) -> Self {
         Self {
             rules,
@@ -58,12 +58,12 @@ impl Clearing {
         }
     }
 
-    /// The way that a source connects in.
+    /// Returns the hooks that the source calls before it connects.
     pub(super) fn way(&self) -> ConnectHooks {
         let this = self.clone();
         ConnectHooks::default().cleared_by(Arc::new(move |addresses| {
             let clearing = this.clone().clear(addresses);
-            // A request that is given up leaves nothing half done.
+            // If the request is cancelled, the task still completes its work.
             let task = tokio::spawn(clearing);
             Box::pin(async move {
                 if let Err(error) = task.await {
@@ -123,7 +123,7 @@ impl Clearing {
         }
     }
 
-    /// Tells what waited, and from here on at once.
+    /// Logs the warnings that waited. Later ones are logged at once.
     pub(super) fn speak(&self) {
         let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
         for line in mem::take(&mut *untold).unwrap_or_default() {
@@ -131,7 +131,7 @@ impl Clearing {
         }
     }
 
-    /// Leaves the kernel to the mode, after what is under way.
+    /// Leaves the kernel to the mode, after work in progress.
     pub(super) async fn end(&self) {
         self.known.lock().await.is_serving = true;
     }

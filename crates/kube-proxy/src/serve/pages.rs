@@ -30,7 +30,7 @@ use super::zpages::Zpages;
 use crate::config::configz::Configz;
 use crate::metrics::Metrics;
 
-/// For the log.
+/// Name of the server in the log.
 pub(crate) const PURPOSE: Purpose = Purpose {
     name: "metrics",
     flag: "metrics-bind-address",
@@ -38,12 +38,12 @@ pub(crate) const PURPOSE: Purpose = Purpose {
 };
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// When the process started, in seconds since the epoch: tells a scraper what a counter that begins
-/// anew means.
+/// Header with the process's start time in seconds since the epoch. By it a scraper recognizes
+/// counters that restarted.
 const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What is told.
+/// State that the pages show.
 pub(crate) struct Pages {
     metrics: Metrics,
     configz: Configz,
@@ -52,15 +52,15 @@ pub(crate) struct Pages {
     api: Api,
 }
 
-/// `/api/v1/...`, and the page that shows it, at this address.
+/// `/api/v1/...` and the page that shows it, at this address.
 pub(crate) struct Api {
-    /// Whether only this node reaches the address.
+    /// True if only this node can reach the address.
     is_loopback: bool,
     inspect: Arc<Inspect>,
 }
 
 impl Api {
-    /// What is answered where the pages are at this address.
+    /// Returns the API for pages at this address.
     pub(crate) fn at(address: SocketAddr, inspect: Arc<Inspect>) -> Self {
         Self {
             is_loopback: address.ip().to_canonical().is_loopback(),
@@ -102,7 +102,7 @@ impl Respond for Pages {
 }
 
 impl Pages {
-    /// `flags` are those of this process' command line, with their values.
+    /// Returns the pages. `flags` are the flags of this process's command line, with their values.
     pub(crate) fn new(
         metrics: Metrics,
         configz: Configz,
@@ -120,7 +120,7 @@ impl Pages {
         }
     }
 
-    /// All metrics. Where they are read from the kernel, on a thread that may block.
+    /// Renders all metrics. If some are read from the kernel, runs on a thread that may block.
     async fn scrape(&self, head: &Parts) -> Answer {
         let (content_type, tell): (_, fn(&Metrics) -> String) = if asks_for_openmetrics(head) {
             (OPENMETRICS, Metrics::openmetrics)
@@ -133,12 +133,12 @@ impl Pages {
         let metrics = self.metrics.clone();
         match spawn_blocking(move || tell(&metrics)).await {
             Ok(told) => self.scraped(content_type, told),
-            // The runtime ends.
+            // The runtime is ending.
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         }
     }
 
-    /// What a request for a page is answered.
+    /// Returns the answer to a request for a page.
     fn page(&self, head: &Parts) -> Answer {
         match head.uri.path() {
             "/metrics/slis" if head.method == Method::DELETE => {
@@ -174,8 +174,8 @@ impl Pages {
     }
 }
 
-/// Whether `Accept` names OpenMetrics, and does not refuse it (`q=0`). Who names both can read
-/// both.
+/// Reports whether `Accept` names OpenMetrics and does not refuse it (`q=0`). A client that names
+/// both formats gets OpenMetrics.
 fn asks_for_openmetrics(head: &Parts) -> bool {
     let accepted = head.headers.get_all(header::ACCEPT).iter();
     let ranges = accepted

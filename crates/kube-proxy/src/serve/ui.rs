@@ -1,19 +1,20 @@
-//! The page `/ui/`: files of this binary that a browser shows, and that ask `/api/v1/...` for all else.
+//! The page `/ui/`: files in this binary that a browser shows. The page fetches its data from
+//! `/api/v1/...`.
 //!
-//! Nothing of it is loaded from elsewhere, and its policy lets nothing be: no script but its own, no
-//! style in attributes, no frame around it. What it shows is put in as text.
+//! Nothing is loaded from elsewhere, and the page's policy forbids it: no foreign script, no style
+//! in attributes, no frame around the page. Data is inserted as text.
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
 
 use http_server::{Answer, answer, not_found, text};
 
-/// What the page may do.
+/// Content security policy of the page.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'";
 
 /// A file of the page.
 struct File {
-    /// After `/ui/`.
+    /// Path after `/ui/`.
     name: &'static str,
     content_type: &'static str,
     content: &'static [u8],
@@ -48,12 +49,13 @@ static FILES: [File; 13] = files! {
     "top.js": SCRIPT,
 };
 
-/// Whether a path is the page, or below it.
+/// Reports whether a path belongs to the page.
 pub fn has(path: &str) -> bool {
     path == "/ui" || path.starts_with("/ui/")
 }
 
-/// What a request for the page or a file of it is answered; nothing to a path that is not below `/ui`.
+/// Returns the answer to a request for the page or one of its files. Returns `None` for a path that
+/// is not below `/ui`.
 pub fn respond(head: &Parts) -> Option<Answer> {
     let path = head.uri.path();
     if !has(path) {
@@ -83,7 +85,7 @@ pub(super) fn redirect(to: &'static str) -> Answer {
     moved
 }
 
-/// The file, or that what the browser has of it is still the same.
+/// Returns the file, or says that the browser's copy is current.
 fn sent(file: &File, head: &Parts) -> Answer {
     let tag = tag(file.content);
     let asked = head.headers.get_all(header::IF_NONE_MATCH);
@@ -102,13 +104,13 @@ fn sent(file: &File, head: &Parts) -> Answer {
             header::CONTENT_SECURITY_POLICY,
             HeaderValue::from_static(POLICY),
         ),
-        // Asked for each time, as an update of the daemon changes the files together.
+        // The browser asks each time, because an update of the daemon changes all files together.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (
             header::REFERRER_POLICY,
             HeaderValue::from_static("no-referrer"),
         ),
-        // Nor does a page from elsewhere get a file of it as its own script or picture.
+        // Pages from elsewhere cannot use a file as their own script or picture.
         (
             HeaderName::from_static("cross-origin-resource-policy"),
             HeaderValue::from_static("same-origin"),
@@ -120,7 +122,8 @@ fn sent(file: &File, head: &Parts) -> Answer {
     sent
 }
 
-/// Another for another content: FNV-1a, which is enough to tell one build's file from another's.
+/// Returns a tag that depends on the content: FNV-1a, which is enough to tell the files of two
+/// builds apart.
 fn tag(content: &[u8]) -> String {
     let hash = content
         .iter()
@@ -188,7 +191,7 @@ mod tests {
         }
     }
 
-    /// The policy would refuse it in the browser; here it is seen before.
+    /// The browser's policy would block a violation; this test finds it earlier.
     #[test]
     fn nothing_is_loaded_from_elsewhere_and_nothing_is_put_in_as_markup() {
         for file in &FILES {

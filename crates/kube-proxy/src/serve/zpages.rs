@@ -1,9 +1,9 @@
-//! `/flagz` and `/statusz`, where the feature gates `ComponentFlagz` and `ComponentStatusz` are on,
-//! as by default.
+//! `/flagz` and `/statusz`, if the feature gates `ComponentFlagz` and `ComponentStatusz` are on, as
+//! by default.
 //!
-//! For people they are plain text, whose form upstream leaves open. Programs ask for an object of
-//! the API group `config.k8s.io` by `Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz`
-//! (or `application/yaml`; `as=Statusz`); what else may be accepted cannot be had. Not here: CBOR.
+//! People get plain text, whose form upstream leaves open. Programs ask for an object of the API
+//! group `config.k8s.io` by `Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz` (or
+//! `application/yaml`; `as=Statusz`). Other types, CBOR included, are not available.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -23,21 +23,21 @@ use crate::process::version::OWN_VERSION;
 
 const COMPONENT: &str = "kube-proxy";
 const GROUP: &str = "config.k8s.io";
-/// The versions of an object, the one that is not deprecated first.
+/// Versions of the objects, the one that is not deprecated first.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
-/// What else a status names: the pages of this server.
+/// Other pages of this server, listed by a status.
 const PAGES: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];
 
-/// What is told.
+/// State that the pages show.
 #[derive(Debug)]
 pub(super) struct Zpages {
-    /// The command line's flags with their values, if they are told.
+    /// Flags of the command line with their values, if the page shows them.
     flags: Option<BTreeMap<String, String>>,
     has_status: bool,
     started: SystemTime,
 }
 
-/// In which form a page is wanted.
+/// Form of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
@@ -59,7 +59,7 @@ impl Zpages {
         }
     }
 
-    /// What a request for one of these pages is answered; `None` if it is for none that there is.
+    /// Returns the answer to a request for one of these pages; `None` for any other path.
     pub(super) fn respond(&self, head: &Parts) -> Option<Answer> {
         match (head.uri.path(), &self.flags) {
             ("/flagz", Some(flags)) => {
@@ -99,7 +99,7 @@ impl Zpages {
         let fields = json!({
             "startTime": started.to_string(),
             "uptimeSeconds": up,
-            // There is no Go here, but the field must be.
+            // There is no Go here, but the field is mandatory.
             "goVersion": "",
             "binaryVersion": binary,
             "emulationVersion": emulated,
@@ -109,7 +109,7 @@ impl Zpages {
     }
 }
 
-/// An object's fields in the form that is asked for; `lines` are the same for people.
+/// Returns an object's fields in the requested form. `lines` is the text for people.
 fn page(head: &Parts, kind: &str, lines: &str, mut fields: Value) -> Answer {
     let accepted = head.headers.get_all(ACCEPT).iter();
     let accepted: Vec<_> = accepted.filter_map(|value| value.to_str().ok()).collect();
@@ -150,27 +150,27 @@ fn page(head: &Parts, kind: &str, lines: &str, mut fields: Value) -> Answer {
     answer
 }
 
-/// The form that `Accept` prefers of those that there are. Nothing, and anything, is text.
+/// Returns the available form that `Accept` prefers. No header, or any type, means text.
 fn wanted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);
     }
     let mut ranges: Vec<_> = accept.split(',').filter_map(Range::read).collect();
-    // Stable: of those that are wanted as much, the first.
+    // The sort is stable: of equal preferences, the first wins.
     ranges.sort_by_key(|range| Reverse(range.thousandths));
     ranges.iter().find_map(|range| range.form(kind))
 }
 
-/// A part of `Accept`.
+/// A media range in `Accept`.
 struct Range<'a> {
     media_type: &'a str,
     parameters: BTreeMap<&'a str, &'a str>,
-    /// `q`, times 1000; not 0.
+    /// `q`, times 1000; never 0.
     thousandths: u16,
 }
 
 impl<'a> Range<'a> {
-    /// `None` for one that is refused (`q=0`).
+    /// Parses a range. Returns `None` for a refused one (`q=0`).
     fn read(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let media_type = parts.next()?;

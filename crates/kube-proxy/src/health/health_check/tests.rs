@@ -17,14 +17,14 @@ fn name() -> NamespacedName {
     NamespacedName::new("default", "web")
 }
 
-/// A port that nothing has.
+/// Returns a free port.
 fn free_port() -> u16 {
     let any = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     any.local_addr().unwrap().port()
 }
 
 /// A node `node1` with the Service `default/web`, which has a health-check node port and two
-/// endpoints here.
+/// endpoints on the node.
 struct World {
     port: u16,
     model: Model,
@@ -75,7 +75,7 @@ impl World {
         }));
     }
 
-    /// One ready endpoint on each of these nodes.
+    /// Applies an EndpointSlice with one ready endpoint on each of these nodes.
     fn endpoints(&mut self, nodes: &[&str]) {
         let endpoint = |(number, node): (u8, &&str)| Endpoint {
             address: [10, 0, 0, number].into(),
@@ -111,7 +111,7 @@ impl World {
             .await;
     }
 
-    /// What a request is answered, or that the port is closed.
+    /// Returns the answer to a request, or an error if the port is closed.
     async fn get(&self, address: &str, request: &str) -> Result<String, io::ErrorKind> {
         let stream = TcpStream::connect((address, self.port)).await;
         let mut stream = stream.map_err(|error| error.kind())?;
@@ -124,7 +124,7 @@ impl World {
         Ok(format!("{before}{after}").replace('\r', ""))
     }
 
-    /// Status and weight, `200 ×2`, or `closed`.
+    /// Returns status and weight, `200 ×2`, or `closed`.
     async fn told(&self) -> String {
         let Ok(answer) = self.get("127.0.0.1", "GET /").await else {
             return "closed".into();
@@ -138,7 +138,7 @@ impl World {
     }
 }
 
-/// As upstream 1.36.2 answers, but for the order of its headers and for Connection.
+/// Compares with an answer of upstream 1.36.2, except for the order of headers and `Connection`.
 #[tokio::test]
 async fn the_answer_is_upstreams() {
     let world = World::new("").await;
@@ -216,7 +216,7 @@ async fn the_port_is_closed_when_it_or_its_service_goes() {
     assert!(world.checks.servers.is_empty() && world.checks.unbound.is_empty());
 }
 
-/// A connection that a balancer keeps open goes with its server.
+/// Closing a server also closes connections that a load balancer keeps open.
 #[tokio::test]
 async fn a_server_takes_its_connections_with_it() {
     let mut world = World::new("").await;
@@ -232,7 +232,7 @@ async fn a_server_takes_its_connections_with_it() {
     assert_eq!(stream.read(&mut buffer).await.unwrap_or(0), 0);
 }
 
-/// Balancers still get their answers.
+/// Load balancers still get their answers.
 #[tokio::test]
 async fn who_connects_and_says_nothing_keeps_no_balancer_out() {
     let world = World::new("").await;

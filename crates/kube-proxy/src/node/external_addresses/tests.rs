@@ -195,7 +195,7 @@ fn what_is_refused_hides_nothing_that_is_served_and_all_is_told_in_time() {
             ..service
         }));
     };
-    // Whoever floods has names that come first.
+    // The names of the flood sort first.
     for number in 0..60 {
         let many = (0..100).map(|host| Ipv4Addr::new(198, 51, number, host).into());
         give(&format!("a-{number}"), many.collect());
@@ -222,7 +222,7 @@ fn what_is_refused_hides_nothing_that_is_served_and_all_is_told_in_time() {
     }
     assert_eq!(all, KNOWN_MAX);
 
-    // Another mode that has not read them yet forgets nothing.
+    // A new mode that has not read the addresses yet clears nothing.
     addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
     assert!(addresses.known.keys().any(|one| !one.is_refused()));
     assert_eq!(addresses.untold, 0);

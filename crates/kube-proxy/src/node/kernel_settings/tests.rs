@@ -11,7 +11,7 @@ use modes::sysctl::settings::Conntrack;
 use super::*;
 use crate::tests::options;
 
-/// What the settings depend on.
+/// Inputs of the settings.
 struct Facts {
     kernel: (u32, u32),
     cpus: u64,
@@ -33,14 +33,13 @@ impl Facts {
     }
 }
 
-/// Every setting there is.
+/// Returns all settings.
 fn rows() -> Vec<&'static Row> {
     let all = wanted(&options(&[]), Machine::this()).into_iter();
     all.map(|wanted| wanted.row).collect()
 }
 
-/// A kernel in which every setting is 0, and the settings of `facts` that leave connection tracking
-/// alone.
+/// Returns a kernel in which every setting is 0, and facts that leave connection tracking alone.
 fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     let root = std::env::temp_dir().join(format!("sysctl-{}-{name}", std::process::id()));
     for row in rows() {
@@ -59,7 +58,7 @@ fn kernel(name: &str, version: (u32, u32)) -> (PathBuf, Facts) {
     (root, facts)
 }
 
-/// What is written where all can be.
+/// Returns the names of the settings that are written if all can be.
 fn written(root: &Path, facts: &Facts) -> Vec<String> {
     let settled = apply(root, &facts.wanted(), &mut Origins::new());
     assert!(settled.failures.is_empty(), "{settled:?}");
@@ -124,7 +123,7 @@ fn connection_tracking_is_set_as_the_flags_say() {
         assert_eq!(read(name), value, "{name}");
     }
     assert_eq!(fs::read_to_string(&hash_size).unwrap(), "32768");
-    // A table that is larger than what is wanted stays, whoever set it.
+    // A larger table stays, whoever set its size.
     facts.conntrack.min = 0;
     assert_eq!(written(&root, &facts), Vec::<String>::new());
     fs::write(netfilter.join("nf_conntrack_max"), "2000000\n").unwrap();
@@ -163,7 +162,7 @@ fn what_this_process_wrote_is_set_back_and_what_others_did_is_said() {
     assert_eq!(found(), ["0", "0"]);
     assert_eq!(settle(false), (0, Vec::new()), "once");
 
-    // It was there before, and somebody changes what was written.
+    // The value was there before, and somebody changes the written one.
     fs::write(root.join(ARP[0]), "1\n").unwrap();
     settle(true);
     fs::write(root.join(ARP[1]), "3\n").unwrap();
@@ -175,7 +174,7 @@ fn what_this_process_wrote_is_set_back_and_what_others_did_is_said() {
         "{left:?}"
     );
     assert_eq!(found(), ["1\n", "3\n"]);
-    // Another one's value, which strict ARP takes, comes back.
+    // A foreign value, which strict ARP replaced, comes back.
     settle(true);
     assert_eq!(settle(false).0, 1);
     assert_eq!(found(), ["1\n", "3"]);
@@ -201,7 +200,7 @@ fn what_cannot_be_set_ends_a_start_if_the_mode_would_make_things_worse() {
     fs::write(links.join("dev"), text).unwrap();
     assert!(ProxyMode::Ipvs.definition().has_served(&root));
 
-    // What is no file cannot be written.
+    // A folder in place of the file cannot be written.
     for row in rows() {
         fs::remove_file(root.join(row.path)).unwrap();
         fs::create_dir(root.join(row.path)).unwrap();
@@ -223,7 +222,7 @@ fn what_cannot_be_set_ends_a_start_if_the_mode_would_make_things_worse() {
     (facts.mode, facts.serves_localhost) = (ProxyMode::Iptables, true);
     facts.conntrack.tcp_be_liberal = true;
     assert_eq!(needs(&facts), ["net.ipv4.conf.all.route_localnet"]);
-    // What is the same for several is said once.
+    // A shared cause is listed once.
     let failures = apply(&root, &facts.wanted(), &mut Origins::new()).failures;
     let text = SysctlErrors(failures).to_string();
     assert_eq!(text.matches("rollout restart").count(), 1, "{text}");
@@ -243,7 +242,7 @@ fn an_error_names_the_setting_and_the_next_step() {
         }
     };
     facts.conntrack.max_per_core = 1;
-    // What is no file cannot be written.
+    // A folder in place of the file cannot be written.
     let max = "proc/sys/net/netfilter/nf_conntrack_max";
     fs::remove_file(root.join(max)).unwrap();
     fs::create_dir(root.join(max)).unwrap();

@@ -13,8 +13,7 @@ use crate::tests::options;
 use crate::tests::scripted::Scripted;
 use std::sync::Arc;
 
-/// A daemon that knows so many Services, each with so many endpoints, and the end at which it is
-/// asked.
+/// Returns a daemon with so many Services and endpoints of each, and the end for questions.
 fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
     let (mode, _) = Scripted::mode(IpFamily::V4);
     let mut daemon = daemon_of(options(&[]), vec![mode]);
@@ -62,14 +61,14 @@ fn daemon(services: usize, endpoints: usize) -> (Daemon, Arc<Inspect>) {
     (daemon, inspect)
 }
 
-/// For how long this thread has worked, whatever else the machine did.
+/// Returns the CPU time of this thread, whatever else the machine did.
 fn worked() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap()
 }
 
-/// Answers questions as the loop does, until `asking` is done; with how long the longest one had this
-/// thread work, and how many there were.
+/// Answers questions as the loop does, until `asking` is done. Also returns the CPU time of the
+/// longest answer and the number of answers.
 async fn serve<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration, usize) {
     let (mut longest, mut count) = (Duration::ZERO, 0);
     tokio::pin!(asking);
@@ -109,7 +108,7 @@ async fn a_status_is_how_the_loop_stands() {
     assert_eq!(status["errors"], serde_json::json!([]));
 }
 
-/// The first family of a status.
+/// Returns the first family of a status.
 async fn first_family(daemon: &mut Daemon, inspect: &Arc<Inspect>) -> Value {
     let asked = serve(daemon, get(inspect, "/api/v1/status"));
     let ((_, mut status), ..) = asked.await;
@@ -185,10 +184,11 @@ async fn services_are_listed_in_pages_and_one_by_one() {
     }
 }
 
-/// What is handed out in one turn is bounded by count. What that takes is printed
-/// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib no_question -- --nocapture`: 1.3 to
-/// 1.6 ms for the longest of 710 questions, and 0.7 s for all 50,000 Services, on a busy machine of
-/// 2 cores), and asserted with much room: this is compiled without optimisation, too.
+/// The number of objects in one turn is bounded. The time is printed
+/// (`CARGO_PROFILE_DEV_OPT_LEVEL=2 cargo test -p kube-proxy --lib no_question -- --nocapture`: 1.3
+/// to 1.6 ms for the longest of 710 questions, and 0.7 s for all 50,000 Services, on a busy machine
+/// of 2 cores). The assertion leaves much room, because the test is also compiled without
+/// optimization.
 #[tokio::test]
 async fn no_question_holds_up_the_loop() {
     const SERVICES: usize = 50_000;
@@ -238,7 +238,7 @@ async fn services_with_many_endpoints_are_told_a_few_at_a_time() {
     );
 }
 
-/// As of names: printed, and asserted with much room.
+/// The time is printed, and asserted with much room.
 #[tokio::test]
 async fn whose_an_address_is_does_not_hold_up_the_loop() {
     let (mut daemon, inspect) = daemon(50_000, 1);

@@ -14,7 +14,7 @@ fn server() -> Server {
     server_with(&["--proxy-mode=ipvs"])
 }
 
-/// As a process with these flags has it.
+/// Starts a server as in a process with these flags.
 fn server_with(flags: &[&str]) -> Server {
     let line = ["kube-proxy", "--hostname-override=node1"];
     let line: Vec<_> = line.iter().chain(flags).copied().collect();

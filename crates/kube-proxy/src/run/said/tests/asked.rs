@@ -1,4 +1,4 @@
-//! What those who ask may cost: the loop's thread, memory, and each other.
+//! Limits on what questions may cost: the loop's thread, memory, and other clients.
 
 use std::sync::Mutex;
 use std::sync::mpsc;
@@ -8,11 +8,12 @@ use service_counters::{At, Count, ReadCounters, Told, Which};
 
 use super::*;
 
-/// What is counted at so many addresses; a look begins by saying so, and then waits to be let go on.
+/// A kernel with counters at so many addresses. A read reports its start and then waits until the
+/// test lets it go on.
 struct Kernel {
     addresses: u32,
     gate: Option<(mpsc::Sender<()>, mpsc::Receiver<()>)>,
-    /// How many addresses were asked for one by one, at each look.
+    /// Number of addresses that each read selected one by one.
     looks: Arc<Mutex<Vec<Option<usize>>>>,
 }
 
@@ -39,7 +40,7 @@ impl Kernel {
 impl ReadCounters for Kernel {
     fn tell(&mut self, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
         if let Some((began, goes_on)) = &self.gate {
-            // Who waits for it may have gone.
+            // The test that waits may be gone.
             let _ = began.send(());
             let _ = goes_on.recv();
         }
@@ -68,8 +69,8 @@ impl ReadCounters for Kernel {
     }
 }
 
-/// Answers questions as the loop does, until `asking` is done; with how long this thread worked beside
-/// that.
+/// Answers questions as the loop does, until `asking` is done. Also returns the CPU time that this
+/// thread spent besides.
 async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, Duration) {
     let (began, mut answering) = (worked(), Duration::ZERO);
     tokio::pin!(asking);
@@ -87,7 +88,7 @@ async fn beside<R>(daemon: &mut Daemon, asking: impl Future<Output = R>) -> (R, 
     }
 }
 
-/// The status alone: what an answer holds is read elsewhere.
+/// Returns the status code alone: other tests read the body.
 async fn code(inspect: &Arc<Inspect>, path: &str) -> u16 {
     let request = http::Request::get(path).body(()).unwrap();
     let (head, ()) = request.into_parts();
@@ -172,7 +173,7 @@ async fn a_page_ends_by_what_is_listed_on_it() {
     let listed: usize = ports
         .map(|port| port["endpoints"].as_array().unwrap().len())
         .sum();
-    // Of 100 Services a turn.
+    // 100 Services a turn.
     assert_eq!((services.len(), listed), (100, 20_000));
     assert!(list["next"].is_string());
 }
