@@ -1,8 +1,8 @@
-//! Names the commit that is built, for `--version`, the log and the metrics.
+//! Finds the commit of the build, for `--version`, the log and the metrics.
 //!
-//! `KUBE_PROXY_COMMIT` says it, for builds outside of the repository; else git's files do, without
-//! `git`, which may not be there or not trust the folder. A folder without either is `unknown`. An
-//! edit runs this no second time, only another commit does.
+//! `KUBE_PROXY_COMMIT` names it in builds outside the repository. Otherwise it comes from git's
+//! files, without the program `git`, which may be missing or not trust the folder. Without either
+//! it is `unknown`. Only a new commit runs this again; an edit does not.
 
 use std::env;
 use std::fs;
@@ -22,7 +22,7 @@ fn main() {
     println!("cargo::rustc-env={GIVEN}={commit}");
 }
 
-/// The commit that is checked out in a folder.
+/// Returns the commit that is checked out in a folder.
 fn of_repository(folder: &Path) -> Option<String> {
     let git = git_folder(folder)?;
     let head = read(&git.join("HEAD"))?;
@@ -34,14 +34,14 @@ fn of_repository(folder: &Path) -> Option<String> {
     let file = common.join(name);
     let loose = read(&file).filter(|commit| is_commit(commit));
     loose.or_else(|| {
-        // The next commit makes a file of the branch's own.
+        // The next commit makes a file for the branch.
         let folder = file.parent().filter(|folder| folder.is_dir())?;
         println!("cargo::rerun-if-changed={}", folder.display());
         packed(&common, name)
     })
 }
 
-/// The folder that git keeps its files in.
+/// Returns the folder of git's files.
 fn git_folder(folder: &Path) -> Option<PathBuf> {
     let git = folder.join(".git");
     if git.is_dir() {
@@ -59,7 +59,7 @@ fn packed(common: &Path, name: &str) -> Option<String> {
     Some(line.0.to_owned()).filter(|commit| is_commit(commit))
 }
 
-/// The text of a file, which is watched if it is there.
+/// Returns the text of a file. Cargo watches the file if it exists.
 fn read(file: &Path) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;
     println!("cargo::rerun-if-changed={}", file.display());

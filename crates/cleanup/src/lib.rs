@@ -1,16 +1,16 @@
-//! Takes down all that the footprints of some modes name, in one network namespace, and nothing
+//! Removes everything that the footprints of some modes name in one network namespace, and nothing
 //! else.
 //!
 //! ```text
 //!   virtual servers ─▶ links ─▶ chains and jumps, tables of nftables ─▶ sets
 //! ```
 //!
-//! What says whose a virtual server is (its address on a link, a set member) goes only after it. A
-//! part that fails is told and does not stop the others, unlike upstream's, which also flushes the
-//! virtual servers of everybody and forgets the `KUBE-6-*` sets. Kernel settings and IPVS time-outs
-//! stay as they are, as upstream.
+//! Evidence of who made a virtual server (its address on a link, a set member) is removed only
+//! after the virtual server. A failure is reported and does not stop the other removals. Upstream
+//! differs: it also flushes foreign virtual servers and forgets the `KUBE-6-*` sets. Kernel
+//! settings and IPVS timeouts stay as they are, as upstream.
 //!
-//! Nothing here knows a mode: what one leaves is said by its [`Footprint`].
+//! Nothing here knows a mode: a [`Footprint`] names what a mode leaves.
 
 mod evidence;
 mod links;

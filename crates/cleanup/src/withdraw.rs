@@ -1,13 +1,13 @@
-//! Takes out of the kernel whatever leads some addresses to Services: those at which the API server
-//! is. A process that has just started reaches it again, and hears which Service named the address.
+//! Removes redirections of the API server's addresses to Services. A process that has just started
+//! can then reach the API server, and learns which Service named the address.
 //!
 //! ```text
 //!   virtual server ─▶ address on the link ─▶ set members, elements of tables, rules
 //! ```
 //!
-//! Everything else of the Services stays, and is compared with what is wanted once that is known. A
-//! cluster IP stays: the API server itself gives it out, and may be reached by it. Where the kernel
-//! cannot say that an address is no cluster IP, the address stays, too.
+//! All other entries of the Services stay, and are compared with the wanted state once it is known.
+//! A cluster IP stays: the API server assigns it, and may be reached by it. If the kernel cannot
+//! say that an address is no cluster IP, the address stays, too.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! What goes while a mode serves, on a kernel that has nf_tables: what others have left, in
-//! whichever iptables there is, and nothing of its own. The judges are `nft` and `iptables-save`.
+//! Cleanup while a mode serves, on a kernel that has nf_tables. Entries of other modes go, in every
+//! iptables backend, and entries of the serving mode stay. The judges are `nft` and
+//! `iptables-save`.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -23,7 +24,7 @@ const MODES: Footprints = &[
     &NFTABLES,
 ];
 
-/// What iptables mode leaves, and what is of others.
+/// Leftovers of iptables mode, and foreign rules.
 const RULES: &str = "*nat
 :KUBE-SERVICES - [0:0]
 :KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
@@ -38,8 +39,8 @@ COMMIT
 COMMIT
 ";
 
-/// Runs a story in a network namespace of its own with the things of two modes and of others;
-/// `None` where the kernel has no nf_tables for IP.
+/// Runs a story in a network namespace of its own with entries of two modes and of other programs.
+/// Returns `None` if the kernel has no nf_tables for IP.
 fn on_a_node<T: Send>(story: impl FnOnce() -> T + Send) -> Option<T> {
     in_namespace(|| {
         let made = sh(
@@ -65,7 +66,7 @@ fn sh(script: &str, input: &str) -> String {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // A script need not read it.
+    // The script may exit without reading it.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().unwrap();
@@ -120,7 +121,7 @@ fn beside_iptables_mode_the_table_of_nftables_mode_goes_and_its_rules_stay() {
     });
 }
 
-/// What userspace mode leaves, by iptables.
+/// Leftovers of userspace mode in iptables.
 const REDIRECTS: &str = "*nat
 :KUBE-PORTALS-CONTAINER - [0:0]
 -A PREROUTING -m comment --comment \"handle ClusterIPs; NOTE: this must be before the NodePort rules\" -j KUBE-PORTALS-CONTAINER
@@ -128,7 +129,8 @@ const REDIRECTS: &str = "*nat
 COMMIT
 ";
 
-/// Whether there is a table of userspace mode's, a chain of its, and a rule in that.
+/// Reports three facts about userspace mode: its table exists, one of its chains exists, and that
+/// chain has a rule.
 fn redirects() -> [bool; 3] {
     let tables = sh("nft list tables ip", "");
     let rules = sh("iptables-nft-save", "");
@@ -163,18 +165,18 @@ fn what_leads_to_a_process_that_has_ended_is_passed_by_and_nothing_else() {
     });
 }
 
-/// All that an IPVS mode with its shim in nftables has left.
+/// Returns the leftovers of IPVS mode with its shim in nftables.
 fn left_by_ipvs() -> String {
     let script = "nft list tables ip; iptables-nft-save -t nat
                   ip -oneline address show dev kube-ipvs0 2>/dev/null || true
                   ipvsadm -Sn 2>/dev/null || true";
     let left = sh(script, "");
-    // Comments tell the time.
+    // Comments contain the time.
     let lines = left.lines().filter(|line| !line.starts_with('#'));
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// A process that owns a table of nftables: nobody else may change it.
+/// Returns a process that owns a table of nftables, so that no other process may change it.
 fn owner() -> Child {
     let mut owner = Command::new("nft")
         .arg("-i")
@@ -193,7 +195,7 @@ fn owner() -> Child {
     owner
 }
 
-/// It would send to virtual servers that are gone.
+/// Otherwise the table would send packets to virtual servers that are gone.
 #[test]
 #[ignore = "needs a network namespace: run by make test in the lab"]
 fn where_a_table_cannot_be_emptied_nothing_of_its_mode_goes() {
@@ -218,7 +220,7 @@ fn where_a_table_cannot_be_emptied_nothing_of_its_mode_goes() {
         );
         assert_eq!(cleanup.removed, [""; 0]);
         assert_eq!(left_by_ipvs(), before);
-        // Its table goes with its owner, and the rest is as ever.
+        // The table disappears with its owner, and the cleanup works as usual.
         owner.kill().unwrap();
         owner.wait().unwrap();
         said(&clean_up_beside(MODES, &nftables, &[]));

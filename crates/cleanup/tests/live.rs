@@ -1,8 +1,8 @@
-//! Tearing down on the real kernel: what upstream's kube-proxy left in each mode goes, what is of
-//! others stays. The judges are `ipvsadm`, `ipset`, `iptables-save` and `ip`.
+//! Cleanup on the real kernel. Leftovers of upstream's kube-proxy in each mode go, and foreign
+//! entries stay. The judges are `ipvsadm`, `ipset`, `iptables-save` and `ip`.
 //!
-//! `tests/dualstack/` and `tests/iptables-mode/` are what upstream's kube-proxy 1.36.2 left in the
-//! kernel.
+//! `tests/dualstack/` and `tests/iptables-mode/` are dumps of what upstream's kube-proxy 1.36.2
+//! left in the kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use ipvs_netlink::{Flags, IpFamily, Ipvs, Service, ServiceKey};
 use namespace::in_namespace;
 
-/// Takes down what any mode has left.
+/// Removes the entries of all modes.
 fn clean_up(excluded: &[IpNet]) -> Cleanup {
     let modes = &[
         &proxy_ipvs::FOOTPRINT,
@@ -27,8 +27,7 @@ fn clean_up(excluded: &[IpNet]) -> Cleanup {
     cleanup::clean_up(modes, excluded)
 }
 
-/// Runs a story on a thread of its own, in a network namespace of its own, that holds things of
-/// others.
+/// Runs a story on a thread of its own, in a network namespace of its own with foreign entries.
 fn on_a_node(story: impl FnOnce() + Send) {
     in_namespace(|| {
         sh(
@@ -51,7 +50,7 @@ fn on_a_node(story: impl FnOnce() + Send) {
     });
 }
 
-/// What the lab's lane is for; `$backend` in scripts.
+/// Returns the iptables backend of the lab's lane, `$backend` in scripts.
 fn backend() -> &'static str {
     match std::env::var("LAB_LANE").as_deref() {
         Ok("B") => "nft",
@@ -78,7 +77,7 @@ fn feed_sh(script: &str, input: &str) -> String {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // A script need not read it.
+    // The script may exit without reading it.
     let _ = stdin.write_all(input.as_bytes());
     drop(stdin);
     let output = child.wait_with_output().unwrap();
@@ -87,7 +86,7 @@ fn feed_sh(script: &str, input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a kube-proxy in IPVS mode leaves.
+/// Makes the leftovers of a kube-proxy in IPVS mode.
 fn leave_ipvs_mode() {
     let (created, added): (Vec<&str>, Vec<&str>) =
         include_str!("../../proxy-ipvs/tests/dualstack/ipset-save")
@@ -115,8 +114,8 @@ fn leave_ipvs_mode() {
     }
 }
 
-/// What a kube-proxy in iptables mode leaves; without the rule that needs a counter of nfacct, for
-/// which there is no tool.
+/// Makes the leftovers of a kube-proxy in iptables mode, without the rule that needs an nfacct
+/// counter, for which no tool is installed.
 fn leave_iptables_mode() {
     for (command, saved) in [
         (
@@ -128,7 +127,7 @@ fn leave_iptables_mode() {
             include_str!("../../proxy-ipvs/tests/iptables-mode/ip6tables-save"),
         ),
     ] {
-        // The kubelet's chain is there already.
+        // The kubelet's chain exists already.
         let lines = saved
             .lines()
             .filter(|line| !line.contains("nfacct") && !line.contains("KUBE-FIREWALL"));
@@ -137,7 +136,7 @@ fn leave_iptables_mode() {
     }
 }
 
-/// All that there is: virtual servers, sets, links with their addresses, rules.
+/// Returns everything in the kernel: virtual servers, sets, links with their addresses, rules.
 fn state() -> String {
     sh(
         "ipvsadm -Sn; ipset save | sort; ip -o addr show | grep -v fe80 | sed 's/ valid_lft.*//'; ip -o link show | cut -d: -f2
@@ -161,7 +160,7 @@ fn expect_all_gone(cleanup: &Cleanup) {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn of_the_ipvs_mode_nothing_stays_and_of_others_everything() {
     on_a_node(|| {
-        // Loads the tables, which a save shows from then on.
+        // This loads the tables, which a save shows from then on.
         leave_ipvs_mode();
         clean_up(&[]);
         let before = state();
@@ -234,7 +233,8 @@ fn of_both_modes_at_once_nothing_stays() {
         let upstream = sh("iptables-$backend-save; ip6tables-$backend-save");
         assert!(upstream.matches(":KUBE-SEP-").count() > 3, "{upstream}");
         leave_ipvs_mode();
-        // One for marked packets goes by its note; that of others (mark 7) has none.
+        // The virtual server of a firewall mark goes by its note. The foreign one (mark 7) has no
+        // note.
         let mark = ServiceKey::Fwmark {
             family: IpFamily::V4,
             mark: 9,
@@ -289,7 +289,7 @@ fn what_others_hold_on_to_is_told_and_the_rest_goes() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn sets_that_a_crash_has_left_while_others_grew_go_too() {
     on_a_node(|| {
-        // Earlier builds gave that of either family the first name.
+        // Earlier builds used the first name for both families.
         for family in ["inet", "inet6"] {
             sh(&format!(
                 "ipset create KUBE-GROWING hash:ip,port family {family}
@@ -352,7 +352,7 @@ fn of_nftables_only_the_tables_of_kube_proxy_go() {
     });
 }
 
-/// What the sets in the table say of virtual servers counts, as what ipsets say.
+/// Sets in the table are evidence for virtual servers, as ipsets are.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn of_the_shim_in_nftables_nothing_stays() {

@@ -1,4 +1,4 @@
-//! Programs of iptables that do not say what they are: what they hold is unknown, and not absent.
+//! iptables programs that do not report their version: their rules are unknown, not absent.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::fs;
@@ -14,7 +14,7 @@ const ENDED: &Footprint = &Footprint {
     ..Footprint::none("userspace")
 };
 
-/// Programs are looked for in `/usr/sbin`, too: in the mounts of another process these hide it.
+/// Programs are also looked up in `/usr/sbin`; the mounts of a child process hide it.
 #[test]
 fn what_they_hold_is_told_as_unknown() {
     const IS_INSIDE: &str = "WITH_PROGRAMS_THAT_FAIL";

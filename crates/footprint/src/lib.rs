@@ -1,5 +1,5 @@
-//! What each mode of kube-proxy leaves in the kernel, as data: by it a mode, `--check` and
-//! `--cleanup` find what others have left, and remove it.
+//! The names that each mode of kube-proxy uses in the kernel, as data. By them a mode, `--check`
+//! and `--cleanup` find entries of other modes and remove them.
 //!
 //! ```text
 //!   a Footprint for each mode ─┬─▶ Finder ◀── iptables-save       what goes = theirs, less mine, less the kubelet's
@@ -7,8 +7,8 @@
 //!                              └─▶ nft tables
 //! ```
 //!
-//! A mode knows its own footprint, and is given those of the others: a further mode adds one, and
-//! nothing in its siblings. The crate `cleanup` removes all that footprints name.
+//! A mode knows its own footprint, and receives those of the others. A new mode adds a footprint
+//! and changes no other mode. The crate `cleanup` removes everything that footprints name.
 
 mod footprint;
 mod leftovers;

@@ -1,4 +1,4 @@
-//! What modes leave in iptables, and what is left of it.
+//! Leftovers of modes in iptables, and the state after their removal.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -33,8 +33,7 @@ fn is_jump_of_the_shim(line: &str) -> bool {
     jumps.any(|jump| jump == line)
 }
 
-/// What is left of `saved` when all is done that the text says, which holds only commands that take
-/// effect.
+/// Returns `saved` after the text's commands. Panics if a command has no effect.
 fn after(saved: &str, text: &str) -> String {
     let table_of = |wanted: &str| {
         let mut table = "";
@@ -134,7 +133,7 @@ fn beside_the_shim_goes_what_it_does_not_share() {
                 .all(|(chain, kept)| chain.starts_with(kept)),
         "{chains:?}"
     );
-    // Of the jumps only those that the shim has too, and the kubelet's.
+    // Jumps stay only if the shim has them too, or if they are the kubelet's.
     let jumps = left.lines().filter(|line| {
         BUILT_IN
             .iter()
@@ -220,7 +219,7 @@ fn beside_iptables_mode_goes_what_it_does_not_share() {
     ];
     assert_eq!(chains, of_ipvs_mode);
     assert_eq!(found.jumps().count(), 5);
-    // Upstream's own rules are all of this mode.
+    // All of upstream's rules belong to this mode.
     assert!(beside(Held::Stays, UPSTREAM).is_empty());
 
     let holds =

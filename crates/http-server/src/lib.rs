@@ -1,13 +1,13 @@
-//! A small HTTP/1.1 server: one address, and who says what a request's head is answered.
+//! A small HTTP/1.1 server on one address. The caller says how to answer a request's head.
 //!
 //! ```text
 //!   Listen: TCP, a local socket ─▶ Accepted ─▶ Place ─▶ Patient ─▶ Respond ─▶ Answer
 //! ```
 //!
-//! Most pages are a function; what has to wait for others to answer is a [`Respond`] of its own.
+//! Most pages are a function. A page that has to wait implements [`Respond`] itself.
 //!
-//! Some of these ports are open to all, so connections are limited in number (`places`) and in time
-//! (`patience`), and what one takes in memory is, too. Bodies of requests are not read.
+//! Some of these ports are open to everybody. So the number of connections (`places`), their time
+//! (`patience`) and their memory are limited. Bodies of requests are not read.
 
 mod accept;
 mod listen;

@@ -1,18 +1,17 @@
-//! What the daemon would do if it were started now, with the same flags. Nothing is written.
+//! Foretells a start of the daemon with the same flags. Writes nothing.
 //!
 //! ```text
 //!                        ┌─▶ check: preflight, changes, migration
 //!   foresee ─ Foreseen ──┼─▶ plan: the writes in their order (also `--dry-run`)
-//!                        └─▶ diff: what is there, against what should be
+//!                        └─▶ diff: the kernel, compared with the wanted state
 //! ```
 //!
-//! It takes the way of the daemon up to the first write: sources, kernel, model, plans. Not
-//! foretold: connection tracking entries of UDP flows that turn stale, what objects that change
-//! meanwhile bring, and whether the kernel has a scheduler that no virtual server uses, which can
-//! only be tried: a warning says it where the lists of modules do. What a start leaves as it is is
-//! not compared: rules, chains and sets of others beside our own. Asking for IPVS, which every
-//! mode does (ipvs mode may have left something), may make the kernel load its module, as `ipvsadm
-//! -L` does.
+//! Does the same as the daemon up to the first write: source, kernel, model, plans. It does not
+//! foretell conntrack entries of UDP flows that turn stale, or the effect of objects that change
+//! meanwhile. It cannot try a scheduler that no virtual server uses; a warning says so if the lists
+//! of modules lack it. Foreign rules, chains and sets, which a start leaves alone, are not
+//! compared. Every mode looks for leftovers of IPVS mode. That may make the kernel load the IPVS
+//! module, as `ipvsadm -L` does.
 
 mod answer;
 mod counts;
@@ -23,6 +22,7 @@ mod migration;
 mod names;
 mod plan;
 mod preflight;
+
 /// Reads a list of sockets.
 pub(crate) fn read_sockets(text: &str) {
     preflight::read_sockets(text);

@@ -6,12 +6,12 @@
 //!   command line ───────────────────────────────┘
 //! ```
 //!
-//! A field and its flag are one setting in two spellings (`settings` has a row for each), so a file
-//! is read into the flags that say the same, and what they mean is decided in one place. Backwards,
-//! flags are written as a file.
+//! A field and its flag are two spellings of one setting; `settings` has a row for each. So a file
+//! is converted to flags, and one place interprets the flags. For `--write-config-to`, flags are
+//! converted back to a file.
 //!
-//! What is not here: other versions of the format, and the merging of several files. Neither exists
-//! upstream.
+//! Other versions of the format, and merging of several files, are not supported. Upstream has
+//! neither.
 
 pub mod asked;
 pub mod command_line;

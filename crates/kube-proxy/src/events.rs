@@ -1,15 +1,14 @@
-//! Kubernetes events: what `kubectl describe` shows of what happened to an object
-//! (`events.k8s.io/v1`, KEP-383).
+//! Kubernetes events, which `kubectl describe` shows with an object (`events.k8s.io/v1`, KEP-383).
 //!
 //! ```text
 //!   the daemon ─record─▶ queue, bounded ─▶ a task: told lately? ─▶ POST, with back-off for a while
 //! ```
 //!
-//! Events are a courtesy. They never hold up the daemon, and one that cannot be told is dropped
-//! with a debug line: what matters is in the log too. An event is told once within [`ONCE_IN`];
-//! there are no series. One that says the same on every node has the same name on every node, so
-//! that the first node creates it and the others find it there: the clash of two Services is one
-//! event, not one for each node of the cluster.
+//! Events never delay the daemon. An event that cannot be sent is dropped with a debug line,
+//! because the log has all that matters. An event is sent once within [`ONCE_IN`]; there are no
+//! series. An event with the same content on every node has the same name there. The first node
+//! creates it, and the others find it in place: a conflict of two Services is one event for the
+//! whole cluster.
 
 use std::collections::HashMap;
 use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! One IP family as the loop sees it: its mode, and all that is told of how far that has come.
+//! One IP family in the loop: its mode, and the reports about its progress.
 //!
 //! ```text
 //!   take_in ─▶ Mode::update
@@ -6,8 +6,8 @@
 //!   book ────▶ Mode::book ─▶ log, metrics, health checks, stale flows
 //! ```
 //!
-//! Nothing here waits for the kernel. What is told of a Service is told once all of it is in the
-//! kernel, whatever else is not.
+//! Nothing here waits for the kernel. A Service is reported once all of its entries are in the
+//! kernel, even if other Services are pending.
 
 pub(crate) mod conntrack;
 mod late;

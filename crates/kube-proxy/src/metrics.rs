@@ -1,15 +1,15 @@
-//! What the daemon counts and measures, under upstream's names, labels and buckets
-//! (`pkg/proxy/metrics`), so that dashboards and alerts stay as they are.
+//! Counters and measurements of the daemon. They have upstream's names, labels and buckets
+//! (`pkg/proxy/metrics`), so that dashboards and alerts go on working.
 //!
 //! ```text
 //!   the loop, workers, servers ──▶ Metrics ──OpenMetrics──▶ exposition ──▶ /metrics
 //!                                                      as text/plain; version=0.0.4
 //! ```
 //!
-//! A metric is a field and its row in `Metrics::register`; names, kinds, labels, help and buckets
-//! are facts of Kubernetes 1.36.2, and what is ours alone is marked. Beyond `kubeproxy_*` there are
-//! `rest_client_*`, `process_*`, `kubernetes_*`, and what Kubernetes counts of its own metrics;
-//! there is no Go here, hence no `go_*`. `/metrics/slis` is a registry of its own.
+//! A metric is a field and its row in `Metrics::register`. Names, kinds, labels, help and buckets
+//! are facts of Kubernetes 1.36.2; metrics of ours are marked. Beside `kubeproxy_*` there are
+//! `rest_client_*`, `process_*`, `kubernetes_*`, and Kubernetes' metrics about metrics. There is no
+//! Go here, hence no `go_*`. `/metrics/slis` has a registry of its own.
 
 mod draining;
 mod exposition;

@@ -1,4 +1,4 @@
-//! Serving: the start, up to the loop, and the life of what it has opened.
+//! Serving: the start up to the loop, and the lifetime of what the start has opened.
 //!
 //! ```text
 //!   source ─▶ gather: the first lists ──────┐

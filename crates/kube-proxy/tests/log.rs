@@ -1,4 +1,4 @@
-//! The program's log as who started it sees it: on which stream, and in which form.
+//! The program's log as its starter sees it: streams and formats.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,8 +8,8 @@
 
 use std::process::Command;
 
-/// Runs the program where it says a few informative lines, a warning, and why it ends; standard
-/// output, standard error.
+/// Runs the program until it fails, after a few informational lines and a warning. Returns standard
+/// output and standard error.
 fn said(flags: &[&str]) -> (String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_kube-proxy"))
         .args(["--manifests=/nonexistent/manifests", "-v=1"])
@@ -22,7 +22,7 @@ fn said(flags: &[&str]) -> (String, String) {
     (text(output.stdout), text(output.stderr))
 }
 
-/// Klog's header up to the message, as its parsers split it: severity, time, process, place.
+/// Splits klog's header up to the message as its parsers do: severity, time, process, place.
 fn header(line: &str) -> (char, Vec<&str>) {
     let (header, _) = line.split_once("] ").unwrap_or_else(|| panic!("{line}"));
     let severity = header.chars().next().unwrap();

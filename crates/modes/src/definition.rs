@@ -1,4 +1,4 @@
-//! What the daemon asks of a mode, before there is one: a trait that each mode's file implements.
+//! The interface between the daemon and a mode. Each mode's file implements both traits.
 //!
 //! ```text
 //!   Flags ─▶ Settings ─▶ open ─▶ Opened ─┬─▶ into_modes ─▶ proxy::Mode, one for each family

@@ -13,14 +13,14 @@ const INTERFACE_NAME_MAX: usize = 15;
 /// `--detect-local-mode` with its parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DetectLocal {
-    /// By the cluster's pod networks, at most one of each family. In a family without one, local
+    /// The cluster's pod networks, at most one of each family. In a family without one, local
     /// traffic is not detected.
     ClusterCidr(Vec<IpNet>),
-    /// By the pod networks in this node's Node object.
+    /// The pod networks in this node's Node object.
     NodeCidr,
-    /// By the bridge that pods are attached to.
+    /// The bridge that pods are attached to.
     BridgeInterface(String),
-    /// By the prefix of the names of pods' interfaces.
+    /// The prefix of the names of pods' interfaces.
     InterfaceNamePrefix(String),
 }
 

@@ -1,11 +1,11 @@
-//! What the kernel tells of a mode's table of nftables, when somebody else has changed it.
+//! The kernel's notifications about a mode's nftables table, if another program has changed it.
 //!
 //! ```text
 //!   kernel ─BPF: not by this process─▶ Subscription ─▶ Notice::Ruleset ─▶ the family's mode
 //! ```
 //!
-//! One subscription for each table: whoever writes one has all of them leave out what its own
-//! sockets do.
+//! Each table has one subscription. A writer of a table makes all subscriptions ignore its own
+//! sockets.
 
 use std::io;
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! Counters of Services that the kernel (in userspace mode: the relay) keeps, for observers: read by blocking,
-//! over sockets of its own, so that no lane of a mode waits for it.
+//! Counters of Services for observers, kept by the kernel or, in userspace mode, by the relay.
+//! Observers read them by blocking, over sockets of their own, so that no lane of a mode waits for
+//! them.
 //!
 //! | mode | by | connections | packets, bytes | active |
 //! |---|---|---|---|---|

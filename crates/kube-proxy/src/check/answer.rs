@@ -12,16 +12,15 @@ use super::foresee::Foreseen;
 use super::migration::Migration;
 use crate::config::asked::Output;
 
-/// The answer. As an object: what is foreseen (`wouldChange`, `whole`, `warnings`, `writes`, by
-/// `node`,
-/// `IPv4` and `IPv6`, `changes`, each with `of`, `kind`, `action`, and `write`, the same in words),
-/// or the `error` why it cannot be; `preflight`, and `migration` where a kube-proxy has programmed
-/// the node.
+/// The answer. As an object it has the forecast: `wouldChange`, `whole`, `warnings`, `writes` (by
+/// `node`, `IPv4` and `IPv6`) and `changes`, each with `of`, `kind`, `action` and `write`, the
+/// change in words. Without a forecast it has the `error`. It also has `preflight`, and `migration`
+/// if a kube-proxy has programmed the node.
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
     #[serde(flatten)]
     pub(super) foreseen: Option<Foreseen>,
-    /// Why nothing can be foreseen.
+    /// Reason why there is no forecast.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
     pub(super) preflight: Vec<Finding>,
@@ -30,7 +29,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Whether a start would fail, as far as can be told.
+    /// Reports whether a start would fail, as far as can be told.
     pub(super) fn fails(&self) -> bool {
         self.error.is_some()
             || self
@@ -48,7 +47,7 @@ impl Answer {
         })
     }
 
-    /// Of each kind so many changes.
+    /// Lists at most `most` changes of each kind.
     fn lines(&self, most: usize) -> String {
         let mut text = String::new();
         if let Some(foreseen) = &self.foreseen {

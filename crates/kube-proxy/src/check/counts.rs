@@ -1,18 +1,18 @@
-//! Changes, counted by family and kind.
+//! Counts changes by family and kind.
 
 use std::fmt::Write as _;
 
 use modes::preview::Change;
 
-/// How many changes of one kind are listed for people who have not asked for all.
+/// Number of changes of one kind listed in the short form.
 pub(super) const LISTED_PER_KIND: usize = 20;
 
-/// How many of each family and kind were listed.
+/// Number of listed changes of each family and kind.
 #[derive(Debug, Default)]
 pub(super) struct Listed<'a>(Vec<((&'a str, &'static str), usize)>);
 
 impl<'a> Listed<'a> {
-    /// Counts one; the how manieth of its family and kind it is.
+    /// Counts a change. Returns its number within its family and kind.
     pub(super) fn count(&mut self, change: &'a Change) -> usize {
         let key = (change.of.as_str(), change.kind);
         let of_key = self.0.iter_mut().find(|(known, _)| *known == key);
@@ -25,7 +25,7 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// A table of how many are added, changed and removed, by family and kind.
+/// Returns a table of added, changed and removed entries, by family and kind.
 pub(super) fn table(changes: &[Change]) -> String {
     let mut counts: Vec<((&str, &str), [usize; 3])> = Vec::new();
     for change in changes {

@@ -1,4 +1,4 @@
-//! `kube-proxy diff`: what the kernel holds, against what it should, a line for each entry.
+//! `kube-proxy diff`: compares the kernel with the wanted state, a line for each entry.
 
 use std::fmt::Write as _;
 
@@ -10,20 +10,20 @@ use view::shown;
 use super::foresee::Foreseen;
 use crate::config::asked::Output;
 
-/// Whether lines are coloured.
+/// Use of colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Colour {
-    /// As on a terminal.
+    /// On, as for a terminal.
     On,
-    /// As in a pipe.
+    /// Off, as for a pipe.
     Off,
 }
 
-/// What differs, for programs.
+/// Differences, for programs.
 #[derive(Serialize)]
 struct Difference<'a> {
     differs: bool,
-    /// Whether all objects could be read, without which that nothing differs means little.
+    /// True if all objects could be read. Otherwise an empty list says little.
     whole: bool,
     warnings: &'a [String],
     entries: Vec<Entry<'a>>,
@@ -31,17 +31,17 @@ struct Difference<'a> {
 
 #[derive(Serialize)]
 struct Entry<'a> {
-    /// `-` is there and should not be, `+` should be and is not, `~` is otherwise.
+    /// Sign: `-` for an entry to remove, `+` for one to add, `~` for one to change.
     sign: char,
     #[serde(flatten)]
     change: &'a Change,
 }
 
-/// What differs; empty if nothing does.
+/// Renders the differences; empty if there are none.
 ///
 /// # Errors
 ///
-/// It cannot be told in this form.
+/// The form cannot express them.
 pub(super) fn render(foreseen: &Foreseen, output: Output, colour: Colour) -> Result<String> {
     let difference = || Difference {
         differs: foreseen.would_change,
@@ -61,7 +61,7 @@ pub(super) fn render(foreseen: &Foreseen, output: Output, colour: Colour) -> Res
     })
 }
 
-/// By family and kind in the order in which they come, then by whose they are.
+/// Sorts by family and kind in their order of appearance, then by Service.
 fn sorted(changes: &[Change]) -> impl Iterator<Item = &Change> {
     let mut kinds: Vec<(&str, &str)> = Vec::new();
     let mut placed: Vec<(usize, &Change)> = Vec::new();
@@ -74,7 +74,7 @@ fn sorted(changes: &[Change]) -> impl Iterator<Item = &Change> {
         });
         placed.push((place, change));
     }
-    // What is of one Service stays in its order.
+    // The sort is stable, so changes of one Service stay in order.
     placed.sort_by_key(|(place, change)| (*place, &change.service));
     placed.into_iter().map(|(_, change)| change)
 }

@@ -1,4 +1,4 @@
-//! What the preflight has found, with the next step.
+//! Findings of the preflight, with the next step.
 
 use std::fmt::Write as _;
 
@@ -6,25 +6,25 @@ use serde::Serialize;
 
 use view::shown;
 
-/// Something that was looked at.
+/// A finding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    /// What was looked at: `modules`, `capabilities`, ...
+    /// Subject of the finding: `modules`, `capabilities`, ...
     pub(super) name: &'static str,
     pub(super) status: Status,
-    /// What was found, and what to do about it.
+    /// Text: the finding and the next step.
     pub(super) message: String,
 }
 
-/// What is to be thought of it.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Status {
-    /// It is in order.
+    /// No problem.
     Ok,
-    /// A start succeeds, and something is to be known or mended.
+    /// A start succeeds, but the operator should know or fix something.
     Warn,
-    /// A start would fail, or serve nobody.
+    /// A start would fail, or serve no Service.
     Fail,
 }
 
@@ -50,7 +50,7 @@ impl Finding {
     }
 }
 
-/// A line each.
+/// Renders findings, a line each.
 pub(super) fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     for Finding {
@@ -69,7 +69,7 @@ pub(super) fn lines(findings: &[Finding]) -> String {
     text
 }
 
-/// Some of many, with how many more there are.
+/// Lists the first few, with the number of others.
 pub(super) fn some(all: &[String]) -> String {
     const MOST: usize = 5;
     let mut told = all

@@ -1,5 +1,5 @@
-//! What a start would write, by the way that it takes up to the first write: sources, kernel,
-//! model, plans.
+//! Computes what a start would write. Does the same as a start up to the first write: source,
+//! kernel, model, plans.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,35 +20,34 @@ use crate::config::options::Options;
 use crate::node::{external_addresses, kernel_settings};
 use crate::run::gather::gather;
 
-/// How long the first lists may take.
+/// Time limit for the first lists.
 const FIRST_LISTS_PATIENCE: Duration = Duration::from_mins(1);
 
-/// What a start would write.
+/// The forecast of a start.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Foreseen {
     pub(super) would_change: bool,
-    /// Whether all objects could be read: if not, something may be there that should not be, and is
-    /// not foreseen to go.
+    /// True if all objects could be read. Otherwise some removals may be missing from the forecast.
     pub(super) whole: bool,
     pub(super) warnings: Vec<String>,
-    /// By `node`, `IPv4` and `IPv6`. All rules of a family are one write.
+    /// Number of writes, by `node`, `IPv4` and `IPv6`. All rules of a family are one write.
     pub(super) writes: BTreeMap<String, usize>,
-    /// In the order in which they would be made.
+    /// Changes, in the order in which they would be made.
     pub(super) changes: Vec<Change>,
-    /// What is there as it is to be, and stays.
+    /// Entries that are up to date and stay.
     pub(super) kept: Vec<Kept>,
     /// Addresses of the API server that no Service may take, each with its origin.
     #[serde(skip)]
     pub(super) guarded: Vec<String>,
-    /// State of others because of which the kernel would refuse writes; among the warnings, too.
+    /// Foreign state that would make the kernel reject writes. The warnings include it, too.
     #[serde(skip)]
     pub(super) obstacles: Vec<Obstacle>,
 }
 
 impl Foreseen {
-    /// The exit status: what differs differs for sure; that nothing does can only be said where
-    /// everything could be read.
+    /// Returns the exit status. Differences are certain; their absence is certain only if all
+    /// objects could be read.
     pub(super) fn status(&self) -> u8 {
         match (self.would_change, self.whole) {
             (true, _) => 1,
@@ -57,7 +56,7 @@ impl Foreseen {
         }
     }
 
-    /// Of nothing to be done.
+    /// Returns the restriction to add to "nothing to do".
     pub(super) fn as_far_as_known(&self) -> &'static str {
         if self.whole {
             ""
@@ -67,11 +66,11 @@ impl Foreseen {
     }
 }
 
-/// Foresees it, and what it is foreseen from.
+/// Computes the forecast. Also returns the model behind it.
 ///
 /// # Errors
 ///
-/// It cannot be said: what could not be read, and what to do.
+/// There is no forecast. The error names what could not be read, and the next step.
 pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     let (node, settings) = (&*options.process.node_name, &options.modes);
     let source = source::connect(
@@ -173,7 +172,7 @@ fn shown(address: &ApiServerAddress) -> String {
     format!("{} ({})", address.at, address.from)
 }
 
-/// The addresses that no Service may take, each with its origin.
+/// Returns the addresses that no Service may take, each with its origin.
 fn guarded(model: &Model, known: &[ApiServerAddress]) -> Vec<String> {
     let all = model.api_servers().iter();
     let named = all.map(|at| match known.iter().find(|address| address.at == *at) {

@@ -1,5 +1,5 @@
-//! What becomes of a node that a kube-proxy has programmed, upstream's or this one: what stays, what
-//! is changed, what goes, and whether connections go on.
+//! Report about a node that a kube-proxy has programmed, upstream's or this one: entries that stay,
+//! change or go, and the effect on connections.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,29 +10,29 @@ use view::shown;
 
 use super::foresee::Foreseen;
 
-/// The report.
+/// The migration report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Migration {
-    /// The modes that have programmed this node.
+    /// Modes that have programmed this node.
     pub(super) from: Vec<&'static str>,
-    /// The mode that is chosen.
+    /// Chosen mode.
     pub(super) to: &'static str,
-    /// What is there as it is to be, and is not touched.
+    /// Entries that are up to date and stay.
     pub(super) kept: Vec<Kept>,
-    /// How many entries are made, by kind.
+    /// Number of added entries, by kind.
     pub(super) added: BTreeMap<&'static str, usize>,
-    /// How many are changed, by kind.
+    /// Number of changed entries, by kind.
     pub(super) changed: BTreeMap<&'static str, usize>,
-    /// How many go, by kind, but for what other modes have left.
+    /// Number of removed entries, by kind, without those that other modes have left.
     pub(super) removed: BTreeMap<&'static str, usize>,
-    /// What other modes have left, and goes once this one serves.
+    /// Entries that other modes have left. They are removed once the chosen mode serves.
     pub(super) left: Vec<String>,
-    /// Whether connections go on.
+    /// Effect on open connections.
     pub(super) connections: &'static str,
 }
 
 impl Migration {
-    /// That from some modes to one; `None` where no kube-proxy has programmed the node.
+    /// Returns the report; `None` if no kube-proxy has programmed the node.
     pub(super) fn report(
         from: Vec<&'static str>,
         to: &'static str,
@@ -70,7 +70,7 @@ impl Migration {
         })
     }
 
-    /// For people.
+    /// Renders the report for people.
     pub(super) fn lines(&self) -> String {
         let mut text = String::new();
         let _ = writeln!(
@@ -84,7 +84,7 @@ impl Migration {
             .iter()
             .map(|Kept { of, part, entries }| {
                 let part = part.strip_prefix("the ").unwrap_or(part);
-                // The shim is one entry, however many rules it has.
+                // The shim counts as one entry, however many rules it has.
                 match entries {
                     1 if part.starts_with("rules") => format!("{of} {part}"),
                     _ => format!("{of} {part} {entries}"),
@@ -111,7 +111,7 @@ impl Migration {
     }
 }
 
-/// Whether connections go on that one of these modes carries.
+/// Describes the effect on connections carried by one of these modes.
 fn connections(from: &[&str], to: &str) -> &'static str {
     if from.contains(&"userspace") {
         "those that userspace mode carries end, or have ended, with its process; all others go on"

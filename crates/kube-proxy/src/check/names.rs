@@ -1,5 +1,5 @@
-//! Whose an entry of the kernel's is, by what it names: for what nobody wants any more, and for
-//! rules, which no table of a mode knows the owner of.
+//! Finds the Service of a kernel entry by the names and addresses in its text. Used for entries
+//! that no Service wants any more, and for rules, whose owner no table of a mode knows.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -9,19 +9,19 @@ use proxy::{Model, Protocol};
 use service_counters::At;
 use service_counters::places::{Place, addresses, places};
 
-/// The Services, by what entries name of them.
+/// Services, by names and addresses that entries contain.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// Service ports, by where they are served.
+    /// Service ports, by the place where they are served.
     ports: HashMap<Place, String>,
     /// Services, by address.
     addresses: HashMap<IpAddr, String>,
-    /// Services and their ports, by name.
+    /// Names of Services and their ports.
     known: HashSet<String>,
 }
 
 impl Names {
-    /// Those of all Services.
+    /// Indexes all Services.
     pub(super) fn of(model: &Model) -> Self {
         let mut names = Self::default();
         let views = model.service_names().filter_map(|name| model.view(name));
@@ -44,14 +44,14 @@ impl Names {
         names
     }
 
-    /// Returns the Service port that is served there.
+    /// Returns the Service port that is served at an address and port.
     pub(super) fn served_at(&self, at: SocketAddr, protocol: Protocol) -> Option<&str> {
         let places = [place_at(at, protocol), Place::NodePort(at.port(), protocol)];
         let mut found = places.iter().filter_map(|place| self.ports.get(place));
         found.next().map(String::as_str)
     }
 
-    /// Whose an entry is that reads so; `None` if it names none that is known.
+    /// Returns the Service in the text of an entry; `None` if it names no known one.
     pub(super) fn find(&self, text: &str) -> Option<&str> {
         let words = || {
             text.split([' ', '"', '{', '}'])
@@ -62,8 +62,8 @@ impl Names {
         named.or_else(at)
     }
 
-    /// By a name, as comments of rules have it, and names of chains in nftables within others:
-    /// `service-ULMVA6XW-default/web/tcp/http`.
+    /// Looks up a name. Comments of rules contain it, and names of chains in nftables contain it
+    /// among other parts: `service-ULMVA6XW-default/web/tcp/http`.
     fn named(&self, word: &str) -> Option<&str> {
         let known = |name: &str| self.known.get(name).map(String::as_str);
         if let Some(found) = known(word) {
@@ -72,7 +72,7 @@ impl Names {
         let mut parts = word.split('/');
         let (first, service) = (parts.next()?, parts.next()?);
         let port = parts.nth(1).unwrap_or_default();
-        // The namespace has dashes, too.
+        // A namespace may contain dashes, too.
         let mut namespaces = first.match_indices('-').map(|(at, _)| first.get(at + 1..));
         namespaces.find_map(|namespace| {
             let name = format!("{}/{service}", namespace?);
@@ -81,7 +81,7 @@ impl Names {
         })
     }
 
-    /// By an address: `10.96.0.1:443/TCP`, `10.96.0.1,tcp:443`, `10.96.0.1`, `10.96.0.1/32`.
+    /// Looks up an address: `10.96.0.1:443/TCP`, `10.96.0.1,tcp:443`, `10.96.0.1`, `10.96.0.1/32`.
     fn at(&self, word: &str) -> Option<&str> {
         let word = word.trim_end_matches(':');
         let (place, protocol) = if let Some((address, rest)) = word.split_once(',') {

@@ -1,4 +1,4 @@
-//! `kube-proxy plan`: the writes of a start, counted, and in the order in which they are made.
+//! `kube-proxy plan`: the writes of a start, with their number and in their order.
 
 use std::fmt::Write as _;
 
@@ -9,11 +9,11 @@ use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::foresee::Foreseen;
 use crate::config::asked::Output;
 
-/// The plan.
+/// Renders the plan.
 ///
 /// # Errors
 ///
-/// It cannot be told in this form.
+/// The form cannot express it.
 pub(super) fn render(foreseen: &Foreseen, output: Output) -> Result<String> {
     Ok(match output {
         Output::Text => lines(foreseen, LISTED_PER_KIND),
@@ -23,7 +23,7 @@ pub(super) fn render(foreseen: &Foreseen, output: Output) -> Result<String> {
     })
 }
 
-/// Of each kind so many.
+/// Renders at most `most` writes of each kind.
 fn lines(foreseen: &Foreseen, most: usize) -> String {
     let Foreseen {
         warnings,

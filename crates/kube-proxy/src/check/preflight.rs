@@ -1,5 +1,5 @@
-//! Whether this node can be served in the mode that is chosen, and what on it is in the way: what
-//! is found, and what follows from it. Nothing changes.
+//! Checks that this node can serve in the chosen mode, and finds what may interfere. Changes
+//! nothing.
 //!
 //! ```text
 //!   /proc, /lib/modules, netlink ─ read ─▶ facts ─ judge (pure) ─▶ Findings
@@ -37,24 +37,24 @@ use super::names::Names;
 use crate::config::options::Options;
 use crate::node::{kernel_settings, one_family};
 
-/// Where the kernel's files are.
+/// Root of the kernel's files.
 const ROOT: &str = "/";
 
-/// What there is of proxies, by which it is told who has served here.
+/// Traces of proxies in the kernel, which show who has served here.
 #[derive(Debug, Default)]
 pub(super) struct Traces {
-    /// The names of links.
+    /// Names of links.
     pub(super) links: BTreeSet<String>,
-    /// Chains that somebody has made in iptables.
+    /// User-defined chains of iptables.
     pub(super) chains: Vec<(Backend, Table, String)>,
-    /// Tables of the modes in nftables.
+    /// nftables tables of the modes.
     pub(super) tables: BTreeSet<&'static str>,
-    /// State that could not be read, and why: there may be more than the rest says.
+    /// State that could not be read, with the reason. It may contain further traces.
     pub(super) unread: Vec<String>,
 }
 
 impl Traces {
-    /// Those of this network namespace.
+    /// Reads the traces in this network namespace.
     pub(super) fn read() -> Self {
         let mut traces = Self::default();
         match fs::read_to_string(Path::new(ROOT).join("proc/thread-self/net/dev")) {
@@ -93,7 +93,7 @@ impl Traces {
         traces
     }
 
-    /// The modes that have programmed this node: by what only one of them makes.
+    /// Returns the modes that have programmed this node. A trace counts if only one mode makes it.
     pub(super) fn modes(&self, modes: Footprints) -> Vec<&'static str> {
         let has_left = |mode: &&&footprint::Footprint| {
             let others = || modes.iter().filter(|other| **other != **mode);
@@ -112,7 +112,7 @@ impl Traces {
     }
 }
 
-/// Looks at all of it, by blocking. `seen` is what a start would do, if that can be said.
+/// Runs all checks, by blocking. `seen` is the forecast of a start, if there is one.
 pub(super) fn look(
     options: &Options,
     traces: &Traces,
@@ -216,7 +216,7 @@ fn pending(options: &Options, root: &Path) -> Vec<settings::Pending> {
     with_right.collect()
 }
 
-/// Says that something could not be read.
+/// Returns the finding that something could not be read.
 fn unknown(name: &'static str, unread: &[String]) -> Finding {
     Finding::warn(
         name,
@@ -227,7 +227,8 @@ fn unknown(name: &'static str, unread: &[String]) -> Finding {
     )
 }
 
-/// The virtual servers that nothing says to be a kube-proxy's, and the Service ports that want them.
+/// Returns virtual servers that are no kube-proxy's by any evidence, with the Service ports that
+/// want them.
 ///
 /// # Errors
 ///
@@ -248,7 +249,7 @@ fn foreign(model: Option<&Model>) -> Result<Vec<others::Foreign>, Vec<String>> {
         .collect())
 }
 
-/// The node's addresses with the names of their links, but for those that modes make.
+/// Returns the node's addresses with the names of their links, without the modes' links.
 fn own_addresses(traces: &Traces, unread: &mut Vec<String>) -> BTreeMap<IpAddr, String> {
     let mut found = BTreeMap::new();
     let made = footprint::links(footprints::ALL);
@@ -266,7 +267,7 @@ fn own_addresses(traces: &Traces, unread: &mut Vec<String>) -> BTreeMap<IpAddr, 
     for name in names {
         let link = match rtnetlink.link(name) {
             Ok(Some(link)) => link,
-            // It is gone by now.
+            // The link is gone by now.
             Ok(None) => continue,
             Err(error) => {
                 unread.push(format!("link {name}: {error}"));
@@ -323,7 +324,7 @@ fn all_ports(options: &Options, root: &Path, model: Option<&Model>) -> Vec<Findi
     findings
 }
 
-/// Reads a list of sockets.
+/// Parses a list of sockets.
 pub(crate) fn read_sockets(text: &str) {
     listening::read_text(text);
 }
@@ -336,7 +337,7 @@ mod tests {
 
     use super::*;
 
-    /// Nobody but an administrator may ask nf_tables.
+    /// Asking nf_tables needs administrator rights.
     #[test]
     fn what_cannot_be_read_is_unknown_and_not_absent() {
         let look = || {
@@ -351,7 +352,7 @@ mod tests {
             let is_here = !matches!(opened, Err(nftables_netlink::Error::NoNftables));
             (is_here, Traces::read())
         };
-        // What a thread may do is its own.
+        // Capabilities belong to the thread, so a thread of its own drops them.
         let (is_here, traces) = thread::spawn(look).join().unwrap();
         if is_here {
             let told = |part: &str| traces.unread.iter().any(|line| line.contains(part));

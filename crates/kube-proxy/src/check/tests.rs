@@ -1,10 +1,10 @@
-//! What tests of the answers are made of.
+//! Shared parts of the tests.
 
 use modes::preview::{Action, Change};
 
 use super::foresee::Foreseen;
 
-/// A change of an IPv4 entry, by the first lane of IPVS mode.
+/// Returns a change of an IPv4 entry, by the first lane of IPVS mode.
 pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change {
     let verb = match action {
         Action::Add => "add",
@@ -25,7 +25,7 @@ pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change 
     }
 }
 
-/// That a start would make these changes, and one warning.
+/// Returns a forecast with these changes and one warning.
 pub(super) fn foreseen(changes: Vec<Change>) -> Foreseen {
     Foreseen {
         would_change: !changes.is_empty(),

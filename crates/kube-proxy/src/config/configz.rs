@@ -1,7 +1,7 @@
-//! The configuration in effect as `/configz` tells it: the file that says all of it, as JSON.
+//! The configuration in effect for `/configz`: the equivalent file, as JSON.
 //!
-//! Upstream 1.36 serves `v1alpha1` (k/k#136044; before, it was the internal type, in Go's own
-//! names), converted from its internal type, which has one pair of periods: those of the mode
+//! Upstream 1.36 serves `v1alpha1` (k/k#136044); before, it served the internal type with Go's own
+//! names. It converts from its internal type, which has one pair of periods: those of the mode
 //! (`pkg/proxy/apis/config/v1alpha1/conversion.go`). So the periods of other modes are 0 there, and
 //! here.
 
@@ -11,26 +11,26 @@ use serde_json::json;
 
 use super::{Configuration, Period};
 
-/// The page's body, for those who serve it; replaced when the configuration is.
+/// Body of the page. It is replaced together with the configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Configz(Arc<Mutex<String>>);
 
 impl Configz {
-    /// A page that tells `configuration`.
+    /// Returns a page with `configuration`.
     pub fn new(configuration: &Configuration) -> Self {
         let page = Self::default();
         page.set(configuration);
         page
     }
 
-    /// Tells another one from now on.
+    /// Replaces the configuration.
     pub fn set(&self, configuration: &Configuration) {
         let configuration = of_its_mode(configuration.clone()).as_upstream();
         let body = json!({ "kubeproxy.config.k8s.io": configuration }).to_string();
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = body;
     }
 
-    /// JSON.
+    /// Returns the body as JSON.
     pub fn body(&self) -> String {
         self.0
             .lock()
@@ -39,7 +39,7 @@ impl Configz {
     }
 }
 
-/// With the periods of other modes 0.
+/// Sets the periods of other modes to 0.
 fn of_its_mode(mut from: Configuration) -> Configuration {
     let mode = from.mode.clone().unwrap_or_default();
     for (of, sync, min_sync) in [

@@ -1,4 +1,4 @@
-//! Reading the file: strictly, and if that fails for names alone, leniently with a warning.
+//! Reads the configuration file: strictly, and if only names are unknown, leniently with a warning.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -11,45 +11,45 @@ use serde_saphyr::DuplicateKeyPolicy;
 use super::settings::{every_field, in_terms_of_fields};
 use super::{API_VERSION, Configuration, KIND};
 
-/// A configuration file cannot be used.
+/// Failure to use a configuration file.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigurationError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("cannot {verb} the configuration file {}: {source}", file.display())]
     File {
         /// `read` or `write`.
         verb: &'static str,
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// It is no KubeProxyConfiguration.
+    /// The file is no KubeProxyConfiguration.
     #[error("{}{}: {message}", file.display(), line.map(|line| format!(", line {line}")).unwrap_or_default())]
     Syntax {
         /// The file.
         file: PathBuf,
-        /// The line, counted from 1, where one is to blame.
+        /// Line number, counted from 1, if one is to blame.
         line: Option<u64>,
-        /// What is wrong, and what is allowed.
+        /// The mistake, and the allowed values.
         message: String,
     },
-    /// A field has a value that cannot be meant.
+    /// A field has an invalid value.
     #[error("{}: invalid value '{value}' for {field}: {advice}", file.display())]
     Meaning {
         /// The file.
         file: PathBuf,
-        /// The field's path.
+        /// Path of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: String,
-        /// What is wrong with it, and what is allowed.
+        /// The mistake, and the allowed values.
         advice: String,
     },
 }
 
 impl ConfigurationError {
-    /// An error about a flag that `file` has said as a field.
+    /// Converts an error about a flag to one about the field that gave it in `file`.
     pub(crate) fn of(file: &Path, field: &'static str, error: &UnusableFlag) -> Self {
         Self::Meaning {
             file: file.to_owned(),
@@ -60,11 +60,11 @@ impl ConfigurationError {
     }
 }
 
-/// Reads a file, with warnings about what it says in vain.
+/// Reads a file. Also returns warnings about settings without effect.
 ///
 /// # Errors
 ///
-/// It cannot be read, or is no KubeProxyConfiguration.
+/// The file cannot be read, or is no KubeProxyConfiguration.
 pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), ConfigurationError> {
     let text = fs::read_to_string(file).map_err(|source| ConfigurationError::File {
         verb: "read",
@@ -78,7 +78,7 @@ pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), Configur
     })
 }
 
-/// Reads a file's text; an error is a line, if one is to blame, and what is wrong.
+/// Parses a file's text. An error has the line, if one is to blame, and the mistake.
 pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<u64>, String)> {
     let text = first_document(text);
     let mut warnings = Vec::new();
@@ -119,7 +119,7 @@ pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<
     Ok((configuration, warnings))
 }
 
-/// What comes before a second YAML document: upstream reads no further.
+/// Returns the text before a second YAML document, because upstream reads no further.
 fn first_document(text: &str) -> &str {
     let mut end = 0;
     let mut has_begun = false;
@@ -149,7 +149,7 @@ fn message(error: &serde_saphyr::Error) -> String {
         .render_with_formatter(&serde_saphyr::UserMessageFormatter)
 }
 
-/// What the YAML reader says about a value of the wrong type, and what to do.
+/// The YAML reader's messages about values of the wrong type, with the next step.
 const PLAIN: &[(&str, &str)] = &[
     ("invalid i32", "give a whole number"),
     ("invalid u32", "give a whole number, 0 or more"),
@@ -163,7 +163,7 @@ const PLAIN: &[(&str, &str)] = &[
     ("expected mapping start", "give fields with their values"),
 ];
 
-/// The line that an error is about, and the error with what the line says.
+/// Returns the line of an error, and the error with the line's text.
 fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     let told = message(error);
     let told = told
@@ -183,7 +183,8 @@ fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     (line, said.unwrap_or_else(|| told.to_owned()))
 }
 
-/// The paths of fields in `tree` that `known` lacks. A map without fields of its own takes any.
+/// Collects the paths of fields in `tree` that `known` lacks. A map without known fields accepts
+/// any.
 fn find_unknown(prefix: &str, tree: &Value, known: &Value, unknown: &mut Vec<String>) {
     let (Some(tree), Some(known)) = (tree.as_object(), known.as_object()) else {
         return;

@@ -1,4 +1,4 @@
-//! Following the configuration file while the process runs, and what of it takes a new start.
+//! Follows the configuration file while the process runs, and reports changes that need a restart.
 
 pub mod watch;
 
@@ -14,7 +14,7 @@ use crate::config::options::Options;
 use crate::config::{self, Waiting};
 use crate::events::{Event, Recorder};
 
-/// Sends on what the configuration file says anew, and says what of it waits for a new start.
+/// Sends changed options on, and reports changes that wait for a restart.
 pub async fn follow(
     mut used: Options,
     changed: mpsc::Sender<Options>,
@@ -65,10 +65,10 @@ pub async fn follow(
     }
 }
 
-/// What waits for a new start, as far as it has been said.
+/// Changes that wait for a restart, as far as they were reported.
 struct Awaited {
     told: Vec<Waiting>,
-    /// Comes when the daemon has one.
+    /// Receives the daemon's recorder once it exists.
     recording: Option<oneshot::Receiver<Recorder>>,
     recorder: Recorder,
 }
@@ -82,7 +82,7 @@ impl Awaited {
         }
     }
 
-    /// Says once what waits, and when nothing does any more.
+    /// Reports once what waits, and when nothing does any more.
     async fn tell(&mut self, file: &Path, waiting: &[Waiting], node: &str) {
         if self.told == waiting {
             return;
@@ -109,13 +109,13 @@ impl Awaited {
     }
 }
 
-/// Where what this pod is prepared for is kept, if anything could change it.
+/// Returns the file for the pod's configuration, if this process could change it.
 pub fn keeps_prepared(options: &Options) -> Option<&Path> {
     options.process.configuration_file.as_ref()?;
     options.process.prepared_configuration.as_deref()
 }
 
-/// Keeps what this pod starts with, if nothing was kept yet: no init container has.
+/// Stores the configuration of this start, unless an init container has stored one.
 pub fn keep_prepared(options: &Options) {
     let Some(file) = keeps_prepared(options) else {
         return;
@@ -129,7 +129,8 @@ pub fn keep_prepared(options: &Options) {
     }
 }
 
-/// The options as the same command line has them now, with what waits as it is in use.
+/// Reads the options of the same command line again. Settings that wait for a restart keep their
+/// current values.
 fn reread(waiting: &[Waiting]) -> Result<Options, CommandLineError> {
     match command_line::parse_keeping(std::env::args_os(), waiting)? {
         Command::Run(options) | Command::Check(options, _) | Command::Cleanup(options) => {

@@ -1,4 +1,4 @@
-//! What the flags mean, typed and checked: a part for each who reads them.
+//! The meaning of the flags, typed and checked, with a part for each reader.
 //!
 //! ```text
 //!             ┌─▶ Process           the process and its loop
@@ -10,7 +10,7 @@
 //!             └─▶ Said              what the operator is told
 //! ```
 //!
-//! Parts are compared as wholes: what a changed configuration file changes is asked of each.
+//! Parts are compared as wholes, to find out which of them a changed configuration file changes.
 
 pub(crate) mod object_source;
 pub mod process;
@@ -30,43 +30,43 @@ use crate::config::{Configuration, command_line};
 use crate::logging;
 use process::Process;
 
-/// What is meant.
+/// Options of a process.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// What the process as a whole reads.
+    /// Options of the process as a whole.
     pub process: Process,
-    /// What the log reads.
+    /// Options of the log.
     pub log: logging::settings::Settings,
-    /// Where Services come from.
+    /// Source of Services.
     pub source: source::Settings,
-    /// What the servers of health and metrics read.
+    /// Options of the health and metrics servers.
     pub serve: servers::Settings,
-    /// What the modes read.
+    /// Options of the modes.
     pub modes: modes::settings::Settings,
-    /// Settings of the kernel that are asked for.
+    /// Kernel settings that flags ask for.
     pub kernel: sysctl::settings::Settings,
-    /// What was said, and is to be told.
+    /// Messages about the flags.
     pub said: Said,
 }
 
-/// What was said, and what the operator is to be told of it.
+/// The given settings, and messages about them for the operator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Said {
-    /// All of it as a file would say it, also what is accepted without effect.
+    /// The settings as a file, including those without effect.
     pub configuration: Configuration,
-    /// Where the mode comes from: `--proxy-mode`, a file, or `the default`.
+    /// Origin of the mode: `--proxy-mode`, a file, or `the default`.
     pub mode_from: String,
-    /// What was chosen because nothing was given, a line each.
+    /// Lines about choices made by default.
     pub notes: Vec<String>,
-    /// What the operator should know about what was given, a line each.
+    /// Warnings about given settings, a line each.
     pub warnings: Vec<String>,
-    /// The one of them that says that no mode was given.
+    /// Warning that no mode was given; also one of `warnings`.
     pub no_mode: Option<String>,
 }
 
 #[cfg(test)]
 impl Said {
-    /// All warnings but that of an empty mode.
+    /// Returns all warnings except the one about an empty mode.
     pub(crate) fn warnings_beside_mode(&self) -> Vec<String> {
         let warnings = self.warnings.iter();
         let others = warnings.filter(|warning| Some(*warning) != self.no_mode.as_ref());
@@ -75,7 +75,7 @@ impl Said {
 }
 
 impl Said {
-    /// Logs the flags as they were typed, where much is logged, and what is to be said of them.
+    /// Logs the flags as they were typed, at high verbosity, and the messages about them.
     pub fn tell(&self, log: &logging::settings::Settings) {
         if log.verbosity >= 1 {
             for line in command_line::as_typed(env::args_os()) {
@@ -92,11 +92,11 @@ impl Said {
 }
 
 impl Options {
-    /// Works out what `flags` mean.
+    /// Interprets `flags`.
     ///
     /// # Errors
     ///
-    /// A value cannot be meant.
+    /// A value is invalid.
     pub fn new(flags: &Flags) -> Result<Self, UnusableFlag> {
         let chosen = ProxyMode::read(flags)?;
         let gates = Gates::new(flags.feature_gates.iter().cloned());
@@ -127,7 +127,7 @@ impl Options {
         })
     }
 
-    /// What becomes of Services' external IPs.
+    /// Returns the treatment of Services' external IPs.
     pub(crate) fn external_ips(&self) -> ExternalIps {
         if self.process.gates.is_on(EXTERNAL_IPS) {
             ExternalIps::Served
@@ -138,7 +138,7 @@ impl Options {
 }
 
 impl Options {
-    /// What external and load-balancer addresses are held against.
+    /// Returns the rules that external and load-balancer addresses must satisfy.
     pub(crate) fn address_rules(&self) -> AddressRules {
         AddressRules {
             allowed: self.process.allowed_external.clone(),
@@ -146,7 +146,7 @@ impl Options {
     }
 }
 
-/// What has no effect is to be right all the same, as upstream.
+/// Checks flags without effect. As in upstream, they must be valid all the same.
 fn check_unused(flags: &Flags) -> Result<(), UnusableFlag> {
     if flags.config_sync_period.is_zero() {
         return Err(UnusableFlag::new(
@@ -165,7 +165,7 @@ fn check_unused(flags: &Flags) -> Result<(), UnusableFlag> {
     Ok(())
 }
 
-/// What means nothing.
+/// Returns warnings about flags without effect.
 fn warnings(flags: &Flags, chosen: ProxyMode) -> Vec<String> {
     let defaults = Flags::defaults();
     let mut warnings = Vec::new();

@@ -1,10 +1,9 @@
-//! What a pod was prepared for (`--prepared-config`): the configuration as it was when the pod
-//! began, in a volume that lives and ends with the pod.
+//! The configuration that a pod was prepared for (`--prepared-config`), in a volume that lives as
+//! long as the pod.
 //!
-//! A container that is started again in its pod, after a crash or for want of memory, reads a
-//! ConfigMap that may have changed meanwhile, and no init container runs before it. So what takes a
-//! new start goes on waiting for the next pod. Fields that are applied while kube-proxy runs are
-//! those of the file, as ever.
+//! A container that restarts in its pod, after a crash or for lack of memory, reads a ConfigMap
+//! that may have changed. No init container runs before it. So changes that need a restart go on
+//! waiting for the next pod. Fields that apply to a running kube-proxy have the file's values.
 
 use std::fs;
 use std::io;
@@ -12,11 +11,11 @@ use std::path::Path;
 
 use super::{Configuration, ConfigurationError, read};
 
-/// Keeps a configuration in `file`, in place of what was there.
+/// Stores a configuration in `file`, in place of an earlier one.
 ///
 /// # Errors
 ///
-/// It cannot be written.
+/// The file cannot be written.
 pub fn record(file: &Path, configuration: &Configuration) -> Result<(), ConfigurationError> {
     let text = configuration.tree().to_string();
     let aside = file.with_extension("new");
@@ -29,11 +28,11 @@ pub fn record(file: &Path, configuration: &Configuration) -> Result<(), Configur
         })
 }
 
-/// What was kept in `file`, if anything was.
+/// Returns the configuration stored in `file`, if any.
 ///
 /// # Errors
 ///
-/// It cannot be read, or is no configuration.
+/// The file cannot be read, or is no configuration.
 pub fn prepared(file: &Path) -> Result<Option<Configuration>, ConfigurationError> {
     match read(file) {
         Ok((configuration, _)) => Ok(Some(configuration)),

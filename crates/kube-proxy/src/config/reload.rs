@@ -1,18 +1,18 @@
-//! What became of a configuration file that says something else: which fields, and which of them
-//! wait for a new start.
+//! Compares a changed configuration file with the one in use: which fields differ, and which of
+//! them need a restart.
 //!
 //! ```text
 //!   file, changed ─┬─ what can be applied ─▶ in effect
 //!                  └─ what takes a new start ─▶ waits: said, and kept as it was
 //! ```
 //!
-//! No change of the file ends the process. It reaches all nodes of a cluster within a minute or
-//! two, in no order; a process that exited for it would be started again in the same pod, where no
-//! init container runs, and with whatever the file asks of the node: another data plane, or a start
-//! that fails, everywhere at once. Somebody who restarts the pods, by a rolling update, says when,
+//! No change of the file ends the process. A change reaches all nodes of a cluster within a minute
+//! or two, in any order. A process that exited for it would restart in the same pod, where no init
+//! container runs. It would do whatever the file asks for, everywhere at once: use another data
+//! plane, or fail to start. An operator who restarts the pods by a rolling update chooses the time,
 //! sees the first node fail, and runs the init containers. Upstream means to exit, but in a cluster
-//! does not: its watch is lost when a mounted ConfigMap changes (k/k#132949, k/k#139204), so that
-//! pods are restarted by hand there, too.
+//! does not. It loses its watch when a mounted ConfigMap changes (k/k#132949, k/k#139204), so pods
+//! are restarted by hand there, too.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,16 +22,16 @@ use serde_json::Value;
 use super::settings::{Change, ROWS};
 use super::{Configuration, MODE_SECTIONS, settings};
 
-/// A field that a changed file says anew, and that is not in effect before a new start.
+/// A changed field that has no effect before a restart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
-    /// Its path.
+    /// Path of the field.
     pub path: String,
     wanted: Value,
     used: Value,
 }
 
-/// `mode: iptables (in use: ipvs)`.
+/// Writes `mode: iptables (in use: ipvs)`.
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let said = |value: &Value| match value {
@@ -44,7 +44,7 @@ impl fmt::Display for Waiting {
 }
 
 impl Configuration {
-    /// What `new` says differently and what is not in effect before a new start, sorted by path.
+    /// Returns the fields that `new` changes and that need a restart, sorted by path.
     pub fn waits(&self, new: &Self) -> Vec<Waiting> {
         let fields = self.differences(new);
         let has_other_mode = fields.iter().any(|path| path == "mode");
@@ -52,7 +52,7 @@ impl Configuration {
         let value =
             |tree: &Value, path: &str| settings::at(tree, path).cloned().unwrap_or_default();
         let waits = |path: &String| {
-            // They are written for the mode that the file names.
+            // These fields are meant for the mode that the file names.
             let is_of_a_mode = MODE_SECTIONS.iter().any(|of| settings::is_within(path, of));
             change_of(path) == Change::Restart || (has_other_mode && is_of_a_mode)
         };
@@ -66,7 +66,7 @@ impl Configuration {
             .collect()
     }
 
-    /// With the fields that wait as they are in use.
+    /// Returns the configuration with waiting fields at their current values.
     pub(crate) fn keeping(self, waiting: &[Waiting]) -> Self {
         let mut tree = self.tree();
         for Waiting { path, used, .. } in waiting {
@@ -75,11 +75,11 @@ impl Configuration {
                 *field = used.clone();
             }
         }
-        // It is made of such trees.
+        // The tree comes from such a configuration.
         serde_json::from_value(tree).unwrap_or(self)
     }
 
-    /// The paths of the fields that `new` says differently, sorted.
+    /// Returns the paths of the fields that `new` changes, sorted.
     pub fn differences(&self, new: &Self) -> Vec<String> {
         let (old, new) = (leaves(&self.tree()), leaves(&new.tree()));
         let mut paths: Vec<String> = old.keys().chain(new.keys()).cloned().collect();
@@ -90,20 +90,20 @@ impl Configuration {
     }
 }
 
-/// How a change of the field at `path` comes into effect. What has no flag has no effect, and so
-/// needs no new start.
+/// Returns how a change of the field at `path` takes effect. A field without a flag has no effect
+/// and so needs no restart.
 pub fn change_of(path: &str) -> Change {
     ROWS.iter()
         .find(|row| row.path == path)
         .map_or(Change::Live, |row| row.change)
 }
 
-/// The path of each field, sorted.
+/// Returns the path of each field, sorted.
 pub fn fields() -> Vec<String> {
     leaves(&settings::every_field()).into_keys().collect()
 }
 
-/// The fields that are no sections, by their paths. What a feature gate is called is none.
+/// Returns the fields that are no sections, by their paths. Names of feature gates are no paths.
 fn leaves(tree: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let mut sections = vec![(String::new(), tree)];

@@ -1,4 +1,4 @@
-//! The settings that are a field and a flag: one row each.
+//! Settings that are both a field and a flag, a row each.
 
 use flags::unusable::UnusableFlag;
 use flags::{Flags, go};
@@ -13,38 +13,38 @@ use super::{API_VERSION, Configuration, KIND};
 /// A field that has a flag.
 #[derive(Debug)]
 pub(super) struct Row {
-    /// The field's path.
+    /// Path of the field.
     pub(super) path: &'static str,
-    /// The flag's name.
+    /// Name of the flag.
     pub(super) flag: &'static str,
-    /// How a changed file brings it into effect.
+    /// Way in which a change takes effect.
     pub(super) change: Change,
 }
 
-/// How a setting that a changed file says anew comes into effect.
+/// Way in which a changed setting takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// While the process runs.
+    /// Takes effect at once, in the running process.
     Live,
-    /// By a new start, which it waits for: what depends on it is opened once.
+    /// Needs a restart, because dependent state is opened once.
     Restart,
 }
 
-/// Reads and writes the rows' flags; a row is the field's path, the same in Rust, the flag's name,
-/// the same in Rust, and how a change comes into effect.
+/// Reads and writes the rows' flags. A row has the field's path as text and as Rust fields, the
+/// flag's name as text and as Rust field, and the way in which a change takes effect.
 macro_rules! rows {
     ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
-        /// Each field that has a flag.
+        /// Rows of all fields that have a flag.
         pub(super) const ROWS: &[Row] = &[$(Row { path: $path, flag: $name, change: Change::$change }),+];
 
         impl Configuration {
-            /// Sets the fields to what the flags say.
+            /// Sets the fields from the flags.
             fn take(&mut self, flags: &Flags) {
                 $(self.$($field)+ = Some(Spelling::to_field(&flags.$flag));)+
             }
 
-            /// Sets the flags to what the fields say; those for which `keeps` is true, and those of
-            /// which nothing is said, stay as they are.
+            /// Sets the flags from the fields. Flags for which `keeps` is true, and flags without a
+            /// field value, stay as they are.
             fn give(self, flags: &mut Flags, keeps: impl Fn(&str) -> bool) -> Result<(), UnusableFlag> {
                 $(if let Some(field) = self.$($field)+.filter(|_| !keeps($name)) {
                     flags.$flag = Spelling::from_field(field)
@@ -111,19 +111,19 @@ rows! {
     "showHiddenMetricsForVersion" [show_hidden_metrics_for_version] "show-hidden-metrics-for-version" [show_hidden_metrics_for_version] Live;
 }
 
-/// The path of each field that has a flag, and the flag's name.
+/// Returns the path of each field that has a flag, with the flag's name.
 pub(crate) fn fields_with_flags() -> impl Iterator<Item = (&'static str, &'static str)> {
     ROWS.iter().map(|row| (row.path, row.flag))
 }
 
-/// The path of the field that `flag` is in a file, if it is one.
+/// Returns the path of the field for `flag`, if it has one.
 pub(crate) fn field_of(flag: &str) -> Option<&'static str> {
     ROWS.iter().find(|row| row.flag == flag).map(|row| row.path)
 }
 
-/// `text` with flags replaced by the fields that they are in a file.
+/// Replaces flags in `text` by their fields.
 pub(super) fn in_terms_of_fields(text: &str) -> String {
-    // The longest first: one name may begin with another.
+    // Longest first: a name may begin with another name.
     let mut rows: Vec<_> = ROWS.iter().collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.flag.len()));
     rows.into_iter().fold(text.to_owned(), |text, row| {
@@ -131,18 +131,18 @@ pub(super) fn in_terms_of_fields(text: &str) -> String {
     })
 }
 
-/// Flags that are heard with a file too: upstream's log flags and `--hostname-override`.
+/// Reports whether a flag counts even with a file: upstream's log flags and `--hostname-override`.
 pub(crate) fn wins_over_file(flag: &str) -> bool {
     matches!(flag, "hostname-override" | "v" | "vmodule") || flag.starts_with("log")
 }
 
 impl Configuration {
-    /// What the flags say, as a file, whose other fields have their defaults.
+    /// Returns the flags as a file. Fields without a flag have their defaults.
     pub fn of(flags: &Flags) -> Self {
         Self::default().completed(flags)
     }
 
-    /// With the fields that are flags from `flags`, and the others' defaults.
+    /// Fills fields with flags from `flags`, and other fields with their defaults.
     pub(crate) fn completed(mut self, flags: &Flags) -> Self {
         self.take(flags);
         self.api_version = Some(API_VERSION.to_owned());
@@ -158,13 +158,13 @@ impl Configuration {
             (&mut self.healthz_bind_address, flags.healthz_port),
             (&mut self.metrics_bind_address, flags.metrics_port),
         ] {
-            // What cannot be read is refused elsewhere.
+            // An invalid address is rejected elsewhere.
             if let Some(Ok(at)) = address.as_deref().map(|text| go::listen(text, port)) {
                 *address = Some(at.map(|at| at.to_string()).unwrap_or_default());
             }
         }
         for lists in [&mut self.ipvs.exclude_cidrs, &mut self.node_port_addresses] {
-            // Typed lists may be several to a flag.
+            // A list flag may be given several times.
             let items = lists.iter().flatten().flat_map(|list| list.split(','));
             let items: Vec<_> = items
                 .map(str::trim)
@@ -199,8 +199,8 @@ impl Configuration {
         self
     }
 
-    /// Replaces what flags say by what a file says, or leaves to its defaults, but for those that
-    /// are given (`is_given`) and win.
+    /// Replaces the flags by the values of a file or its defaults. Flags that are given
+    /// (`is_given`) and win over the file stay.
     pub(crate) fn put(
         mut self,
         flags: &mut Flags,
@@ -218,7 +218,7 @@ impl Configuration {
             self.metrics_bind_address
                 .get_or_insert("[::1]:10249".to_owned());
         }
-        // A period of ipvs mode that upstream's defaults of the file forget.
+        // Upstream's defaults for the file lack this period of IPVS mode.
         self.ipvs.min_sync_period.get_or_insert_default();
         let mut file = Flags::defaults();
         self.give(&mut file, |_| false)?;
@@ -227,7 +227,7 @@ impl Configuration {
         whole.give(flags, |flag| wins_over_file(flag) && is_given(flag))
     }
 
-    /// Empty and zero are the default where upstream cannot tell them from nothing.
+    /// Removes empty and zero values that upstream cannot tell from missing ones.
     fn unset_zeros(&mut self) {
         for text in [
             &mut self.bind_address,
@@ -255,20 +255,20 @@ impl Configuration {
         self.client_connection.qps.take_if(|qps| *qps == 0.0);
     }
 
-    /// As JSON, with every field.
+    /// Returns the configuration as JSON, with every field.
     pub(super) fn tree(&self) -> Value {
         serde_json::to_value(self).unwrap_or_default()
     }
 }
 
-/// Whether `path` is a section, or the field itself, and `field` is in it.
+/// Reports whether `field` is `path` or lies in the section `path`.
 pub(super) fn is_within(field: &str, path: &str) -> bool {
     field
         .strip_prefix(path)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// A configuration with all its fields, as JSON.
+/// Returns a configuration with all its fields, as JSON.
 pub(super) fn every_field() -> Value {
     Configuration::of(&Flags::defaults()).tree()
 }

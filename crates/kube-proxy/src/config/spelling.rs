@@ -1,4 +1,4 @@
-//! Values as flags have them, and as fields have them.
+//! Conversions between the values of flags and of fields.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,8 +9,8 @@ use flags::go;
 
 use super::{FileVerbosity, Period};
 
-/// A value as a flag has it, and as a field has it. What a field holds and a flag cannot is
-/// returned, with what is allowed.
+/// Conversion between the value of a flag and of a field. A field's value that no flag can have is
+/// an error, with the allowed values.
 pub(super) trait Spelling<F>: Sized {
     fn to_field(&self) -> F;
     fn from_field(field: F) -> Result<Self, (String, &'static str)>;

@@ -19,7 +19,7 @@ use crate::logging::settings::LogFormat;
 const KUBEADM: &str = include_str!("kubeadm.yaml");
 const HEADER: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
 
-/// A file of its own folder, both gone when it is dropped.
+/// A file in its own folder. Dropping it removes both.
 struct File(PathBuf);
 
 impl File {
@@ -37,7 +37,7 @@ impl File {
         fs::write(&self.0, text).unwrap();
     }
 
-    /// What a command line with this file comes to.
+    /// Returns the result of a command line with this file.
     fn with(&self, line: &str) -> Result<Command, String> {
         let config = format!("--config={}", self.0.display());
         let line = ["kube-proxy", &config]
@@ -71,7 +71,7 @@ fn error(text: &str) -> String {
     }
 }
 
-/// Without what says where it came from.
+/// Removes the origin of the settings.
 fn bare(mut options: Options) -> Options {
     options.process.configuration_file = None;
     options.said.notes.clear();
@@ -86,7 +86,7 @@ fn kubeadms_file_means_the_defaults_and_warns_of_its_empty_mode() {
     let file = File::new(KUBEADM);
     let options = file.options("--hostname-override=Node1");
     assert_eq!(options.modes.chosen, ProxyMode::Iptables);
-    // Fields that nobody has given are not warned about.
+    // Fields that nobody has given cause no warning.
     assert_eq!(options.said.notes, Vec::<String>::new());
     let [warning] = options.said.warnings.as_slice() else {
         panic!("{:?}", options.said.warnings);
@@ -134,7 +134,7 @@ fn an_empty_file_has_upstreams_defaults() {
     assert_eq!(bare(empty), bare(*by_flags));
 }
 
-/// Our own ConfigMap's file, too.
+/// The file of our own ConfigMap.
 #[test]
 fn the_file_of_our_manifests_warns_of_nothing() {
     let map = include_str!("../../../../manifests/daemonset/configmap.yaml");
@@ -163,7 +163,7 @@ fn the_first_document_of_a_file_counts() {
     assert_eq!(options.said.warnings_beside_mode(), Vec::<String>::new());
 }
 
-/// One row per field that has a flag, with another value than its default.
+/// Checks a row for each field that has a flag, with another value than its default.
 #[test]
 fn every_field_reaches_its_option() {
     type Check = fn(&Options) -> bool;
@@ -334,7 +334,7 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
             "ipvs: {scheduler: wrr}",
             &["config.conf: ipvs.scheduler has no effect", "ipvs mode"],
         ),
-        // A second is the flag's default, and not the file's.
+        // One second is the default of the flag, not of the file.
         (
             "mode: iptables\nipvs: {minSyncPeriod: 1s, syncPeriod: 30s, scheduler: ''}",
             &["config.conf: ipvs.minSyncPeriod has no effect", "ipvs mode"],
@@ -371,7 +371,7 @@ fn what_means_nothing_here_is_taken_with_a_warning() {
     }
 }
 
-/// What counts is warned about in the words in which it was given.
+/// A setting that counts is named in warnings as it was given.
 #[test]
 fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
     let file = File::new(&format!("{HEADER}logging: {{flushFrequency: 1s}}\n"));
@@ -383,7 +383,7 @@ fn a_flag_that_wins_over_the_file_is_warned_about_as_a_flag() {
         warnings,
         ["--log-flush-frequency has no effect: every line is written at once"]
     );
-    // It is one that does not count, which another line says.
+    // Another line says that this flag does not count.
     let warnings = file
         .options("--kube-api-qps=50")
         .said
@@ -543,7 +543,7 @@ fn a_file_takes_the_place_of_flags_but_for_those_of_the_log_and_the_name() {
     let won = file.options("--hostname-override=given -v=5 --logging-format=json");
     assert_eq!((&*won.process.node_name, won.log.verbosity), ("given", 5));
     assert_eq!(won.log.format, LogFormat::Json);
-    // What is no field is heard as ever.
+    // Flags without a field count as usual.
     let others = file.options("--master=https://a --iptables-backend=nft --ipvs-drain-timeout=1m");
     assert_eq!(
         others.modes.ipvs.drain_timeout,
@@ -572,7 +572,7 @@ fn written(line: &str) -> (PathBuf, String) {
 fn the_default_configuration_is_written_as_upstream_writes_it() {
     let (file, text) = written("");
     assert_eq!(file, PathBuf::from("/w"));
-    // Upstream's, but for a period that is not of the mode.
+    // It equals upstream's file, except for a period of another mode.
     assert_eq!(
         text.replace('"', ""),
         include_str!("upstream-1.30.5.yaml")
@@ -621,8 +621,7 @@ fn what_is_written_reads_as_what_it_was_written_from() {
     }
 }
 
-/// The tree that tells unknown fields knows each field of kubeadm's file, and each row's path is in
-/// it.
+/// The tree that finds unknown fields has each field of kubeadm's file, and the path of each row.
 #[test]
 fn fields_are_where_their_paths_say() {
     let mut tree = Configuration::of(&Flags::defaults()).tree();
@@ -663,8 +662,8 @@ fn periods_are_printed_as_go_prints_them() {
     }
 }
 
-/// Follows a file until it says something else; the fields that do, if any does within a while
-/// after `change`.
+/// Follows a file until it changes. Returns the changed fields, empty if none changes within a
+/// while after `change`.
 async fn changed_by(file: &File, change: impl FnOnce()) -> Vec<String> {
     let used = file.options("").said.configuration;
     let reread = || match file.with("") {
@@ -785,7 +784,7 @@ fn changes_are_named_and_known_to_be_live_or_not() {
             &["hostnameOverride"],
             Change::Restart,
         ),
-        // The same in other words.
+        // The same settings in other words.
         (
             "mode: iptables\ndetectLocalMode: ''\nnodePortAddresses: []",
             &[],
@@ -802,7 +801,7 @@ fn changes_are_named_and_known_to_be_live_or_not() {
     }
 }
 
-/// What `file` says, with what waits as it is in `used`; the fields that wait.
+/// Returns the options of `file`, with waiting settings as in `used`, and the waiting fields.
 fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
     let new = file.options("");
     let waiting = used.said.configuration.waits(&new.said.configuration);
@@ -822,7 +821,7 @@ fn taken(used: &Options, file: &File) -> (Options, Vec<String>) {
 fn what_takes_a_new_start_waits_and_the_rest_is_applied() {
     let of = |fields: &str| File::new(&format!("{HEADER}{fields}"));
     let used = of("mode: ipvs\nipvs: {scheduler: sh, strictARP: true}").options("");
-    // What is of a mode waits with the mode.
+    // A setting of a mode waits together with the mode.
     let (options, waiting) = taken(
         &used,
         &of(
@@ -907,7 +906,7 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
             .differences(&again.said.configuration),
         ["clusterCIDR"]
     );
-    // Who prepares a pod does it for what the file says.
+    // Preparing a pod uses the file's settings.
     assert_eq!(
         start("--init-only").unwrap().modes.chosen,
         ProxyMode::Iptables
@@ -926,7 +925,7 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
     file.write(&format!("{HEADER}mode: nonesuch"));
     assert_eq!(start("").unwrap().modes.chosen, ProxyMode::Ipvs);
 
-    // What was kept is damaged, or of no use.
+    // The stored configuration is damaged, or of no use.
     fs::write(&prepared, "{").unwrap();
     assert!(start("").unwrap_err().contains("nonesuch"));
     file.write(&format!("{HEADER}mode: iptables"));
@@ -947,8 +946,8 @@ fn a_start_in_a_pod_that_was_prepared_takes_up_what_that_was_for() {
     }
 }
 
-/// The tables for operators name each flag and each field once, beside each other where they are
-/// one setting, and say of effect and change what the program does.
+/// The tables for operators name each flag and each field once, in one row if they are one setting.
+/// Their columns about effect and change match the program.
 #[test]
 fn the_documentation_has_every_flag_and_field() {
     use clap::CommandFactory as _;
@@ -1006,14 +1005,14 @@ fn the_documentation_has_every_flag_and_field() {
     }
 }
 
-/// What `/configz` says of a file.
+/// Returns the page `/configz` for a file.
 fn configz(fields: &str) -> Value {
     let body = Configz::new(&options(fields).said.configuration).body();
     serde_json::from_str(&body).unwrap()
 }
 
-/// As 1.36 has it since k/k#136044: the file itself, with its version and kind, and Go's rules for
-/// what is left out.
+/// The page equals 1.36 since k/k#136044: the file with version and kind, and Go's rules for
+/// omitted fields.
 #[test]
 fn configz_is_the_file_that_says_all() {
     let fields = "mode: ipvs\nhostnameOverride: node1\nclusterCIDR: 10.10.0.0/16,fd00::/64\niptables: {masqueradeAll: true}\n\

@@ -1,4 +1,4 @@
-//! Settings that are accepted and change nothing: which, why, and whether they were given.
+//! Settings that are accepted and have no effect, with the reason, and warnings if they were given.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,8 +10,7 @@ use modes::settings::ProxyMode;
 use super::Configuration;
 use super::settings::{ROWS, Row, at, is_within, wins_over_file};
 
-/// Settings that are accepted and change nothing, by the path of the field or of its section, and
-/// why.
+/// Settings that are accepted and have no effect: the path of a field or section, and the reason.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
     (
         "clientConnection.acceptContentTypes",
@@ -45,14 +44,14 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("winkernel", "it is of Windows"),
 ];
 
-/// The field or section by which the field at `path` changes nothing in any mode, if it does not.
+/// Returns the field or section that makes the field at `path` ineffective in every mode, if any.
 #[cfg(test)]
 pub(super) fn without_effect(path: &str) -> Option<&'static str> {
     let mut all = WITHOUT_EFFECT.iter().map(|(section, _)| *section);
     all.find(|section| is_within(path, section))
 }
 
-/// The fields that other modes hear and `chosen` does not, each with why it has no effect.
+/// Returns the fields that other modes read and `chosen` does not, each with the reason.
 fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     let mut heard_by = BTreeMap::<&str, Vec<&str>>::new();
     for mode in ProxyMode::ALL.map(ProxyMode::definition) {
@@ -66,17 +65,17 @@ fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     heard_by.map(|(field, modes)| (field, why(modes))).collect()
 }
 
-/// Where settings were given: typed, or in a file, where most that are typed do not count.
+/// The source of given settings: the command line, or a file that overrides most of it.
 pub(crate) struct Given<'a> {
-    /// Whether a flag was typed.
+    /// Reports whether a flag was typed.
     pub(crate) typed: &'a dyn Fn(&str) -> bool,
-    /// The configuration file, and what it says.
+    /// Configuration file with its content.
     pub(crate) file: Option<(&'a Path, &'a Configuration)>,
 }
 
 impl Given<'_> {
-    /// One line for each setting that was given, differs from its default and changes nothing, in
-    /// the words in which it was given. `flags` are those in effect.
+    /// Returns a line for each given setting that differs from its default and has no effect, named
+    /// as it was given. `flags` are those in effect.
     pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
         let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
         let in_effect = file.completed(flags);
@@ -108,8 +107,8 @@ impl Given<'_> {
         lines
     }
 
-    /// The settings that differ from their defaults: those that were typed and count, and the
-    /// fields of the file.
+    /// Returns the settings that differ from their defaults: typed flags that count, and fields of
+    /// the file.
     fn differences(&self, in_effect: &Configuration) -> (Vec<&'static Row>, Vec<String>) {
         let counts = |row: &&Row| {
             (self.typed)(row.flag) && (self.file.is_none() || wins_over_file(row.flag))
@@ -130,10 +129,10 @@ impl Given<'_> {
     }
 }
 
-/// What a file means that says nothing. Not quite what no flags mean.
+/// Returns the meaning of an empty file, which differs slightly from no flags.
 fn of_empty_file() -> Configuration {
     let mut flags = Flags::defaults();
-    // Nothing is said that could be wrong.
+    // An empty configuration has no invalid value.
     let _ = Configuration::default().put(&mut flags, |_| false);
     Configuration::of(&flags)
 }

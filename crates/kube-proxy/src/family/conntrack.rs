@@ -1,5 +1,5 @@
-//! Deletes tracked UDP flows that lead where nobody serves any more, so that a client that never
-//! stops sending is moved, or told that nobody serves it.
+//! Deletes tracked UDP flows whose endpoint no longer serves. A client that never stops sending is
+//! then moved to another endpoint, or rejected.
 //!
 //! ```text
 //!   a Service is in the kernel ── its UDP ports ──▶ Worker: UdpServices ──▶ find, delete
@@ -7,19 +7,20 @@
 //! ```
 //!
 //! Flows are compared after the rules are written, so that the next packet of a deleted flow meets
-//! the new rules. They are compared and never flushed (k/k#122740), in conntrack's default zone
-//! only: other zones are their makers'.
+//! the new rules. The table is never flushed (k/k#122740). Only conntrack's default zone is
+//! touched: other zones belong to their makers.
 //!
-//! IPVS forgets its own entry of a flow when a destination is removed, and with it the tracked one
-//! (`expire_nodest_conn`, Linux 5.9). What is left are flows that IPVS never knew: opened before
-//! there was the Service, or while this program was not running, or while somebody had taken its
-//! virtual server away, or answered by somebody else's NAT. In the other modes nothing else ends a
-//! flow.
+//! When a destination is removed, IPVS deletes its own entry of a flow along with the tracked one
+//! (`expire_nodest_conn`, Linux 5.9). The flows left over are those that IPVS never knew. They were
+//! opened before the Service existed, or while this program was not running, or while another
+//! program had deleted the virtual server, or another program's NAT answers them. In the other
+//! modes nothing else ends a flow.
 //!
-//! Nothing waits for this. What arrives while a table is read is looked at together, after it. A
-//! node may track a million flows: they are compared one by one as the kernel tells them, and stale
-//! ones are deleted piece by piece meanwhile. A pass through the table deletes a limited number of
-//! each Service, so that a Service with very many stale flows does not delay the others.
+//! Nothing waits for this work. Changes that arrive during a walk through the table are handled
+//! together after it. A node may track a million flows: they are compared one by one as the kernel
+//! lists them, and stale ones are deleted piece by piece meanwhile. A walk deletes a limited number
+//! of flows of each Service, so that a Service with very many stale flows does not delay the
+//! others.
 
 use std::collections::{HashMap, HashSet};
 use std::io;

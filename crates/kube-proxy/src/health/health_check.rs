@@ -1,13 +1,14 @@
-//! The HTTP servers of Services' health-check node ports (`spec.healthCheckNodePort`).
+//! HTTP servers for the health-check node ports of Services (`spec.healthCheckNodePort`).
 //!
 //! ```text
 //!   load balancer ──GET any path──▶ node:healthCheckNodePort
 //!                 ◀── 200, if an endpoint on this node is ready and the proxy keeps up; else 503
 //! ```
 //!
-//! One server for each Service and family, on all addresses or on those of `--nodeport-addresses`.
-//! A server changes only once all of its Service is in the kernel, so that what it says is true. A
-//! port that something else has is tried again each time that something was written or looked at.
+//! Each Service has one server in each family, on all addresses or on those of
+//! `--nodeport-addresses`. A server changes only once its Service is completely in the kernel, so
+//! that its answer is true. A port that another process holds is retried after each write or look
+//! at the kernel.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;

@@ -1,12 +1,12 @@
 //! The proxy's own health, for load balancers, probes and operators (`--healthz-bind-address`).
 //!
-//! | path       | 200 when                                                                       |
+//! | path       | 200 if                                                                         |
 //! |------------|--------------------------------------------------------------------------------|
-//! | `/livez`   | of what is to be written, something could be within two sync periods           |
-//! | `/healthz` | the same, and the Node neither is gone nor goes: balancers send elsewhere then |
-//! | `/readyz`  | all that the first lists had is in the kernel, in every family; ours alone     |
+//! | `/livez`   | within two sync periods, some pending entry was written, or none was pending   |
+//! | `/healthz` | the same, and the Node exists and is not being deleted                         |
+//! | `/readyz`  | every object of the first lists is in the kernel, in every family (ours alone) |
 //!
-//! Else 503. Bodies and headers of the first two are upstream's
+//! Otherwise the answer is 503. Bodies and headers of the first two are upstream's
 //! (`pkg/proxy/healthcheck/proxy_health.go`).
 
 use std::collections::BTreeMap;

@@ -1,14 +1,14 @@
-//! The pulse of the daemon's loop: whether it still comes round, for those who answer probes on
-//! another thread.
+//! The pulse of the daemon's loop. Threads that answer probes use it to find out if the loop is
+//! alive.
 //!
 //! ```text
 //!   a probe ─ hung_for ─▶ asks, unless it has just answered ─▶ the loop: answer
 //!                └─ how long the oldest question has had no answer
 //! ```
 //!
-//! Nothing happens while nobody asks. A loop that works in bounded pieces answers between two of
-//! them. One that hangs is seen by the first probe [`HUNG_AFTER`] after the first that it left
-//! without an answer.
+//! Without questions, nothing happens. A loop that works in bounded pieces answers between two of
+//! them. A hung loop is noticed by the first probe [`HUNG_AFTER`] after the first unanswered
+//! question.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

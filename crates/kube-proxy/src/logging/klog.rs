@@ -5,11 +5,11 @@
 //!   Lmmdd hh:mm:ss.uuuuuu threadid file:line] "message" err="text" key="text" count=3
 //! ```
 //!
-//! `L` is I, W or E; the time is local, and without a year; the process stands for the thread, as
-//! in klog, right-aligned in seven columns; the file is without its folder. Message and texts are
-//! quoted as Go quotes them (`strconv.Quote`).
+//! `L` is I, W or E. The time is local and has no year. As in klog, the process id stands for the
+//! thread, right-aligned in seven columns. The file has no folder. Message and texts are quoted as
+//! by Go (`strconv.Quote`).
 //!
-//! What differs: klog spreads a text with line breaks over several lines (`key=<`, …, ` >`). Here
+//! One difference: klog spreads a text with line breaks over several lines (`key=<`, …, ` >`). Here
 //! it is quoted, because one event is one line.
 
 use std::fmt::{self, Write as _};
@@ -25,7 +25,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::UNSTRUCTURED;
 
-/// What klog says where it does not know the place.
+/// klog's placeholder for an unknown place.
 const NOWHERE: (&str, u32) = ("???", 1);
 
 /// Writes events as klog's text lines.
@@ -35,7 +35,7 @@ pub(super) struct Klog {
 }
 
 impl Klog {
-    /// For this process, in the time zone that `TZ` or `/etc/localtime` names, else UTC.
+    /// Returns the format for this process, in the time zone of `TZ` or `/etc/localtime`, else UTC.
     pub(super) fn new() -> Self {
         Self {
             process: std::process::id(),
@@ -44,12 +44,12 @@ impl Klog {
     }
 }
 
-/// What a line begins with.
+/// The beginning of a line.
 struct Header<'a> {
     level: Level,
     at: DateTime,
     process: u32,
-    /// With its folder.
+    /// Source file with its folder.
     file: &'a str,
     line: u32,
 }
@@ -116,7 +116,7 @@ where
     }
 }
 
-/// An event's message and fields, as they are recorded. What is wrong comes before the other
+/// Message and fields of an event, in the order of recording. The error comes before the other
 /// fields.
 #[derive(Default)]
 struct Said {
@@ -174,7 +174,7 @@ impl Visit for Said {
     }
 }
 
-/// A text in quotes, with what does not print in Go's escapes, which are not quite Rust's.
+/// A text in quotes. Characters that cannot be printed have Go's escapes, which differ from Rust's.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -191,7 +191,7 @@ impl fmt::Display for Quoted<'_> {
                 '\x0b' => f.write_str("\\v")?,
                 '\x0c' => f.write_str("\\f")?,
                 '\x00'..='\x1f' | '\x7f' => write!(f, "\\x{:02x}", u32::from(character))?,
-                // A character that Rust would escape does not print.
+                // Rust escapes exactly the characters that cannot be printed.
                 _ if is_printed(character) => f.write_char(character)?,
                 '\u{80}'..='\u{ffff}' => write!(f, "\\u{:04x}", u32::from(character))?,
                 _ => write!(f, "\\U{:08x}", u32::from(character))?,
@@ -216,9 +216,9 @@ mod tests {
     use super::*;
     use crate::logging::tests::Memory;
 
-    /// What fluentd's stock configuration of Kubernetes' node add-on has for kube-proxy's log.
+    /// Pattern for kube-proxy's log in the stock configuration of Kubernetes' fluentd add-on.
     const FLUENTD: &str = r"^(?<severity>\w)(?<time>\d{4} [^\s]*)\s+(?<pid>\d+)\s+(?<source>[^ \]]+)\] (?<message>.*)";
-    /// A stricter one, of the header as klog documents it.
+    /// A stricter pattern for the header that klog documents.
     const HEADER: &str =
         r"^[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{6} [ \d]{6}\d [A-Za-z0-9_?.]+:\d+\] (?<message>.*)$";
 
@@ -237,7 +237,7 @@ mod tests {
         logged(Klog::new(), say)
     }
 
-    /// Takes a quoted text from the front, as Go would read it; what is behind it.
+    /// Parses a quoted text at the front, as Go would. Returns it with the rest.
     fn unquote(text: &str) -> (String, &str) {
         let mut rest = text.strip_prefix('"').unwrap().chars();
         let mut read = String::new();
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    /// The message, and the values by their keys.
+    /// Returns the message, and the values by their keys.
     fn parsed(message: &str) -> (String, BTreeMap<String, String>) {
         let (message, mut rest) = unquote(message);
         let mut pairs = BTreeMap::new();

@@ -1,27 +1,27 @@
-//! What the log reads of the flags.
+//! Options of the log.
 
 use flags::Flags;
 use flags::gates::{ALPHA_LOGGING, BETA_LOGGING, Gates};
 use flags::unusable::UnusableFlag;
 use flags::words::word;
 
-/// The words of `--logging-format`.
+/// Values of `--logging-format`.
 const FORMATS: [(&str, LogFormat); 3] = [
     ("text", LogFormat::Text),
     ("plain", LogFormat::Plain),
     ("json", LogFormat::Json),
 ];
 
-/// What the log reads.
+/// Options of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Verbosity, 0 to 10.
     pub verbosity: u8,
-    /// Verbosity of single source files, by pattern; the first that matches counts.
+    /// Verbosity of single source files, by pattern. The first match counts.
     pub vmodule: Vec<(String, u8)>,
-    /// Form of the lines.
+    /// Format of the lines.
     pub format: LogFormat,
-    /// Whether lines that inform go to standard output, and not with the others to standard error.
+    /// True if informational lines go to standard output instead of standard error.
     pub is_split: bool,
 }
 
@@ -41,7 +41,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// One cannot be meant, or not with these feature gates.
+    /// A value is invalid, or needs a feature gate that is off.
     pub(crate) fn read(flags: &Flags, gates: &Gates) -> Result<Self, UnusableFlag> {
         let format = log_format(flags, gates)?;
         Ok(Self {
@@ -76,7 +76,7 @@ fn log_format(flags: &Flags, gates: &Gates) -> Result<LogFormat, UnusableFlag> {
             &flags.log_text_split_stream.to_string(),
         ),
     ];
-    // Upstream's zero may be spelled in many ways: `0`, `0Ki`.
+    // Upstream's zero has many spellings: `0`, `0Ki`.
     let is_set = |value: &str| value == "true" || value.contains(|c| matches!(c, '1'..='9'));
     for (flag, value) in options {
         if is_set(value) && !gates.is_on(ALPHA_LOGGING) {

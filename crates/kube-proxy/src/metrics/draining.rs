@@ -1,5 +1,5 @@
-//! What drains: how many endpoints, and how long the oldest has. Its age is worked out when it is
-//! asked for.
+//! Metrics of draining endpoints: their number, and the age of the oldest drain at the time of a
+//! scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,11 +14,11 @@ use proxy::IpFamily;
 
 use modes::metrics::of;
 
-/// By family, how many drain, and since when the oldest has. Clones are the same.
+/// Draining endpoints by family. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Draining(Arc<Mutex<BTreeMap<&'static str, OfFamily>>>);
 
-/// How many drain, and since when the oldest has, where that is known.
+/// Number of draining endpoints, and the start of the oldest drain, if known.
 type OfFamily = (usize, Option<Instant>);
 
 impl Draining {

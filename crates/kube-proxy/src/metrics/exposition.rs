@@ -1,13 +1,13 @@
-//! From OpenMetrics, which the registry writes, to Prometheus' own text format, which every scraper
-//! reads.
+//! Converts OpenMetrics, which the registry writes, to Prometheus' own text format, which every
+//! scraper reads.
 //!
-//! What differs: a counter's family is named with `_total`, there are neither units nor an end
-//! mark, and bucket bounds are written as Go does (`le="1"`, not `le="1.0"`): they are labels, and
-//! labels are to stay as they were. A family without a sample is left out.
+//! The family of a counter is named with `_total`. There are neither units nor an end mark. Bucket
+//! bounds are written as by Go (`le="1"`, not `le="1.0"`), because they are labels and must not
+//! change. A family without samples is omitted.
 
 use prometheus_client::registry::Registry;
 
-/// OpenMetrics, version 1.0.0.
+/// Returns OpenMetrics, version 1.0.0.
 pub(super) fn openmetrics(registry: &Registry) -> String {
     let mut encoded = String::new();
     // Writing to a String cannot fail.
@@ -22,7 +22,7 @@ pub(super) fn openmetrics(registry: &Registry) -> String {
     text
 }
 
-/// Version 0.0.4 of the text format.
+/// Returns version 0.0.4 of the text format.
 pub(super) fn classic(openmetrics: &str) -> String {
     let mut text = String::with_capacity(openmetrics.len());
     let mut help = "";
@@ -53,7 +53,7 @@ pub(super) fn classic(openmetrics: &str) -> String {
     text
 }
 
-/// The upper bound in a bucket's sample, and what is around it.
+/// Returns the upper bound in a bucket's sample, with the text before and after it.
 fn bound(line: &str) -> Option<(&str, &str, &str)> {
     const LABEL: &str = "le=\"";
     let start = line.find("_bucket{")?;

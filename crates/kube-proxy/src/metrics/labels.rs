@@ -1,4 +1,4 @@
-//! The labels of metrics.
+//! Labels of metrics.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use proxy::{Fate, IpFamily, Subject};
@@ -63,8 +63,8 @@ pub(crate) struct OfStability {
     pub(crate) stability_level: &'static str,
 }
 
-/// What `kubernetes_build_info` says: which Kubernetes this is as. What compares the parts of a
-/// cluster with each other reads it, so this program's own version has a metric of its own,
+/// Labels of `kubernetes_build_info`: the Kubernetes version that this program matches. Tools that
+/// compare the parts of a cluster read it, so this program's own version has another metric,
 /// [`OwnBuild`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 #[allow(clippy::struct_field_names, reason = "the label is upstream's")]
@@ -80,7 +80,7 @@ pub(crate) struct Build {
     pub(crate) platform: String,
 }
 
-/// What `kubeproxy_ipvs_build_info` says.
+/// Labels of `kubeproxy_ipvs_build_info`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OwnBuild {
     pub(crate) version: &'static str,
@@ -108,7 +108,7 @@ impl Build {
     }
 }
 
-/// What a write is about, and what became of it.
+/// Labels of a write: kind of entry, and outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OfWrite {
     pub(crate) ip_family: &'static str,

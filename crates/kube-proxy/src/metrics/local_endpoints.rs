@@ -1,8 +1,7 @@
-//! Services that ask for endpoints on this node (a Local traffic policy), have endpoints, and none
-//! here.
+//! Services with a Local traffic policy that have endpoints, but none on this node.
 //!
-//! Counted as upstream counts in IPVS mode: once for a Service, whatever its ports, and under each
-//! Local policy that it has as soon as one of them leads to an address that finds nobody here.
+//! Counted as upstream does in IPVS mode: once for a Service, whatever the number of its ports,
+//! under each of its Local policies. It is enough that one port has no endpoint here.
 
 use std::collections::HashSet;
 
@@ -12,7 +11,7 @@ use proxy::{
 
 use super::Metrics;
 
-/// The Services of one family.
+/// Such Services of one family.
 #[derive(Debug)]
 pub(crate) struct NoLocalEndpoints {
     node: NodeFacts,
@@ -21,7 +20,7 @@ pub(crate) struct NoLocalEndpoints {
 }
 
 impl NoLocalEndpoints {
-    /// None yet, on the node of this name.
+    /// Returns an empty set for the node of this name.
     pub(crate) fn new(family: IpFamily, node: &str) -> Self {
         Self {
             node: NodeFacts::new(family, node),
@@ -30,7 +29,7 @@ impl NoLocalEndpoints {
         }
     }
 
-    /// Looks again at what changed.
+    /// Checks changed Services again.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let (mut internal, mut external) = (false, false);
@@ -77,7 +76,7 @@ impl NoLocalEndpoints {
             && Backends::resolve(view, port, &self.node).local.is_empty()
     }
 
-    /// Whether anybody anywhere serves the port.
+    /// Reports whether any node has an endpoint for the port.
     fn has_any(&self, view: &ServiceView<'_>, port: &ServicePort) -> bool {
         let mut slices = view.slices().filter(|slice| {
             let mut ports = slice.ports.iter();

@@ -1,5 +1,5 @@
-//! `process_*`, from `/proc/self`, as Prometheus' client libraries agree on them. What cannot be
-//! read is left out.
+//! `process_*`, from `/proc/self`, as Prometheus' client libraries define them. Values that cannot
+//! be read are omitted.
 
 use std::fmt;
 use std::fs;
@@ -11,10 +11,10 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use rustix::process::{Resource, getrlimit};
 
-/// Clock ticks in a second, as `/proc` counts them on every architecture that Kubernetes has.
+/// Clock ticks in a second, as `/proc` counts them on every architecture that Kubernetes supports.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Reads when it is asked.
+/// Reads the values at each scrape.
 #[derive(Debug)]
 pub(super) struct Process;
 
@@ -52,7 +52,7 @@ impl Collector for Process {
             )?;
         }
         if let Ok(fds) = fs::read_dir("/proc/self/fd") {
-            // The one that reads the folder is among them.
+            // One of them is the descriptor that reads the folder.
             let open = fds.count().saturating_sub(1) as u64;
             encode(
                 "process_open_fds",
@@ -94,14 +94,14 @@ trait Encode {
 
 impl<M: EncodeMetric> Encode for M {
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
-        // With the point that a registry adds, see `exposition`.
+        // The help ends with the point that a registry adds, see `exposition`.
         let help = format!("{help}.");
         let metric = encoder.encode_descriptor(name, &help, None, self.metric_type())?;
         EncodeMetric::encode(self, metric)
     }
 }
 
-/// A gauge of a number that may be as large as 2^64, as an unlimited limit is.
+/// Returns a gauge of a number up to 2^64, which an unlimited limit has.
 #[allow(clippy::cast_precision_loss, reason = "metrics are doubles")]
 fn gauge(value: u64) -> ConstGauge<f64> {
     ConstGauge::new(value as f64)
@@ -111,7 +111,7 @@ fn seconds(ticks: u64) -> f64 {
     Duration::from_millis(ticks.saturating_mul(1000 / TICKS_PER_SECOND)).as_secs_f64()
 }
 
-/// The part of `/proc/PID/stat` that counts.
+/// Fields of `/proc/PID/stat` in use.
 #[derive(Debug, PartialEq, Eq)]
 struct Stat {
     cpu_ticks: u64,
@@ -121,10 +121,10 @@ struct Stat {
 
 impl Stat {
     fn read(text: &str) -> Option<Self> {
-        // The second field is the program's name, with anything in it.
+        // The second field is the program's name, which may contain any character.
         let (_, after_name) = text.rsplit_once(')')?;
         let fields: Vec<_> = after_name.split_whitespace().collect();
-        // proc(5) counts from 1, and the first one here is its 3.
+        // proc(5) counts from 1, and the first field here is its third.
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             cpu_ticks: field(14)?.saturating_add(field(15)?),
@@ -134,7 +134,7 @@ impl Stat {
     }
 }
 
-/// When the machine was started, in seconds since the epoch.
+/// Returns the machine's boot time, in seconds since the epoch.
 fn booted() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     let seconds = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
@@ -153,7 +153,7 @@ fn resident(status: &str) -> Option<u64> {
     kilobytes.checked_mul(1024)
 }
 
-/// Received and sent.
+/// Returns received and sent bytes.
 fn network_bytes() -> Option<(u64, u64)> {
     octets(&fs::read_to_string("/proc/self/net/netstat").ok()?)
 }
@@ -171,7 +171,7 @@ fn octets(netstat: &str) -> Option<(u64, u64)> {
     Some((value("InOctets")?, value("OutOctets")?))
 }
 
-/// Reads files of `/proc`.
+/// Parses files of `/proc`.
 pub(super) fn read(text: &str) {
     let _ = Stat::read(text);
     let _ = octets(text);

@@ -1,7 +1,7 @@
-//! Counts what is asked of the API server, under client-go's names.
+//! Counts requests to the API server, under client-go's names.
 //!
-//! A watch is counted, but has neither a duration nor a size: it lasts as long as it lasts. Nothing
-//! here waits for a rate limiter, which is told too: dashboards add that time to the requests'.
+//! A watch is counted without duration and size, because it has no natural end. There is no rate
+//! limiter here; its metric is zero, because dashboards add that time to the requests'.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use tower::{Layer, Service};
 
 use super::{Metrics, OfVerb};
 
-/// What the code is where no answer came, as client-go's.
+/// client-go's code for a request without an answer.
 const NO_ANSWER: &str = "<error>";
 
-/// Around a client's transport.
+/// Middleware around a client's transport.
 #[derive(Debug, Clone)]
 pub(crate) struct CountRequests<S = ()> {
     inner: S,
     metrics: Metrics,
-    /// Of the API server: the client's requests name it only further inside.
+    /// Host of the API server. Requests name it only in an inner layer.
     host: Arc<str>,
 }
 
 impl CountRequests {
-    /// `host` is the API server's, with its port.
+    /// Returns the middleware. `host` is the API server's, with its port.
     pub(crate) fn new(metrics: Metrics, host: &str) -> Self {
         Self {
             inner: (),
@@ -123,7 +123,7 @@ fn measured(mut size: Option<Size>) -> OnFrame {
     })
 }
 
-/// How long a body is; told when it has been read, or is read no further.
+/// Size of a body, recorded when the body was read or is dropped.
 struct Size {
     metrics: Metrics,
     of: OfVerb,

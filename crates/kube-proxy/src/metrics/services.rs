@@ -1,13 +1,13 @@
-//! What single Services carry, as the kernel has counted it: read when it is asked for, by blocking,
-//! at most once a second.
+//! Traffic of single Services, from the kernel's counters. They are read for each scrape, by
+//! blocking, at most once a second.
 //!
 //! ```text
 //!   the loop ─ changes ─▶ Names: whose an address is ─┐
 //!   the kernel ─▶ all addresses (one dump) ───────────┴▶ the busiest ─▶ those again, with endpoints
 //! ```
 //!
-//! Only the busiest are told, and only those are looked at one by one: what active connections they
-//! have, and their endpoints, is a question each.
+//! Only the busiest Services are reported. Their active connections and endpoints take a further
+//! read for each of them.
 
 mod names;
 pub mod settings;
@@ -34,12 +34,12 @@ use service_counters::{At, Count, Counters, Listener, ReadCounters, Told, Which}
 use settings::{Detail, Settings};
 use sums::{Source, Sum};
 
-/// How long an answer is good for whoever asks next.
+/// Time for which a read is valid for later scrapes.
 const FRESH: Duration = Duration::from_secs(1);
-/// How many addresses are looked up before others may have the names.
+/// Number of addresses looked up before another thread may take the lock of the names.
 const LOOK_UPS: usize = 512;
 
-/// What Services carry. Clones are the same.
+/// Traffic of Services. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct ServiceMetrics(Arc<Inner>);
 
@@ -51,7 +51,7 @@ struct Inner {
     read: Mutex<Read>,
 }
 
-/// What was read last.
+/// Result of the last read.
 #[derive(Debug, Default)]
 struct Read {
     at: Option<Instant>,
@@ -59,18 +59,18 @@ struct Read {
     failure: Option<String>,
     ports: HashMap<ServicePortName, Sum>,
     endpoints: HashMap<OfEndpoint, Sum>,
-    /// How many are not told.
+    /// Number of Service ports and of endpoints that are not reported.
     left_out: [usize; 2],
 }
 
 /// An endpoint of a Service port.
 type OfEndpoint = (ServicePortName, SocketAddr);
 
-/// What was counted, and where.
+/// Counts with their sources, by Service port or endpoint.
 type Counts<K> = HashMap<K, Vec<(Source, Count)>>;
 
 impl ServiceMetrics {
-    /// `None` where nothing is to be told.
+    /// Returns `None` if single Services are not reported.
     pub(crate) fn new(settings: Settings, counters: Counters) -> Option<Self> {
         let inner = Inner {
             settings,
@@ -81,19 +81,19 @@ impl ServiceMetrics {
         (settings.detail != Detail::None).then(|| Self(Arc::new(inner)))
     }
 
-    /// Takes in what changed.
+    /// Takes in changed Services.
     pub(crate) fn note(&self, model: &Model, changes: &Changes) {
         lock(&self.0.names).note(model, changes);
     }
 
-    /// A family serves NodePorts there.
+    /// Sets the addresses at which a family serves NodePorts.
     pub(crate) fn note_node_ports(&self, family: IpFamily, node_ports: &NodePorts) {
         lock(&self.0.names).note_node_ports(family, node_ports);
     }
 }
 
 impl Inner {
-    /// What is there now, or was within the last second.
+    /// Returns the current traffic, or that of the last second.
     fn fresh(&self) -> MutexGuard<'_, Read> {
         let mut read = lock(&self.read);
         if read.at.is_some_and(|at| at.elapsed() < FRESH) {
@@ -106,7 +106,7 @@ impl Inner {
                 let names = lock(&self.names);
                 sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
                 sums::update(&mut read.endpoints, &counted.endpoints, |key| {
-                    // Of a port that is read, what is not there is gone.
+                    // A port without a sample in a complete read is gone.
                     let is_read = counted.ports.contains_key(&key.0);
                     names.has(&key.0) && (!is_read || counted.cut.contains(key))
                 });
@@ -121,10 +121,11 @@ impl Inner {
                 if read.failure.as_ref() != Some(&failure) {
                     warn!("metrics of single Services are missing: {failure}");
                 }
-                // Nothing is told until it can be read again; from then on what was before counts.
+                // Nothing is reported until the kernel can be read again. The old sums count from
+                // then on.
                 read.failure = Some(failure);
             }
-            // There is no mode yet.
+            // No mode is set yet.
             None => {}
         }
         read.took = began.elapsed();
@@ -147,7 +148,7 @@ impl Inner {
         let mut cut = HashSet::new();
         let mut endpoints = Counts::default();
         if is_apart {
-            // Of these alone what is now, and their endpoints.
+            // Reads these addresses again, with their endpoints.
             let kept = ports
                 .values()
                 .flatten()
@@ -180,7 +181,7 @@ impl Inner {
         })
     }
 
-    /// By Service port. The loop never waits for long for the names.
+    /// Groups counts by Service port. The loop never waits for long for the names.
     fn named(&self, addresses: &[(At, Count)]) -> Counts<ServicePortName> {
         let mut ports = Counts::default();
         for part in addresses.chunks(LOOK_UPS) {
@@ -213,12 +214,12 @@ impl Inner {
 struct Counted {
     ports: Counts<ServicePortName>,
     endpoints: Counts<OfEndpoint>,
-    /// Endpoints that are there, and of which others have more connections.
+    /// Endpoints that exist and are not reported, because others have more connections.
     cut: HashSet<OfEndpoint>,
     left_out: [usize; 2],
 }
 
-/// What a reader has told.
+/// Samples collected from a reader.
 #[derive(Default)]
 struct Gathered {
     addresses: Vec<(At, Count)>,
@@ -240,13 +241,13 @@ impl Gathered {
                 let of = (name.clone(), listener, endpoint, count);
                 self.port_endpoints.push(of);
             }
-            // Somebody else's.
+            // It belongs to another program.
             Told::Mark(..) => {}
         }
     }
 }
 
-/// Keeps as many as that, those with the most connections; which were left out.
+/// Keeps the `most` entries with the most connections. Returns the others.
 fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) -> HashSet<K> {
     if all.len() <= most {
         return HashSet::new();
@@ -259,7 +260,7 @@ fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) ->
         .iter()
         .map(|(key, counts)| (Reverse(connections(counts)), key.clone()))
         .collect();
-    // Of equal ones the same at each look, so that series do not come and go.
+    // Of equal entries, each read keeps the same, so that series do not come and go.
     ranked.select_nth_unstable(most);
     let left_out: HashSet<K> = ranked.drain(most..).map(|(_, key)| key).collect();
     all.retain(|key, _| !left_out.contains(key));
@@ -270,9 +271,9 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// ---- how it is told ----
+// ---- rendering ----
 
-/// The labels of one port or endpoint.
+/// Labels of one port or endpoint.
 type Labels = Vec<(&'static str, String)>;
 
 fn labels(port: &ServicePortName, endpoint: Option<SocketAddr>) -> Labels {
@@ -291,12 +292,12 @@ struct OfLeftOut {
     kind: &'static str,
 }
 
-/// A value of a count, with its direction where it has one.
+/// A value of a count, with its direction if it has one.
 type Value = (Option<&'static str>, fn(&Count) -> Option<u64>);
 
-/// A metric of Service ports, and of endpoints.
+/// A metric of Service ports and of endpoints.
 struct Row {
-    /// Behind `kubeproxy_service_`, and `kubeproxy_service_endpoint_`.
+    /// Name after `kubeproxy_service_` and `kubeproxy_service_endpoint_`.
     name: &'static str,
     help: &'static str,
     kind: MetricType,
@@ -345,7 +346,7 @@ const ROWS: [Row; 5] = [
 impl Collector for ServiceMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let read = self.0.fresh();
-        // What was told before would look as if nothing were carried.
+        // Old values would look as if no traffic flowed.
         let is_readable = read.failure.is_none();
         let ports = read.ports.iter().filter(|_| is_readable);
         let ports: Vec<(Labels, Count)> = ports
@@ -393,7 +394,7 @@ fn encode(
     all: &[(Labels, Count)],
 ) -> fmt::Result {
     let name = format!("kubeproxy_{of}_{}", row.name);
-    // With the point that a registry adds, see `exposition`.
+    // The help ends with the point that a registry adds, see `exposition`.
     let help = format!("{}, by {of_words}.", row.help);
     let mut metric: Option<MetricEncoder<'_>> = None;
     let mut descriptor = Some(encoder);

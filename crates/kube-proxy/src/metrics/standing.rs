@@ -1,5 +1,5 @@
-//! How each family stands, in the numbers of `kube-proxy status`. Ages are worked out when they are
-//! asked for.
+//! Progress of each family, with the numbers of `kube-proxy status`. Ages are computed at each
+//! scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use proxy::{IpFamily, Standing};
 
 use modes::metrics::{OfFamily, of};
 
-/// By family, how it stood last. Clones are the same.
+/// Last progress by family. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Standings(Arc<Mutex<BTreeMap<&'static str, Standing>>>);
 
@@ -25,7 +25,7 @@ impl Standings {
     }
 }
 
-/// A metric: name, help, and its value.
+/// A metric: name, help, and value.
 type Row = (&'static str, &'static str, fn(&Standing) -> f64);
 
 const ROWS: [Row; 4] = [
@@ -62,7 +62,7 @@ fn age(since: Option<Instant>) -> f64 {
 
 impl Collector for Standings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // The loop does not wait for what is rendered.
+        // The loop must not wait for the rendering.
         let all = self
             .0
             .lock()

@@ -10,23 +10,22 @@ use super::local_endpoints::NoLocalEndpoints;
 use super::*;
 use crate::config::command_line::{self, Command};
 
-/// What Kubernetes 1.36.2 registers for a kube-proxy in IPVS mode and this program tells, with kinds,
-/// labels and help. From its metrics reference, and client_golang's process collector.
+/// Metrics that Kubernetes 1.36.2 registers in IPVS mode and this program has, with kinds, labels
+/// and help. The sources are its metrics reference and client_golang's process collector.
 const KUBERNETES: &str = include_str!("kubernetes-1.36.txt");
-/// What it registers beside these in IPVS mode. Userspace mode has nothing of its own.
+/// Further metrics of Kubernetes in IPVS mode. Userspace mode has none of its own.
 const OF_IPVS: &str = include_str!("kubernetes-1.36-ipvs.txt");
-/// The same in iptables mode; what nfacct counts is there where the kernel
-/// has it.
+/// Further metrics of Kubernetes in iptables mode. Those of nfacct exist if the kernel has it.
 const OF_IPTABLES: &str = include_str!("kubernetes-1.36-iptables.txt");
-/// The same in nftables mode.
+/// Further metrics of Kubernetes in nftables mode.
 const OF_NFTABLES: &str = concat!(
     include_str!("kubernetes-1.36-nftables.txt"),
     include_str!("kubernetes-1.37-nftables.txt")
 );
-/// What this program tells beside all of these.
+/// Metrics of this program alone.
 const OURS: &str = include_str!("ours.txt");
 
-/// A family as a scraper reads it.
+/// A metric family, as a scraper reads it.
 #[derive(Debug, Default)]
 struct Scraped {
     kind: String,
@@ -70,7 +69,7 @@ impl Sample {
     }
 }
 
-/// Reads version 0.0.4 of the text format, and takes nothing that a scraper might not.
+/// Parses version 0.0.4 of the text format, and accepts nothing that a scraper might reject.
 fn scrape(text: &str) -> BTreeMap<String, Scraped> {
     let mut families = BTreeMap::<String, Scraped>::new();
     let mut current = String::new();
@@ -117,7 +116,7 @@ fn scrape(text: &str) -> BTreeMap<String, Scraped> {
     families
 }
 
-/// Buckets grow, and the last one holds all.
+/// Checks that buckets grow, and that the last one has all samples.
 fn check_histogram(name: &str, samples: &[Sample]) {
     for count in samples
         .iter()
@@ -134,7 +133,7 @@ fn check_histogram(name: &str, samples: &[Sample]) {
     }
 }
 
-/// The buckets of one series: upper bounds, and counts.
+/// Returns the buckets of one series: upper bounds and counts.
 fn buckets(samples: &[Sample], labels: &BTreeMap<String, String>) -> Vec<(f64, f64)> {
     let of_series = samples.iter().filter_map(|sample| {
         let mut own = sample.labels.clone();
@@ -144,12 +143,12 @@ fn buckets(samples: &[Sample], labels: &BTreeMap<String, String>) -> Vec<(f64, f
     of_series.collect()
 }
 
-/// After everything has happened once, in both families.
+/// Returns the metrics after every event has happened once, in both families.
 fn busy() -> Metrics {
     busy_in(ProxyMode::Ipvs)
 }
 
-/// Those of a mode.
+/// Returns the metrics of a mode.
 fn of_mode(mode: ProxyMode) -> Metrics {
     Metrics::of(mode.definition().metrics(), &Gates::default(), None)
 }
@@ -271,8 +270,8 @@ fn names_kinds_labels_and_help_are_upstreams() {
     }
 }
 
-/// As the alert `KubeVersionMismatch` reads it, which keeps major and minor of `git_version` and
-/// wants one of them in a cluster.
+/// The alert `KubeVersionMismatch` reads `git_version`. It keeps major and minor, and expects one
+/// value in a cluster.
 #[test]
 fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
     let families = scrape(&Metrics::new().classic());
@@ -284,7 +283,7 @@ fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
     assert_eq!(build["git_version"], "v1.37.0");
     assert_eq!((&*build["major"], &*build["minor"]), ("1", "37"));
     assert_eq!(build["git_commit"], COMMIT);
-    // This is a checkout, or whoever builds says which commit it is.
+    // This is a checkout, or the builder gave the commit.
     let is_commit = COMMIT.len() >= 40 && COMMIT.bytes().all(|byte| byte.is_ascii_hexdigit());
     assert!(is_commit || COMMIT == "unknown", "{COMMIT}");
     let own = of("kubeproxy_ipvs_build_info");
@@ -292,7 +291,7 @@ fn the_build_is_of_the_kubernetes_version_that_it_is_as() {
     assert_eq!(own["version"], env!("CARGO_PKG_VERSION"));
 }
 
-/// All gates of Kubernetes 1.37 are told, as its kube-proxy does, each with what was given.
+/// All gates of Kubernetes 1.37 are shown, as its kube-proxy does, each with its given value.
 #[test]
 fn feature_gates_are_told_as_they_are() {
     let told = |gates: &str| {
@@ -443,7 +442,7 @@ fn iptables_mode_counts_rules_and_tells_partial_syncs_apart() {
             &full,
         ),
         (r#"iptables_total{ip_family="IPv4",table="nat"} 40"#, &full),
-        // A sync that wrote nothing is no last one.
+        // A sync without a write does not count as the last one.
         (r#"iptables_last{ip_family="IPv4",table="nat"} 3"#, &full),
         (
             r#"iptables_restore_failures_total{ip_family="IPv4"} 2"#,
@@ -570,7 +569,7 @@ fn nothing_has_happened_yet() {
     assert!(families.contains_key("kubeproxy_sync_proxy_rules_service_changes_total"));
 }
 
-/// A Service with these policies Local, on a node `here`.
+/// A Service with these Local policies, on a node `here`.
 struct Policies {
     internal: bool,
     external: bool,
@@ -644,7 +643,7 @@ fn service(policies: &Policies) -> Event {
     })
 }
 
-/// Endpoints on these nodes, ready or not.
+/// Returns a slice of endpoints on these nodes, ready or not.
 fn slice(endpoints: &[(&str, bool)]) -> Event {
     let endpoint = |(number, (node, ready)): (u8, &(&str, bool))| Endpoint {
         address: [10, 0, 0, number].into(),
@@ -671,7 +670,7 @@ fn slice(endpoints: &[(&str, bool)]) -> Event {
     })
 }
 
-/// As upstream, which stamps both as it starts, and then those that a change is of.
+/// As in upstream, the start stamps both families, and a change stamps its own.
 #[test]
 fn what_is_queued_is_queued_by_family() {
     let metrics = Metrics::new();

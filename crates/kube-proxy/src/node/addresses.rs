@@ -1,13 +1,14 @@
-//! What the kernel tells of this node's addresses and of `kube-ipvs0` (rtnetlink multicast groups
-//! of rtnetlink(7)), as it happens.
+//! The kernel's notifications about this node's addresses and `kube-ipvs0` (rtnetlink multicast
+//! groups of rtnetlink(7)).
 //!
 //! ```text
 //!   kernel ─BPF─▶ Subscription ─▶ Notices ─▶ AddressChanges::next ─▶ each mode
 //! ```
 //!
-//! What we bind to `kube-ipvs0` comes by the ten thousand, and the kernel leaves it out. Link-local
-//! addresses serve no NodePort and do not count. When the kernel had to drop messages, anything may
-//! have changed. It should not have to: a task of its own reads them, and there is room for many.
+//! The daemon binds tens of thousands of addresses to `kube-ipvs0`; the kernel filters them out.
+//! Link-local addresses serve no NodePort and are ignored. If the kernel had to drop messages, any
+//! address may have changed. To avoid that, a task of its own reads the messages, and the receive
+//! buffer is large.
 
 use std::io;
 use std::mem;
@@ -22,7 +23,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tracing::debug;
 
-/// The link that holds the service addresses.
+/// Link that holds the service addresses.
 const SERVICE_LINK: &str = "kube-ipvs0";
 
 /// Receive buffer for messages that wait to be read, in bytes. A message takes about 800.

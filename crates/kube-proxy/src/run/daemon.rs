@@ -1,15 +1,15 @@
-//! The daemon's loop: it waits for whatever comes, and for nothing else.
+//! The daemon's loop. It waits for any event, and for no particular one.
 //!
 //! ```text
 //!   stop, clock ┐
 //!   events      │            ┌─▶ drain the queued events into the model
 //!   addresses   ├─ select! ──┼─▶ book what kernel threads have finished
-//!   kernel      │            ├─▶ take in ─▶ update, where a family is ready for more
-//!   options     ┘            └─▶ proceed: start all that is due on kernel threads
+//!   kernel      │            ├─▶ take in ─▶ update, if a family is ready
+//!   options     ┘            └─▶ proceed: start due work on kernel threads
 //! ```
 //!
-//! Draining is what coalesces: however many events arrive while a family's thread writes virtual
-//! servers, they are one update after it. Families know nothing of each other.
+//! Draining coalesces events: all events that arrive while a family's thread writes virtual servers
+//! become one update after it. Families are independent of each other.
 
 use std::future::poll_fn;
 use std::mem;

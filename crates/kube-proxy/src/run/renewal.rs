@@ -1,12 +1,12 @@
-//! Other options for a daemon that goes on: what they need is prepared beside the modes that serve.
+//! Prepares changed options of a running daemon, while the current modes serve.
 //!
 //! ```text
 //!   want ─▶ start ─▶ modes opened, settings of the kernel ─▶ finished ─▶ all of it in effect
 //!                          └── failed: later again, with what is wanted then ──┘
 //! ```
 //!
-//! Options take effect as a whole or not at all, so that what is told of them is true. Settings of
-//! the kernel that this process may not write are taken out of them, and said.
+//! Options take effect as a whole or not at all, so that reports about them are true. Kernel
+//! settings that this process may not write are removed from the options, and logged.
 
 use std::future::pending;
 use std::mem;

@@ -1,19 +1,19 @@
-//! The pages for monitoring and debugging (`--metrics-bind-address`).
+//! Pages for monitoring and debugging (`--metrics-bind-address`).
 //!
 //! | path            | says                                                             |
 //! |-----------------|------------------------------------------------------------------|
 //! | `/metrics`      | all metrics: Prometheus' text, or OpenMetrics if `Accept` has it |
-//! | `/metrics/slis` | what `/healthz` here has answered; `DELETE` begins anew          |
+//! | `/metrics/slis` | the answers of `/healthz` on this server; `DELETE` resets them   |
 //! | `/proxyMode`    | the mode, as its flag names it                                   |
 //! | `/configz`      | the configuration in effect, spelled as in its file              |
-//! | `/flagz`        | the flags, where the feature gate is on: see `zpages`            |
-//! | `/statusz`      | versions, and since when the process runs, likewise              |
+//! | `/flagz`        | the flags, if the feature gate is on: see `zpages`               |
+//! | `/statusz`      | versions and start time, if the feature gate is on               |
 //! | `/healthz`      | `ok`: the process answers; the proxy's health is in `healthz`    |
-//! | `/api/v1/...`   | what can be seen of the daemon, on loopback alone: see `inspect` |
-//! | `/ui/`          | the page that shows it, on loopback alone: see `ui`              |
-//! | `/`             | redirects to `/ui/`, on loopback alone                           |
+//! | `/api/v1/...`   | the state of the daemon, on loopback only: see `inspect`         |
+//! | `/ui/`          | a page with that state, on loopback only: see `ui`               |
+//! | `/`             | redirects to `/ui/`, on loopback only                            |
 //!
-//! Methods and bodies of requests do not matter otherwise, as upstream.
+//! As in upstream, methods and bodies of requests are otherwise ignored.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

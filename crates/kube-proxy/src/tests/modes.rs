@@ -76,7 +76,7 @@ fn what_a_mode_alone_hears_can_be_given() {
     }
 }
 
-/// Else one would set back what the other wants.
+/// Otherwise one mode would set back the other's value.
 #[test]
 fn no_kernel_setting_is_of_two_modes() {
     let mut all = sysctls(None);

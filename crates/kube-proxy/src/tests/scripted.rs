@@ -1,4 +1,4 @@
-//! A mode that does what it is told, and remembers what was done to it.
+//! A mode that follows a script and records calls.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 
 use proxy::{Changes, IpFamily, Mode, Model, NodePorts, Notice, Report, Standing};
 
-/// A mode that does what a [`Script`] says.
+/// A mode that follows a [`Script`].
 pub(crate) struct Scripted(Arc<Script>);
 
-/// What a mode does, and what was done to it.
+/// Script of a mode, with the recorded calls.
 pub(crate) struct Script {
     family: IpFamily,
     state: Mutex<State>,
 }
 
-/// What there is to be told, and what was done.
+/// Prepared reports, and recorded calls.
 pub(crate) struct State {
     pub(crate) is_ready: bool,
     pub(crate) is_idle: bool,
     pub(crate) standing: Standing,
     pub(crate) finished: VecDeque<Report>,
     pub(crate) updates: Vec<Changes>,
-    /// How long an update computes.
+    /// Duration of an update.
     pub(crate) computes_for: Duration,
-    /// The time of the next write, which is done before the call that begins it returns.
+    /// Duration of the next write. It is done before the call that starts it returns.
     pub(crate) writes_for: Option<Duration>,
     has_written: bool,
     pub(crate) proceeds: usize,
@@ -35,7 +35,7 @@ pub(crate) struct State {
 }
 
 impl Scripted {
-    /// One that is ready and has nothing to do, and its script.
+    /// Returns a mode that is ready and idle, with its script.
     pub(crate) fn mode(family: IpFamily) -> (Box<dyn Mode>, Arc<Script>) {
         let script = Arc::new(Script {
             family,
@@ -73,7 +73,7 @@ impl Script {
         self.state().is_idle = is_idle;
     }
 
-    /// A kernel thread has finished this.
+    /// Adds finished work of a kernel thread.
     pub(crate) fn finish(&self, report: Report) {
         self.state().finished.push_back(report);
     }

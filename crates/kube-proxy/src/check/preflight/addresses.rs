@@ -1,4 +1,4 @@
-//! Addresses that are in each other's way: of Services, of this node, of its routes.
+//! Finds conflicting addresses: of Services, of this node, of its routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,13 +10,14 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "addresses";
 
-/// The API server's addresses, which no Service may take; `None` where there is no API server.
+/// Reports the API server's addresses, which no Service may take. Returns `None` without an API
+/// server.
 pub(super) fn api_server(guarded: &[String]) -> Option<Finding> {
     let message = format!("no Service may have {}", guarded.join(", "));
     (!guarded.is_empty()).then(|| Finding::ok("api server", message))
 }
 
-/// What follows; `own` are the node's addresses, with the links that have them, but for that of IPVS
+/// Judges the facts. `own` are the node's addresses with their links, without the link of IPVS
 /// mode.
 pub(super) fn judge(
     model: &Model,

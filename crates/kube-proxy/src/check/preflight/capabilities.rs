@@ -1,4 +1,5 @@
-//! What this process may do: the daemon, started where and as `check` was, may do the same.
+//! Checks the capabilities of this process. The daemon has the same if it is started in the same
+//! place and way.
 
 use iptables::Backend;
 use rustix::thread::CapabilitySet;
@@ -7,8 +8,7 @@ use crate::check::finding::Finding;
 
 const NAME: &str = "capabilities";
 
-/// What follows from what may be done; `backend` is that of the iptables that is written to, if any
-/// is.
+/// Judges the facts. `backend` is the iptables backend that the mode writes to, if any.
 pub(super) fn judge(effective: CapabilitySet, backend: Option<Backend>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if effective.contains(CapabilitySet::NET_ADMIN) {

@@ -1,4 +1,4 @@
-//! Who listens: `/proc/net/tcp` and its siblings, and whose the sockets are.
+//! Lists listening sockets, from `/proc/net/tcp` and its siblings, and their processes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,17 +8,17 @@ use std::path::Path;
 
 use proxy::Protocol;
 
-/// A socket that takes packets or connections.
+/// A socket that accepts packets or connections.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Listener {
     pub(super) at: SocketAddr,
     pub(super) protocol: Protocol,
-    /// By which its process is found.
+    /// Inode, which identifies the socket's process.
     pub(super) inode: u64,
 }
 
-/// `TCP_LISTEN` and `TCP_CLOSE` of linux/net/tcp_states.h: what a UDP socket is in that is not
-/// connected.
+/// `TCP_LISTEN` and `TCP_CLOSE` of linux/net/tcp_states.h. The second is the state of an
+/// unconnected UDP socket.
 const LISTENING: [(&str, &str, Protocol); 4] = [
     ("tcp", "0A", Protocol::Tcp),
     ("tcp6", "0A", Protocol::Tcp),
@@ -26,7 +26,8 @@ const LISTENING: [(&str, &str, Protocol); 4] = [
     ("udp6", "07", Protocol::Udp),
 ];
 
-/// All of this network namespace; those that could not be read are noted in `unread`.
+/// Reads all listening sockets of this network namespace. Notes files that could not be read in
+/// `unread`.
 pub(super) fn read(root: &Path, unread: &mut Vec<String>) -> Vec<Listener> {
     let folder = root.join("proc/thread-self/net");
     let of = |(file, state, protocol): (&str, &str, Protocol)| {
@@ -36,8 +37,8 @@ pub(super) fn read(root: &Path, unread: &mut Vec<String>) -> Vec<Listener> {
     LISTENING.into_iter().flat_map(of).collect()
 }
 
-/// Reads a file of `/proc/net`. One that is not there is of a family that the kernel has not, and is
-/// empty.
+/// Reads a file of `/proc/net`. A missing file belongs to a family that the kernel lacks, and
+/// counts as empty.
 pub(super) fn read_net_file(folder: &Path, file: &str, unread: &mut Vec<String>) -> String {
     match fs::read_to_string(folder.join(file)) {
         Ok(text) => text,
@@ -64,7 +65,7 @@ fn parse(text: &str, wanted: &str, protocol: Protocol) -> Vec<Listener> {
     text.lines().skip(1).filter_map(listener).collect()
 }
 
-/// `0100007F:2710`: four bytes at a time as the host has them.
+/// Parses `0100007F:2710`: groups of four bytes in the host's byte order.
 fn socket(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -86,8 +87,8 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// The names of the processes that have these sockets, as far as they can be seen from here: other
-/// containers' cannot.
+/// Returns the names of the sockets' processes, as far as they are visible. Processes of other
+/// containers are not.
 pub(super) fn owners(root: &Path, inodes: &[u64]) -> BTreeMap<u64, String> {
     let mut owners = BTreeMap::new();
     let links: BTreeMap<String, u64> = inodes
@@ -117,7 +118,7 @@ pub(super) fn owners(root: &Path, inodes: &[u64]) -> BTreeMap<u64, String> {
     owners
 }
 
-/// Reads a list of sockets.
+/// Parses a list of sockets.
 pub(super) fn read_text(text: &str) {
     drop(parse(text, "0A", Protocol::Tcp));
 }
@@ -126,7 +127,7 @@ pub(super) fn read_text(text: &str) {
 mod tests {
     use super::*;
 
-    /// `cat /proc/net/tcp /proc/net/tcp6` on an amd64.
+    /// The text is `cat /proc/net/tcp /proc/net/tcp6` on an amd64.
     #[test]
     fn sockets_are_read() {
         let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\

@@ -1,4 +1,4 @@
-//! Kernel modules: loaded, to be loaded, missing.
+//! Checks kernel modules: loaded, available, missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,20 +12,20 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "modules";
 
-/// What is known of modules.
+/// Facts about modules.
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     loaded: BTreeSet<String>,
-    /// In the kernel itself, or in files for it; `None` where there are no lists, as in a container
-    /// without `/lib/modules`, or where they name none.
+    /// Modules that are built in or have a file. `None` without usable lists, as in a container
+    /// without `/lib/modules`.
     listed: Option<BTreeSet<String>>,
-    /// Answers of the kernel on modules that are neither loaded nor listed. A kernel that has them
-    /// built in may come without a list of those.
+    /// The kernel's answers about modules that are neither loaded nor listed. A kernel with
+    /// built-in modules may come without a list of them.
     answered: BTreeMap<String, bool>,
 }
 
 impl Modules {
-    /// Those below `root`, of which `wanted` are looked at.
+    /// Reads the lists below `root`, for the `wanted` modules.
     pub(super) fn read(root: &Path, wanted: &[Module]) -> Self {
         let text = |path: &Path| fs::read_to_string(path).ok();
         let mut loaded = text(&root.join("proc/modules")).map_or_else(BTreeSet::new, |list| {
@@ -50,7 +50,7 @@ impl Modules {
         }
     }
 
-    /// Asks for what is neither loaded nor listed.
+    /// Asks about wanted modules that are neither loaded nor listed.
     pub(super) fn ask(
         &mut self,
         wanted: &[Module],
@@ -68,8 +68,8 @@ impl Modules {
     }
 }
 
-/// Asks the kernel for modules by what they do; those that it cannot be asked for are left out.
-/// Nothing is written, and what it would load for an answer has no file.
+/// Asks the kernel for modules by their function, and omits those without a question for them.
+/// Nothing is written, and no module that an answer would load has a file.
 pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     let mut answers = BTreeMap::new();
     if names.contains(&"nf_tables")
@@ -98,7 +98,8 @@ pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     answers
 }
 
-/// Modules of nf_tables that the kernel lacks in a family; `None` if it does not say.
+/// Returns the nf_tables modules that the kernel lacks in a family; `None` if the kernel gives no
+/// answer.
 fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     let mut missing = BTreeSet::new();
     for (of, family) in [(IpFamily::V4, Family::Ip), (IpFamily::V6, Family::Ip6)] {
@@ -115,7 +116,7 @@ fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     Some(missing)
 }
 
-/// `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...` is `ip_vs`.
+/// Parses a line: `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...` is `ip_vs`.
 fn module_of(line: &str) -> Option<String> {
     let path = line.split(':').next()?;
     let file = path.rsplit('/').next()?;
@@ -123,7 +124,8 @@ fn module_of(line: &str) -> Option<String> {
     Some(name.replace('-', "_"))
 }
 
-/// What follows for the modules that a mode wants. `is_read`: the kernel could be read for it.
+/// Judges the modules that a mode wants. `is_read` is true if the kernel could be read for the
+/// mode.
 pub(super) fn judge(wanted: &[Module], modules: &Modules, is_read: bool) -> Vec<Finding> {
     let (mut loaded, mut loadable) = (Vec::new(), Vec::new());
     let (mut unknown, mut findings) = (Vec::new(), Vec::new());
@@ -221,7 +223,7 @@ mod tests {
         );
     }
 
-    /// In a pod, on a kernel with everything built in and an empty `modules.builtin`.
+    /// The case: a pod on a kernel with everything built in, and an empty `modules.builtin`.
     #[test]
     fn the_kernel_knows_better_than_lists() {
         let wanted = [
@@ -241,7 +243,7 @@ mod tests {
         fs::write(root.join("proc/sys/kernel/osrelease"), "6.1\n").unwrap();
         fs::write(lists.join("modules.dep"), "").unwrap();
         let empty = Modules::read(&root, &wanted);
-        // Some module that has a file of its own.
+        // Some module with a file of its own.
         fs::write(lists.join("modules.dep"), "kernel/drivers/net/dummy.ko:\n").unwrap();
         let mut other = Modules::read(&root, &wanted);
         fs::remove_dir_all(&root).unwrap();

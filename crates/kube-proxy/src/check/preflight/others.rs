@@ -1,4 +1,4 @@
-//! Other proxies: what the modes of a kube-proxy have left, and what is somebody else's.
+//! Finds other proxies: leftovers of kube-proxy modes, and other programs.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "other proxies";
 
-/// Links by which other programs are known that serve, or may serve, Services; what each says.
+/// Links that identify other programs which serve, or may serve, Services; each with its text.
 const KNOWN: [(&str, &str); 4] = [
     (
         "cilium_host",
@@ -32,16 +32,16 @@ const KNOWN: [(&str, &str); 4] = [
     ),
 ];
 
-/// A virtual server that nothing says to be a kube-proxy's.
+/// A virtual server that is no kube-proxy's by any evidence.
 pub(super) struct Foreign {
-    /// `192.0.2.1:80/TCP`.
+    /// Name, such as `192.0.2.1:80/TCP`.
     pub(super) name: String,
-    /// The Service port that is to be served there.
+    /// Service port that wants this address and port.
     pub(super) wanted_by: Option<String>,
 }
 
-/// What follows; `foreign` are virtual servers that nothing says to be a kube-proxy's, and `unread`
-/// is what may hold more of others.
+/// Judges the facts. `foreign` are virtual servers of other programs. `unread` is state that may
+/// contain more of them.
 pub(super) fn judge(
     links: &BTreeSet<String>,
     foreign: &[Foreign],
@@ -51,7 +51,7 @@ pub(super) fn judge(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let known = KNOWN.iter().filter(|(link, _)| links.contains(*link));
-    // Its address is taken over by rules as it is by its own.
+    // Rules take over its address just as its own rules do.
     let known = known.filter(|(link, _)| *link != "nodelocaldns" || mode == "ipvs");
     findings.extend(known.map(|(_, message)| Finding::warn(NAME, *message)));
     let taken = foreign

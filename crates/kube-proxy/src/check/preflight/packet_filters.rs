@@ -1,4 +1,4 @@
-//! iptables' two backends: which one is used, and whether both are.
+//! Checks the two backends of iptables: the one in use, and rules in the other.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "iptables";
 
-/// What follows; `chosen` is the backend that this mode would write to, an error why there is none,
-/// or `None` where it needs none.
+/// Judges the facts. `chosen` is the backend that this mode would write to, or the error of the
+/// choice. It is `None` if the mode needs no backend.
 pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -> Vec<Finding> {
     let mut ours: BTreeMap<Backend, usize> = BTreeMap::new();
     let mut kubelets: Vec<Backend> = Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
         if chain == "KUBE-KUBELET-CANARY" {
             kubelets.push(*backend);
         } else if is_kubelets(chain) {
-            // A kube-proxy fills one of them, too: that says nothing of who made it.
+            // A kube-proxy fills one of these chains, too, so it is no evidence of who made it.
         } else if chain.starts_with("KUBE-") {
             *ours.entry(*backend).or_default() += 1;
         }
@@ -64,7 +64,7 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
     findings
 }
 
-/// Reports what nft has put into the tables that this mode writes to by iptables.
+/// Reports entries of nft in the tables that this mode writes by iptables.
 pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     let mut findings = Vec::new();
     for family in IpFamily::ALL {
@@ -114,14 +114,14 @@ pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     findings
 }
 
-/// Reports whether a mode has a chain of this name there.
+/// Reports whether a mode has a chain of this name.
 fn is_of_a_mode(taken: &TakenChain) -> bool {
     let table = taken.table.rsplit(' ').next().and_then(Table::find);
     let mut modes = footprints::ALL.iter();
     table.is_some_and(|table| modes.any(|mode| mode.has_chain(table, &taken.chain)))
 }
 
-/// A table that packets do not come to. Without nat nothing is served.
+/// Reports a table that packets bypass. Without nat, no Service is served.
 fn switched_off(table: DormantTable) -> Option<Finding> {
     let message = table.to_string();
     match table.name {

@@ -1,4 +1,5 @@
-//! Ports that are taken: of this process's servers, and of Services at the node's addresses.
+//! Finds ports that are taken: ports of this process's servers, and of Services on the node's
+//! addresses.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,12 +16,12 @@ const NAME: &str = "ports";
 /// A server of this process.
 #[derive(Debug)]
 pub(super) struct Server {
-    /// What it serves.
+    /// Purpose of the server.
     pub(super) of: &'static str,
     pub(super) at: SocketAddr,
 }
 
-/// The ports of all Services at the node's addresses: of NodePorts, and of health checks.
+/// Ports of all Services on the node's addresses: NodePorts and health checks.
 #[derive(Debug, Default)]
 pub(super) struct NodePorts {
     pub(super) services: BTreeMap<(u16, Protocol), String>,
@@ -28,7 +29,7 @@ pub(super) struct NodePorts {
 }
 
 impl NodePorts {
-    /// Those of all Services.
+    /// Returns the ports of all Services.
     pub(super) fn of(model: &Model) -> Self {
         let mut ports = Self::default();
         let views = model.service_names().filter_map(|name| model.view(name));
@@ -47,7 +48,7 @@ impl NodePorts {
     }
 }
 
-/// Those sockets that are in the way of something.
+/// Returns the sockets that are in the way.
 pub(super) fn concerned<'a>(
     listeners: &'a [Listener],
     servers: &[Server],
@@ -69,7 +70,7 @@ fn is_in_the_way(listener: &Listener, of: SocketAddr) -> bool {
     listener.protocol == Protocol::Tcp && listener.at.port() == of.port() && overlap
 }
 
-/// What follows; `owners` are the processes of sockets that are known.
+/// Judges the facts. `owners` are the known processes of sockets.
 pub(super) fn judge(
     concerned: &[&Listener],
     owners: &BTreeMap<u64, String>,
@@ -113,7 +114,7 @@ pub(super) fn judge(
     for listener in concerned {
         let (port, protocol) = (listener.at.port(), listener.protocol);
         let who = owner(listener);
-        // The health checks of Services, and the listening ports of userspace mode, are its own.
+        // A kube-proxy itself has the health check ports and the listening ports of userspace mode.
         if who.is_some_and(is_kube_proxy) {
             continue;
         }

@@ -1,5 +1,5 @@
-//! The node's routes, as `/proc/net/route` and `/proc/net/ipv6_route` tell them: those of the main
-//! table and, for IPv6, of all.
+//! The node's routes, from `/proc/net/route` and `/proc/net/ipv6_route`. The first has the main
+//! table, the second all tables.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -12,9 +12,9 @@ pub(super) struct Route {
     pub(super) link: String,
 }
 
-/// Those of IPv4, but for the default ones.
+/// Parses the IPv4 routes, without default routes.
 pub(super) fn v4(text: &str) -> Vec<Route> {
-    // Numbers are in the order of bytes of the network, and printed as the host has them.
+    // Numbers are in network byte order, and printed as a number of the host.
     let number = |field: Option<&str>| {
         let number = u32::from_str_radix(field?, 16).ok()?;
         Some(Ipv4Addr::from(number.to_ne_bytes()))
@@ -34,8 +34,8 @@ pub(super) fn v4(text: &str) -> Vec<Route> {
     routes.filter(|route| route.net.prefix_len() > 0).collect()
 }
 
-/// Those of IPv6 to networks: not the default ones, not those of single addresses, and none to
-/// link-local or multicast addresses.
+/// Parses the IPv6 routes to networks. Skips default routes, routes to single addresses, and routes
+/// to link-local or multicast addresses.
 pub(super) fn v6(text: &str) -> Vec<Route> {
     let route = |line: &str| {
         let mut fields = line.split_whitespace();
@@ -58,7 +58,7 @@ pub(super) fn v6(text: &str) -> Vec<Route> {
 mod tests {
     use super::*;
 
-    /// `cat /proc/net/route` on an amd64 with `ip route add 10.96.0.0/12 dev eth1`.
+    /// The text is `cat /proc/net/route` on an amd64 with `ip route add 10.96.0.0/12 dev eth1`.
     #[test]
     fn routes_are_read() {
         let text = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\

@@ -1,4 +1,4 @@
-//! Settings of the kernel: as they are, as they would be set, and whether they can be.
+//! Checks kernel settings: their values, the wanted values, and the right to write them.
 
 use modes::sysctl::row::Need;
 use modes::sysctl::setting::Setting;
@@ -7,16 +7,17 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "settings";
 
-/// A setting that is not as it is to be.
+/// A setting whose value differs from the wanted one.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) setting: Setting,
     pub(super) need: Need,
-    /// Whether this process may write it.
+    /// True if this process may write it.
     pub(super) is_writable: bool,
 }
 
-/// What follows; `has_served`: this mode has served here before, and goes on in any case.
+/// Judges the facts. `has_served` is true if this mode has served here before, and so goes on in
+/// any case.
 pub(super) fn judge(pending: &[Pending], has_served: bool) -> Vec<Finding> {
     if pending.is_empty() {
         return vec![Finding::ok(NAME, "all are as they are to be")];

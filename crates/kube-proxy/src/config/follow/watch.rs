@@ -1,7 +1,7 @@
-//! Watching the configuration file.
+//! Watches the configuration file.
 //!
-//! Its folder is watched, because a mounted ConfigMap changes by a symbolic link beside the file,
-//! and editors rename.
+//! Watches its folder, because a mounted ConfigMap changes by a symbolic link beside the file, and
+//! editors rename files.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -15,14 +15,14 @@ use tracing::{info, warn};
 use crate::config::Configuration;
 use crate::config::options::Options;
 
-/// Quiet time after a change before the file is read: one save is several changes.
+/// Quiet time after a change before the file is read, because one save is several changes.
 const SETTLE_TIME: Duration = Duration::from_millis(200);
 
-/// Waits until `file` says something else than `used`; what it says now. A file that cannot be
-/// read, or not be used, says nothing: it is warned about, and what is in use stays in use. Never
-/// returns if the file cannot be watched, which is warned about too.
+/// Waits until `file` differs from `used`, and returns the new content. A file that cannot be read
+/// or used is logged as a warning, and `used` stays. If the file cannot be watched, logs a warning
+/// and never returns.
 ///
-/// `reread` reads the file as it was read for `used`.
+/// `reread` reads the file in the same way as for `used`.
 pub async fn changed<E: Display>(
     file: &Path,
     used: &Configuration,
@@ -34,7 +34,7 @@ pub async fn changed<E: Display>(
         warn!(file = %file.display(), %error, "the configuration file cannot be watched; restart after changing it");
         return std::future::pending().await;
     }
-    // What was written between the first reading and the watch.
+    // The file may have changed between the first reading and the watch.
     changes.notify_one();
     let mut complaint = String::new();
     loop {
@@ -70,7 +70,7 @@ fn watch(file: &Path, changes: Arc<Notify>) -> notify::Result<notify::Recommende
     Ok(watcher)
 }
 
-/// A file that was open for writing was closed.
+/// Reports whether a file that was open for writing was closed.
 fn is_written(kind: notify::EventKind) -> bool {
     use notify::event::{AccessKind, AccessMode, EventKind};
     kind == EventKind::Access(AccessKind::Close(AccessMode::Write))

@@ -1,4 +1,4 @@
-//! Where Services come from.
+//! The source of Services.
 
 use std::path::PathBuf;
 
@@ -8,17 +8,17 @@ use flags::gates::{Gates, STREAMED_LISTS};
 use flags::unusable::UnusableFlag;
 use flags::{Flags, PROTOBUF};
 
-/// Whether a source has the own Node.
+/// Requirement for the own Node object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnNode {
-    /// It is to exist.
+    /// It must exist.
     Needed,
-    /// It may.
+    /// It may be missing.
     Optional,
 }
 
 impl OwnNode {
-    /// Whether the own Node is to be expected: a folder of manifests need not have any.
+    /// Returns the requirement of a source: a folder of manifests need not have a Node.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Manifests(_) => Self::Optional,
@@ -27,17 +27,17 @@ impl OwnNode {
     }
 }
 
-/// What a source tells beside what every mode needs.
+/// Kinds that a source delivers beside those that every mode needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SideKinds {
-    /// Nothing that anybody waits for.
+    /// No kind that a start waits for.
     Nothing,
     /// ServiceCIDRs.
     ServiceCidrs,
 }
 
 impl SideKinds {
-    /// Those of a source. A folder of manifests tells all kinds at once.
+    /// Returns the kinds of a source. A folder of manifests delivers all kinds at once.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Api(api) if api.service_cidrs == ServiceCidrs::NotWatched => Self::Nothing,

@@ -1,4 +1,4 @@
-//! What the process as a whole reads of the flags.
+//! Options of the process as a whole.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,29 +10,30 @@ use flags::gates::Gates;
 use flags::nets::nets;
 use flags::unusable::UnusableFlag;
 
-/// What the process as a whole reads.
+/// Options of the process as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
-    /// This node's name, lower-cased.
+    /// Name of this node, in lower case.
     pub node_name: String,
-    /// Whether to exit once what needs privileges is done.
+    /// True if the process exits once the privileged work is done.
     pub init_only: bool,
-    /// `/proc/self/oom_score_adj`, -1000 to 1000.
+    /// Value for `/proc/self/oom_score_adj`, -1000 to 1000.
     pub oom_score_adj: i16,
-    /// The shortest time between the end of a sync and the start of the next, at most the longest.
+    /// Shortest time between the end of a sync and the start of the next, at most the longest.
     pub min_sync_period: Duration,
     /// Feature gates.
     pub gates: Gates,
-    /// The networks that Services' external and load-balancer addresses may be of; `None`: of any.
+    /// Networks that external and load-balancer addresses of Services must belong to; `None` for
+    /// any.
     pub allowed_external: Option<Vec<IpNet>>,
-    /// The file to follow, `--config`.
+    /// File to follow, `--config`.
     pub configuration_file: Option<PathBuf>,
-    /// The file that keeps what this pod was prepared for, `--prepared-config`.
+    /// File with the configuration that this pod was prepared for, `--prepared-config`.
     pub prepared_configuration: Option<PathBuf>,
 }
 
 impl Process {
-    /// Reads the flags; `min_sync_period` is that of the mode that is chosen.
+    /// Reads the flags. `min_sync_period` belongs to the chosen mode.
     pub(super) fn read(
         flags: &Flags,
         gates: Gates,

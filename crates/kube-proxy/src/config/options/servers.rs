@@ -1,4 +1,4 @@
-//! What the servers of health and metrics read of the flags.
+//! Options of the health and metrics servers.
 
 use std::net::SocketAddr;
 
@@ -8,16 +8,16 @@ use http_server::WhenTaken;
 
 use crate::metrics;
 
-/// What the servers read.
+/// Options of the servers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Where the health server listens, if there is one.
+    /// Address of the health server, if there is one.
     pub healthz_address: Option<SocketAddr>,
-    /// Where the metrics server listens, if there is one.
+    /// Address of the metrics server, if there is one.
     pub metrics_address: Option<SocketAddr>,
-    /// What a server does that cannot listen.
+    /// Reaction of a server that cannot listen.
     pub when_taken: WhenTaken,
-    /// What is told of single Services.
+    /// Options of the metrics of single Services.
     pub services: metrics::services::settings::Settings,
 }
 
@@ -26,7 +26,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// An address is none.
+    /// An address is invalid.
     pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
         Ok(Self {
             healthz_address: listen(

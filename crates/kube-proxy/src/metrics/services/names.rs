@@ -1,4 +1,4 @@
-//! Whose an address is: kept only where Services are counted one by one.
+//! Finds the Service port behind an address. Used only if single Services are counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use proxy::{
 use service_counters::At;
 use service_counters::places::{Place, is_of_node, places};
 
-/// Service ports by the places that they are served at.
+/// Service ports by the places where they are served.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     at: HashMap<Place, Claims>,
     services: HashMap<NamespacedName, Vec<(Place, Arc<Owner>)>>,
-    /// Where NodePorts are served, as far as is known.
+    /// Addresses that serve NodePorts, as far as they are known.
     node: HashMap<IpFamily, NodePorts>,
 }
 
-/// Those who claim one address and port. Nearly always one; the first by age and name has it.
+/// Owners that claim one address and port, nearly always one. The first by age and name has it.
 type Claims = Vec<Arc<Owner>>;
 
 impl Names {
-    /// Looks again at what changed.
+    /// Takes in changed Services.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             for (place, owner) in self.services.remove(name).unwrap_or_default() {
@@ -42,12 +42,12 @@ impl Names {
         }
     }
 
-    /// A family serves NodePorts there.
+    /// Sets the addresses at which a family serves NodePorts.
     pub(crate) fn note_node_ports(&mut self, family: IpFamily, node_ports: &NodePorts) {
         self.node.insert(family, node_ports.clone());
     }
 
-    /// Whose an address is; `None` of somebody else's virtual server.
+    /// Returns the Service port at an address; `None` for another program's virtual server.
     pub(crate) fn find(&self, at: &At) -> Option<&ServicePortName> {
         let on_node = || {
             let place = Place::NodePort(at.port, at.protocol);
@@ -58,7 +58,7 @@ impl Names {
         Some(&claims?.first()?.name)
     }
 
-    /// Whether there is such a Service port, at whatever address.
+    /// Reports whether a Service port exists, at any address.
     pub(crate) fn has(&self, port: &ServicePortName) -> bool {
         let of_service = self.services.get(&port.service);
         of_service.is_some_and(|claimed| claimed.iter().any(|(_, owner)| owner.name == *port))

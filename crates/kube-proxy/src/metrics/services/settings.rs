@@ -1,35 +1,35 @@
-//! What the metrics of single Services read of the flags.
+//! Options of the metrics of single Services.
 
 use flags::Flags;
 use flags::unusable::UnusableFlag;
 use flags::words::word;
 
-/// The words of `--metrics-per-service`.
+/// Values of `--metrics-per-service`.
 const DETAILS: [(&str, Detail); 3] = [
     ("none", Detail::None),
     ("ports", Detail::Ports),
     ("endpoints", Detail::Endpoints),
 ];
 
-/// How much is told of single Services.
+/// Detail of the metrics of single Services.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
-    /// Nothing, and nothing is read or kept for it. Each Service port has several series on each
-    /// node: on a thousand nodes that is what a Prometheus has to be made for.
+    /// None, and no counter is read or kept for them. Each Service port has several series on each
+    /// node, which takes a large Prometheus on a thousand nodes.
     #[default]
     None,
-    /// Their ports.
+    /// Service ports.
     Ports,
-    /// The endpoints of these, too.
+    /// Service ports and their endpoints.
     Endpoints,
 }
 
-/// What the metrics of single Services read.
+/// Options of the metrics of single Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// How much is told.
+    /// Detail.
     pub detail: Detail,
-    /// Of how many ports at most, and of how many endpoints: those with the most connections.
+    /// Largest number of Service ports and of endpoints: those with the most connections.
     pub most: usize,
 }
 
@@ -38,7 +38,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// They cannot be meant.
+    /// A value is invalid.
     pub(crate) fn read(flags: &Flags) -> Result<Self, UnusableFlag> {
         let most = flags.metrics_service_series_max;
         let most = usize::try_from(most).ok().filter(|most| *most > 0);

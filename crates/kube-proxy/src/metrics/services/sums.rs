@@ -1,33 +1,33 @@
-//! Sums that never fall. A Service port is counted at each of its addresses; when one of these goes,
-//! or its entry in the kernel is made anew, the sum over them would fall, and a scraper would take
-//! that for a start at 0, and all of the rest for new.
+//! Sums that never fall. A Service port has counters at each of its addresses. If an address is
+//! removed, or its kernel entry is made again, a plain sum would fall. A scraper would take that
+//! for a restart at 0, and the whole sum for new traffic.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use service_counters::{At, Count, Listener};
 
-/// Where something was counted.
+/// Place of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
-    /// At an address.
+    /// An address.
     At(At),
-    /// At a listening port of this process.
+    /// A listening port of this process.
     Listener(Listener),
 }
 
-/// What was counted at several places.
+/// Sum of the counters at several places.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
-    /// At places that are gone, or began anew.
+    /// Counts at places that are gone, or started again.
     past: Count,
     last: HashMap<Source, Count>,
-    /// Whether anything was counted when that was last looked at.
+    /// True if the last read had a count.
     is_told: bool,
 }
 
 impl Sum {
-    /// Takes in what was counted at all places there are.
+    /// Takes in the counts of all current places.
     pub(crate) fn update(&mut self, counts: &[(Source, Count)]) {
         let counts: HashMap<Source, Count> = counts.iter().copied().collect();
         for (source, last) in &self.last {
@@ -49,12 +49,13 @@ impl Sum {
         self.is_told = true;
     }
 
-    /// Whether it is more than what is counted now: without it, what is told would fall.
+    /// Reports whether the sum exceeds the current counts. If so, it must be kept, or the reported
+    /// value would fall.
     fn has_past(&self) -> bool {
         self.past != Count::default()
     }
 
-    /// The sum; `None` if nothing was counted when that was last looked at.
+    /// Returns the sum; `None` if the last read had no count.
     pub(crate) fn told(&self) -> Option<Count> {
         self.is_told.then(|| self.count())
     }
@@ -68,8 +69,8 @@ impl Sum {
     }
 }
 
-/// Brings sums up to what was counted now. Of others, those are kept that may be counted again and
-/// would fall then, and are not told meanwhile.
+/// Updates all sums with the current counts. Sums without a current count are kept, but not
+/// reported, if they would fall on their return.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,
     counted: &HashMap<K, Vec<(Source, Count)>>,
@@ -113,7 +114,7 @@ mod tests {
         let mut sum = Sum::default();
         sum.update(&[(at(1), count(10, 1)), (at(2), count(5, 2))]);
         assert_eq!(sum.count(), count(15, 3));
-        // One is gone, and the other was made anew.
+        // One place is gone, and the other was made again.
         sum.update(&[(at(1), count(1, 1))]);
         assert_eq!(sum.count(), count(16, 1));
         sum.update(&[(at(1), count(3, 0)), (at(2), count(1, 1))]);

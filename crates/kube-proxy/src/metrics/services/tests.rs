@@ -7,7 +7,7 @@ use proxy::{Event, NamespacedName, Protocol, Service, ServicePort};
 use super::*;
 use crate::metrics::Metrics;
 
-/// What is told of single Services.
+/// Metrics of single Services.
 const OURS: &str = include_str!("../ours-services.txt");
 
 fn at(address: [u8; 4], port: u16) -> At {
@@ -47,7 +47,7 @@ fn count(connections: u64) -> Count {
     }
 }
 
-/// A kernel: virtual servers, each with an endpoint; and what was asked.
+/// A kernel with virtual servers, each with an endpoint. It records what was read.
 #[derive(Clone, Default)]
 struct Kernel(Arc<Mutex<Held>>);
 
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// NodePorts are served at these addresses of the node.
+    /// Serves NodePorts at these addresses of the node.
     fn serves_node_ports(&self, last: &[u8]) {
         let addresses = last.iter().map(|last| [192, 0, 2, *last].into());
         let node_ports = NodePorts {
@@ -119,7 +119,7 @@ impl World {
         self.services.note_node_ports(IpFamily::V4, &node_ports);
     }
 
-    /// The kernel cannot be read, or again.
+    /// Makes reads of the kernel fail, or work again.
     fn breaks(&self, is_broken: bool) {
         self.kernel.0.lock().unwrap().is_broken = is_broken;
         lock(&self.services.0.read).at = None;
@@ -165,7 +165,7 @@ fn a_port_is_the_sum_over_its_addresses_which_never_falls() {
         (node_ports[0], 2),
         (node_ports[1], 1),
         (foreign[0], 9),
-        // Of an address that serves no NodePorts.
+        // The address serves no NodePorts.
         (foreign[1], 9),
     ]);
     let told = world.told();
@@ -276,7 +276,7 @@ fn a_look_that_fails_makes_no_jump() {
         assert!(told.contains(&of_endpoint), "{of_endpoint} in {told}");
     };
     let one = at([10, 96, 0, 1], 80);
-    // It is made anew meanwhile.
+    // The entry is made again meanwhile.
     for (connections, sum) in [(500, 500), (3, 503), (400, 900)] {
         world.holds(&[(one, connections)]);
         is_told(&world, sum);
@@ -310,7 +310,7 @@ fn a_port_that_others_outdo_for_a_while_goes_on_from_its_sum() {
             assert_eq!(lines.next(), None);
         }
     }
-    // Nobody needs to know what a Service had that is gone.
+    // Sums of a deleted Service are not needed.
     for name in ["web", "dns"] {
         world.apply(Event::ServiceDeleted(NamespacedName::new("default", name)));
     }
@@ -320,7 +320,7 @@ fn a_port_that_others_outdo_for_a_while_goes_on_from_its_sum() {
     assert!(read.ports.is_empty() && read.endpoints.is_empty());
 }
 
-/// Listening ports of a Service port: which, and how many connections it had.
+/// Listening ports of a Service port, by number, with their connections.
 struct Relay(Vec<(u64, u64)>);
 
 impl ReadCounters for Relay {
@@ -349,9 +349,9 @@ fn listening_ports_are_added_up_in_whatever_order_they_are_told() {
         (vec![(cluster, 10), (local, 1_000)], 1_010),
         (vec![(local, 1_000), (cluster, 10)], 1_010),
         (vec![(cluster, 10), (local, 1_000)], 1_010),
-        // One is closed: what it has counted stays.
+        // One port is closed; its count stays in the sum.
         (vec![(cluster, 12)], 1_012),
-        // It is opened again, and has more by the next look than it had then.
+        // The port is opened again, and by the next read has a larger count than before.
         (vec![(cluster, 12), (local_again, 1_001)], 2_013),
     ] {
         world.services.0.counters.set(Box::new(Relay(listeners)));
