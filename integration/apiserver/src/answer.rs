@@ -25,7 +25,7 @@ const WORTH_COMPRESSING: usize = 128 << 10;
 /// The least level of zlib-rs that packs as well as level 1 of Go, which the real server has
 /// (`defaultGzipContentEncodingLevel`).
 const LEVEL: Compression = Compression::new(2);
-/// How much compressed data goes into one chunk, in bytes, give or take.
+/// Approximate amount of compressed data in a chunk, in bytes.
 const CHUNK: usize = 16 << 10;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -87,7 +87,7 @@ pub(crate) fn status(status: &Status, media: Media) -> Response<Body> {
     response
 }
 
-/// What is wrong with the history, told to a watch.
+/// Returns the watch event for an error in the history.
 pub(crate) fn error_event(status: &Status, media: Media) -> Response<Body> {
     whole(200, media.of_watch(), media.error(status))
 }
@@ -96,7 +96,7 @@ pub(crate) fn json(code: u16, body: &Value) -> Response<Body> {
     whole(code, Media::Json.content_type(), body.to_string().into())
 }
 
-/// As the filters in front of a real server refuse.
+/// Refuses a request as the filters in front of a real server do.
 pub(crate) fn refusal(code: u16, retry_after_s: Option<u64>) -> Response<Body> {
     let text = Bytes::from_static(b"refused, as told\n");
     let mut response = whole(code, "text/plain; charset=utf-8", text);

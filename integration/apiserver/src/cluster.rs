@@ -204,8 +204,8 @@ impl Cluster {
     }
 }
 
-/// Where the changes after a version begin. The search goes back from the latest, of which a watch
-/// lacks few: to halve a long history each time would be a walk through cold memory.
+/// Finds the first change after a version. Searches back from the latest, because a watch lacks
+/// few: halving a long history would walk through cold memory.
 fn first_after(changes: &VecDeque<Change>, after: u64) -> usize {
     let is_after = |at: usize| changes.get(at).is_some_and(|change| change.version > after);
     let (mut low, mut high, mut step) = (0, changes.len(), 1);
@@ -276,13 +276,13 @@ fn describe(object: &Value) -> String {
     }
 }
 
-/// What the lock guards. The writes are in [`crate::write`].
+/// State behind the lock. Writes are in [`crate::write`].
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) version: u64,
     /// History up to here counts as gone.
     compacted: u64,
-    /// How many changes each collection keeps.
+    /// Number of changes that each collection keeps.
     history: usize,
     collections: BTreeMap<Kind, Collection>,
     uids: RandomState,

@@ -1,9 +1,8 @@
-//! What a server can be told to do wrong.
+//! Faults that a server can be told to have.
 //!
-//! A [`Rule`] spoils requests that are still to come: they are refused, not answered, or their
-//! bodies are cut, stopped or slowed. [`Faults::cut`] and [`Faults::freeze`] are for the bodies
-//! that are being sent already. The cluster knows nothing of all this: what is applied meanwhile is
-//! there when the faults are over.
+//! A [`Rule`] spoils later requests: they are refused or not answered, or their bodies are cut,
+//! stopped or slowed. [`Faults::cut`] and [`Faults::freeze`] act on bodies under way. The cluster
+//! is not affected: changes made meanwhile are there afterwards.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,8 +20,7 @@ use crate::resource::Kind;
 /// Enough for what was written before to leave.
 const FLUSH: Duration = Duration::from_millis(5);
 
-/// What goes wrong with a request. Lengths are of the body, in bytes, and a body that is shorter is
-/// left alone.
+/// Fault of a request. Lengths are of the body, in bytes; a shorter body is not changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
@@ -63,7 +61,7 @@ pub enum Fault {
     },
 }
 
-/// What a request asks for.
+/// Purpose of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Asked {
@@ -139,7 +137,7 @@ pub struct Faults {
     bodies: Arc<watch::Sender<Bodies>>,
 }
 
-/// How often bodies under way were cut, and frozen.
+/// Numbers of bodies that were cut and frozen under way.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bodies {
     cuts: u64,

@@ -15,7 +15,7 @@ use crate::route::Query;
 use crate::selector::Scope;
 use crate::status::Status;
 
-/// How many bytes go into one chunk of a response, give or take an object.
+/// Approximate size of a response's chunk, in bytes; it ends with a whole object.
 pub(crate) const CHUNK: usize = 64 << 10;
 
 /// The version that must have come before a query for a list is answered from the watch cache.
@@ -138,7 +138,7 @@ pub(crate) fn page(
 
 /// A List, encoded.
 pub(crate) struct List {
-    /// Of all chunks, in bytes, but for what is between the items.
+    /// Length of all chunks in bytes, without separators between items.
     pub(crate) length: usize,
     pub(crate) chunks: Chunks,
 }
@@ -182,7 +182,7 @@ impl List {
 
 pub(crate) struct Chunks {
     media: Media,
-    /// What the next chunk begins with; None after the last.
+    /// Beginning of the next chunk; None after the last.
     next: Option<Vec<u8>>,
     objects: std::vec::IntoIter<Arc<Object>>,
     first: bool,

@@ -1,4 +1,4 @@
-//! What an answer is encoded as, and what of it is asked for.
+//! Encodings of an answer, and the part of it that is asked for.
 
 use bytes::Bytes;
 
@@ -12,7 +12,7 @@ pub(crate) enum Media {
     Protobuf,
 }
 
-/// What a client takes.
+/// Encodings that a client accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Accepted {
     pub(crate) media: Media,
@@ -27,7 +27,11 @@ pub(crate) enum Coding {
 }
 
 impl Accepted {
-    /// By the values of `Accept` and `Accept-Encoding`; empty where there is no such header.
+    /// Parses the values of `Accept` and `Accept-Encoding`; empty without the header.
+    ///
+    /// # Errors
+    ///
+    /// 406 if the client accepts no encoding that is served.
     ///
     /// # Errors
     /// 406 if nothing is served that is accepted.

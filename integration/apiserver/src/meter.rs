@@ -21,7 +21,7 @@ pub(crate) struct Metered<S> {
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 
 impl Meter {
-    /// What is sent from now on is for this request.
+    /// Counts all further bytes for this request.
     pub(crate) fn turn_to(&self, entry: Option<Arc<Entry>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = entry;
     }

@@ -30,9 +30,9 @@ pub(crate) struct Object {
 /// An object in one encoding: made once, for whoever reads it.
 #[derive(Debug)]
 struct Encoded {
-    /// As it stands alone or in an event: with its kind.
+    /// The object with its kind, as it stands alone or in an event.
     whole: Bytes,
-    /// Where in it what is behind the kind is: the items of a Go server's list have none.
+    /// Range of the object without its kind: items of a Go server's list have none.
     body: Range<usize>,
 }
 
@@ -155,7 +155,7 @@ impl Object {
         serde_json::from_slice(&self.json.whole).expect("an object is stored as JSON that we wrote")
     }
 
-    /// The same content in other bytes.
+    /// Returns the object with other bytes of equal content.
     fn with(&self, version: u64, json: Bytes, protobuf: Bytes) -> Self {
         let encoded = |whole, as_in: &Encoded| Encoded {
             whole,
@@ -171,7 +171,7 @@ impl Object {
         }
     }
 
-    /// The same content at another resource version.
+    /// Returns the object at another resource version.
     pub(crate) fn at_version(&self, kind: Kind, version: u64) -> Self {
         let mut value = self.value();
         if let Some(metadata) = value.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -187,7 +187,7 @@ impl Object {
 pub struct Recording {
     kind: Kind,
     object: Object,
-    /// Where the digits of the version are.
+    /// Range of the version's digits.
     in_json: Range<usize>,
     in_protobuf: Range<usize>,
 }
@@ -197,8 +197,8 @@ impl Recording {
         Self::of_digits(kind, object, object.version.to_string().len())
     }
 
-    /// Where the version is, two that share no digit tell. (A version has 63 bits, as in etcd: 19
-    /// digits at most.)
+    /// Locates the version by comparing two versions without a common digit. (A version has 63
+    /// bits, as in etcd: at most 19 digits.)
     fn of_digits(kind: Kind, object: &Object, digits: usize) -> Self {
         let of = |digit: u64| (0..digits).fold(0, |number, _| 10 * number + digit);
         let (ones, twos) = (

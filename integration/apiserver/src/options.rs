@@ -1,34 +1,34 @@
-//! What a server and its cluster are like.
+//! Options of a server and its cluster.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use crate::tls::Tls;
 
-/// What a server and its cluster are like.
+/// Options of a server and its cluster.
 #[derive(Debug)]
 pub struct Options {
-    /// Where to listen, unless `listener` is given. The default is a free port of 127.0.0.1.
+    /// Address to listen at, unless `listener` is given. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
     /// A socket that listens already, in whatever network namespace it was made.
     pub listener: Option<std::net::TcpListener>,
-    /// Whether streamed initial lists (KEP-3157) are served. Without, asking for one is answered
-    /// with 422 Invalid.
+    /// True to serve streamed initial lists (KEP-3157). Otherwise a request for one gets 422
+    /// Invalid.
     pub watch_list: bool,
-    /// How these come.
+    /// Form of streamed lists.
     pub streamed_lists: StreamedLists,
-    /// Whether lists of any version come from a watch cache.
+    /// Watch cache for lists of any version.
     pub watch_cache: WatchCache,
-    /// How often a watch that wants bookmarks gets one.
+    /// Interval of bookmarks for watches that want them.
     pub bookmark_interval: Duration,
-    /// Whether there is a Service `default/kubernetes`, on 10.96.0.1.
+    /// True for a Service `default/kubernetes` at 10.96.0.1.
     pub kubernetes_service: bool,
-    /// Where cluster IPs come from, and what the `ServiceCIDR` of the start says: an IPv4 range
-    /// that holds 10.96.0.1, and an IPv6 one.
+    /// Ranges of cluster IPs, also in the first `ServiceCIDR`: an IPv4 range that holds 10.96.0.1,
+    /// and an IPv6 one.
     pub service_cidrs: [&'static str; 2],
-    /// Whether it is noted when events of changes are sent, for `GET /fixture/sent`.
+    /// True to note when events of changes are sent, for `GET /fixture/sent`.
     pub notes_sent: bool,
-    /// How many changes of each kind a watch can go back.
+    /// Number of changes of each kind that a watch can go back.
     pub history: usize,
     /// HTTPS instead of HTTP.
     pub tls: Option<Tls>,
@@ -56,7 +56,7 @@ impl Default for Options {
     }
 }
 
-/// Whether there is a watch cache, for lists and objects of any version.
+/// Presence of a watch cache, for lists and objects of any version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WatchCache {
     /// It has no pages, and waits for a version that is still to come.
@@ -67,10 +67,10 @@ pub enum WatchCache {
     Absent,
 }
 
-/// How streamed lists come to clients that take gzip.
+/// Form of streamed lists for clients that accept gzip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StreamedLists {
-    /// As they are, as from servers before Kubernetes 1.37.
+    /// Not compressed, as from servers before Kubernetes 1.37.
     #[default]
     Plain,
     /// Compressed (`WatchListCompression`): the whole watch that begins with the list, each piece so

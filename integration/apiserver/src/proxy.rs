@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::tls::{self, Tls};
 
-/// What a proxy speaks.
+/// Protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Speaks {
     /// HTTP/1.1, where `CONNECT` opens a tunnel.
@@ -31,12 +31,12 @@ pub enum Speaks {
     Socks5,
 }
 
-/// What a proxy is like.
+/// Options of a proxy.
 #[derive(Clone)]
 pub struct ProxyOptions {
-    /// Where to listen. The default is a free port of 127.0.0.1.
+    /// Address to listen at. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
-    /// What it speaks.
+    /// Its protocol.
     pub speaks: Speaks,
     /// TLS to the proxy itself.
     pub tls: Option<Tls>,

@@ -23,9 +23,9 @@ pub struct Request {
     pub path: String,
     /// The query, still percent-encoded; empty if there is none.
     pub query: String,
-    /// What it asks for.
+    /// Its purpose.
     pub asked: Asked,
-    /// Of what; none if it is of nothing that is served.
+    /// Kind of its objects; none if the server does not have it.
     pub kind: Option<Kind>,
     /// `User-Agent`; empty if there is none.
     pub user_agent: String,
@@ -37,12 +37,11 @@ pub struct Request {
     pub authorization: Credentials,
     /// None before there is one, and where the connection was closed instead.
     pub answer: Option<Answer>,
-    /// What has been sent for it so far, in bytes on the wire (below TLS): headers, and the body as
-    /// it was compressed.
+    /// Bytes sent for it so far on the wire (below TLS): headers, and the body as compressed.
     pub sent_bytes: u64,
 }
 
-/// How a request was answered.
+/// Outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The HTTP status code.
@@ -53,7 +52,7 @@ pub struct Answer {
     pub content_encoding: String,
 }
 
-/// What a client says who it is by. Shown only to who asks for it by name, never in a log.
+/// Credentials of a client. Shown only on request by name, never in a log.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials(String);
 
@@ -105,7 +104,7 @@ impl Request {
     }
 }
 
-/// What a request is for, as faults and counts tell requests apart.
+/// Returns the purpose of a request, by which faults and counts distinguish requests.
 fn asked(method: &str, path: &str, query: &str) -> (Asked, Option<Kind>) {
     let kind = match Target::parse(path) {
         Ok(Target::Collection { kind, .. }) if method == "GET" => kind,

@@ -17,7 +17,7 @@ pub enum Kind {
     ServiceCidr,
 }
 
-/// What the server knows about a [`Kind`].
+/// The server's description of a [`Kind`].
 #[derive(Debug)]
 pub(crate) struct Resource {
     /// API group, empty for the core group.
@@ -29,8 +29,8 @@ pub(crate) struct Resource {
     pub(crate) namespaced: bool,
     /// Fields that a field selector may name, besides `metadata.name` and `metadata.namespace`.
     pub(crate) fields: &'static [&'static str],
-    /// What a bookmark carries besides metadata: an object of a Go server shows the empty fields
-    /// that have no `omitempty`.
+    /// Content of a bookmark beside metadata: an object of a Go server shows empty fields without
+    /// `omitempty`.
     pub(crate) empty: &'static str,
 }
 

@@ -3,7 +3,7 @@
 use crate::resource::{Kind, VERSION};
 use crate::status::Status;
 
-/// What a path names.
+/// Target of a path.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Target {
     /// All objects of a kind, or those of a namespace.

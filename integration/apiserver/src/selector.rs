@@ -6,8 +6,7 @@ use crate::object::Object;
 use crate::resource::Kind;
 use crate::status::Status;
 
-/// What a list or a watch is about: a namespace, or all, and in it the objects that the selectors
-/// match.
+/// Scope of a list or a watch: one namespace or all, and the objects that selectors match.
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
     pub(crate) namespace: Option<String>,
@@ -59,7 +58,7 @@ impl Scope {
         }
     }
 
-    /// Whether selectors narrow the namespace down.
+    /// True if selectors narrow the namespace down.
     pub(crate) fn selects(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde_json::{Map, Value};
 
-/// By resource version, nanoseconds of `CLOCK_MONOTONIC`, which is the same for all processes, just
-/// before the first watch that the change is for writes its event. A clone is a handle to the same.
+/// Times of sent changes by resource version, in nanoseconds of `CLOCK_MONOTONIC`, which all
+/// processes share: just before the first watch for the change writes its event. A clone is a
+/// handle to the same times.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sent(Arc<Mutex<BTreeMap<u64, u64>>>);
 

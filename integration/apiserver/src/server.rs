@@ -62,7 +62,7 @@ impl Server {
         Self::spawn_on(Cluster::new(&options), options)
     }
 
-    /// The same with a cluster that exists already.
+    /// Starts a server for an existing cluster.
     pub fn spawn_on(cluster: Cluster, mut options: Options) -> io::Result<Self> {
         let listener = bind(&mut options)?;
         let service = Service::new(cluster, listener.local_addr()?, &options)?;
@@ -99,7 +99,7 @@ impl Server {
         self.service.log.requests()
     }
 
-    /// What goes wrong with this server: nothing, until it is told to.
+    /// Returns the faults of this server; it has none at first.
     pub fn faults(&self) -> &Faults {
         &self.service.faults
     }
@@ -111,7 +111,7 @@ impl Server {
         *self.service.tokens() = Some(tokens);
     }
 
-    /// How many connections have been accepted; with TLS, how many handshakes have been done.
+    /// Returns the number of accepted connections; with TLS, of finished handshakes.
     pub fn connections(&self) -> usize {
         self.service.connections.load(Ordering::Relaxed)
     }

@@ -44,8 +44,7 @@ use crate::{protobuf, tls, watch};
 
 /// The longest body that is read, in bytes, as the real server has it.
 const BODY_LIMIT: usize = 3 << 20;
-/// How long a request waits for a version that is still to come, as the real server's watch cache
-/// does.
+/// Time that a request waits for a version to appear, as the real server's watch cache does.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 /// Paths that no real server has begin so: they are about the fixture.
 const FIXTURE: &str = "/fixture/";
@@ -53,7 +52,7 @@ const FIXTURE: &str = "/fixture/";
 /// A body that may break off.
 type SentBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// What the connections share.
+/// State that connections share.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) cluster: Cluster,
@@ -63,13 +62,13 @@ pub(crate) struct Service {
     pub(crate) log: Log,
     pub(crate) faults: Faults,
     pub(crate) tls: Option<Arc<ServerConfig>>,
-    /// Whether a client certificate will do instead of a token.
+    /// True if a client certificate can replace a token.
     by_certificate: bool,
     tokens: Mutex<Option<BTreeSet<String>>>,
     pub(crate) connections: AtomicUsize,
 }
 
-/// Whether the client of a connection has shown a certificate.
+/// Client certificate of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shown {
     Certificate,
@@ -349,8 +348,8 @@ impl Service {
         Ok(())
     }
 
-    /// What is asked about the fixture itself, in JSON. Faults do not concern it, and it is in no
-    /// log.
+    /// Answers questions about the fixture itself, in JSON. Faults do not affect them, and no log
+    /// has them.
     ///
     /// ```text
     ///  GET  /fixture/sent       when events of changes were sent: nanoseconds of CLOCK_MONOTONIC by resource version, of all
@@ -398,7 +397,7 @@ fn infallible(body: Body) -> SentBody {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// What is wrong with a list or a watch: a watch is told in its own way.
+/// Returns the error of a list, or of a watch, which has its own form.
 fn told(asked: Asked, status: &Status, media: Media) -> Response<Body> {
     match asked {
         Asked::Watch | Asked::StreamedList => answer::error_event(status, media),

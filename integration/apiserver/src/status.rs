@@ -15,7 +15,7 @@ pub struct Status {
     pub code: u16,
     /// The machine-readable reason, such as `NotFound`.
     pub reason: &'static str,
-    /// What was refused and why; names the object and the field.
+    /// The refusal and its reason, with the object and the field.
     pub message: String,
     /// `details` of the Status, or null.
     pub details: Value,
@@ -157,7 +157,7 @@ impl Status {
         self.details.get("retryAfterSeconds")?.as_u64()
     }
 
-    /// What a deletion is answered with; `gone` is the object as it last was.
+    /// Returns the answer to a deletion; `gone` is the object before it.
     pub(crate) fn deleted(kind: Kind, name: &str, gone: &Value) -> Value {
         let resource = kind.resource();
         let details = json!({

@@ -19,10 +19,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 
-/// What HTTPS needs.
+/// Certificates for HTTPS.
 #[derive(Debug, Clone)]
 pub struct Tls {
-    /// What the server shows.
+    /// Certificate and key of the server.
     pub identity: Identity,
     /// The authority of client certificates, in PEM. Who shows a certificate of it needs no token.
     pub clients: Option<String>,
@@ -64,7 +64,7 @@ impl Authority {
         self.sign(&params)
     }
 
-    /// The same, but it expired with the year 2000.
+    /// Makes a server certificate that expired with the year 2000.
     pub fn expired_server(&self, names: &[&str]) -> io::Result<Identity> {
         let mut params = named(names, "kube-apiserver")?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -98,7 +98,7 @@ fn named(names: &[&str], common: &str) -> io::Result<CertificateParams> {
     Ok(params)
 }
 
-/// As the TLS library wants it; the error says what of it cannot be used.
+/// Converts it for the TLS library; the error names the unusable part.
 pub(crate) fn config(tls: &Tls) -> io::Result<Arc<ServerConfig>> {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -130,7 +130,7 @@ fn certificates(pem: &str) -> io::Result<Vec<CertificateDer<'static>>> {
         .map_err(io::Error::other)
 }
 
-/// Whether a request may be answered: all may, unless there are `tokens` or `by_certificate`.
+/// Reports whether a request may be answered: always, without `tokens` and `by_certificate`.
 pub(crate) fn is_allowed(
     tokens: Option<&BTreeSet<String>>,
     by_certificate: bool,

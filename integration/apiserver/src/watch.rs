@@ -27,20 +27,20 @@ use crate::selector::Scope;
 use crate::sent::Sent;
 use crate::status::Status;
 
-/// How long a watch lasts that does not say: what a real server has for a minimum.
+/// Length of a watch without a timeout: a real server's minimum.
 const TIMEOUT: Duration = Duration::from_mins(30);
 
-/// How many changes are taken from the history at once.
+/// Number of changes taken from the history at once.
 const BATCH: usize = 256;
 
-/// What of the server's options concerns watches.
+/// Options of watches.
 #[derive(Debug, Clone)]
 pub(crate) struct Policy {
-    /// Whether `sendInitialEvents` is known.
+    /// True if `sendInitialEvents` is supported.
     pub(crate) watch_list: bool,
     pub(crate) streamed_lists: StreamedLists,
     pub(crate) bookmark_interval: Duration,
-    /// Where it is noted when events are sent, if it is.
+    /// Notes of sent events, if they are wanted.
     pub(crate) sent: Option<Sent>,
 }
 
@@ -265,7 +265,7 @@ impl Watch {
     }
 }
 
-/// What a bookmark is for.
+/// Purpose of a bookmark.
 #[derive(Debug, Clone, Copy)]
 enum Bookmark {
     /// To say how far all has been told.

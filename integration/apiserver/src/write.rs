@@ -152,7 +152,8 @@ impl State {
     }
 }
 
-/// What a new generation of an EndpointSlice is made by: its labels and all but its metadata.
+/// Returns the parts of an EndpointSlice that cause a new generation: its labels, and everything
+/// but its metadata.
 fn generation_of(slice: &Value) -> (Option<&Value>, Vec<(&String, &Value)>) {
     let body = slice
         .as_object()
@@ -286,7 +287,7 @@ fn is_map_of_strings(value: &Value) -> bool {
         .is_some_and(|map| map.values().all(Value::is_string))
 }
 
-/// Whether a write of the object leaves its status as it was.
+/// Reports whether writes of the object keep its status.
 fn has_status(kind: Kind) -> bool {
     matches!(kind, Kind::Service | Kind::Node | Kind::ServiceCidr)
 }

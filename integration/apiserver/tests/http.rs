@@ -1,4 +1,4 @@
-//! What a client sees, over real HTTP.
+//! The fixture as a client sees it, over real HTTP.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -877,7 +877,7 @@ mod encodings {
         (text(fields(types, 2)[0]), fields(envelope, 2)[0])
     }
 
-    /// Of an object.
+    /// Returns the name of an object.
     fn name(message: &[u8]) -> &str {
         text(fields(fields(message, 1)[0], 1)[0])
     }

@@ -1,4 +1,4 @@
-//! What happens in a history, one thing after the other.
+//! Actions of a history, in order.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,9 +9,9 @@ use chance::Chance;
 /// then: so that it means the same when others before it are left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Action {
-    /// What.
+    /// The action.
     pub verb: Verb,
-    /// What it is in detail.
+    /// Random number for its details.
     pub dice: u32,
 }
 
@@ -63,15 +63,15 @@ verbs! {
     Lose "lose" 3,
     /// A part cannot be read from now on.
     Unreadable "unreadable" 2,
-    /// What is read next is not all that there is.
+    /// The next read misses an entry.
     PassOver "pass-over" 1,
-    /// What was wrong with the kernel is over.
+    /// The kernel's faults end.
     Lift "lift" 3,
     /// Some of what was told arrives.
     Hear "hear" 14,
     /// A kernel thread goes on for some pieces.
     Step "step" 70,
-    /// What is finished is booked, and what is due begins.
+    /// Finished pieces are booked, and due ones begin.
     Turn "turn" 24,
     /// A little time passes.
     Time "time" 8,
@@ -85,7 +85,7 @@ verbs! {
     Rest "rest" 4,
     /// The process is killed, and started again.
     Kill "kill" 2,
-    /// The same, and it is set otherwise then.
+    /// The process ends and starts with other settings.
     Switch "switch" 1,
     /// Another takes its place in the same process, once its threads work on nothing.
     Succeed "succeed" 1,
@@ -126,7 +126,7 @@ impl fmt::Display for Action {
 impl FromStr for Action {
     type Err = String;
 
-    /// What is behind a `#` is for people.
+    /// A `#` begins a note for people.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let told = text.split('#').next().unwrap_or_default().trim();
         let (word, dice) = told.split_once(' ').ok_or("a verb and a number")?;
@@ -138,7 +138,7 @@ impl FromStr for Action {
     }
 }
 
-/// What a seed makes happen: 60 to 100 things.
+/// Returns the 60 to 100 actions of a seed.
 pub fn history(seed: u64) -> Vec<Action> {
     let mut chance = Chance::new(seed ^ 0x0061_6374_696f_6e73);
     let len = chance.within(60..=100);

@@ -14,10 +14,10 @@ use crate::turnstile::Threads;
 /// One in so many is run twice, to see that it is the same.
 const TWICE: u64 = 20;
 
-/// What is run.
+/// Settings of a run.
 #[derive(Debug, Clone)]
 pub struct Campaign {
-    /// How many histories at most.
+    /// Most histories to run.
     pub histories: u64,
     /// No further one is begun after this.
     pub limit: Option<Duration>,
@@ -29,7 +29,7 @@ pub struct Campaign {
     pub ground: Ground,
 }
 
-/// What histories run on.
+/// Kernel that histories run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ground {
     /// The strict fakes.
@@ -65,7 +65,7 @@ impl Ground {
     }
 }
 
-/// Those of these forms that the kernel of this machine can carry in this family, and why it cannot
+/// Returns the forms that this machine's kernel can carry in a family, and why it cannot carry the
 /// others.
 pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>, Vec<String>) {
     let (mut carried, mut others) = (Vec::new(), Vec::new());
@@ -79,17 +79,17 @@ pub fn carried(forms: &[&'static Form], family: IpFamily) -> (Vec<&'static Form>
     (carried, others)
 }
 
-/// What came of it.
+/// Result of a run.
 #[derive(Debug, Default)]
 pub struct Account {
-    /// How many histories were run to their end, or to their failure.
+    /// Number of histories that were run to their end, or to their failure.
     pub histories: u64,
-    /// How many pieces kernel threads did in them.
+    /// Number of pieces that kernel threads did in them.
     pub pieces: u64,
-    /// How long it took.
+    /// Duration.
     pub took: Duration,
-    /// How many were run twice, and in how many of these the plans came in another order: where
-    /// the product takes things in the order of a hash table.
+    /// Number of histories that were run twice, and of those in which the plans came in another
+    /// order, because the product follows the order of a hash table.
     pub twice: u64,
     /// See there.
     pub unlike: u64,
@@ -106,11 +106,11 @@ pub struct Failed {
     pub form: &'static Form,
     /// The family.
     pub family: IpFamily,
-    /// What is needed for it.
+    /// Actions that are needed for the failure.
     pub actions: Vec<Action>,
-    /// What does not hold.
+    /// The violated property.
     pub failure: Failure,
-    /// What happens, for people.
+    /// Log for people.
     pub log: Vec<String>,
 }
 

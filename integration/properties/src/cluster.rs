@@ -28,11 +28,11 @@ const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
 
 /// So many Services.
 pub const SERVICES: u8 = 6;
-/// Of a Service that there may be; also an endpoint's address, now and then.
+/// First cluster IP; sometimes an endpoint's address, too.
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
 
-/// Whether somebody has another Service's cluster IP for an address: who is sent there may be refused,
-/// as the layouts of nftables see it before or after the address is changed.
+/// Reports whether an address is another Service's cluster IP. Packets to it may be refused,
+/// because nftables layouts see it before or after translation.
 pub fn is_a_cluster_ip(target: &Target) -> bool {
     [IpFamily::V4, IpFamily::V6]
         .iter()
@@ -67,7 +67,7 @@ pub fn net(family: IpFamily, octets: [u8; 4], len: u8) -> Option<IpNet> {
     IpNet::new(at(family, octets), before + len).ok()
 }
 
-/// What the API server holds.
+/// Objects in the API server.
 #[derive(Debug)]
 pub struct Cluster {
     family: IpFamily,
@@ -78,7 +78,7 @@ pub struct Cluster {
     versions: Vec<Service>,
     /// Objects that cannot be read as they are now.
     garbled: BTreeSet<(bool, NamespacedName)>,
-    /// The same objects, all readable.
+    /// The objects as a model, all readable.
     pub model: Model,
 }
 
@@ -116,7 +116,7 @@ impl Cluster {
         cluster
     }
 
-    /// What somebody knows who has heard nothing of what was before.
+    /// Returns the model of a source that starts now.
     pub fn model_of_now(&self) -> Model {
         let mut model = model();
         for event in self.list_all() {
@@ -225,12 +225,12 @@ impl Cluster {
         all
     }
 
-    /// What a source tells that lists everything.
+    /// Returns the events of a source that lists everything.
     pub fn list_all(&self) -> Vec<Event> {
         self.list(&KINDS)
     }
 
-    /// What a source tells that lists one kind again.
+    /// Returns the events of a source that lists one kind again.
     pub fn list_one(&self, chance: &mut Chance) -> Vec<Event> {
         let kind = chance.one_of(&KINDS).copied();
         self.list(kind.as_slice())

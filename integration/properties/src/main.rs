@@ -16,7 +16,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// on this machine's kernel.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How many.
+    /// Number of histories.
     #[arg(long, default_value_t = 1_000)]
     histories: u64,
     /// No further one is begun after so many seconds.

@@ -61,7 +61,7 @@ impl Form {
         (self.make)(family, self.name)
     }
 
-    /// Whether it can be run on a kernel of a machine.
+    /// True if it can run on a machine's kernel.
     pub fn has_kernel(&self) -> bool {
         self.on_the_kernel.is_some()
     }

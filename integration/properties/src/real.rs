@@ -13,13 +13,13 @@ use route_netlink::{Address, AddressGeneration, LinkState, Rtnetlink};
 
 use crate::cluster::{NODE_ADDRESS, at};
 
-/// Where the node's addresses come and go.
+/// Link whose addresses come and go.
 const LINK: &str = "eth0";
 
-/// Where its pods are.
+/// Bridge of the pods.
 const BRIDGE: &str = "cni0";
 
-/// What belongs to somebody else, and is to be there in the end as it was.
+/// Foreign entries that must be there, unchanged, at the end.
 const BYSTANDERS: [(&str, &str); 2] = [
     (
         "nft add table inet theirs && nft 'add chain inet theirs c { type filter hook forward priority 0; }' \
@@ -123,7 +123,7 @@ pub(crate) fn add_bystanders() {
     }
 }
 
-/// What became of it, in the words of the programs; nothing where there is none.
+/// Returns the foreign entries in the words of the programs; nothing for missing ones.
 pub(crate) fn bystanders() -> Vec<Option<String>> {
     BYSTANDERS.iter().map(|(_, show)| shell(show)).collect()
 }

@@ -19,11 +19,11 @@ pub struct Kept {
     pub form: &'static Form,
     /// The family.
     pub family: IpFamily,
-    /// What happens.
+    /// Its actions.
     pub actions: Vec<Action>,
 }
 
-/// Where they are.
+/// Returns the folder of kept histories.
 pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions")
 }
@@ -79,7 +79,7 @@ fn parse(path: PathBuf, text: &str) -> Result<Kept, String> {
     })
 }
 
-/// What a file of it has in it.
+/// Returns the text of a kept history's file.
 pub fn text(form: &Form, family: IpFamily, actions: &[Action], why: &str) -> String {
     let first = why.lines().next().unwrap_or_default();
     let mut text = format!("# {first}\n{} {family}\n", form.name);

@@ -16,7 +16,7 @@ use crate::subject::{Fresh, Subject};
 use crate::turnstile::{Ask, Blame, From, Front, Lane, Moved, Permit, Threads, Write};
 use crate::watch::Watch;
 
-/// How far ahead timers are waited for at the end, beyond any retry.
+/// Time that timers are followed at the end, longer than any retry.
 const HORIZON: Duration = Duration::from_secs(100);
 
 /// So many turns are an end that does not come.
@@ -26,25 +26,25 @@ const MOST_TURNS: usize = 3_000;
 /// after the check.
 const MOST_TRIES: usize = 6;
 
-/// What came of a history.
+/// Result of a history.
 #[derive(Debug, Default)]
 pub struct Ran {
-    /// What did not hold, if anything: after which action, and what.
+    /// The violated property, and the action before it, if there is one.
     pub failure: Option<Failure>,
-    /// The same for the same history: of all that was done.
+    /// Checksum of everything done, equal for equal histories.
     pub trace: u64,
     /// Pieces that kernel threads have done.
     pub pieces: usize,
-    /// What happened, if that was asked for.
+    /// Log for people, if it was asked for.
     pub log: Vec<String>,
 }
 
-/// What did not hold.
+/// A violated property.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// The number of the action during which it was found; as many as there are for the end.
     pub at: usize,
-    /// What.
+    /// The violation.
     pub what: String,
 }
 
@@ -121,7 +121,7 @@ struct World<'a> {
     bystanders: Vec<Option<String>>,
     cluster: Cluster,
     model: Model,
-    /// What is told of objects and has not arrived, each with its number.
+    /// Events that have not arrived, each with its number.
     events: VecDeque<(u64, Event)>,
     notices: VecDeque<Notice>,
     /// The last event that was made, that has arrived, that the mode has been told.
@@ -129,7 +129,7 @@ struct World<'a> {
     arrived: u64,
     heard: u64,
     has_updated: bool,
-    /// How often each write was tried since nothing was left to be done.
+    /// Number of tries of each write since nothing was left to do.
     tries: Tries,
     succeeds: bool,
     now: Instant,
@@ -231,7 +231,7 @@ impl<'a> World<'a> {
         Some(what(&mut **mode, &self.model, self.now))
     }
 
-    /// What the daemon does in a turn.
+    /// Runs one turn of the daemon.
     fn turn(&mut self) -> Held {
         let has_booked = self.book()?;
         self.update();
@@ -364,7 +364,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// What had been heard when the oldest plan was made that is not done.
+    /// Returns the number of the last event that every unfinished plan knew.
     fn heard_by_all(&self) -> u64 {
         let at_work = self.lanes.iter().filter(|lane| lane.asks().is_some());
         let heard = at_work.map(|lane| lane.heard).min();
@@ -417,7 +417,11 @@ impl<'a> World<'a> {
         Err("it has no end".to_owned())
     }
 
-    /// Where nothing is left to be heard or done, all that there is to know is known.
+    /// Notes that nothing is left to hear or do.
+    ///
+    /// # Errors
+    ///
+    /// Damage that the kernel reported is not repaired.
     ///
     /// # Errors
     ///

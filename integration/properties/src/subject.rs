@@ -15,7 +15,7 @@ use crate::cluster::{NODE, NODE_ADDRESS, SERVICES, at, name, net};
 use crate::turnstile::{Front, Lane, Write};
 use crate::verdict::Verdicts;
 
-/// What is due by then is waited for.
+/// Time within which due work is waited for.
 const SOON: Duration = Duration::from_secs(2);
 
 /// More than any start takes.
@@ -55,31 +55,30 @@ pub trait Subject {
         false
     }
 
-    /// Whether a front that another Service claims from now on has to be served without a pause
-    /// meanwhile: where it is one entry, whoever has it. Elsewhere each Service has chains or
-    /// listening ports of its own.
+    /// True if a front that goes over to another Service must be served without a pause. That is so
+    /// where it is one entry for all Services, and not where each Service has chains or listening
+    /// ports of its own.
     fn hands_over(&self) -> bool {
         false
     }
 
-    /// What is read next leaves out one thing: by this number.
+    /// Makes the next read miss the entry of this number.
     fn passes_over(&mut self, _which: u64) {}
 
     /// A write was done.
     fn done(&mut self, _write: &Write) {}
 
-    /// What the kernel tells of everything that was done to it since this was asked last, whoever did
-    /// it.
+    /// Returns the kernel's events since the last call.
     fn told(&mut self) -> Vec<Notice> {
         Vec::new()
     }
 
-    /// Whether the kernel tells when an entry goes, so that it is put back at once.
+    /// True if the kernel reports the loss of an entry, which is then restored at once.
     fn is_told(&self, _entry: &str) -> bool {
         false
     }
 
-    /// Whether what it serves ends with its process.
+    /// True if it serves only while its process runs.
     fn ends_with_process(&self) -> bool {
         false
     }
@@ -109,12 +108,12 @@ pub trait Subject {
     /// All that is ours in the kernel, as far as it makes a difference.
     fn ours(&self) -> Entries;
 
-    /// The same with what takes its time to read, and a start makes as well.
+    /// Returns all own entries, those included that take long to read and that a start makes.
     fn all_ours(&self) -> Entries {
         self.ours()
     }
 
-    /// Whether an entry may be there at the end that a start does not make.
+    /// True if an entry may be left at the end that a start does not make.
     fn may_stay(&self, _entry: &str) -> bool {
         false
     }
@@ -124,7 +123,7 @@ pub trait Subject {
         Entries::new()
     }
 
-    /// The same, as those whose it is have left it.
+    /// Returns foreign entries as their owners left them.
     fn foreign_left(&self) -> Entries {
         Entries::new()
     }
@@ -140,7 +139,7 @@ pub trait Subject {
     /// The node gets an address, or loses one.
     fn change_address(&mut self, chance: &mut Chance) -> Notice;
 
-    /// What the kernel may tell without a reason.
+    /// Returns events that the kernel may send without a reason.
     fn notices(&self) -> &'static [Notice] {
         &[Notice::Ruleset, Notice::Anything]
     }
@@ -148,11 +147,16 @@ pub trait Subject {
     /// Connections at what drains end.
     fn end_connections(&mut self) {}
 
-    /// What a start on an empty kernel makes for these objects, on a node with the same addresses.
+    /// Returns the result of a start on an empty kernel, for these objects and a node with the same
+    /// addresses.
     fn afresh(&self, model: &Model) -> Fresh;
 
-    /// The same on a kernel like the one that this is on: where that is the real one, on another
-    /// node of it, and not on the fake.
+    /// Returns the result of a start on a kernel of the same kind: on the real kernel in another
+    /// node, else on the fake.
+    ///
+    /// # Errors
+    ///
+    /// There is no such node.
     ///
     /// # Errors
     ///
@@ -167,11 +171,11 @@ pub trait Subject {
     }
 }
 
-/// What a start makes.
+/// Result of a start.
 pub struct Fresh {
     /// The mode and its kernel.
     pub subject: Box<dyn Subject>,
-    /// How many entries it cannot write, whatever happens.
+    /// Number of entries that it can never write.
     pub pending: usize,
 }
 
@@ -240,12 +244,12 @@ pub(crate) fn toggle_address(
     }
 }
 
-/// What somebody has done.
+/// A change by another program.
 #[derive(Debug)]
 pub struct Damage {
     /// In words.
     pub what: String,
-    /// What the kernel tells of it.
+    /// The kernel's event about it.
     pub told: Option<Notice>,
 }
 

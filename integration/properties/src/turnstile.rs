@@ -21,7 +21,7 @@ use std::time::Instant;
 use netlink_batch::Worker;
 use proxy::{IpFamily, Protocol, Unreadable};
 
-/// What a thread is about to do.
+/// Write that a thread is about to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
     /// It reads this part.
@@ -33,26 +33,26 @@ pub enum Ask {
 /// A piece of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Write {
-    /// What, in words.
+    /// The write in words.
     pub what: String,
-    /// Whom it serves: who may go without if it is refused.
+    /// Clients that it serves, and that may lose service if it is refused.
     pub serves: Serves,
     /// The entry that it takes away, as [`Subject::ours`](crate::subject::Subject::ours) names it.
     pub removes: Option<String>,
 }
 
-/// Whose way to an endpoint something is on.
+/// Clients whose way to an endpoint an entry is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Serves {
     /// Perhaps everybody's.
     All,
-    /// That of those who serve at this address.
+    /// Clients of this address.
     Address(std::net::IpAddr),
     /// Nobody's.
     Nobody,
 }
 
-/// What becomes of a piece.
+/// Outcome of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permit {
     /// It is done.
@@ -69,14 +69,14 @@ pub enum Permit {
     Dead,
 }
 
-/// What is said to be the cause of a refusal.
+/// Pretended cause of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// What is written.
+    /// The entry.
     Entry,
     /// The kernel.
     Node,
-    /// That something is there, or not, is not so.
+    /// A wrong belief that something exists, or is missing.
     Belief,
 }
 
@@ -94,7 +94,7 @@ enum Told {
     Finished,
 }
 
-/// Where a thread waits.
+/// Place at which a thread waits.
 #[derive(Debug)]
 pub struct Gate {
     told: Sender<Told>,
@@ -104,7 +104,7 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// What time it is behind it: always the same, as nothing takes any.
+    /// Returns the time behind it, which never changes, because no work takes time.
     pub fn clock(&self) -> Instant {
         self.opened
     }
@@ -131,7 +131,7 @@ impl Gate {
 pub struct Turnstile<K> {
     /// The kernel.
     pub kernel: K,
-    /// Where whoever uses it waits.
+    /// Gate at which users of the kernel wait.
     pub gate: Gate,
 }
 
@@ -174,7 +174,11 @@ type Run = Box<dyn FnOnce() + Send>;
 pub struct Threads(Vec<Sender<Run>>);
 
 impl Threads {
-    /// As many as any mode has lanes.
+    /// Creates threads for the lanes of any mode.
+    ///
+    /// # Panics
+    ///
+    /// The system has no thread left.
     ///
     /// # Panics
     ///
@@ -204,11 +208,11 @@ pub struct Lane {
     told: Receiver<Told>,
     permits: Sender<Permit>,
     asks: Option<Ask>,
-    /// What had been heard when its job began.
+    /// Number of the last event before its job began.
     pub heard: u64,
 }
 
-/// What became of a lane when it was let go on.
+/// State of a lane after it was let go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moved {
     /// It waits again.
@@ -262,7 +266,7 @@ impl Lane {
         (lanes, workers)
     }
 
-    /// What it waits with.
+    /// Returns the write that it waits with.
     pub fn asks(&self) -> Option<&Ask> {
         self.asks.as_ref()
     }
@@ -311,7 +315,7 @@ impl fmt::Debug for Lane {
     }
 }
 
-/// Where a Service serves.
+/// Address, protocol and port of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Front {
     /// The address.
@@ -320,11 +324,11 @@ pub struct Front {
     pub protocol: Protocol,
     /// The port.
     pub port: u16,
-    /// Where its clients are.
+    /// Place of its clients.
     pub from: From,
 }
 
-/// Where clients are.
+/// Place of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum From {
     /// On the node itself.

@@ -30,7 +30,7 @@ use crate::subject::Entries;
 use crate::turnstile::{From, Front, Serves, Write};
 use crate::verdict::{Seen, Verdict, Verdicts, is_served};
 
-/// What is known of a front in its period.
+/// Knowledge of a front in its period.
 #[derive(Debug)]
 struct Period {
     /// The event that has begun it; `None`: it is not told by events, and counts once all rests.
@@ -109,11 +109,11 @@ pub struct Watch {
     entries: HashMap<String, Option<u64>>,
     before: Verdicts,
     claims: BTreeMap<Front, BTreeSet<String>>,
-    /// Those that others claim than at the event before: they count once all rests.
+    /// Fronts that changed hands since the last event. They count once everything is at rest.
     handed_over: BTreeSet<Front>,
-    /// What somebody has taken away, until it is there again.
+    /// Entries removed by other programs and not restored yet.
     lost: BTreeSet<String>,
-    /// What somebody has made of something, as long as it is that.
+    /// Entries changed by other programs and not repaired yet.
     altered: Entries,
     /// See [`Subject::refuses_in_pieces`](crate::subject::Subject::refuses_in_pieces).
     refuses_in_pieces: bool,
@@ -224,7 +224,7 @@ impl Watch {
         }
     }
 
-    /// The same: what there was before it, and after it.
+    /// Notes damage, by the entries before and after it.
     pub fn lose(&mut self, before: &Entries, after: &Entries) {
         for (entry, was) in before {
             match after.get(entry) {
@@ -239,18 +239,17 @@ impl Watch {
         }
     }
 
-    /// Whether something that somebody took away is not there again, or what somebody changed is as
-    /// they left it.
+    /// True if damage is not repaired yet.
     pub fn has_lost(&self) -> bool {
         !(self.lost.is_empty() && self.altered.is_empty())
     }
 
-    /// What somebody took away that is wanted and not there again.
+    /// Returns wanted entries that were removed and are not restored yet.
     pub fn lost(&self) -> impl Iterator<Item = &str> {
         self.lost.iter().map(String::as_str)
     }
 
-    /// What there is by now; what nobody wants any more need not come back.
+    /// Notes the present entries as repaired. Unwanted entries need not be restored.
     pub fn repaired(&mut self, there: &Entries) {
         let wanted = &self.entries;
         let is_missing = |entry: &String| wanted.contains_key(entry) && !there.contains_key(entry);
@@ -298,7 +297,11 @@ impl Watch {
         self.before = verdicts;
     }
 
-    /// Whether a piece may be done at all, of a plan that was made when this had been heard.
+    /// Checks a piece of a plan that was made after this event.
+    ///
+    /// # Errors
+    ///
+    /// It removes an entry that is wanted, and was when it was planned.
     ///
     /// # Errors
     ///

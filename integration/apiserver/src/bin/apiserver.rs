@@ -19,7 +19,7 @@ struct Flags {
     /// YAML or JSON files, or folders of them, to start with.
     #[arg(long, num_args = 1.., value_name = "DIR_OR_FILE")]
     objects: Vec<PathBuf>,
-    /// Where to write a kubeconfig.
+    /// File for a kubeconfig.
     #[arg(long, value_name = "FILE")]
     kubeconfig_out: Option<PathBuf>,
     /// Note when events of changes are sent, for GET /fixture/sent.

@@ -20,9 +20,9 @@ use crate::time;
 use schema::{Presence, Schema, Shape};
 use wire::{Broken, Fields, Wire, put_bytes, put_length, put_number};
 
-/// What every envelope begins with.
+/// Beginning of every envelope.
 const MAGIC: &[u8] = b"k8s\0";
-/// What every envelope ends with: no `contentEncoding`, no `contentType`.
+/// End of every envelope: no `contentEncoding`, no `contentType`.
 pub(crate) const TAIL: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
 /// The bytes are not what they should be.
@@ -82,7 +82,7 @@ fn envelope_head(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
     out
 }
 
-/// What is in front of the items of a list, and behind them. `items`: the length of each.
+/// Returns the bytes before the items of a list, and those after them. `items`: the length of each.
 pub(crate) fn list(
     api_version: &str,
     kind: &str,
@@ -287,7 +287,7 @@ fn message(schema: Schema, bytes: &[u8]) -> Result<Map<String, Value>, Error> {
     Ok(fields)
 }
 
-/// Whether JSON leaves it out.
+/// Reports whether JSON omits the value.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -534,7 +534,7 @@ mod tests {
         assert!(again == posted, "{again:?}");
     }
 
-    /// Where the wrong type is, is told; a field that the API has not is left out.
+    /// A wrong type is reported with its place; a field that the API lacks is ignored.
     #[test]
     fn types_are_kept_to() {
         let mistyped = |object: Value| encode(Kind::Service, &object).map_err(|error| error.0);
@@ -553,7 +553,7 @@ mod tests {
         schema.len() + inner.sum::<usize>()
     }
 
-    /// As the real server writes them.
+    /// Bytes as the real server writes them.
     #[test]
     fn fields_are_in_the_order_of_their_numbers() {
         assert!(rows(schema::named("Status")) > 10);

@@ -26,7 +26,7 @@ pub(crate) enum Presence {
     Each,
 }
 
-/// What a field holds.
+/// Type of a field.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Shape {
     Text,

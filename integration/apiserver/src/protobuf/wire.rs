@@ -1,7 +1,7 @@
 //! The wire format of protobuf: numbered fields
 //! (<https://protobuf.dev/programming-guides/encoding>).
 
-/// What is behind the number of a field.
+/// Value after the number of a field.
 #[derive(Clone, Copy)]
 pub(super) enum Wire<'a> {
     Varint(u64),

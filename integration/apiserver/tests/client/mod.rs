@@ -1,5 +1,5 @@
-//! As little of an HTTP client as the tests need: one connection a request, JSON in and out,
-//! watches line by line.
+//! A minimal HTTP client for tests: one connection a request, JSON in and out, watches line by
+//! line.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

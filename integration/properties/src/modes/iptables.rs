@@ -26,7 +26,7 @@ use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
 use crate::verdict::Verdicts;
 use real::Real;
 
-/// What the rules of others bear.
+/// Mark of foreign rules.
 const THEIRS: &str = "theirs";
 
 /// A write that changes nothing.
@@ -45,7 +45,11 @@ pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family))
 }
 
-/// The same on the kernel, in the calling thread's network namespace.
+/// Creates the form on the kernel, in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// The kernel lacks something.
 ///
 /// # Errors
 ///
@@ -79,7 +83,7 @@ struct Iptables {
     /// The kernel, or what was last read of the real one.
     kernel: FakeKernel,
     config: Config,
-    /// What others have written.
+    /// Entries written by other programs.
     theirs: Entries,
     made: usize,
     barred: Vec<Barred>,

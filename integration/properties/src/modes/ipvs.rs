@@ -32,7 +32,11 @@ pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> 
     Box::new(on_the_fake(family, form))
 }
 
-/// The same on the kernel, in the calling thread's network namespace.
+/// Creates the form on the kernel, in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// The kernel lacks something.
 ///
 /// # Errors
 ///
@@ -92,7 +96,7 @@ struct Ipvs {
     /// Virtual servers of ours of which somebody has taken away what says so, or may have; and those
     /// that were made when nothing said so.
     orphans: BTreeSet<VirtualServerKey>,
-    /// What a shim of the other kind had in its sets, until they go.
+    /// Members of the other kind of shim's sets, until they go.
     former: Former,
     /// The addresses on the link that the kernel has told of, and whether there was one.
     on_link: BTreeSet<IpAddr>,
@@ -131,7 +135,7 @@ impl Ipvs {
         state
     }
 
-    /// What somebody has changed in the state is changed in the kernel.
+    /// Carries changes by another program from the state to the kernel.
     fn follow(&self, before: Option<&Snapshot>) {
         if let (Some(real), Some(before)) = (&self.real, before) {
             let state = self.kernel.state();

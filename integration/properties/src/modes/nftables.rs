@@ -34,7 +34,11 @@ pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> 
     Box::new(on_the_fake(family, form))
 }
 
-/// The same on the kernel, in the calling thread's network namespace.
+/// Creates the form on the kernel, in the calling thread's network namespace.
+///
+/// # Errors
+///
+/// The kernel lacks something.
 ///
 /// # Errors
 ///

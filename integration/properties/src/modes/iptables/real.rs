@@ -39,7 +39,7 @@ impl Real {
         route_netlink::all_addresses(self.family, &[]).expect("the addresses")
     }
 
-    /// What there is now.
+    /// Reads the kernel's present state.
     pub(super) fn look(&mut self, there: &FakeKernel) {
         let saved = self.iptables.save(self.family).expect("the rules");
         there.flush();

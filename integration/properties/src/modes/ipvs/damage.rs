@@ -1,4 +1,4 @@
-//! What others do to what the IPVS mode keeps, and to what is theirs.
+//! Damage by other programs to the IPVS mode's entries, and changes to their own.
 
 use chance::Chance;
 use proxy::{Notice, Protocol, Target};

@@ -58,7 +58,7 @@ impl Real {
         Ok(real)
     }
 
-    /// Whether it can carry this shim.
+    /// True if it can carry this shim.
     pub(super) fn has(&self, style: ShimStyle) -> bool {
         match style {
             ShimStyle::Nftables => self.has_nftables,
@@ -99,7 +99,7 @@ impl Real {
         &mut self.eyes.insert(eyes).1
     }
 
-    /// What there is now.
+    /// Reads the kernel's present state.
     pub(super) fn look(&mut self, config: &Config, there: &mut Snapshot, takes_in_rules: bool) {
         // What others have left is looked for once by each.
         let eyes = self.eyes(config, takes_in_rules);
@@ -147,7 +147,7 @@ impl Real {
         }
     }
 
-    /// As a firewall does that is started again.
+    /// Flushes rules as a restarted firewall does.
     fn flush(&self, style: ShimStyle) {
         let is_ipv4 = self.family == IpFamily::V4;
         if style == ShimStyle::Nftables {

@@ -30,7 +30,7 @@ impl Real {
         Ok(Self { family, kernel })
     }
 
-    /// What there is now.
+    /// Reads the kernel's present state.
     pub(super) fn look(&mut self, state: &mut State) {
         state.addresses = self.kernel.addresses().expect("the addresses");
         let mut there: Option<Content> = None;
