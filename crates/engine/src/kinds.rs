@@ -1,66 +1,66 @@
-//! The kinds of things that a mode has: what it can be set to, what it reads and where, what it
-//! writes.
+//! The types of a mode: its configuration, the parts that it reads, its kernel threads, and its
+//! plans.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The kinds of things of a mode. A type without values: what needs to know no more of a mode than
-/// these need not know its [`Scheme`](crate::Scheme).
+/// The types of a mode. An enum without values: code that needs only these types need not know the
+/// mode's [`Scheme`](crate::Scheme).
 pub trait Kinds: 'static {
-    /// What the flags say to it.
+    /// The mode's settings.
     type Config: Config;
-    /// Its kernel threads.
+    /// The kernel threads.
     type Lane: Lane;
-    /// What it reads.
+    /// The parts that are read.
     type Part: Part<Lane = Self::Lane>;
-    /// What a lane writes in one go.
+    /// The work that a lane writes at once.
     type Plan: Send + Sync + 'static;
 }
 
-/// What the flags say to a mode, as far as it is the same for each.
+/// The settings that all modes have.
 pub trait Config: Send + Sync + 'static {
-    /// The longest pause before what cannot be read is read again.
+    /// Returns the longest pause before an unreadable part is read again.
     fn longest_pause(&self) -> Duration;
 
-    /// The node's address, where the flags say it: it counts before those of the Node object.
+    /// Returns the node's address from the flags, which precedes those of the Node object.
     fn node_ip(&self) -> Option<IpAddr>;
 
-    /// Whether localhost serves NodePorts, too.
+    /// Reports whether localhost serves NodePorts, too.
     fn serves_localhost(&self) -> bool {
         false
     }
 }
 
-/// A part of the kernel's state: what is read as one, and known as one.
+/// A part of the kernel's state, which is read and known as a whole.
 pub trait Part: Copy + Eq + Send + 'static {
     /// The mode's lanes.
     type Lane;
 
-    /// All of them.
+    /// All parts.
     const ALL: &'static [Self];
 
-    /// In an operator's words: `the virtual servers`.
+    /// Returns the part's name for operators: `the virtual servers`.
     fn name(self) -> &'static str;
 
-    /// The kernel thread that reads it. If any other writes it as well, the two are one.
+    /// Returns the kernel thread that reads the part. It is the only thread that writes the part.
     fn lane(self) -> Self::Lane;
 }
 
-/// A kernel thread of a mode: what is done on it is done one after another.
+/// A kernel thread of a mode, which does one thing after another.
 pub trait Lane: Copy + Eq + Send + 'static {
-    /// All of them. The first carries out changes of what is served; and they are started in this
-    /// order, so that what most wait for comes first.
+    /// All lanes. The first one carries out changes of Services. They start in this order, so that
+    /// the most urgent work comes first.
     const ALL: &'static [Self];
 }
 
-/// The place of one of a few.
+/// Returns the index of a value.
 pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
-    // Each is among them.
+    // Every value is in the list.
     all.iter().position(|of| of == one).unwrap_or_default()
 }
 
-/// Declares the [`Kinds`] of a mode, by the names `Lane` and `Part` that are in scope, and the type
-/// `State` of what the engine keeps for it.
+/// Declares the [`Kinds`] of a mode from the types `Lane` and `Part` in scope, and its type
+/// `State`.
 #[macro_export]
 macro_rules! kinds {
     ($(#[$about:meta])* $kinds:ident { config: $config:ty, plan: $plan:ty }) => {
@@ -79,8 +79,8 @@ macro_rules! kinds {
     };
 }
 
-/// Declares the lanes and parts of a mode: each part with the lane that reads it, and its name in an
-/// operator's words.
+/// Declares the lanes and parts of a mode: each part with the lane that reads it, and its name for
+/// operators.
 #[macro_export]
 macro_rules! parts {
     (
@@ -100,10 +100,10 @@ macro_rules! parts {
         pub enum Part { $($(#[$about_part])* $part,)+ }
 
         impl Part {
-            /// All of them.
+            /// All parts.
             pub const ALL: &'static [Self] = &[$(Self::$part),+];
 
-            /// Its name in an operator's words.
+            /// Returns the part's name for operators.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$part => $name,)+ }
             }

@@ -1,4 +1,4 @@
-//! The kernel threads of a mode, by their names.
+//! The kernel threads of a mode.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use proxy::Unreadable;
 use crate::kinds::{Lane as _, number};
 use crate::scheme::{ConfigOf, KernelAccess, LaneOf, PartOf, PlanOf, Scheme};
 
-/// What has come of reading a part.
+/// Result of reading a part.
 pub(crate) type Read<S> = Result<<S as Scheme>::Found, Unreadable>;
 
-/// What a kernel thread has done.
+/// Finished work of a kernel thread.
 pub(crate) enum Done<S: Scheme> {
-    /// It has read these parts.
+    /// The thread has read these parts.
     Read(Vec<(PartOf<S>, Read<S>)>),
-    /// It has carried out a step.
+    /// The thread has carried out a step.
     Stepped {
         outcomes: Option<S::Outcomes>,
         answer: Option<S::Answer>,
@@ -28,14 +28,14 @@ pub(crate) enum Done<S: Scheme> {
 pub struct Lanes<S: Scheme, K>(Vec<Thread<K, Done<S>>>);
 
 impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
-    /// One worker for each lane, in the order of [`Lane::ALL`](crate::Lane::ALL).
+    /// Creates a lane for each worker, in the order of [`Lane::ALL`](crate::Lane::ALL).
     pub fn new<const N: usize>(workers: [Worker<K>; N]) -> Self {
         const { assert!(N == LaneOf::<S>::ALL.len(), "each lane has one worker") };
         Self(workers.into_iter().map(Thread::new).collect())
     }
 
-    /// Lanes without threads: what each does is done when it is begun. For tests whose writes are
-    /// to come in one order.
+    /// Creates lanes without threads, which work when they are started. For tests that need a fixed
+    /// order of writes.
     pub fn inline(kernel: impl Fn() -> K) -> Self {
         let all = LaneOf::<S>::ALL.iter();
         Self(all.map(|_| Thread::inline(kernel())).collect())
@@ -46,7 +46,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         &mut self.0[number(LaneOf::<S>::ALL, &lane)]
     }
 
-    /// The one that carries out changes of what is served.
+    /// Reports whether the lane for changes of Services is free.
     pub(crate) fn is_first_free(&self) -> bool {
         self.0.first().is_some_and(Thread::is_free)
     }
@@ -56,7 +56,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         thread.is_some_and(Thread::is_free)
     }
 
-    /// Has a lane read these parts.
+    /// Starts to read these parts on a lane.
     pub(crate) fn read(
         &mut self,
         lane: LaneOf<S>,
@@ -70,7 +70,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         });
     }
 
-    /// Has a lane carry out a step.
+    /// Starts a step on a lane.
     pub(crate) fn step(
         &mut self,
         lane: LaneOf<S>,
@@ -85,7 +85,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         });
     }
 
-    /// Has a lane ask, and waits for the answer; `None` if its thread is gone.
+    /// Sends a query on a lane, and waits for the response; `None` if the thread has ended.
     pub(crate) async fn query(
         &mut self,
         lane: LaneOf<S>,
@@ -101,12 +101,12 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         }
     }
 
-    /// Ready when a lane has done something that is to be taken.
+    /// Ready when a lane has finished something.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let lanes = self.0.iter_mut();
         let is_ready = lanes
             .map(|lane| lane.poll(context).is_ready())
-            // Each is to be polled, so that each wakes.
+            // Polls every lane, so that each can wake the task.
             .fold(false, |any, is_ready| any | is_ready);
         if is_ready {
             Poll::Ready(())

@@ -1,28 +1,33 @@
-//! What every proxy mode does between the model and the kernel, done once.
+//! The common work of all proxy modes between the model and the kernel.
 //!
-//! Three things, each with a name of its own and, where there is one for each mode, one for that:
+//! Three names:
 //!
-//! | thing | name | in one mode |
+//! | name | meaning | in one mode |
 //! |---|---|---|
-//! | what the daemon drives, one for each IP family | [`Mode`] | `Proxier` |
-//! | what a mode brings: its tables, its order and its kernel, pure but for [`KernelAccess`] | [`Scheme`] | `Ipvs`, `Iptables`, `Nftables`, `Userspace` |
-//! | what drives a scheme, the same for all modes | [`Engine`] | |
+//! | [`Mode`] | the interface for the daemon, one for each IP family | `Proxier` |
+//! | [`Scheme`] | a mode's own part: its tables, its order and its kernel, pure but for [`KernelAccess`] | `Ipvs`, `Iptables`, `Nftables`, `Userspace` |
+//! | [`Engine`] | the driver of a scheme, the same for all modes | |
 //!
-//! [`Engine`] is the one [`Mode`], and a `Proxier` is an `Engine` of that mode's scheme.
+//! [`Engine`] is the only [`Mode`], and a `Proxier` is an `Engine` of that mode's scheme.
 //!
 //! ```text
 //!            model ─ update ─▶ ┌────────┐ next ─ Step: a plan, a query ▶ ┌───────┐
 //!                              │ Scheme │                                │ lanes │ kernel threads
 //!  notices ─ notice, check ──▶ └────────┘ ◀─ settle, observe, take ───── └───────┘
 //!                                  ▲
-//!   State: the node, what is known of each part, what is being written, what is to be told
+//! State: the node, what is known of each part, plans in flight, the next report
 //! ```
 //!
-//! The engine owns the order in which things go on: when a part of the kernel is read, and read again
-//! with back-off; when a lane is free for its next [`Step`]; whether anything may be taken away yet;
-//! when a Service is settled; what is told of drift, conflicts and parts that cannot be read; since
-//! when something is late, or stuck. [`Kinds`] name a mode's lanes, parts and plans: [`State`] is
-//! made of these, so that what a scheme is built from knows only them.
+//! The engine decides when work happens:
+//! - when a part of the kernel is read, and read again with back-off;
+//! - when a free lane gets its next [`Step`];
+//! - whether entries may be deleted yet;
+//! - when a Service is settled;
+//! - when drift, conflicts and unreadable parts are reported;
+//! - since when something is late, or stuck.
+//!
+//! [`Kinds`] name a mode's lanes, parts and plans. [`State`] uses only these, so that a scheme's
+//! components need not know the scheme.
 //!
 //! # The path of one EndpointSlice
 //!
@@ -33,7 +38,7 @@
 //!                                                       wanted ≠ actual: these entries are pending
 //!  Mode::proceed       Scheme::prepare; for each free lane: Scheme::next ─▶ Step { plan }
 //!                      KernelAccess::write(plan)                         on the lane's thread
-//!  Mode::book          Scheme::settle(plan, outcomes) ─▶ Table::set_actual, or fail: once more later
+//!  Mode::book          Scheme::settle(plan, outcomes) ─▶ Table::set_actual, or fail: retried later
 //!                      Scheme::is_settled(default/web)? ─▶ Report::settled ─▶ health, metrics, log
 //! ```
 //!
@@ -42,45 +47,46 @@
 //! | | IPVS | iptables | nftables | userspace |
 //! |---|---|---|---|---|
 //! | tables | link, sets, members, servers, addresses, rules, leftovers | base, slots, chains, leftovers | base, node addresses, slots, members, chains, clients | sockets, redirects, base, leftovers |
-//! | [parts](Part), each read as one | servers, sets, addresses, rules | rules, addresses | its table, addresses | rules, addresses |
+//! | [parts](Part), each read as a whole | servers, sets, addresses, rules | rules, addresses | its table, addresses | rules, addresses |
 //! | [lanes](Lane), each a thread | services, addresses, rules, reader | rules, looks | table, looks | sockets, rules |
 //! | [plan](Kinds::Plan) | netlink messages | one `iptables-restore` | one transaction | listening ports, or redirects |
-//! | [query](Scheme::Query) | open connections, how many servers, a dump | the canary | none | none |
-//! | drift is told by | comparing a dump piece by piece | reading all rules | [`Scheme::notice`], which asks for its table | reading its rules, and `notice` |
+//! | [query](Scheme::Query) | open connections, number of servers, a dump | the canary | none | none |
+//! | drift is found by | comparing a dump piece by piece | reading all rules | [`Scheme::notice`], which asks for its table | reading its rules, and `notice` |
 //!
-//! The functions that it writes, in the order in which they are called:
+//! A scheme's functions, in the order of calls:
 //!
 //! ```text
-//!  removals_change   what nobody wants may go from now on, or no longer
+//!  removals_change   unwanted entries may be deleted from now on, or no longer
 //!  node_changed      other addresses serve NodePorts: does any entry depend on it?
-//!  update            these Services want other entries now ──▶ Table::claim
-//!  prepare           whatever else is wanted follows from what is there
-//!  next              what a free lane does: a plan of what is due in its tables, a query
+//!  update            these Services want other entries ──▶ Table::claim
+//!  prepare           wants entries that follow from the kernel's state
+//!  next              returns a free lane's step: a plan for its tables, a query
 //!  KernelAccess      ▷ on the lane's thread: read, write, query
 //!  observe           a part was read ──▶ Table::observe
-//!  settle            what became of a plan ──▶ Table::{set_actual, fail, excuse, doubt}
-//!  take              what the kernel has said to a query
+//!  settle            a plan has finished ──▶ Table::{set_actual, fail, excuse, doubt}
+//!  take              the response to a query
 //! ```
 //!
 //! All but [`KernelAccess`] is pure: it has no clock but [`State::now`], and no kernel. A mode
-//! whose kernel tells it what changes asks for a part in [`Scheme::notice`], and need not in
-//! [`check`](Scheme::check). One that carries packets by itself keeps in a table what it has
-//! opened, and never has it read.
+//! whose kernel reports changes asks for a part in [`Scheme::notice`], and need not do so in
+//! [`check`](Scheme::check). A mode that forwards packets itself keeps a table of its sockets,
+//! which is never read.
 //!
 //! # What stays with the modes
 //!
-//! Tried, and left with the modes, because what they share is no more than the name:
+//! These were tried in the engine and went back to the modes, since they share only their names:
 //!
-//! - The order of writes. IPVS' three lanes wait for each other entry by entry; iptables has one
-//!   text, and finds out by halves what is refused; nftables has one transaction, of which the
-//!   kernel says what it refuses; userspace's redirects wait for the numbers of listening ports. A
-//!   common planner would be a callback for each.
-//! - Booking. An outcome for each write (IPVS, userspace) and a verdict for each Service port, over
-//!   two tables (iptables) or four (nftables), share the four verbs of [`reconcile::Table`] alone.
-//! - Comparing. 10,000 virtual servers are compared beside the events, so what is written meanwhile
-//!   has to be left out; rules are read by the lane that writes them, when nothing is being
-//!   written.
-//! - Who claims: IPVS' claims are amended with what drains, iptables' are compiled as they are.
+//! - The order of writes. IPVS' three lanes wait for each other entry by entry. iptables has one
+//!   text, and finds rejected rules by halving it. nftables has one transaction, in which the
+//!   kernel names rejected objects. userspace's redirects wait for the numbers of listening ports.
+//!   A common planner would be a callback for each.
+//! - Booking. IPVS and userspace have an outcome for each write; iptables and nftables have a
+//!   verdict for each Service port, over two or four tables. They share only the four verbs of
+//!   [`reconcile::Table`].
+//! - Comparing. 10,000 virtual servers are compared while events come, so entries that are written
+//!   meanwhile must be skipped. Rules are read by the lane that writes them, while it writes
+//!   nothing.
+//! - Claims: draining destinations amend IPVS' claims; iptables' claims are compiled as they are.
 
 mod kinds;
 mod lanes;
@@ -114,13 +120,13 @@ use lanes::Done;
 use monitor::Monitor;
 use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 
-/// How soon after the kernel has told of an address all of them are read: they change in bursts.
+/// Pause between a notification of an address and reading all: they change in bursts.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// From so many entries on, to read them takes memory that is worth giving back.
+/// Number of entries from which reading takes memory that is worth freeing.
 const MANY: usize = 1_000;
 
-/// A proxy mode for one IP family: a scheme, and the kernel threads that carry it out.
+/// A proxy mode for one IP family: a scheme and its kernel threads.
 pub struct Engine<S: KernelAccess<K>, K: 'static> {
     scheme: S,
     state: State<S::Kinds>,
@@ -129,7 +135,7 @@ pub struct Engine<S: KernelAccess<K>, K: 'static> {
 }
 
 impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
-    /// A mode that wants nothing yet and has not read the kernel.
+    /// Creates a mode that wants nothing yet and has not read the kernel.
     pub fn new(config: ConfigOf<S>, node: NodeFacts, lanes: Lanes<S, K>, now: Instant) -> Self {
         let state = State::new(config, node, now);
         let mut scheme = S::new(&state);
@@ -142,13 +148,13 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Says what time it is.
+    /// Sets the current time.
     fn begin(&mut self, now: Instant) {
         self.state.now = now;
         self.scheme.begin(now);
     }
 
-    /// Takes over what the model says beyond single Services; whether every Service has to be
+    /// Applies the model's facts beyond single Services. Returns true if every Service must be
     /// compiled again.
     fn learn(&mut self, model: &Model, node: NodeObject) -> bool {
         let is_evident = S::EVIDENCE.iter().all(|part| self.state.knows(*part));
@@ -161,14 +167,15 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
         let is_node_other = node == NodeObject::MayDiffer && {
             let is_other = self.state.learn_node(model.node());
-            // No Service is compiled for them; what depends on them the scheme says by itself.
+            // No Service needs to be compiled for them; the scheme handles entries that depend on
+            // them.
             self.state.node.service_cidrs = model.service_cidrs(self.state.node.family);
             self.scheme.node_changed(&mut self.state) | is_other
         };
         (has_changed && may_delete) || is_node_other
     }
 
-    /// Starts what a lane has to do next, if it is free: to read what is due, or else its step.
+    /// Starts a free lane's next work: reading pending parts, or its step.
     fn start(&mut self, lane: LaneOf<S>) {
         if !self.lanes.of(lane).is_free() {
             return;
@@ -177,7 +184,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         if !due.is_empty() {
             return self.lanes.read(lane, &self.state.config, due);
         }
-        // Before anybody has told what is wanted, nothing is written.
+        // Nothing is written before the wanted entries are known.
         if !self.state.has_claims {
             return;
         }
@@ -191,11 +198,11 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Books what a lane has done.
+    /// Books the finished work of a lane.
     fn take(&mut self, model: &Model, lane: LaneOf<S>, done: Done<S>) {
         match done {
             Done::Read(parts) => {
-                // The node's addresses alone take little.
+                // The node's addresses alone need little memory.
                 let is_much = parts.iter().any(|(part, _)| *part != S::ADDRESSES);
                 for (part, found) in parts {
                     match found {
@@ -207,7 +214,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                     }
                 }
                 self.scheme.after_reading(&mut self.state);
-                // What Services wait for may be there without having been written.
+                // Entries that Services wait for may exist without having been written.
                 self.state.news.review();
                 self.state.report.has_used_much |= is_much && self.scheme.served().len() >= MANY;
             }
@@ -223,11 +230,11 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Reads the kernel, and writes nothing.
+    /// Reads the kernel without writing.
     ///
     /// # Errors
     ///
-    /// What could not be read.
+    /// Returns the first part that could not be read.
     pub async fn read(&mut self, model: &Model, now: Instant) -> Result<(), Unreadable> {
         while !self.state.has_tried_all() {
             self.proceed(model, now);
@@ -240,8 +247,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         Ok(())
     }
 
-    /// How many entries of each part are there as they are wanted, before anything is written: what
-    /// a start would keep. The kernel has been read, and all that is wanted is known.
+    /// Counts for each part the entries that already are as wanted: those that a start would keep.
+    /// The kernel must have been read, and all wanted entries be known.
     pub fn kept(&mut self, now: Instant) -> Vec<(PartOf<S>, usize)> {
         self.begin(now);
         self.scheme.forgo_waiting();
@@ -254,9 +261,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         kept.collect()
     }
 
-    /// What would be written, in order, each plan as if all before it had been done; nothing is
-    /// written. The kernel has been read, and all that is wanted is known. `see` is given each plan
-    /// while what it changes is still believed to be as it was found.
+    /// Returns all plans that would be written, in order, each computed as if the ones before had
+    /// been done. Writes nothing. The kernel must have been read, and all wanted entries be known.
+    /// `see` gets each plan before its changes are recorded.
     pub async fn preview(
         mut self,
         now: Instant,
@@ -267,8 +274,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.forgo_waiting();
         'again: loop {
             self.scheme.prepare(&mut self.state);
-            // A later lane has its turn once those before it have nothing to do: so what it
-            // writes, it writes once.
+            // A lane comes after all lanes before it have nothing left to do, so it writes each
+            // entry once.
             for &lane in LaneOf::<S>::ALL {
                 let Step { plan, query } = self.scheme.next(lane, &mut self.state);
                 if plan.is_none() && query.is_none() {
@@ -292,7 +299,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 }
 
-/// Whether the Node object has to be read again.
+/// True if the Node object must be read again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NodeObject {
     Same,
@@ -305,8 +312,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     }
 
     fn is_ready(&self) -> bool {
-        // Which entries are wanted depends on the node's addresses: to compile twice is to be
-        // spared.
+        // The wanted entries depend on the node's addresses; this avoids compiling twice.
         self.state.look(S::ADDRESSES).is_tried() && self.lanes.is_first_free()
     }
 
@@ -333,10 +339,10 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
         let node = &self.state.node;
         let is_own = |address| IpFamily::of(address) == node.family;
         let carries = |address| node.interface_addresses.contains(&address);
-        // What is being read may be from before this, whatever was believed until then.
+        // If the addresses are being read, the result may be from before this notice.
         let is_open = self.state.look(S::ADDRESSES).is_awaited();
         let is_news = match *notice {
-            // Or its lifetime was prolonged.
+            // The notice may only mean a longer lifetime.
             Notice::AddressAdded(address) => is_own(address) && (is_open || !carries(address)),
             Notice::AddressRemoved(address) => is_own(address) && (is_open || carries(address)),
             Notice::ServiceAddressRemoved(address) if !is_own(address) => false,
@@ -393,7 +399,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
 
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let polled = self.lanes.poll(context);
-        // Of a Service that needs no write, no lane has anything to tell.
+        // If a Service needs no write, no lane reports it.
         if self.state.news.has_fresh() {
             return Poll::Ready(());
         }

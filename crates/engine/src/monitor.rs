@@ -1,5 +1,4 @@
-//! What is told of a mode by the state it is in: conflicts, drift that is repaired, and since when
-//! something is late or stuck.
+//! Reports that follow from a mode's state: conflicts, repaired drift, and lateness.
 
 use std::mem;
 use std::time::Instant;
@@ -12,24 +11,23 @@ use crate::scheme::{Concern, PartOf, Scheme};
 use crate::served::Served;
 use crate::state::State;
 
-/// What has to be remembered to tell of a mode.
+/// Data for the reports on a mode.
 #[derive(Default)]
 pub(crate) struct Monitor {
-    /// Since when nothing of what serves is there.
+    /// Start of the time without any serving entry.
     unserved: Option<Instant>,
-    /// Of the conflicts that were last told.
+    /// Version of the conflicts that were last reported.
     conflicts_version: u64,
 }
 
 impl Monitor {
-    /// Notes since when nothing of what serves is there: since it was asked for, not since it was
-    /// refused.
+    /// Records since when no serving entry exists: since it was wanted, not since it was refused.
     pub(crate) fn note_unserved(&mut self, now: Instant, served: &dyn Served) {
         let since = self.unserved.unwrap_or(now);
         self.unserved = served.serves_nobody().then_some(since);
     }
 
-    /// Says what there is to be told by now.
+    /// Completes the report.
     pub(crate) fn conclude<S: Scheme>(&mut self, state: &mut State<S::Kinds>, scheme: &S) {
         state
             .news
@@ -49,7 +47,7 @@ impl Monitor {
         self.note_unserved(state.now, scheme.served());
     }
 
-    /// Says since when something is late, and since when without progress.
+    /// Sets the times since when something is late, and since when it makes no progress.
     pub(crate) fn note_lateness<S: Scheme>(
         &self,
         state: &State<S::Kinds>,
@@ -76,7 +74,7 @@ impl Monitor {
                 earlier(&mut standing.stuck_since, stuck);
             }
         }
-        // Each may seem to be wrong in itself, but not all at once.
+        // Each refused entry may be invalid itself, but not all at once.
         let is_all_refused = |_: &Instant| {
             let held = scheme.held_by_others().len();
             scheme.served().is_all_refused(held)

@@ -1,4 +1,4 @@
-//! What is to be told of Services, and of what somebody else has changed.
+//! Changed Services and drift that wait to be reported.
 
 use std::fmt::Display;
 use std::hash::Hash;
@@ -10,41 +10,40 @@ use hashbrown::HashSet;
 use proxy::{Drift, NamespacedName, Owner, Report};
 use reconcile::Table;
 
-/// How long what somebody else has changed is gathered, if it takes long to be repaired, until it
-/// is told.
+/// Longest time that drift is collected before it is reported, if the repair takes long.
 const TELL_DRIFT: Duration = Duration::from_secs(5);
 
-/// So many Services that are awaited are many: room for them is given back.
+/// Number of awaited Services above which their memory is freed.
 const MANY: usize = 1_000;
 
-/// What is to be told with the next report.
+/// The news for the next report.
 #[derive(Debug, Default)]
 pub struct News {
-    /// Services that changed, and are not settled yet.
+    /// Services that changed and are not settled yet.
     awaited: HashSet<NamespacedName>,
-    /// Those of them that have to be looked at.
+    /// Awaited Services that must be checked.
     fresh: Vec<NamespacedName>,
-    /// Those of them of which somebody else had changed something.
+    /// Awaited Services whose entries another program had changed.
     disturbed: HashSet<NamespacedName>,
-    /// Those of them of which something was written, or tried, since they changed.
+    /// Awaited Services for which something was written, or tried, since they changed.
     written: HashSet<NamespacedName>,
     drift: Drift,
-    /// Since when there is any.
+    /// Start of the current drift.
     drifting: Option<Instant>,
 }
 
 impl News {
-    /// A Service wants something else, perhaps.
+    /// Records that a Service may want something else.
     pub fn changed(&mut self, service: &NamespacedName) {
         if self.awaited.insert(service.clone()) {
             self.fresh.push(service.clone());
         }
     }
 
-    /// Something of these Services was written, or tried.
+    /// Records that entries of these Services were written, or tried.
     pub fn wrote(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
         for service in services {
-            // A Service with many ports is named by each of them, one after the other.
+            // Each port of a Service names it, one after the other.
             if self.fresh.last() == Some(&service) && self.written.contains(&service) {
                 continue;
             }
@@ -55,7 +54,7 @@ impl News {
         }
     }
 
-    /// Somebody else has changed something of these Services.
+    /// Records that another program has changed entries of these Services.
     pub fn disturb(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
         for service in services {
             self.awaited.insert(service.clone());
@@ -63,23 +62,23 @@ impl News {
         }
     }
 
-    /// What Services wait for may be there without having been written for them.
+    /// Checks all awaited Services: their entries may exist without having been written for them.
     pub fn review(&mut self) {
         self.fresh = self.awaited.iter().cloned().collect();
     }
 
-    /// Whether there are Services to be looked at.
+    /// Reports whether there are Services to check.
     pub(crate) fn has_fresh(&self) -> bool {
         !self.fresh.is_empty()
     }
 
-    /// Somebody else has changed an entry of this kind.
+    /// Records that another program has changed an entry of this kind.
     pub fn drifted(&mut self, now: Instant, kind: &'static str, name: impl FnOnce() -> String) {
         self.drift.add(kind, name);
         self.drifting.get_or_insert(now);
     }
 
-    /// Notes entries of a table that somebody else has changed, with the Services that they belong to.
+    /// Records entries of a table that another program has changed, and disturbs their Services.
     pub fn drifted_of<K: Clone + Eq + Hash + Display, V: Clone + Eq>(
         &mut self,
         now: Instant,
@@ -94,13 +93,13 @@ impl News {
         }
     }
 
-    /// The same for as many entries as `note` tells.
+    /// Records as many drifted entries as `note` adds.
     pub fn note_drift(&mut self, now: Instant, note: impl FnOnce(&mut Drift)) {
         note(&mut self.drift);
         self.drifting.get_or_insert(now);
     }
 
-    /// Looks which of the Services that changed, or wrote something, are settled by now.
+    /// Checks which Services with changes or writes are settled now.
     pub(crate) fn settle(
         &mut self,
         report: &mut Report,
@@ -125,7 +124,7 @@ impl News {
         }
     }
 
-    /// What has drifted, once it is repaired, or takes long.
+    /// Takes the drift once it is repaired, or the repair takes long.
     pub(crate) fn take_drift(&mut self, now: Instant, is_repaired: bool) -> Drift {
         let is_late = |since: &mut Instant| {
             is_repaired || now.saturating_duration_since(*since) >= TELL_DRIFT

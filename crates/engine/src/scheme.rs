@@ -1,4 +1,4 @@
-//! What a mode is to the engine.
+//! The interface between a mode and the engine.
 
 use std::time::Instant;
 
@@ -10,52 +10,51 @@ use crate::kinds::Kinds;
 use crate::served::Served;
 use crate::state::State;
 
-/// What the flags say to a mode.
+/// Settings of a mode.
 pub(crate) type ConfigOf<S> = <<S as Scheme>::Kinds as Kinds>::Config;
 
-/// A mode's kernel threads.
+/// Kernel threads of a mode.
 pub(crate) type LaneOf<S> = <<S as Scheme>::Kinds as Kinds>::Lane;
 
-/// What a mode reads.
+/// Parts that a mode reads.
 pub(crate) type PartOf<S> = <<S as Scheme>::Kinds as Kinds>::Part;
 
-/// What a lane of a mode writes in one go.
+/// Work that a lane of a mode writes at once.
 pub(crate) type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
-/// What a lane does next, in one go: it carries out the plan, and then asks.
+/// The next work of a lane: it carries out the plan, and then sends the query.
 pub struct Step<S: Scheme> {
-    /// What it writes.
+    /// The plan to write.
     pub plan: Option<PlanOf<S>>,
-    /// What it asks.
+    /// The query to send.
     pub query: Option<S::Query>,
 }
 
 impl<S: Scheme> Step<S> {
-    /// Nothing is due.
+    /// No work.
     pub const NONE: Self = Self {
         plan: None,
         query: None,
     };
 }
 
-/// So many Services are not put in order.
+/// Number of Services up to which they are sorted.
 const MANY: usize = 1_000;
 
-/// Of which Services the entries are computed again.
+/// The Services whose entries are computed again.
 #[derive(Debug, Clone, Copy)]
 pub enum Extent<'a> {
-    /// Of all, for the first time.
+    /// All Services, for the first time.
     First,
-    /// Of all: something changed that each of them depends on.
+    /// All Services: something changed that each of them depends on.
     All,
-    /// Of these.
+    /// These Services.
     These(&'a HashSet<NamespacedName>),
 }
 
 impl Extent<'_> {
-    /// The Services that are meant, of a model and those that already claim something: some of
-    /// these may be gone. Few are in the order of their names, so that the same changes lead to the
-    /// same plans.
+    /// Returns the Services in the model, and those that have claims but are gone. Few Services are
+    /// sorted by name, so that the same changes lead to the same plans.
     pub fn services<'a>(
         self,
         model: &'a Model,
@@ -75,65 +74,64 @@ impl Extent<'_> {
     }
 }
 
-/// Whom it concerns that a part is not as it is to be, or not known.
+/// Who is affected when a part is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
-    /// Those who are served: it is late, and without progress it is stuck.
+    /// Clients are affected: the part is late, and without progress it is stuck.
     Clients,
-    /// The same, but it waits for somebody who mends something else: to start anew would not help.
+    /// Clients are affected, but an operator must repair something else: a restart would not help.
     Operator,
-    /// Nobody, as the mode is set up.
+    /// Nobody is affected in this configuration.
     Nobody,
 }
 
-/// A proxy mode for one IP family: its tables, its order and what it reads and writes. Pure.
+/// A proxy mode for one IP family: its tables, its order, and its reads and writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
-    /// Its kinds of things.
+    /// The mode's types.
     type Kinds: Kinds;
-    /// What became of a plan.
+    /// Result of a plan.
     type Outcomes: Send + 'static;
-    /// What was found of a part.
+    /// Content of a part that was read.
     type Found: Send + 'static;
-    /// What a lane asks the kernel, beside reading parts.
+    /// Query to the kernel, besides reading parts.
     type Query: Send + 'static;
-    /// What the kernel says to that.
+    /// Response to a query.
     type Answer: Send + 'static;
 
-    /// The part that tells the node's addresses.
+    /// The part with the node's addresses.
     const ADDRESSES: PartOf<Self>;
-    /// The parts that say what is ours: as long as one is not known, nothing is taken away.
+    /// The parts that show which entries are ours: nothing is deleted while one is unknown.
     const EVIDENCE: &'static [PartOf<Self>];
-    /// The lanes that write: while one works, the mode is not settled.
+    /// The lanes that write: the mode is not settled while one works.
     const WRITING: &'static [LaneOf<Self>];
-    /// Those that those who are served wait for, and that go on until another mode takes over.
+    /// The lanes that clients wait for; they continue until another mode takes over.
     const SERVING: &'static [LaneOf<Self>];
 
-    /// A scheme that wants nothing yet, where nothing is known to be there.
+    /// Creates a scheme that wants nothing yet, and knows no entries.
     fn new(state: &State<Self::Kinds>) -> Self;
 
     // ---- tables ----
 
-    /// Says what time it is to all tables whose entries can be late.
+    /// Sets the current time in all tables whose entries can be late.
     fn begin(&mut self, now: Instant);
 
-    /// The tables of what is in a part.
+    /// Returns the tables of a part.
     fn tables(&self, part: PartOf<Self>) -> impl Iterator<Item = &dyn Rows>;
 
-    /// The table of the entries by which Services are served: where none of them is there, nobody
-    /// is.
+    /// Returns the table of the entries that serve Services: if none of them exists, no client is
+    /// served.
     fn served(&self) -> &dyn Served;
 
-    /// The table of entries that two Services may both claim, which is told. By default it is the
-    /// same.
+    /// Returns the table of the entries that two Services may claim. It is `served` by default.
     fn disputed(&self) -> &dyn Served {
         self.served()
     }
 
-    /// Whether all that a Service wants is there.
+    /// Reports whether all entries that a Service wants exist.
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
-    /// Returns whom it concerns when a part is not as it is to be. By default nobody needs the
-    /// node's addresses where NodePorts are served at all of them.
+    /// Returns who is affected when a part is out of date. By default nobody needs the node's
+    /// addresses if all of them serve NodePorts.
     fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
         if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
             Concern::Nobody
@@ -144,72 +142,72 @@ pub trait Scheme: Sized + Send + 'static {
 
     // ---- what is wanted ----
 
-    /// What nobody wants may be taken away from now on, or no longer: [`State::may_delete`]. At
-    /// first it may not.
+    /// Allows or forbids to delete unwanted entries, after [`State::may_delete`] changed. At first
+    /// it is forbidden.
     fn removals_change(&mut self, state: &State<Self::Kinds>);
 
-    /// Takes over which addresses serve NodePorts, after [`State::node`] may have changed; whether
-    /// every Service has to be compiled again for it.
+    /// Applies the addresses that serve NodePorts, after [`State::node`] may have changed. Returns
+    /// true if every Service must be compiled again.
     fn node_changed(&mut self, state: &mut State<Self::Kinds>) -> bool;
 
-    /// Computes again what Services want.
+    /// Computes the entries that Services want.
     fn update(&mut self, state: &mut State<Self::Kinds>, model: &Model, extent: Extent<'_>);
 
-    /// Takes in what the kernel has told of service addresses, or of the mode's rules; whether all
-    /// addresses have to be read.
+    /// Handles a notification about service addresses or the mode's rules. Returns true if all
+    /// addresses must be read.
     fn notice(&mut self, state: &mut State<Self::Kinds>, notice: &Notice) -> bool;
 
-    /// Has the kernel compared with what is believed to be there: once in each sync period.
+    /// Starts to compare the kernel with the recorded state; called once in each sync period.
     fn check(&mut self, state: &mut State<Self::Kinds>);
 
     // ---- what is done next ----
 
-    /// Wants what follows from what is there, before the lanes are asked what they do.
+    /// Wants entries that follow from the kernel's state, before the lanes get their next steps.
     fn prepare(&mut self, _: &mut State<Self::Kinds>) {}
 
-    /// What a lane that is free does. It has nothing to read, and something is wanted.
+    /// Returns the next step of a free lane that has nothing to read. Services are known.
     fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
-    /// When something is due beside retries and reading; later than `now`, or now if there is more
-    /// to do at once.
+    /// Returns when there is work besides retries and reading: after `now`, or `now` if there is
+    /// more work at once.
     fn next_due(&self, _now: Instant) -> Option<Instant> {
         None
     }
 
-    /// The entries by which Services are served that another program holds: the kernel refuses ours
-    /// until it lets go of them, and the node is none the worse for that.
+    /// Returns the entries that another program has in place of ours. The kernel refuses ours until
+    /// then, but this does not make the node unhealthy.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
 
-    /// Values of Services' options that the kernel cannot give.
+    /// Returns values of Services' options that the kernel does not support.
     fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
 
-    /// What drains, of which at most so many are named.
+    /// Returns the draining endpoints, of which at most `named` are listed.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
 
-    /// Time does not pass from now on: nothing waits for others to be quicker.
+    /// Stops to wait for other entries, since time does not pass in a preview.
     fn forgo_waiting(&mut self) {}
 
     // ---- what came of it ----
 
-    /// Takes over what was found of a part.
+    /// Applies the content of a part.
     fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::Found);
 
-    /// True if Services are to be compiled again for what was found: [`update`](Self::update) then
+    /// Reports whether Services must be compiled again after reading: [`update`](Self::update)
     /// knows which.
     fn wants_update(&self) -> bool {
         false
     }
 
-    /// Draws the conclusions once all that was read together is known.
+    /// Finishes after all parts of one read are applied.
     fn after_reading(&mut self, _: &mut State<Self::Kinds>) {}
 
-    /// Books what became of a plan.
+    /// Applies the result of a plan.
     fn settle(
         &mut self,
         state: &mut State<Self::Kinds>,
@@ -217,20 +215,20 @@ pub trait Scheme: Sized + Send + 'static {
         outcomes: Self::Outcomes,
     );
 
-    /// What becomes of a plan of which all is done.
+    /// Returns the outcomes of a plan if all of it is done.
     fn as_done(plan: &PlanOf<Self>) -> Self::Outcomes;
 
-    /// Takes over what the kernel has said to a query.
+    /// Applies the response to a query.
     fn take(&mut self, state: &mut State<Self::Kinds>, answer: Self::Answer);
 }
 
-/// How a scheme reads and writes a kernel, each on the thread of a lane.
+/// A scheme's reads and writes of a kernel, on the thread of a lane.
 pub trait KernelAccess<K>: Scheme {
     /// Reads a part.
     ///
     /// # Errors
     ///
-    /// It cannot be read: why, and what to do.
+    /// Returns the reason and the advice if the part cannot be read.
     fn read(
         kernel: &mut K,
         config: &ConfigOf<Self>,
@@ -240,6 +238,6 @@ pub trait KernelAccess<K>: Scheme {
     /// Carries out a plan.
     fn write(kernel: &mut K, plan: &PlanOf<Self>) -> Self::Outcomes;
 
-    /// Asks.
+    /// Sends a query.
     fn query(kernel: &mut K, config: &ConfigOf<Self>, query: Self::Query) -> Self::Answer;
 }

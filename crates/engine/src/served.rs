@@ -1,4 +1,4 @@
-//! The table of what Services are served by, whatever that is in a mode.
+//! The table of the entries that serve Services.
 
 use std::collections::BinaryHeap;
 use std::fmt::Display;
@@ -9,31 +9,31 @@ use hashbrown::HashMap;
 use proxy::{Conflict, Owner};
 use reconcile::{Rows, Table};
 
-/// The most conflicts of the Services of a namespace that are told one by one.
+/// Limit of conflicts that are listed for the Services of a namespace.
 pub const CONFLICTS_MAX: usize = 256;
 
-/// A table of entries that Service ports claim, of which only one can have each.
+/// A table of entries that Service ports claim; one port can have each.
 pub trait Served: Rows {
-    /// How many entries are wanted, there, or both.
+    /// Returns the number of entries that are wanted, exist, or both.
     fn len(&self) -> usize;
 
-    /// Whether there is none.
+    /// Reports whether there is no entry.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether entries are wanted, and none of them is there in any form.
+    /// Reports whether entries are wanted, and none of them exists in any form.
     fn serves_nobody(&self) -> bool;
 
-    /// True if at least as many could not be written as are wanted, without the `held` ones that
-    /// another program has. False if these are all.
+    /// Reports whether at least as many entries failed as are wanted, apart from the `held` ones
+    /// that another program has. False if these are all.
     fn is_all_refused(&self, held: usize) -> bool;
 
-    /// Another number than before if [`conflicts`](Self::conflicts) may tell something else.
+    /// Changes whenever [`conflicts`](Self::conflicts) may return something else.
     fn conflicts_version(&self) -> u64;
 
-    /// Returns who claims an entry without having it: of the Services of a namespace, the first
-    /// [`CONFLICTS_MAX`]; and how many more there are.
+    /// Returns the claims that lost: for the Services of a namespace, the first [`CONFLICTS_MAX`];
+    /// and the number of the others.
     fn conflicts(&self) -> (Vec<Conflict>, usize);
 }
 
@@ -60,7 +60,7 @@ where
     }
 
     fn conflicts(&self) -> (Vec<Conflict>, usize) {
-        // A namespace can have hundreds of thousands: only the first ones are kept while all are looked at.
+        // Keeps only the first ones, since a namespace can have hundreds of thousands.
         let mut first: HashMap<&str, BinaryHeap<(&K, &Owner, &Owner)>> = HashMap::new();
         let mut more = 0;
         for (key, claims) in self.contested() {
@@ -88,7 +88,7 @@ where
         });
         let mut conflicts: Vec<Conflict> = all.collect();
         conflicts.sort_by(|a, b| (&a.object, &a.loser).cmp(&(&b.object, &b.loser)));
-        // Two entries may be one to those who are told.
+        // Two entries may look the same in the report.
         conflicts.dedup();
         (conflicts, more)
     }

@@ -1,4 +1,4 @@
-//! What the engine keeps for a mode, and lets it see and ask for.
+//! The engine's state for a mode.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -11,38 +11,37 @@ use reconcile::{Look, Removals};
 use crate::kinds::{Config as _, Kinds, Part as _, number};
 use crate::news::News;
 
-/// How soon what is not as believed is read again, at the earliest, after it was read.
+/// Shortest pause before an unexpected part is read again.
 const REREAD_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is known of a part of the kernel's state.
+/// Knowledge of a part of the kernel's state.
 struct Knowledge {
     look: Look,
-    /// When something of it was last written.
+    /// Time of the last write to the part.
     written: Option<Instant>,
 }
 
-/// What a mode's engine keeps for it.
+/// The engine's state for a mode.
 pub struct State<K: Kinds> {
-    /// What the flags say to the mode.
+    /// The mode's settings.
     pub config: Arc<K::Config>,
-    /// What time it is.
+    /// The current time.
     pub now: Instant,
     /// This node.
     pub node: NodeFacts,
-    /// Addresses of which was told that the node has them now, until they are read.
+    /// New addresses of the node by the kernel's notifications, until they are read.
     pub(crate) arriving: HashSet<IpAddr>,
-    /// Where NodePorts are served, for those who ask.
+    /// The addresses that serve NodePorts, for observers.
     pub serving: NodePorts,
-    /// What is told next.
+    /// The next report.
     pub report: Report,
-    /// What may have to be told.
+    /// News that may be part of a report.
     pub news: News,
-    /// In the order of [`Part::ALL`](crate::Part::ALL).
+    /// The parts in the order of [`Part::ALL`](crate::Part::ALL).
     parts: Vec<Knowledge>,
-    /// What lanes are writing.
+    /// The plans that lanes are writing.
     pub(crate) in_flight: Vec<(K::Lane, Arc<K::Plan>)>,
-    /// Whether the model has told what is wanted: before that, nothing is written, and nothing
-    /// taken away.
+    /// True once the wanted entries are known: before that, nothing is written or deleted.
     pub(crate) has_claims: bool,
     pub(crate) may_delete: bool,
 }
@@ -73,13 +72,13 @@ impl<K: Kinds> State<K> {
         }
     }
 
-    /// Whether what nobody wants may be taken away: the sources have told everything, and it is
-    /// known what is ours.
+    /// Reports whether unwanted entries may be deleted: the sources are complete, and it is known
+    /// which entries are ours.
     pub fn may_delete(&self) -> bool {
         self.may_delete
     }
 
-    /// The same as a table has it: what may not go is not late.
+    /// Returns the tables' setting for removals: forbidden removals are not late.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late
@@ -100,12 +99,12 @@ impl<K: Kinds> State<K> {
         &mut self.parts[number(K::Part::ALL, &part)]
     }
 
-    /// Whether it is known what is there of a part.
+    /// Reports whether the content of a part is known.
     pub fn knows(&self, part: K::Part) -> bool {
         self.look(part).is_known()
     }
 
-    /// When a part is read.
+    /// Returns the schedule of reading a part.
     pub fn look(&self, part: K::Part) -> &Look {
         &self.part(part).look
     }
@@ -114,34 +113,34 @@ impl<K: Kinds> State<K> {
         &mut self.part_mut(part).look
     }
 
-    /// Has a part read, as soon as may be.
+    /// Requests to read a part as soon as possible.
     pub fn ask(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask(now);
     }
 
-    /// The same for a part that is not as believed: some time after it was last read.
+    /// Requests to read an unexpected part, some time after it was last read.
     pub fn doubt(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask_apart(now, REREAD_PAUSE);
     }
 
-    /// Something of a part was written.
+    /// Records a write to a part.
     pub fn wrote(&mut self, part: K::Part) {
         self.part_mut(part).written = Some(self.now);
     }
 
-    /// When something of a part was last written.
+    /// Returns the time of the last write to a part.
     pub(crate) fn last_written(&self, part: K::Part) -> Option<Instant> {
         self.part(part).written
     }
 
-    /// Something could be read.
+    /// Reports that something could be read.
     pub fn tell_readable(&mut self, name: &'static str) {
         self.report.readable.push(name);
     }
 
-    /// Something could not.
+    /// Reports that something could not be read.
     pub fn tell_unreadable(&mut self, unreadable: Unreadable) {
         self.report.unreadable.push(unreadable);
     }
@@ -150,7 +149,7 @@ impl<K: Kinds> State<K> {
         self.parts.iter().all(|part| part.look.is_tried())
     }
 
-    /// The parts that a lane has to read now; that begins.
+    /// Starts to read a lane's pending parts, and returns them.
     pub(crate) fn begin_reading(&mut self, lane: K::Lane) -> Vec<K::Part> {
         let now = self.now;
         let all = K::Part::ALL.iter().copied();
@@ -180,17 +179,17 @@ impl<K: Kinds> State<K> {
 
     // ---- plans ----
 
-    /// What is being written.
+    /// Returns the plans that are being written.
     pub fn in_flight(&self) -> impl Iterator<Item = &K::Plan> {
         self.in_flight.iter().map(|(_, plan)| &**plan)
     }
 
-    /// Whether a lane is writing.
+    /// Reports whether a lane is writing.
     pub fn is_writing(&self, lane: K::Lane) -> bool {
         self.in_flight.iter().any(|(of, _)| *of == lane)
     }
 
-    /// The plan that a lane was writing until now.
+    /// Takes the plan that a lane has finished writing.
     pub(crate) fn landed(&mut self, lane: K::Lane) -> Option<Arc<K::Plan>> {
         let at = self.in_flight.iter().position(|(of, _)| *of == lane)?;
         Some(self.in_flight.swap_remove(at).1)
@@ -198,8 +197,8 @@ impl<K: Kinds> State<K> {
 
     // ---- the node ----
 
-    /// Takes over what the Node object says; whether anything changed. One without an address, as where
-    /// it was made anew and its cloud has not named them yet, takes none away.
+    /// Applies the Node object, and returns true if anything changed. A Node without an address,
+    /// such as a new one that its cloud provider has not initialised, removes none.
     pub(crate) fn learn_node(&mut self, object: Option<&Node>) -> bool {
         let family = self.node.family;
         let addresses = object.map(|node| node.addresses.as_slice());
@@ -214,14 +213,14 @@ impl<K: Kinds> State<K> {
         has_changed
     }
 
-    /// Whether the node may have an address by now that it had not when its addresses were read.
+    /// Reports whether the node may have got this address since its addresses were read.
     pub fn is_arriving(&self, address: &IpAddr) -> bool {
         self.arriving.contains(address)
     }
 
     // ---- what is told ----
 
-    /// Whether there is anything to tell though no lane has done anything.
+    /// Reports whether there is a report without any finished lane.
     pub(crate) fn has_news(&self) -> bool {
         let report = &self.report;
         !report.settled.is_empty()

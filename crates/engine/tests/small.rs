@@ -1,5 +1,5 @@
 //! The smallest mode: it opens a socket for each cluster IP and port. It has no tables in the
-//! kernel; all that it reads is the node's addresses.
+//! kernel; it only reads the node's addresses.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +41,7 @@ impl engine::Lane for Sockets {
     const ALL: &'static [Self] = &[Self];
 }
 
-/// What is opened, or closed.
+/// A socket to open or close.
 type Plan = BTreeMap<SocketAddr, bool>;
 
 struct NoFlags;
@@ -65,7 +65,7 @@ impl engine::Kinds for Kinds {
     type Plan = Plan;
 }
 
-/// What each Service wants.
+/// The sockets that each Service wants.
 #[derive(Default)]
 struct Userspace {
     open: Table<SocketAddr, (), Arc<Owner>>,
@@ -205,7 +205,7 @@ impl engine::Scheme for Userspace {
     fn take(&mut self, _: &mut State<Kinds>, (): ()) {}
 }
 
-/// What is open, what is refused, and whether addresses can be read.
+/// The kernel: open and refused sockets, and whether addresses can be read.
 #[derive(Default)]
 struct Node {
     open: BTreeSet<SocketAddr>,
@@ -303,7 +303,7 @@ impl World {
         }));
     }
 
-    /// Goes on until nothing is left to do at once; all that was told.
+    /// Works until nothing is left to do at once; returns all reports.
     fn settle(&mut self) -> Report {
         let mut all = Report::default();
         loop {
@@ -414,7 +414,7 @@ fn what_cannot_be_read_is_told_and_read_again() {
     world.now = world.mode.next_due(world.now).unwrap();
     world.settle();
     assert!(world.mode.node_ports().is_some());
-    // What the kernel tells is read in a moment; what is known already is not.
+    // A new address is read soon; a known one is not read again.
     let notice = |text: &str| Notice::AddressAdded(text.parse().unwrap());
     for (address, reads) in [("192.0.2.1", 2), ("192.0.2.2", 3), ("2001:db8::1", 3)] {
         world.mode.notice(&notice(address), world.now);
@@ -450,14 +450,14 @@ fn very_many_conflicts_of_one_namespace_are_counted_and_hide_no_others() {
     let told = world.sync();
     let conflicts = told.conflicts.unwrap();
     assert_eq!(conflicts.len(), engine::CONFLICTS_MAX);
-    // The oldest one has the address.
+    // The oldest Service has the address.
     assert_eq!(
         conflicts.len() + told.more_conflicts,
         usize::try_from(MANY).unwrap() - 1
     );
     let losers: Vec<String> = conflicts.iter().map(|of| of.loser.to_string()).collect();
     assert_eq!(losers.first().unwrap(), "default/large-0002");
-    // A change of one that already claims it is no other conflict.
+    // A change of a Service that claims the address already is no new conflict.
     world.service("large-0500", 500, "10.96.0.1");
     assert_eq!(world.sync().conflicts, None);
 }

@@ -5,7 +5,8 @@ mod draining;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::{
-    Endpoints, IpFamily, Judged, Reason, Service, ServicePort, ServicePortName, ServiceType,
+    EndpointVerdict, Endpoints, IpFamily, Reason, Service, ServicePort, ServicePortName,
+    ServiceType,
 };
 use service_counters::{At, Count, Counted};
 use source::EndpointPlaces;
@@ -182,8 +183,8 @@ impl<'a> Seen<'a> {
         let at = at.into_iter().map(|(_, at)| at);
         let at = at.filter(|at| !self.is_held_by_others(at));
         let at: Vec<At> = at.chain(anywhere(port)).collect();
-        let judged = of_families.iter().flat_map(|of| of.judged(port));
-        let judged: Vec<Judged<'_>> = judged.collect();
+        let judged = of_families.iter().flat_map(|of| of.verdicts(port));
+        let judged: Vec<EndpointVerdict<'_>> = judged.collect();
         let endpoints = if detail.has_endpoints {
             self.endpoints(&judged, &name, &at)
         } else {
@@ -237,7 +238,12 @@ impl<'a> Seen<'a> {
     }
 
     /// Those of its EndpointSlices, and then those that are held and in none.
-    fn endpoints(&self, judged: &[Judged<'_>], name: &ServicePortName, at: &[At]) -> Vec<Endpoint> {
+    fn endpoints(
+        &self,
+        judged: &[EndpointVerdict<'_>],
+        name: &ServicePortName,
+        at: &[At],
+    ) -> Vec<Endpoint> {
         let mut held = self.held.all(name, at);
         let mut endpoints: Vec<Endpoint> = Vec::with_capacity(judged.len());
         for one in judged {
@@ -269,7 +275,7 @@ impl<'a> Seen<'a> {
     }
 
     /// An endpoint as its EndpointSlice has it.
-    fn endpoint(&self, one: &Judged<'_>, name: &ServicePortName) -> Endpoint {
+    fn endpoint(&self, one: &EndpointVerdict<'_>, name: &ServicePortName) -> Endpoint {
         let place = self.places.find(name, one.ip, one.port).cloned();
         let place = place.unwrap_or_default();
         let families = self.ground.families.first();
@@ -344,8 +350,9 @@ fn options(service: &Service) -> Vec<ServiceOption> {
     .collect()
 }
 
-fn counts(judged: &[Judged<'_>]) -> EndpointCounts {
-    let count = |is_meant: fn(&&Judged<'_>) -> bool| judged.iter().filter(is_meant).count();
+fn counts(judged: &[EndpointVerdict<'_>]) -> EndpointCounts {
+    let count =
+        |is_meant: fn(&&EndpointVerdict<'_>) -> bool| judged.iter().filter(is_meant).count();
     EndpointCounts {
         draining: 0,
         total: count(|one| one.port.is_some()),
@@ -356,7 +363,7 @@ fn counts(judged: &[Judged<'_>]) -> EndpointCounts {
 }
 
 /// Why an endpoint is in or out, under each policy that the Service has traffic of.
-fn why(one: &Judged<'_>) -> String {
+fn why(one: &EndpointVerdict<'_>) -> String {
     let why = match (one.cluster, one.local) {
         (Reason::Unasked, local) => local.to_string(),
         (cluster, Reason::Unasked) => cluster.to_string(),

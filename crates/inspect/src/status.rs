@@ -79,7 +79,7 @@ impl Outer {
         };
         if let Some(facts) = facts {
             let drains = facts.families.iter().flat_map(|of| &of.drains.first);
-            let drains: Vec<proxy::Draining> = drains.copied().collect();
+            let drains: Vec<proxy::DrainingEndpoint> = drains.copied().collect();
             status.limits = limits(&facts.uses.parts, self.about.modes);
             status.features = features(&facts.uses, self.about.missing_scheduler);
             add(&mut status, facts, &self.updated);
@@ -131,7 +131,7 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
 
 /// How many connections what drains still has; unknown where that cannot be read. Both lists are of
 /// the same endpoints, of which the first may be cut short.
-fn add_connections(status: &mut Status, drains: &[proxy::Draining], counters: &Counters) {
+fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], counters: &Counters) {
     if drains.is_empty() {
         return;
     }

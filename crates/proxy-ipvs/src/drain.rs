@@ -14,7 +14,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use proxy::{Draining, Target};
+use proxy::{DrainingEndpoint, Target};
 
 use crate::server::VirtualServerKey;
 
@@ -194,7 +194,7 @@ impl Drains {
         let all = self.servers.iter().flat_map(|(key, drain)| {
             let targets = drain.targets.iter();
             targets.filter_map(|(target, since)| {
-                Some(Draining {
+                Some(DrainingEndpoint {
                     at: key.address()?,
                     target: *target,
                     since: *since,

@@ -58,7 +58,7 @@ impl Foreign {
     }
 
     /// Notes that all evidence of ownership has been read.
-    pub(crate) fn judged(&mut self) {
+    pub(crate) fn mark_judged(&mut self) {
         if !self.is_judged {
             self.is_judged = true;
             self.changed.extend(self.servers.keys().copied());

@@ -64,7 +64,7 @@ impl TakeOver {
             .into_iter()
             .filter_map(|key| Some((key, foreign.remove(&key)?)));
         let adopted = adopted.collect();
-        foreign.judged();
+        foreign.mark_judged();
         adopted
     }
 }

@@ -1,23 +1,27 @@
-//! Which external and load-balancer addresses a Service may have (CVE-2020-8554).
+//! Decides which external and load-balancer addresses a Service may have (CVE-2020-8554).
 //!
-//! Cluster IPs and node ports are given out by the API server, each once. `spec.externalIPs` is
-//! typed by whoever may write a Service, and `status.loadBalancer` by whoever may write its status:
-//! nothing keeps them from naming an address of somebody else. Five things are refused, whatever
-//! the age of the Services, in every mode: what is not in the networks that were allowed, if any
-//! were given; another Service's cluster IP; the API server's address and port, because a node that
-//! sends these elsewhere would never hear that the Service was corrected; an external IP at the
-//! ports that the load balancer of another Service has at it; and an external IP that is an address
-//! of this node, at the node ports of other Services. What a controller or the API server has
-//! assigned comes before what a user has written.
+//! The API server assigns cluster IPs and node ports, each once. But anyone who may write a Service
+//! writes `spec.externalIPs`, and anyone who may write its status writes `status.loadBalancer`:
+//! both may name an address of somebody else. Every mode refuses, whatever the age of the Services:
+//! - addresses outside of the allowed networks, if there are any;
+//! - another Service's cluster IP;
+//! - the API server's address and port: a node that sends these elsewhere would never see the
+//!   Service corrected;
+//! - an external IP at the ports that another Service's load balancer has there;
+//! - an external IP that is an address of this node, at the node ports of other Services.
 //!
-//! What is refused is as if it was not given; all else of the Service is served. It is asked again
-//! when a cluster IP, a load balancer's address, a node port or an address of this node comes or
-//! goes, so that the order of events does not matter.
+//! So an assignment by a controller or the API server takes precedence over an address that a user
+//! wrote.
 //!
-//! The rest of the Service is then cut to its [limits](crate::limits), also as if the excess was not
-//! given.
+//! A refused address counts as not given; the rest of the Service is served. The decision is
+//! repeated when a cluster IP, a load balancer's address, a node port or an address of this node
+//! appears or disappears, so the order of events does not matter.
+//!
+//! The rest of the Service is then cut to its [limits](crate::limits); the excess counts as not
+//! given, too.
 
 use std::collections::BTreeMap;
+use std::hash::Hash;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,17 +33,17 @@ use crate::names::{NamespacedName, Protocol};
 use crate::object::{EndpointSlice, Service, ServiceAddress, ServicePort};
 use crate::owner::Rank;
 
-/// What external and load-balancer addresses are held against.
+/// Rules for external and load-balancer addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddressRules {
-    /// The networks that they may be of; `None`: of any. One that is a single address is meant
-    /// also where it is the API server's.
+    /// The allowed networks, or `None` if all are. A network of a single address allows this
+    /// address even if it is the API server's.
     pub allowed: Option<Vec<IpNet>>,
 }
 
 impl AddressRules {
-    /// Reports whether an address is allowed by a network of its own (`/32`, `/128`): it is meant,
-    /// also where it is the API server's.
+    /// Reports whether a network of a single address (`/32`, `/128`) allows this address, even if
+    /// it is the API server's.
     pub fn names(&self, address: IpAddr) -> bool {
         let nets = self.allowed.iter().flatten();
         let mut hosts = nets.filter(|net| net.prefix_len() == net.max_prefix_len());
@@ -47,7 +51,7 @@ impl AddressRules {
     }
 }
 
-/// Where a Service names an address.
+/// The field in which a Service names an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AddressField {
     /// `spec.externalIPs`.
@@ -57,7 +61,7 @@ pub enum AddressField {
 }
 
 impl AddressField {
-    /// As the API calls it.
+    /// Returns the field's path in the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::ExternalIps => "spec.externalIPs",
@@ -66,54 +70,54 @@ impl AddressField {
     }
 }
 
-/// Why an address is not served.
+/// Reason why an address is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Refusal {
-    /// It is another Service's cluster IP.
+    /// Another Service has it as a cluster IP.
     ClusterIp,
-    /// The Service has the port at which the API server is, at that address.
+    /// The API server has this address and port.
     ApiServer(u16),
-    /// It is in none of the networks that are allowed.
+    /// No allowed network contains it.
     NotAllowed,
-    /// Another Service's load balancer has it at this port: a controller assigned it there, and an
-    /// external IP is only what a user has written.
+    /// Another Service's load balancer has it at this port. A controller assigned it there, while a
+    /// user wrote the external IP.
     LoadBalancer(u16, Protocol),
-    /// It is an address of this node, at which another Service has this node port: the API server
-    /// gave it to that Service alone.
+    /// It is an address of this node, and another Service has this node port: the API server
+    /// assigned the port to that Service alone.
     NodePort(u16, Protocol),
 }
 
-/// An address that a Service names, and that is not served for it.
+/// An address that a Service names, but that is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RefusedAddress {
-    /// Where it is named.
+    /// The field that names it.
     pub field: AddressField,
     /// The address.
     pub address: IpAddr,
-    /// Why.
+    /// The reason.
     pub why: Refusal,
 }
 
-/// What Services ask for, and what they were refused.
+/// The addresses that Services name, and the refused ones.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     rules: AddressRules,
-    /// How many Services have each as a cluster IP.
+    /// Number of Services with each cluster IP.
     cluster_ips: HashMap<IpAddr, u32>,
-    /// Who names each as an external or load-balancer address.
+    /// The Services that name each external or load-balancer address.
     asked: BTreeMap<IpAddr, HashSet<NamespacedName>>,
     /// Addresses at which the source reaches the API server.
     reached_at: Vec<SocketAddr>,
     /// The endpoints of `default/kubernetes`.
     endpoints: Vec<SocketAddr>,
-    /// Both, sorted.
+    /// `reached_at` and `endpoints` together, sorted.
     api_servers: Vec<SocketAddr>,
-    refused: HashMap<NamespacedName, Box<Held>>,
-    /// Who names each as an external IP.
+    refused: HashMap<NamespacedName, Box<RestrictedService>>,
+    /// The Services that name each external IP.
     external: HashMap<IpAddr, HashSet<NamespacedName>>,
-    /// The load-balancer addresses that each Service is served at.
+    /// The load-balancer addresses that each Service is served at, with ports.
     balanced: HashMap<NamespacedName, Vec<ServiceAddress>>,
-    /// How many Services each of them has.
+    /// The load-balancer addresses and ports, with the number of Services that have each.
     balancers: HashMap<IpAddr, HashMap<ServiceAddress, u32>>,
     /// The addresses of this node that serve NodePorts, sorted.
     node_addresses: Vec<IpAddr>,
@@ -121,20 +125,30 @@ pub(crate) struct Admission {
     node_ports: HashMap<(u16, Protocol), u32>,
     /// The Services with external IPs that have each port.
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
-    /// Services whose external IPs may be judged otherwise now.
+    /// Services whose external IPs must be judged again.
     doubted_names: HashSet<NamespacedName>,
-    /// Addresses of which somebody may be judged otherwise now.
+    /// Addresses whose Services must be judged again.
     doubted: HashSet<IpAddr>,
-    /// Another number whenever anything of this has changed.
+    /// Changes whenever the result may change.
     version: u64,
 }
 
-/// A Service that is not served as it was given.
+/// A Service that is only partly served.
 #[derive(Debug, PartialEq, Eq)]
-struct Held {
+struct RestrictedService {
     given: Service,
     refused: Vec<RefusedAddress>,
     cut: Cut,
+}
+
+/// Subtracts one from a count, and removes a count of zero.
+fn release<K: Hash + Eq>(counts: &mut HashMap<K, u32>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
 }
 
 impl Admission {
@@ -145,46 +159,46 @@ impl Admission {
         }
     }
 
-    /// Where the API server is.
+    /// Returns the addresses and ports of the API server.
     pub(crate) fn api_servers(&self) -> &[SocketAddr] {
         &self.api_servers
     }
 
-    /// Another number whenever [`refused`](Self::refused) or [`asking`](Self::asking) may say
-    /// something else.
+    /// Changes whenever [`refused`](Self::refused) or [`asking`](Self::asking) may return something
+    /// else.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
-    /// What was refused, in no order.
+    /// Returns the refused addresses, in no order.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&NamespacedName, &RefusedAddress)> {
         let all = self.refused.iter();
         all.flat_map(|(name, held)| held.refused.iter().map(move |one| (name, one)))
     }
 
-    /// What was refused to a Service.
+    /// Returns the addresses that are refused to a Service.
     pub(crate) fn refused_to(&self, name: &NamespacedName) -> &[RefusedAddress] {
         self.refused.get(name).map_or(&[], |held| &held.refused)
     }
 
-    /// The Services that are larger than their limits, and by how much, in no order.
+    /// Returns the parts of Services that exceed the limits, in no order.
     pub(crate) fn excess(&self) -> impl Iterator<Item = (&NamespacedName, &Excess)> {
         let all = self.refused.iter();
         all.flat_map(|(name, held)| held.cut.excess.iter().map(move |one| (name, one)))
     }
 
-    /// True if a Service was cut.
+    /// Reports whether a Service was cut to the limits.
     pub(crate) fn has_excess(&self, name: &NamespacedName) -> bool {
         let held = self.refused.get(name);
         held.is_some_and(|held| held.cut != Cut::default())
     }
 
-    /// The part of one Service that is above its limits.
+    /// Returns the part of one Service that exceeds the limits.
     pub(crate) fn excess_of(&self, name: &NamespacedName) -> &[Excess] {
         self.refused.get(name).map_or(&[], |held| &held.cut.excess)
     }
 
-    /// The EndpointSlices of a Service that are above its limits; `None` if all are served.
+    /// Returns the EndpointSlices of a Service that are above its limits; `None` if all are served.
     pub(crate) fn slices_left_out(
         &self,
         name: &NamespacedName,
@@ -193,12 +207,13 @@ impl Admission {
         (!held.cut.slices.is_empty()).then_some(&held.cut.slices)
     }
 
-    /// The Services that name an address as an external or load-balancer address, in no order.
+    /// Returns the Services that name an external or load-balancer address, in no order.
     pub(crate) fn asking(&self, address: IpAddr) -> impl Iterator<Item = &NamespacedName> {
         self.asked.get(&address).into_iter().flatten()
     }
 
-    /// The same for all addresses of a network, each with who asks for it.
+    /// Returns the external and load-balancer addresses in a network, each with the Services that
+    /// name it.
     pub(crate) fn asking_within(
         &self,
         net: IpNet,
@@ -207,18 +222,18 @@ impl Admission {
         asked.flat_map(|(address, names)| names.iter().map(|name| (*address, name)))
     }
 
-    /// A Service as it was given, of which this is what is served.
+    /// Returns a Service as it was given, from the part that is served.
     pub(crate) fn as_given<'a>(&'a self, served: &'a Service) -> &'a Service {
         let held = self.refused.get(&served.name);
         held.map_or(served, |held| &held.given)
     }
 
-    /// Whether this is what was given of a Service of which this is served.
+    /// Reports whether the Service was given like this.
     pub(crate) fn is_as_given(&self, served: &Service, given: &Service) -> bool {
         self.as_given(served) == given
     }
 
-    /// A Service comes, as it was given.
+    /// Adds a Service as it was given.
     pub(crate) fn enter(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
             *self.cluster_ips.entry(*ip).or_default() += 1;
@@ -247,15 +262,10 @@ impl Admission {
         }
     }
 
-    /// A Service goes, as it was given.
+    /// Removes a Service as it was given.
     pub(crate) fn leave(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
-            if let Some(count) = self.cluster_ips.get_mut(ip) {
-                *count -= 1;
-                if *count == 0 {
-                    self.cluster_ips.remove(ip);
-                }
-            }
+            release(&mut self.cluster_ips, ip);
             self.doubt(*ip);
         }
         for ip in given.external_ips.iter().chain(&given.ingress_ips) {
@@ -285,12 +295,7 @@ impl Admission {
             }
             if let Some(number) = port.node_port {
                 let at = (number, port.protocol);
-                if let Some(count) = self.node_ports.get_mut(&at) {
-                    *count -= 1;
-                    if *count == 0 {
-                        self.node_ports.remove(&at);
-                    }
-                }
+                release(&mut self.node_ports, &at);
                 self.doubt_external_port(at);
             }
         }
@@ -298,7 +303,7 @@ impl Admission {
         self.refused.remove(&given.name);
     }
 
-    /// Takes over the addresses of this node that serve NodePorts, sorted.
+    /// Sets the addresses of this node that serve NodePorts, sorted.
     pub(crate) fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) {
         if self.node_addresses == addresses {
             return;
@@ -320,8 +325,8 @@ impl Admission {
         self.doubted_names.extend(names.cloned());
     }
 
-    /// Notes the load-balancer addresses at which a Service is served from now on, and doubts the
-    /// external IPs of others that are the same.
+    /// Sets the load-balancer addresses at which a Service is served, and marks the equal external
+    /// IPs of others to be judged again.
     fn balance(&mut self, name: &NamespacedName, now: Vec<ServiceAddress>) {
         let before = self.balanced.get(name).map_or(&[][..], Vec::as_slice);
         if before == now {
@@ -340,12 +345,7 @@ impl Admission {
         };
         for of in before.into_iter().flatten() {
             if let Some(at) = self.balancers.get_mut(&of.address) {
-                if let Some(count) = at.get_mut(&of) {
-                    *count -= 1;
-                    if *count == 0 {
-                        at.remove(&of);
-                    }
-                }
+                release(at, &of);
                 if at.is_empty() {
                     self.balancers.remove(&of.address);
                 }
@@ -357,8 +357,8 @@ impl Admission {
         }
     }
 
-    /// The ports of a Service's external IPs that another Service has there, as a node port or by its
-    /// load balancer; sorted, and why.
+    /// Returns the ports of external IPs that another Service has, as a node port or by its load
+    /// balancer, with the reasons; sorted.
     fn yielded(&self, service: &Service) -> Vec<(ServiceAddress, Refusal)> {
         let balanced = self.balanced.get(&service.name);
         let balanced = balanced.map_or(&[][..], Vec::as_slice);
@@ -397,7 +397,8 @@ impl Admission {
         usize::try_from(*all).is_ok_and(|all| all > ports.filter(is_it).count())
     }
 
-    /// Takes from a Service that has entered what it may not have.
+    /// Removes from a Service all that it may not have. The Service was [entered](Self::enter)
+    /// before.
     pub(crate) fn admit(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
         self.admit_only(service, slices);
         let ports = service.ports.iter();
@@ -431,7 +432,7 @@ impl Admission {
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
-        // At these nothing of the Service is left.
+        // Addresses at which no port of the Service is left.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();
             ports.any(|port| {
@@ -450,7 +451,7 @@ impl Admission {
         let partly = partly.filter(|of| !left.contains(&of.address)).copied();
         service.yielded = partly.collect();
         let cut = cut(service, slices);
-        let held = Held {
+        let held = RestrictedService {
             given,
             refused,
             cut,
@@ -500,7 +501,7 @@ impl Admission {
         (!is_allowed).then_some(Refusal::NotAllowed)
     }
 
-    /// Takes over the API server's addresses from these slices of `default/kubernetes`.
+    /// Reads the API server's addresses from these slices of `default/kubernetes`.
     pub(crate) fn learn_api_servers(&mut self, slices: &[EndpointSlice]) {
         let endpoints = slices.iter().flat_map(|slice| {
             let ports = slice.ports.iter();
@@ -514,7 +515,7 @@ impl Admission {
         self.combine_api_servers();
     }
 
-    /// Takes over the addresses at which the source reaches the API server.
+    /// Sets the addresses at which the source reaches the API server.
     pub(crate) fn reach_api_server_at(&mut self, addresses: Vec<SocketAddr>) {
         self.reached_at = addresses;
         self.combine_api_servers();
@@ -539,7 +540,7 @@ impl Admission {
         }
     }
 
-    /// The Services that are to be judged again, once.
+    /// Takes the Services that must be judged again.
     pub(crate) fn take_doubted(&mut self) -> HashSet<NamespacedName> {
         let doubted = mem::take(&mut self.doubted);
         let names = doubted.iter().filter_map(|ip| self.asked.get(ip));

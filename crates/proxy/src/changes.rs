@@ -1,4 +1,4 @@
-//! Changes of the model since it was last asked.
+//! Changes of the model since they were last taken.
 
 use std::net::IpAddr;
 use std::time::SystemTime;
@@ -12,25 +12,25 @@ use crate::object::Service;
 /// Changes since [`Model::take_changes`](crate::Model::take_changes) was last called.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Services that changed, or whose endpoints did, or that are gone.
+    /// Services that changed, were deleted, or whose endpoints changed.
     pub services: HashSet<NamespacedName>,
-    /// The former places of those of them that may have fewer now.
-    pub left: HashMap<NamespacedName, Left>,
-    /// Families in which these Services have a cluster IP, or had one, or whose endpoints changed.
+    /// The former addresses and node ports of these Services, if they may have fewer now.
+    pub left: HashMap<NamespacedName, FormerPlaces>,
+    /// Families of these Services' cluster IPs, and of endpoints that changed.
     pub families: FamilySet,
-    /// Whether the own Node changed.
+    /// True if the own Node changed.
     pub node: bool,
-    /// Whether the networks that ClusterIPs come from did.
+    /// True if the networks of ClusterIPs changed.
     pub service_cidrs: bool,
-    /// How often a Service changed.
+    /// Number of Service changes.
     pub service_changes: usize,
-    /// How often an EndpointSlice did.
+    /// Number of EndpointSlice changes.
     pub slice_changes: usize,
-    /// What led to the slices' changes. Not for slices that are gone: theirs is of the change
-    /// before.
+    /// Triggers of the slices' changes. A deleted slice has none: its trigger is that of the
+    /// previous change.
     pub triggers: Vec<Trigger>,
-    /// What lists no longer named, one entry for each list that did not name something.
-    pub vanished: Vec<Vanished>,
+    /// Objects that lists no longer named, one entry for each such list.
+    pub vanished: Vec<MissingObjects>,
 }
 
 /// IP families.
@@ -41,7 +41,7 @@ pub struct FamilySet {
 }
 
 impl FamilySet {
-    /// Reports whether a family is one of them.
+    /// Reports whether a family is in the set.
     pub fn contains(self, family: IpFamily) -> bool {
         match family {
             IpFamily::V4 => self.v4,
@@ -61,38 +61,38 @@ impl Extend<IpFamily> for FamilySet {
     }
 }
 
-/// What led to a change of an EndpointSlice.
+/// Trigger of a change of an EndpointSlice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trigger {
-    /// Whose endpoints the slice has.
+    /// The Service of the slice.
     pub service: NamespacedName,
-    /// Their family.
+    /// The slice's family.
     pub family: IpFamily,
-    /// The time at which it happened, by [`EndpointSlice::change_trigger`](crate::EndpointSlice::change_trigger).
+    /// Time of the trigger, by
+    /// [`EndpointSlice::change_trigger`](crate::EndpointSlice::change_trigger).
     pub at: SystemTime,
 }
 
-/// Objects that were known, that a list no longer named, and of whose deletion nothing had told
-/// before: normal for some after the source was away, and for many only where the source has lost
-/// them.
+/// Known objects that a list no longer named, without an event of their deletion before. Some are
+/// normal after the source was away; many mean that the source has lost them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Vanished {
-    /// What was listed.
+pub struct MissingObjects {
+    /// Kind of the list.
     pub kind: Kind,
-    /// How many were not named.
+    /// Number of these objects.
     pub count: usize,
-    /// How many were known, these included.
+    /// Number of known objects, including these.
     pub known: usize,
-    /// The first of those that were not named, by name, at most [`Vanished::NAMED`]. A Node's has
-    /// no namespace.
+    /// The first of these objects by name, at most [`MissingObjects::NAMED`]. A Node's name has no
+    /// namespace.
     pub first: Vec<NamespacedName>,
 }
 
-impl Vanished {
-    /// How many are named at most.
+impl MissingObjects {
+    /// Limit of objects that are named.
     pub const NAMED: usize = 5;
 
-    /// `None` if all were named.
+    /// Returns the objects that were not named, or `None` if all were.
     pub(crate) fn of(kind: Kind, known: usize, gone: &HashSet<NamespacedName>) -> Option<Self> {
         if gone.is_empty() {
             return None;
@@ -110,35 +110,35 @@ impl Vanished {
 }
 
 impl Changes {
-    /// Whether nothing changed.
+    /// Reports whether nothing changed.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && !self.node && !self.service_cidrs && self.vanished.is_empty()
     }
 
-    /// Reports whether anything of these may change what a family has in the kernel.
+    /// Reports whether a change may affect a family in the kernel.
     pub fn concerns(&self, family: IpFamily) -> bool {
         self.node || self.service_cidrs || self.families.contains(family)
     }
 
-    /// Notes a change of a Service, as it was or as it is.
+    /// Records a change of a Service, in its old or new state.
     pub(crate) fn note_service(&mut self, service: &Service) {
         let ips = service.cluster_ips.iter();
         self.families.extend(ips.map(|ip| IpFamily::of(*ip)));
         self.services.insert(service.name.clone());
     }
 
-    /// Notes what a Service has less from now on, if another one that it becomes has less.
+    /// Records a Service's former addresses and node ports, if `by` replaces it with fewer.
     pub(crate) fn note_left(&mut self, service: &Service, by: Option<&Service>) {
-        if let Some(left) = Left::of(service, by) {
+        if let Some(left) = FormerPlaces::of(service, by) {
             self.leave(service.name.clone(), left);
         }
     }
 
-    pub(crate) fn leave(&mut self, name: NamespacedName, left: Left) {
+    pub(crate) fn leave(&mut self, name: NamespacedName, left: FormerPlaces) {
         self.left.entry(name).or_default().extend(left);
     }
 
-    /// Adds those that came after these.
+    /// Adds later changes.
     pub fn extend(&mut self, later: Self) {
         let Self {
             services,
@@ -172,15 +172,15 @@ impl Changes {
     }
 }
 
-/// The former places of a changed Service, and the work that it was.
+/// The former addresses and node ports of a changed Service, and its former work.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Left {
-    pub(crate) places: HashSet<Place>,
+pub struct FormerPlaces {
+    pub(crate) places: HashSet<ServicePlace>,
     pub(crate) work: usize,
 }
 
-impl Left {
-    /// All that a Service has; `None` if another one has no less.
+impl FormerPlaces {
+    /// Returns all that a Service has; `None` if its replacement has all of that, too.
     pub(crate) fn of(service: &Service, by: Option<&Service>) -> Option<Self> {
         let has_all = |by: &Service| {
             by.ports == service.ports
@@ -195,22 +195,22 @@ impl Left {
         })
     }
 
-    /// Adds what was left before.
+    /// Adds an earlier state.
     pub(crate) fn extend(&mut self, other: Self) {
         self.places.extend(other.places);
         self.work = self.work.max(other.work);
     }
 }
 
-/// A place that one Service can leave to another.
+/// An address or node port that one Service can leave to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
+pub(crate) enum ServicePlace {
     Address(IpAddr),
     NodePort(u16),
 }
 
-/// All places of a Service.
-pub(crate) fn places(service: &Service) -> impl Iterator<Item = Place> + use<'_> {
+/// Returns all addresses and node ports of a Service.
+pub(crate) fn places(service: &Service) -> impl Iterator<Item = ServicePlace> + use<'_> {
     let addresses = [
         &service.cluster_ips[..],
         &service.ingress_ips,
@@ -218,12 +218,12 @@ pub(crate) fn places(service: &Service) -> impl Iterator<Item = Place> + use<'_>
     ];
     let addresses = addresses.into_iter().flatten().copied();
     let node_ports = service.ports.iter().filter_map(|port| port.node_port);
-    let addresses = addresses.map(Place::Address);
-    addresses.chain(node_ports.map(Place::NodePort))
+    let addresses = addresses.map(ServicePlace::Address);
+    addresses.chain(node_ports.map(ServicePlace::NodePort))
 }
 
-/// The work that it is to compute a Service with so many endpoints: its ports × addresses × endpoints,
-/// and × source ranges. All of the node's addresses count as one.
+/// Estimates the work of computing a Service with so many endpoints: its ports × addresses ×
+/// endpoints, and × source ranges. All of the node's addresses count as one.
 pub(crate) fn work(service: &Service, endpoints: usize) -> usize {
     let ingress = service.ingress_ips.len();
     let addresses = service.cluster_ips.len() + ingress + service.external_ips.len() + 1;

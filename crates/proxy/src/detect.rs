@@ -1,12 +1,11 @@
-//! Which traffic counts as local to this node, that is, comes from its own pods and needs no
-//! masquerading.
+//! Detection of local traffic, which comes from this node's own pods and needs no masquerading.
 
 use ipnet::IpNet;
 
-/// How local traffic is told apart (`--detect-local-mode`), for one IP family.
+/// Detection of local traffic (`--detect-local-mode`) for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LocalDetector {
-    /// Not told apart: upstream then masquerades what comes from a cluster IP only.
+    /// No detection: upstream then masquerades only traffic that comes from a cluster IP.
     #[default]
     None,
     /// By source address: modes `ClusterCIDR` and `NodeCIDR`.

@@ -1,16 +1,16 @@
-//! A change of one entry of the kernel's, in the words of its tools.
+//! A change of one kernel entry, in the words of the kernel's tools.
 
 use crate::names::ServicePortName;
 
-/// A change of one entry, for people: what it is of, and how that is before and after it.
+/// A change of one entry, for people, with the state before and after.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EntryChange {
-    /// What it is of: `10.96.0.1:443/TCP`, `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
+    /// The entry: `10.96.0.1:443/TCP`, `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     pub entry: String,
-    /// What there is, beside the entry itself; empty if that is all. `None`: it is not there.
+    /// Details of the entry now, which may be empty; `None` if the entry does not exist.
     pub before: Option<String>,
-    /// What there is to be. `None`: it goes.
+    /// Details of the entry afterwards; `None` if the entry is removed.
     pub after: Option<String>,
-    /// Who wants it, where that is known.
+    /// The Service port that wants the entry, if known.
     pub owner: Option<ServicePortName>,
 }

@@ -1,4 +1,4 @@
-//! What a source says: one small vocabulary for the API watch and for a folder of manifests.
+//! Events of a source, the same for the API watch and for a folder of manifests.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ pub enum Kind {
     Service,
     /// discovery.k8s.io/v1 EndpointSlice.
     EndpointSlice,
-    /// v1 Node, the own one only.
+    /// v1 Node; only the own one.
     Node,
-    /// networking.k8s.io/v1 ServiceCIDR, where the mode in use wants them.
+    /// networking.k8s.io/v1 ServiceCIDR, if the mode uses them.
     ServiceCidr,
 }
 
 impl Kind {
-    /// Every kind, those that every mode needs first.
+    /// All kinds; the kinds that every mode needs come first.
     pub const ALL: [Self; 4] = [
         Self::Service,
         Self::EndpointSlice,
@@ -28,43 +28,41 @@ impl Kind {
         Self::ServiceCidr,
     ];
 
-    /// Whether objects of the kind are in no namespace.
+    /// Reports whether objects of the kind have no namespace.
     pub fn is_cluster_scoped(self) -> bool {
         matches!(self, Self::Node | Self::ServiceCidr)
     }
 }
 
-/// One thing that a source says. A list is a `ListStarted`, its objects as `…Applied` or
-/// `Unreadable`, and a `ListComplete`; objects that a whole list does not name are gone. A list
-/// that breaks off is followed by another `ListStarted`, and until one completes nothing is taken
-/// away.
+/// An event of a source. A list is a `ListStarted`, its objects as `…Applied` or `Unreadable`, and
+/// a `ListComplete`. Objects that a whole list does not name are deleted. After a list that breaks
+/// off comes another `ListStarted`; until a list completes, nothing is deleted.
 ///
-/// A list that is complete but not whole holds every object that could be read, while others are
-/// known to exist without their names being known (a broken manifest file). What it does not name
-/// stays. When the others have become known, a further `ListComplete` that is whole follows, with
-/// no `ListStarted` before it. Where a server does not know a kind, or does not tell of it, and
-/// that is no error (ServiceCIDRs), it is one that is not whole, with no `ListStarted` either.
+/// A list may be complete but not whole. It then has every readable object, but others exist whose
+/// names are unknown (a broken manifest file). Objects that it does not name stay. Once the others
+/// are known, a whole `ListComplete` follows without a `ListStarted`. If a server does not serve an
+/// optional kind (ServiceCIDRs), the list is complete but not whole, also without a `ListStarted`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A list of this kind begins.
     ListStarted(Kind),
-    /// The list of this kind has been told to its end.
+    /// All objects of the list were sent.
     ListComplete {
-        /// What was listed.
+        /// Kind of the list.
         kind: Kind,
-        /// Whether it names every object that there is.
+        /// True if the list names every existing object.
         is_whole: bool,
     },
-    /// An object exists, but cannot be read. What was known of it before stays; and if nothing was,
-    /// then what the kernel holds of it from before this process must stay too.
+    /// An object exists, but cannot be decoded. Its last state stays. If it has none, kernel
+    /// entries that may be its own must stay, too.
     Unreadable(Kind, NamespacedName),
     /// A Service was added or changed.
     ServiceApplied(Service),
-    /// A Service was deleted, or is no longer one that this proxy serves.
+    /// A Service was deleted, or is no longer for this proxy.
     ServiceDeleted(NamespacedName),
     /// A slice was added or changed.
     SliceApplied(EndpointSlice),
-    /// A slice (by its own name) was deleted, or is no longer one that this proxy reads.
+    /// A slice (by its own name) was deleted, or is no longer for this proxy.
     SliceDeleted(NamespacedName),
     /// The own Node was added or changed.
     NodeApplied(Node),
@@ -74,7 +72,7 @@ pub enum Event {
     ServiceCidrApplied(ServiceCidr),
     /// A ServiceCIDR was deleted.
     ServiceCidrDeleted(Arc<str>),
-    /// The addresses and ports at which the source reaches its API server, all of them: no Service
-    /// may take one. Comes before anything that the source has learned over one of them.
+    /// All addresses and ports at which the source reaches its API server; no Service may take one.
+    /// Comes before any event that was read over a connection to one of them.
     ApiServerAt(Vec<SocketAddr>),
 }

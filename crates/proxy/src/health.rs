@@ -1,8 +1,8 @@
-//! What a Service's health-check node port answers for: the endpoints on this node that are ready.
+//! The result of a Service's health-check node port: the ready endpoints on this node.
 //!
-//! A load balancer asks that port of every node and sends only to nodes that have such endpoints,
-//! so that `externalTrafficPolicy: Local` loses nothing. Endpoints that serve while terminating
-//! still take what arrives, but do not count: the balancer is to send elsewhere.
+//! A load balancer checks that port on every node, and sends only to nodes with such endpoints, so
+//! that `externalTrafficPolicy: Local` loses no packets. Terminating endpoints still serve arriving
+//! traffic, but do not count: the load balancer should send elsewhere.
 
 use std::net::IpAddr;
 
@@ -11,18 +11,18 @@ use hashbrown::HashSet;
 use crate::names::IpFamily;
 use crate::view::ServiceView;
 
-/// What one Service's health-check node port says in one family.
+/// The result of one Service's health-check node port in one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HealthCheck {
     /// `spec.healthCheckNodePort`.
     pub port: u16,
-    /// How many ready endpoints are on this node: distinct addresses, whatever their ports.
+    /// Number of distinct addresses of ready endpoints on this node.
     pub local_endpoints: usize,
 }
 
 impl HealthCheck {
-    /// The health check of a Service, seen from the node of this name; `None` if it has no such
-    /// port, or no cluster IP of this family.
+    /// Returns the health check of a Service for the node of this name. `None` if the Service has
+    /// no such port, or no cluster IP of this family.
     pub fn of(view: &ServiceView<'_>, family: IpFamily, node: &str) -> Option<Self> {
         let port = view.service.health_check_node_port?;
         view.service.cluster_ip(family)?;

@@ -1,4 +1,5 @@
-//! What every proxy mode shares: the model of Services and endpoints, and who serves which traffic.
+//! Common parts of all proxy modes: the model of Services and endpoints, and the choice of
+//! endpoints.
 //!
 //! ```text
 //!   sources ──Event──▶ Model ──Changes──▶ Mode::update ──▶ proceed, book ──▶ Report
@@ -7,9 +8,9 @@
 //!            NodeFacts ────────────────────────┘   this node: name, zone, addresses
 //! ```
 //!
-//! Everything here is pure: no clock, no I/O, no kernel, no Kubernetes client. Sources decode what
-//! they read into the compact types of [`object`]; a mode (`proxy-ipvs`) compiles a [`ServiceView`]
-//! into the kernel entries it wants.
+//! Everything here is pure: no clock, no I/O, no kernel, no Kubernetes client. Sources decode their
+//! input into the compact types of [`object`]. A mode (such as `proxy-ipvs`) compiles a
+//! [`ServiceView`] into the kernel entries that it wants.
 
 mod admission;
 mod changes;
@@ -18,6 +19,7 @@ mod detect;
 mod entry;
 mod event;
 mod health;
+mod ignored_options;
 pub mod limits;
 mod mode;
 mod model;
@@ -32,20 +34,20 @@ mod service_cidrs;
 mod shares;
 mod stale_flows;
 mod topology;
-mod unheeded;
 mod view;
 mod writes;
 
 pub use admission::{AddressField, AddressRules, Refusal, RefusedAddress};
-pub use changes::{Changes, FamilySet, Left, Trigger, Vanished};
+pub use changes::{Changes, FamilySet, FormerPlaces, MissingObjects, Trigger};
 pub use detect::LocalDetector;
 pub use entry::EntryChange;
 pub use event::{Event, Kind};
 pub use health::HealthCheck;
+pub use ignored_options::{IgnoredOption, OptionSupport};
 pub use limits::Excess;
 pub use mode::{
-    Conflict, Draining, Drains, Drift, Drifted, Failure, IptablesReport, Mode, NftablesReport,
-    Notice, Report, Standing, Unreadable,
+    Conflict, DrainingEndpoint, Drains, Drift, DriftedEntries, Failure, IptablesReport, Mode,
+    NftablesReport, Notice, Report, Standing, Unreadable,
 };
 pub use model::{ExternalIps, Model};
 pub use names::{IpFamily, NamespacedName, Protocol, ServicePortName};
@@ -60,7 +62,6 @@ pub use pieces::Pieces;
 pub use released::released;
 pub use shares::{Share, Shares};
 pub use stale_flows::{Frontend, StaleOf, UdpService, UdpServices};
-pub use topology::{Backends, Endpoints, Judged, Reason, Target};
-pub use unheeded::{Heeding, Unheeded};
+pub use topology::{Backends, EndpointVerdict, Endpoints, Reason, Target};
 pub use view::ServiceView;
 pub use writes::{Fate, Subject, Writes};

@@ -1,11 +1,12 @@
-//! Limits on what one Service takes in the kernel.
+//! Limits on the kernel entries of one Service.
 //!
 //! A Service of 90 KB can name 5,000 external IPs and 100 ports: 500,000 virtual servers in IPVS
-//! mode, on every node. Each mode writes a Service's ports × addresses, and IPVS mode writes its
-//! endpoints for each of them, so both products have a limit, for each IP family. Other modes write
-//! the endpoints once; they have the same limits, so that a change of the mode changes nothing. The
-//! cluster IP comes first, then NodePorts, load-balancer addresses and external IPs, each in the
-//! order of the object; ports and EndpointSlices are cut only where the cluster IP and NodePorts
+//! mode, on every node. Each mode writes a Service's ports × addresses, and IPVS mode writes the
+//! endpoints for each of them. So both products have a limit, for each IP family. Other modes write
+//! the endpoints once, but have the same limits, so that a change of the mode changes nothing.
+//!
+//! The cluster IP comes first, then NodePorts, load-balancer addresses and external IPs, each in
+//! the order of the object. Ports and EndpointSlices are cut only if the cluster IP and NodePorts
 //! alone exceed a limit. The result depends on the objects alone, so it is the same in every mode
 //! and on every node.
 
@@ -16,28 +17,28 @@ use hashbrown::{HashMap, HashSet};
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::{EndpointSlice, Service};
 
-/// The most addresses × ports that one Service is served at, in an IP family. The node's addresses
+/// Limit of addresses × ports that one Service is served at, in an IP family. The node's addresses
 /// count as one, for NodePorts.
 pub const MAX_FRONTENDS: usize = 4_096;
 
-/// The most addresses × ports × endpoints of one Service, in an IP family; and the most
+/// Limit of addresses × ports × endpoints of one Service, in an IP family. Also the limit of
 /// load-balancer addresses × ports × source ranges.
 pub const MAX_DESTINATIONS: usize = 100_000;
 
-/// The most addresses × ports × endpoints of one Service that has at most [`FEW_FRONTENDS`], in an
-/// IP family. Whoever writes a Service cheaply multiplies its addresses and ports, and has to name
-/// each endpoint. In IPVS mode these are some 190 MB of kernel memory
+/// Limit of addresses × ports × endpoints of one Service with at most [`FEW_FRONTENDS`], in an IP
+/// family. It is higher because a tenant multiplies addresses and ports cheaply, but must name each
+/// endpoint. In IPVS mode these are some 190 MB of kernel memory
 /// (`ipvs-netlink/examples/memory_cost.rs`).
 pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
 
-/// The most endpoints of one Service port, in an IP family: ten times as many as Kubernetes is
-/// tested with. To add one, the kernel goes through all that the virtual server has.
+/// Limit of endpoints of one Service port, in an IP family: ten times what Kubernetes is tested
+/// with. To add one, the kernel searches all destinations of the virtual server.
 pub const MAX_ENDPOINTS: usize = 50_000;
 
-/// The most addresses × ports of one Service, in an IP family, that are few.
+/// Addresses × ports of one Service, in an IP family, up to which they count as few.
 pub const FEW_FRONTENDS: usize = 16;
 
-/// The most addresses × ports × endpoints of a Service with so many addresses × ports.
+/// Returns the limit of addresses × ports × endpoints for so many addresses × ports.
 fn max_destinations(frontends: usize) -> usize {
     if frontends <= FEW_FRONTENDS {
         MAX_DESTINATIONS_OF_FEW
@@ -51,13 +52,13 @@ fn max_destinations(frontends: usize) -> usize {
 pub struct Excess {
     /// The family.
     pub family: IpFamily,
-    /// Load-balancer addresses, all after those that are served.
+    /// Number of load-balancer addresses, all after the served ones.
     pub ingress_ips: usize,
-    /// External IPs, all after those that are served.
+    /// Number of external IPs, all after the served ones.
     pub external_ips: usize,
-    /// Ports, all after those that are served.
+    /// Number of ports, all after the served ones.
     pub ports: usize,
-    /// Endpoints, in whole EndpointSlices.
+    /// Number of endpoints, in whole EndpointSlices.
     pub endpoints: usize,
 }
 
@@ -72,7 +73,7 @@ impl Excess {
         }
     }
 
-    /// The number of external and load-balancer addresses.
+    /// Returns the number of external and load-balancer addresses.
     pub fn addresses(&self) -> usize {
         self.ingress_ips + self.external_ips
     }
@@ -95,16 +96,17 @@ impl fmt::Display for Excess {
     }
 }
 
-/// What [`cut`] has taken from a Service.
+/// The parts that [`cut`] removes from a Service.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cut {
-    /// At most one for each family.
+    /// The excess, at most one entry for each family.
     pub(crate) excess: Vec<Excess>,
     /// The EndpointSlices that are not served.
     pub(crate) slices: HashSet<NamespacedName>,
 }
 
-/// True if [`cut`] takes nothing. O(the slices), and O(1) for a Service of the usual size.
+/// Reports whether [`cut`] would remove nothing. O(slices), and O(1) for a Service of the usual
+/// size.
 pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
     let addresses = 2 + service.ingress_ips.len() + service.external_ips.len();
     let ports = service.ports.len();
@@ -118,16 +120,16 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
         && endpoints.sum::<usize>() <= MAX_ENDPOINTS
         && addresses * load <= max_destinations(addresses * ports)
         && ports * ranges <= MAX_DESTINATIONS;
-    // Both families together are small, or each of them may still be.
+    // If both families together are not small, each of them may still be.
     is_small || {
         let mut copy = service.clone();
         cut(&mut copy, slices) == Cut::default() && copy == *service
     }
 }
 
-/// Cuts a Service to the limits. O(its addresses + its slices).
+/// Cuts a Service to the limits. O(addresses + slices).
 pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> Cut {
-    // The cluster IP, and the node's addresses.
+    // The cluster IP and the node's addresses come first.
     let has_node_port = service.ports.iter().any(|port| port.node_port.is_some());
     let fixed = 1 + usize::from(has_node_port);
     let ports = service.ports.len().min(MAX_FRONTENDS / fixed);
@@ -145,7 +147,7 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> Cut {
         let mut load = 0_usize;
         let mut of_ports: HashMap<&str, usize> = HashMap::new();
         for slice in slices.iter().filter(|slice| slice.family == family) {
-            // A slice has each port of the Service once at most: their names differ.
+            // A slice has each port of the Service at most once, since port names differ.
             let of_slice = slice.endpoints.len() * slice.ports.len().min(ports);
             let count = slice.endpoints.len();
             let has_room = slice.ports.iter().all(|port| {
@@ -181,14 +183,14 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> Cut {
             cut.excess.push(excess);
         }
     }
-    // They are of load-balancer addresses alone.
+    // Source ranges apply to load-balancer addresses only.
     if service.ingress_ips.is_empty() && ports * service.source_ranges.len() > MAX_DESTINATIONS {
         service.source_ranges.clear();
     }
     cut
 }
 
-/// Keeps the first `most` addresses of a family; returns how many are kept and how many are not.
+/// Keeps the first `most` addresses of a family. Returns how many it kept and removed.
 fn keep_first(
     addresses: &mut Vec<std::net::IpAddr>,
     family: IpFamily,

@@ -1,4 +1,4 @@
-//! What a proxy mode is to the daemon.
+//! The interface between a proxy mode and the daemon.
 //!
 //! ```text
 //!   update, notice, check ─▶ proceed ─▶ kernel threads ─▶ poll_finished ─▶ book ─▶ Report
@@ -6,9 +6,9 @@
 //!                               └────────────────────────────────────────────┘
 //! ```
 //!
-//! A mode never waits. What blocks, a system call or a program, runs on threads of the mode's own,
-//! several beside each other where one need not wait for another; between their calls one task owns
-//! the mode.
+//! A mode never waits. Blocking work, such as a system call or a program, runs on the mode's own
+//! threads, which work in parallel where they are independent. One task owns the mode between their
+//! calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -28,187 +28,182 @@ use crate::stale_flows::Frontend;
 use crate::topology::Target;
 use crate::writes::Writes;
 
-/// A proxy mode for one IP family. One task owns it; there is no lock around its state.
+/// A proxy mode for one IP family. One task owns it; its state has no lock.
 pub trait Mode: Send {
-    /// The family it serves.
+    /// Returns the family that the mode serves.
     fn family(&self) -> IpFamily;
 
-    /// Whether changes can be carried out at once; until then they are better gathered, and taken
-    /// over together.
+    /// Reports whether changes can be computed at once. Until then, the caller collects them.
     fn is_ready(&self) -> bool;
 
-    /// Computes again what is wanted for everything in `changes`. Writes nothing.
+    /// Computes the wanted entries of everything in `changes`. Writes nothing.
     fn update(&mut self, model: &Model, changes: &Changes, now: Instant);
 
-    /// Takes in what the kernel has told of its own accord.
+    /// Handles a notification of the kernel.
     fn notice(&mut self, notice: &Notice, now: Instant);
 
-    /// Has the kernel compared with what is believed to be there, piece by piece. Called once in
-    /// each sync period.
+    /// Starts to compare the kernel with the recorded state, piece by piece. Called once in each
+    /// sync period.
     fn check(&mut self, now: Instant);
 
-    /// Starts all that is due on kernel threads that are free. Waits for nothing.
+    /// Starts all pending work on free kernel threads. Does not wait.
     fn proceed(&mut self, model: &Model, now: Instant);
 
-    /// Starts only what those who are served wait for, until no kernel thread works on anything
-    /// else: another mode is to take the place of this one then.
+    /// Starts only work that clients wait for, until all kernel threads are idle. Another mode then
+    /// replaces this one.
     fn go_on_serving(&mut self, now: Instant);
 
-    /// Ready when there is something to be [booked](Self::book): a kernel thread has finished
-    /// something, or what has changed needs no write. Where neither is so and no thread works on
-    /// anything it is pending, and wakes nobody.
+    /// Ready when there is something to [book](Self::book): a kernel thread has finished, or a
+    /// change needs no write. If neither is so and no thread works, stays pending and wakes nobody.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
-    /// Takes over what kernel threads have finished, and says what that was; `None` if there is
-    /// nothing.
+    /// Records finished work of kernel threads, and returns a report; `None` if there is none.
     fn book(&mut self, model: &Model, now: Instant) -> Option<Report>;
 
-    /// Whether no kernel thread works on anything, so that another one may take the place of this.
+    /// Reports whether all kernel threads are idle, so that another mode may replace this one.
     fn is_idle(&self) -> bool;
 
-    /// When [`proceed`](Self::proceed) has something to do without any new event: a retry, a drain
-    /// to look at. Later than `now`, or now if there is more to do at once.
+    /// Returns when [`proceed`](Self::proceed) has work without a new event: a retry, or a drain to
+    /// check. After `now`, or `now` if there is more work at once.
     fn next_due(&self, now: Instant) -> Option<Instant>;
 
-    /// How far it has come.
+    /// Returns the progress of the mode.
     fn standing(&self) -> Standing;
 
-    /// Where NodePorts are served; `None` while the node's addresses are not known.
+    /// Returns the addresses that serve NodePorts; `None` while the node's addresses are unknown.
     fn node_ports(&self) -> Option<&NodePorts>;
 
-    /// The node's own addresses of this family, on whatever interface; `None` while these are not
-    /// known.
+    /// Returns the node's own addresses of this family, on any interface; `None` while they are
+    /// unknown.
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
-    /// The addresses and ports of Services that another program holds, so that this mode leaves them
-    /// alone; none in a mode where only one program can have them.
+    /// Returns the Services' addresses and ports that another program has in the kernel, so that
+    /// this mode leaves them alone. None in a mode where only one program can have them.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
 
-    /// Values of Services' options that this node cannot give: the mode would heed them.
+    /// Returns values of Services' options that the mode supports, but this node does not.
     fn unavailable_options(&self) -> Vec<UnavailableOption> {
         Vec::new()
     }
 
-    /// What drains, of which at most so many are named: nothing in a mode that lets flows go on by
-    /// themselves.
+    /// Returns the draining endpoints, of which at most `named` are listed. None in a mode that
+    /// lets connections continue by themselves.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
 }
 
-/// Endpoints that are gone, and whose connections end by themselves.
+/// Endpoints that were removed, and whose connections end by themselves.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Drains {
-    /// How many there are.
+    /// Number of draining endpoints.
     pub count: usize,
-    /// Since when the one that has drained longest has, as far as is known.
+    /// Start of the oldest drain, as far as known.
     pub oldest: Option<Instant>,
-    /// The first of them, by address.
-    pub first: Vec<Draining>,
-    /// How long each may last at most; `None`: until its connections have ended.
+    /// The first draining endpoints, by address.
+    pub first: Vec<DrainingEndpoint>,
+    /// Longest duration of a drain; `None` if it lasts until the connections end.
     pub limit: Option<Duration>,
 }
 
-/// An endpoint that drains.
+/// A draining endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Draining {
+pub struct DrainingEndpoint {
     /// The address of its Service.
     pub at: ServiceAddress,
     /// The endpoint.
     pub target: Target,
-    /// Since when, as far as is known: after a restart, since then.
+    /// Start of the drain, as far as known: after a restart, the start of the process.
     pub since: Option<Instant>,
 }
 
-/// What the kernel has told of its own accord.
+/// A notification of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notice {
     /// An address was added to an interface, or its lifetime changed.
     AddressAdded(IpAddr),
     /// An address was removed from an interface.
     AddressRemoved(IpAddr),
-    /// A service address was removed from the link that holds them, by whoever.
+    /// A service address was removed from the link that holds them.
     ServiceAddressRemoved(IpAddr),
-    /// The link that holds service addresses is gone, is another one, or was set up or down.
+    /// The link that holds service addresses was removed, replaced, or set up or down.
     ServiceLink,
-    /// Somebody else has changed the rules of this mode, or may have.
+    /// Another program has changed the rules of this mode, or may have.
     Ruleset,
-    /// Messages were lost: anything may have changed.
+    /// Notifications were lost: anything may have changed.
     Anything,
 }
 
-/// How far a mode has come. What could not be written for a reason of its own, and is reported by
-/// name, does not count.
+/// Progress of a mode. Writes that failed for their own reason, and are reported by name, do not
+/// count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Everything that was asked before this is in the kernel; `None`: everything is.
+    /// Time of the oldest change that is not in the kernel yet; `None` if all are.
     pub pending_since: Option<Instant>,
-    /// Since when something is pending of which nothing could be written; `None`: there is
-    /// progress, or nothing to do.
+    /// Time since when nothing that is pending could be written; `None` if there is progress, or
+    /// nothing to do.
     pub stuck_since: Option<Instant>,
-    /// Whether nothing is under way or due.
+    /// True if no work is running or pending.
     pub is_settled: bool,
-    /// Entries that differ from what is wanted: refused, waiting for others, or for both initial
-    /// lists.
+    /// Number of entries that differ from the wanted state: refused, or waiting for other entries
+    /// or for both initial lists.
     pub pending: usize,
-    /// How many of these were refused when they were last tried.
+    /// Number of these entries whose last write was refused.
     pub failing: usize,
 }
 
-/// What kernel threads have finished.
+/// Finished work of kernel threads.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Writes that the kernel took.
+    /// Number of writes that the kernel accepted.
     pub written: usize,
-    /// The same by what they are about, and with those that it did not take.
+    /// All writes by subject and result, including refused ones.
     pub writes: Writes,
-    /// Writes that it refused, or that could not be tried. They stay pending and are tried again
-    /// with back-off.
+    /// Writes that were refused, or could not be tried. They stay pending, and are retried with
+    /// back-off.
     pub failures: Vec<Failure>,
-    /// How many of these are tables of rules that `iptables-restore` did not take.
+    /// Number of tables of rules that `iptables-restore` refused.
     pub failed_restores: usize,
-    /// Parts of the kernel's state that could not be read. What was believed of them stays, all
-    /// else goes on, and they are read again with back-off.
+    /// Parts of the kernel's state that could not be read. Their last known state stays, everything
+    /// else continues, and they are read again with back-off.
     pub unreadable: Vec<Unreadable>,
-    /// Parts that could be read.
+    /// Parts of the kernel's state that could be read.
     pub readable: Vec<&'static str>,
-    /// Services of which all that is wanted is in the kernel now, as of their last
+    /// Services whose wanted entries are all in the kernel, as of their last
     /// [`update`](Mode::update).
     pub settled: Vec<NamespacedName>,
-    /// Of these, the ones for which something was written since they changed.
+    /// Settled Services for which something was written since they changed.
     pub written_for: HashSet<NamespacedName>,
-    /// Of the settled ones, those of which something had been changed by somebody else.
+    /// Settled Services whose entries another program had changed.
     pub repaired: Vec<NamespacedName>,
-    /// UDP frontends that nothing of this mode serves any more: the kernel held rules for them, and
-    /// those are removed.
+    /// UDP frontends whose rules were removed from the kernel, so that this mode no longer serves
+    /// them.
     pub withdrawn: Vec<Frontend>,
-    /// Service ports that claim an address and port which another one has, if these are other ones
-    /// than before.
+    /// Service ports that claim an address and port of another Service port, if the list changed.
     pub conflicts: Option<Vec<Conflict>>,
-    /// The number of those that are not listed: a namespace can have very many.
+    /// Number of conflicts that are not listed: one namespace can have very many.
     pub more_conflicts: usize,
-    /// Addresses and ports that Service ports want and that another program has taken, each told
-    /// once.
+    /// Addresses and ports that Service ports want but another program has, each reported once.
     pub foreign: Vec<(String, ServicePortName)>,
-    /// What somebody else had changed, once it is repaired.
+    /// Entries that another program had changed, once they are repaired.
     pub drift: Drift,
-    /// What iptables mode counts.
+    /// Counters of iptables mode.
     pub iptables: Option<IptablesReport>,
-    /// What nftables mode counts.
+    /// Counters of nftables mode.
     pub nftables: Option<NftablesReport>,
-    /// Whether this has used much memory for a while: the kernel was read, or compared, or much was
-    /// written.
+    /// True if this work needed much memory for a while: the kernel was read or compared, or much
+    /// was written.
     pub has_used_much: bool,
-    /// A kernel thread has ended, and why: nothing can be trusted after that, and the process is to
-    /// end.
+    /// The reason why a kernel thread ended, if one did. No state can be trusted then, and the
+    /// process should end.
     pub gone: Option<String>,
 }
 
 impl Report {
-    /// Notes that what was sent to an address, or to this node if there is none, is served no more.
-    /// Only UDP counts: flows of other protocols end by themselves.
+    /// Records that an address, or this node if there is none, no longer serves a port. Only UDP
+    /// counts, since flows of other protocols end by themselves.
     pub fn withdraw(&mut self, address: Option<IpAddr>, protocol: Protocol, port: u16) {
         if protocol == Protocol::Udp {
             self.withdrawn.push(Frontend::new(address, port));
@@ -219,14 +214,14 @@ impl Report {
 /// A part of the kernel's state that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
-    /// `the virtual servers`, ...
+    /// The part: `the virtual servers`, ...
     pub part: &'static str,
-    /// Why, and what to do.
+    /// The reason, and the advice.
     pub reason: String,
 }
 
 impl Unreadable {
-    /// That a part cannot be read, for this reason.
+    /// Returns the error of reading a part.
     pub fn new(part: &'static str, reason: impl fmt::Display) -> Self {
         let reason = reason.to_string();
         Self { part, reason }
@@ -242,21 +237,21 @@ impl fmt::Display for Unreadable {
 
 impl std::error::Error for Unreadable {}
 
-/// What somebody else has changed in the kernel of what is ours, by kind.
+/// Our kernel entries that another program has changed, by kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Drift(BTreeMap<&'static str, Drifted>);
+pub struct Drift(BTreeMap<&'static str, DriftedEntries>);
 
-/// The same of one kind.
+/// Changed entries of one kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Drifted {
-    /// How many entries.
+pub struct DriftedEntries {
+    /// Number of entries.
     pub count: usize,
-    /// The first of them.
+    /// The first entries.
     pub first: Vec<String>,
 }
 
 impl Drift {
-    /// What there is.
+    /// The kinds.
     pub const KINDS: [&str; 8] = [
         "virtual server",
         "destination",
@@ -268,7 +263,7 @@ impl Drift {
         "chain",
     ];
 
-    /// How many entries of a kind are named.
+    /// Limit of entries that are named for each kind.
     pub const NAMED: usize = 3;
 
     /// Adds an entry of one of the [`KINDS`](Self::KINDS).
@@ -280,51 +275,52 @@ impl Drift {
         }
     }
 
-    /// Whether nothing has drifted.
+    /// Reports whether there is no drift.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// By kind.
-    pub fn kinds(&self) -> impl Iterator<Item = (&'static str, &Drifted)> {
+    /// Returns the entries by kind.
+    pub fn kinds(&self) -> impl Iterator<Item = (&'static str, &DriftedEntries)> {
         self.0.iter().map(|(kind, of)| (*kind, of))
     }
 }
 
-/// What one sync of iptables mode did.
+/// Result of one sync of iptables mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IptablesReport {
-    /// How many rules are wanted in filter and nat, those in chains of others left out.
+    /// Number of wanted rules in filter and nat, without rules in other programs' chains.
     pub wanted: [usize; 2],
-    /// How many of each this sync wrote; `None` if there was nothing to write.
+    /// Number of rules in filter and nat that this sync wrote; `None` if there was nothing to
+    /// write.
     pub written: Option<[usize; 2]>,
-    /// Whether everything was compared with the kernel, and not only changes written.
+    /// True if everything was compared with the kernel, and not only changes written.
     pub is_full: bool,
 }
 
-/// What nftables mode did.
+/// Result of work of nftables mode.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NftablesReport {
-    /// Transactions that were refused, or of which nobody knows what became.
+    /// Transactions that were refused, or whose result is unknown.
     pub failed_syncs: usize,
-    /// The same of those that take away only what nobody wants.
+    /// Failed transactions that only remove unwanted entries.
     pub failed_cleanups: usize,
-    /// NodePorts that could not be served on localhost when that was tried.
+    /// NodePorts that could not be served on localhost.
     pub failed_listeners: usize,
-    /// How many are served there, if that may have changed.
+    /// Number of NodePorts that are served on localhost, if it may have changed.
     pub listeners: Option<usize>,
-    /// Whether everything was compared with the kernel, and not only changes written.
+    /// True if everything was compared with the kernel, and not only changes written.
     pub is_full: bool,
 }
 
-/// One thing that could not be done. Displayed as one line for the operator's log.
+/// A failed write. Displayed as one line for the operator's log.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Failure {
-    /// What could not be written: `virtual server 10.0.0.1:80/TCP`.
+    /// The entry: `virtual server 10.0.0.1:80/TCP`.
     pub object: String,
-    /// Whose it is, where that is known.
+    /// The Service port that wants the entry, if known.
     pub owner: Option<ServicePortName>,
-    /// Why, in the kernel's words where it gave any, and what to do next.
+    /// The reason, in the kernel's words if there are any, and the advice.
     pub reason: String,
 }
 
@@ -337,13 +333,13 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Two Service ports want one address and port.
+/// A conflict: two Service ports want one address and port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Conflict {
     /// The address, port and protocol.
     pub object: String,
-    /// Who has it: the older Service, or at the same age the one whose name sorts first.
+    /// The owner: the older Service, or at the same age the one whose name sorts first.
     pub winner: ServicePortName,
-    /// Who goes without until the winner is gone.
+    /// The Service port that is not served there until the winner is gone.
     pub loser: ServicePortName,
 }

@@ -1,5 +1,5 @@
-//! The model: what the sources have said so far, and which Services changed since it was last
-//! asked.
+//! The model: the latest state of all objects from the sources, and the changes since they were
+//! last taken.
 
 mod list;
 mod queries;
@@ -10,75 +10,73 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 
 use crate::admission::{AddressRules, Admission};
-use crate::changes::{Changes, Trigger, Vanished};
+use crate::changes::{Changes, MissingObjects, Trigger};
 use crate::event::{Event, Kind};
 use crate::limits;
 use crate::names::NamespacedName;
 use crate::object::{EndpointSlice, Node, Placement, Service, ServiceCidr};
 use crate::owner::Rank;
-use crate::service_cidrs::{Changed, ServiceCidrs};
-use list::List;
+use crate::service_cidrs::ServiceCidrs;
+use list::ListProgress;
 use shared::{Shared, is_just_elsewhere, seen};
 
-/// All Services, slices and the own Node. Costs O(event) to keep and O(changed Services) to read.
+/// All Services, slices and the own Node. An update costs O(event), a read O(changed Services).
 #[derive(Debug, Default)]
 pub struct Model {
-    /// Boxed: a hash table is up to twice as large as what it holds, and three times while it
+    /// Boxed, since a hash table is up to twice as large as its entries, and three times while it
     /// grows.
     services: HashMap<NamespacedName, Box<Service>>,
-    /// By Service, sorted by name, so that a Service's slices have a fixed order. Most Services
-    /// have one, for which the node of a tree would be ten times as large.
+    /// Slices by Service, sorted by name, so that a Service's slices have a fixed order. Most
+    /// Services have one slice, for which a tree's node would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
-    /// Which Service a slice was for: a deletion names the slice only, and its label may have
-    /// changed.
+    /// The Service of each slice: a deletion names the slice only, and its label may have changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
-    /// Another number whenever a Service has come or gone: the order of names may be another then.
+    /// Changes whenever a Service is added or deleted, since the order of names may change then.
     names_version: u64,
-    /// Of endpoints on other nodes it is not kept on which.
+    /// Name of this node. For endpoints on other nodes, the node's name is not kept.
     own_node: Option<Box<str>>,
-    /// What is kept of those that are meant for all: nothing.
+    /// The placement of endpoints on other nodes that are meant for all: nothing is kept of it.
     elsewhere: Arc<Placement>,
     node: Option<Node>,
-    /// Whether the own Node exists, as far as was told: by an event, or by a list that did not name
-    /// it.
+    /// True if the own Node exists, by an event or by a list; `None` while unknown.
     has_node: Option<bool>,
     is_node_named: bool,
     service_cidrs: ServiceCidrs,
-    service_list: List,
-    slice_list: List,
-    node_list: List,
-    service_cidr_list: List,
+    service_list: ListProgress,
+    slice_list: ListProgress,
+    node_list: ListProgress,
+    service_cidr_list: ListProgress,
     external_ips: ExternalIps,
     admission: Admission,
     /// The Services that have options.
     with_options: HashSet<NamespacedName>,
-    /// Another number whenever one of them has changed.
+    /// Changes whenever one of these Services changes its options.
     options_version: u64,
-    /// Whether a list of Services is under way: what cluster IPs come and go is judged at its end.
+    /// True during a list of Services: changes of cluster IPs are judged at its end.
     is_listing_services: bool,
     changes: Changes,
     placements: Shared<Placement>,
     port_names: Shared<str>,
 }
 
-/// What becomes of `spec.externalIPs` (KEP-5707).
+/// Handling of `spec.externalIPs` (KEP-5707).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ExternalIps {
-    /// They are addresses of their Services.
+    /// Services are served at their external IPs.
     #[default]
     Served,
-    /// They are as if they were not given.
+    /// External IPs count as not given.
     Ignored,
 }
 
 impl Model {
-    /// A model that knows nothing yet.
+    /// Creates an empty model.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same, for the node of this name. It keeps less: whether an endpoint is on this node or
-    /// meant for it, but not which other nodes are named instead.
+    /// Creates an empty model for the node of this name. It keeps whether an endpoint is on this
+    /// node or meant for this node, but not the names of other nodes.
     pub fn of_node(name: &str) -> Self {
         Self {
             own_node: Some(name.into()),
@@ -86,23 +84,21 @@ impl Model {
         }
     }
 
-    /// The same, with this done to the external IPs of Services that it is told of. No mode sees
-    /// those that are ignored.
+    /// Sets the handling of external IPs. No mode sees ignored ones.
     #[must_use]
     pub fn with_external_ips(mut self, external_ips: ExternalIps) -> Self {
         self.external_ips = external_ips;
         self
     }
 
-    /// The same, where external and load-balancer addresses are held against these rules. No mode
-    /// sees those that are refused.
+    /// Sets the rules for external and load-balancer addresses. No mode sees refused ones.
     #[must_use]
     pub fn with_address_rules(mut self, rules: AddressRules) -> Self {
         self.admission = Admission::new(rules);
         self
     }
 
-    /// Takes in one event.
+    /// Applies one event.
     pub fn apply(&mut self, event: Event) {
         match event {
             Event::ListStarted(Kind::Service) => {
@@ -140,8 +136,8 @@ impl Model {
                     self.changes.node = true;
                 }
             }
-            // The Node object may be deleted while the node still serves: what was known of it
-            // stays in use.
+            // The Node object may be deleted while the node still serves: its last state stays in
+            // use.
             Event::NodeDeleted(_) => {
                 self.has_node = Some(false);
                 self.is_node_named = false;
@@ -170,7 +166,7 @@ impl Model {
         }
     }
 
-    /// Takes away what the list that ends has not named.
+    /// Deletes the objects that a completed list has not named.
     fn complete(&mut self, kind: Kind, is_whole: bool) {
         let (known, gone) = match kind {
             Kind::Service => (self.services.len(), self.service_list.complete(is_whole)),
@@ -191,13 +187,13 @@ impl Model {
                 (known, gone)
             }
         };
-        let vanished = Vanished::of(kind, known, &gone);
+        let vanished = MissingObjects::of(kind, known, &gone);
         self.changes.vanished.extend(vanished);
         for name in gone {
             match kind {
                 Kind::Service => self.delete_service(&name),
                 Kind::EndpointSlice => self.delete_slice(&name),
-                // What was known of it stays in use.
+                // The last state of the Node stays in use.
                 Kind::Node => {}
                 Kind::ServiceCidr => self.delete_service_cidr(&name),
             }
@@ -218,8 +214,8 @@ impl Model {
         self.note_service_cidrs(changed);
     }
 
-    fn note_service_cidrs(&mut self, changed: Changed) {
-        self.changes.service_cidrs |= changed == Changed::Yes;
+    fn note_service_cidrs(&mut self, changed: bool) {
+        self.changes.service_cidrs |= changed;
     }
 
     fn apply_service(&mut self, mut service: Service) {
@@ -259,7 +255,7 @@ impl Model {
         self.judge_again();
     }
 
-    /// Notes that the options of a Service have changed, or are gone, and whether it has any now.
+    /// Records that the options of a Service changed or were removed, and whether it has any now.
     fn note_options(&mut self, name: &NamespacedName, has_options: bool) {
         let had_options = if has_options {
             !self.with_options.insert(name.clone())
@@ -269,18 +265,17 @@ impl Model {
         self.options_version += u64::from(had_options || has_options);
     }
 
-    /// Judges again who may have the addresses of which something else is known now, once a list
-    /// that is under way has ended.
+    /// Judges the Services again whose addresses must be judged, unless a list is running.
     fn judge_again(&mut self) {
         if !self.is_listing_services {
             self.judge_doubted();
         }
     }
 
-    /// Judges them at once. Who has the API server's address cannot wait for the end of a list:
-    /// without that address the list may never end.
+    /// Judges them at once. The API server's address cannot wait for the end of a list: without
+    /// that address the list may never end.
     fn judge_doubted(&mut self) {
-        // A load-balancer address that is not served any more leaves it to external IPs.
+        // If a load balancer loses an address, an external IP may get it, so this repeats.
         loop {
             let doubted = self.admission.take_doubted();
             if doubted.is_empty() {
@@ -305,7 +300,7 @@ impl Model {
         }
     }
 
-    /// Cuts a Service to its limits, as other slices than before count for these.
+    /// Cuts a Service to its limits again, after its slices changed.
     fn weigh_again(&mut self, name: &NamespacedName) {
         let slices = slices_of(&self.slices, name);
         let is_within = |service: &Service| limits::is_within(service, slices);
@@ -330,7 +325,7 @@ impl Model {
         }
     }
 
-    /// Takes over where the API server is, if these were its slices.
+    /// Updates the API server's addresses, if these are its slices.
     fn follow_api_servers(&mut self, service: &NamespacedName) {
         if Rank::of(service) == Rank::ApiServer {
             let slices = slices_of(&self.slices, service);
@@ -416,7 +411,7 @@ impl Model {
         self.changes.services.insert(service);
     }
 
-    /// The name of a Service as something holds it already.
+    /// Returns a shared copy of a Service's name.
     fn shared_name(&self, name: NamespacedName) -> NamespacedName {
         let service = self.services.get_key_value(&name).map(|(known, _)| known);
         let known = service.or_else(|| Some(self.slices.get_key_value(&name)?.0));
@@ -431,7 +426,7 @@ fn slices_of<'a>(
     slices.get(service).map_or(&[], Vec::as_slice)
 }
 
-/// Where a slice is among those of its Service, or would be.
+/// Finds a slice among those of its Service, or the position to insert it.
 fn position(slices: &[EndpointSlice], name: &NamespacedName) -> Result<usize, usize> {
     slices.binary_search_by(|slice| slice.name.cmp(name))
 }

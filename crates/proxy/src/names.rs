@@ -1,4 +1,4 @@
-//! Names and numbers that the field uses everywhere.
+//! Names of Kubernetes objects, IP families and protocols.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ impl NamespacedName {
         Self([namespace, "/", name].concat().into())
     }
 
-    /// The namespace; empty for cluster-scoped objects.
+    /// Returns the namespace; empty for cluster-scoped objects.
     pub fn namespace(&self) -> &str {
         self.0
             .split_once('/')
             .map_or("", |(namespace, _)| namespace)
     }
 
-    /// The name without its namespace.
+    /// Returns the name without its namespace.
     pub fn name(&self) -> &str {
         self.0.split_once('/').map_or(&*self.0, |(_, name)| name)
     }
@@ -40,7 +40,7 @@ impl fmt::Debug for NamespacedName {
     }
 }
 
-/// One port of one Service: what upstream calls a service port name. Displayed as upstream does,
+/// One port of one Service; upstream's "service port name". Displayed as upstream does,
 /// `ns/name:port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServicePortName {
@@ -48,7 +48,7 @@ pub struct ServicePortName {
     pub service: NamespacedName,
     /// The port's name, empty for the only port of a Service.
     pub port: Arc<str>,
-    /// Its protocol: the same name may stand for TCP and UDP.
+    /// The protocol: a name may have both a TCP and a UDP port.
     pub protocol: Protocol,
 }
 

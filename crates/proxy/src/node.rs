@@ -1,4 +1,4 @@
-//! What is known of this node.
+//! Facts about this node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,18 +22,17 @@ pub struct NodeFacts {
     /// Addresses of this family on every interface but `kube-ipvs0`, without loopback and IPv6
     /// link-local ones.
     pub interface_addresses: BTreeSet<IpAddr>,
-    /// Whether these have been read once.
+    /// True once the addresses have been read.
     pub has_addresses: bool,
-    /// Which addresses serve NodePorts.
+    /// The addresses that serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
-    /// The networks of this family that ClusterIPs come from, sorted, each once (one may be within
-    /// another); `None` while they are not known: then nothing that is there for them may be taken
-    /// away. Only modes that ask for them are told.
+    /// The networks of this family's ClusterIPs, sorted and unique (one may contain another). `None`
+    /// while unknown: entries for them must not be deleted then. Set only for modes that use them.
     pub service_cidrs: Option<Vec<IpNet>>,
 }
 
-/// True of an address that other hosts can reach: not of localhost, and not of one link alone. IPv4
-/// link-local addresses count, as upstream.
+/// Reports whether other hosts can reach an address: it is neither loopback nor IPv6 link-local.
+/// IPv4 link-local addresses count, as in upstream.
 pub fn is_outside(address: &IpAddr) -> bool {
     match address {
         IpAddr::V4(ip) => !ip.is_loopback(),
@@ -42,7 +41,7 @@ pub fn is_outside(address: &IpAddr) -> bool {
 }
 
 impl NodeFacts {
-    /// Facts of a node of which only the name is known.
+    /// Returns the facts of a node whose name alone is known.
     pub fn new(family: IpFamily, name: &str) -> Self {
         Self {
             family,
@@ -56,17 +55,16 @@ impl NodeFacts {
         }
     }
 
-    /// Whether NodePorts are served on whatever addresses this node has.
+    /// Reports whether all addresses of this node serve NodePorts.
     pub fn serves_node_ports_everywhere(&self) -> bool {
         self.node_port_addresses.of(self.family) == Selection::All
     }
 
-    /// The addresses that NodePorts are served on, sorted; `None` if that cannot be said, for want
-    /// of the node's addresses or, where they do not say it alone, of its own IP: then nothing that
-    /// serves may be taken away.
+    /// Returns the addresses that serve NodePorts, sorted. `None` if they are unknown, because the
+    /// node's addresses, or its own IP if it matters, are: then nothing that serves may be deleted.
     ///
-    /// `bound` are the addresses on `kube-ipvs0`: upstream's filter by CIDR sees those too,
-    /// all-addresses (also when it is spelled `0.0.0.0/0`) does not.
+    /// `bound` are the addresses on `kube-ipvs0`. Upstream's filter by CIDR includes these; all
+    /// addresses (also when spelled `0.0.0.0/0`) do not.
     pub fn serving_node_ports(
         &self,
         bound: impl IntoIterator<Item = IpAddr>,
@@ -77,8 +75,8 @@ impl NodeFacts {
         let all = || self.interface_addresses.iter().copied();
         Some(match self.node_port_addresses.of(self.family) {
             Selection::All => all().collect(),
-            // Upstream turns `primary` into NODE_IP/32: an address that the node does not carry
-            // serves nothing.
+            // Upstream turns `primary` into NODE_IP/32: an address that the node lacks serves
+            // nothing.
             Selection::Primary => {
                 let own = self.ip?;
                 all().filter(|ip| *ip == own).collect()
@@ -101,8 +99,8 @@ impl NodeFacts {
         })
     }
 
-    /// True if the flag has a network that selects this address, so that it serves NodePorts once
-    /// the node has it.
+    /// Reports whether a network of the flag contains this address, so that it serves NodePorts
+    /// once the node has it.
     pub fn is_in_node_port_networks(&self, address: IpAddr) -> bool {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => false,
@@ -112,7 +110,8 @@ impl NodeFacts {
         }
     }
 
-    /// The addresses in the networks of the flag, sorted, for a node that has no own address.
+    /// Returns the addresses in the networks of the flag, sorted, for a node without its own
+    /// address.
     pub fn serving_node_ports_in_networks(&self) -> Vec<IpAddr> {
         match self.node_port_addresses.of(self.family) {
             Selection::All | Selection::Primary => Vec::new(),
@@ -131,7 +130,7 @@ impl NodeFacts {
 /// `--nodeport-addresses`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
-    /// Not given: every address of the node.
+    /// The flag is not set: every address of the node.
     #[default]
     All,
     /// `primary`: the node's own IP.
@@ -142,22 +141,22 @@ pub enum NodePortAddresses {
     PrimaryOrWithin(Vec<IpNet>),
 }
 
-/// The same for one family.
+/// The addresses of one family that serve NodePorts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection<'a> {
     /// Every address of the node.
     All,
     /// The node's own IP.
     Primary,
-    /// Addresses in these networks, of which there is one at least.
+    /// Addresses in these networks; at least one.
     Within(Vec<&'a IpNet>),
-    /// The node's own IP, and addresses in these networks, of which there is one at least.
+    /// The node's own IP, and addresses in these networks; at least one.
     PrimaryOrWithin(Vec<&'a IpNet>),
 }
 
 impl NodePortAddresses {
-    /// What it says of a family. Networks of which one holds all addresses are no selection, as
-    /// upstream.
+    /// Returns the selection of a family. As in upstream, networks that include all addresses
+    /// select nothing special.
     pub fn of(&self, family: IpFamily) -> Selection<'_> {
         let (nets, has_primary) = match self {
             Self::All => return Selection::All,
@@ -176,13 +175,14 @@ impl NodePortAddresses {
         }
     }
 
-    /// True if it names networks, and none of this family: upstream then serves all addresses.
+    /// Reports whether there are networks, but none of this family: upstream then serves all
+    /// addresses.
     pub fn lacks(&self, family: IpFamily) -> bool {
         matches!(self, Self::Within(nets) if of_family(nets, family).next().is_none())
     }
 
-    /// True if it names a network of loopback addresses of this family: one that holds others, too, as
-    /// 0.0.0.0/0, does not count (KEP-6032).
+    /// Reports whether a network of this family has loopback addresses only. Larger ones, such as
+    /// 0.0.0.0/0, do not count (KEP-6032).
     pub fn names_loopback(&self, family: IpFamily) -> bool {
         let (Self::Within(nets) | Self::PrimaryOrWithin(nets)) = self else {
             return false;
@@ -191,7 +191,7 @@ impl NodePortAddresses {
         of_family(nets, family).any(is_loopback)
     }
 
-    /// True if it selects 127.0.0.1, also with all addresses.
+    /// Reports whether 127.0.0.1 is selected, also by all addresses.
     pub fn has_localhost(&self) -> bool {
         let first = IpAddr::from([127, 0, 0, 0]);
         match self.of(IpFamily::V4) {
@@ -204,7 +204,8 @@ impl NodePortAddresses {
         }
     }
 
-    /// True if it names a loopback address of this family: all addresses do not count (KEP-6032).
+    /// Reports whether a loopback address of this family is named. All addresses do not count
+    /// (KEP-6032).
     pub fn names_localhost(&self, family: IpFamily) -> bool {
         let nets = match self {
             Self::All | Self::Primary => return false,
@@ -219,17 +220,17 @@ fn of_family(nets: &[IpNet], family: IpFamily) -> impl Iterator<Item = &IpNet> {
         .filter(move |net| IpFamily::of(net.addr()) == family)
 }
 
-/// Where NodePorts are served.
+/// The addresses that serve NodePorts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePorts {
-    /// The node's addresses that serve them, sorted; none of localhost.
+    /// The node's addresses that serve NodePorts, sorted; without loopback addresses.
     pub addresses: Vec<IpAddr>,
-    /// Whether localhost's do, too.
+    /// True if loopback addresses serve NodePorts, too.
     pub on_localhost: bool,
 }
 
 impl NodePorts {
-    /// Whether an address serves them.
+    /// Reports whether an address serves NodePorts.
     pub fn contains(&self, address: IpAddr) -> bool {
         (self.on_localhost && address.is_loopback()) || self.addresses.contains(&address)
     }
@@ -289,7 +290,7 @@ mod tests {
         // All addresses are all, and networks of the other family leave the own address.
         assert_eq!(of(&["0.0.0.0/0"]), ["10.0.0.1", "192.168.0.10"]);
         assert_eq!(of(&["fd00::/8"]), ["192.168.0.10"]);
-        // Without the own address nobody can tell, but for the networks.
+        // Without the own address, only the networks are known.
         let mut node = node(with_primary(&["10.0.0.0/16"]));
         node.ip = None;
         assert_eq!(node.serving_node_ports([]), None);
@@ -308,7 +309,7 @@ mod tests {
             (within(&["10.0.0.0/8"]), false, [false, false]),
             (within(&["0.0.0.0/0", "::/0"]), true, [false, false]),
             (within(&["0.0.0.0/0", "127.0.0.1/32"]), true, [true, false]),
-            // No network of IPv4: all of its addresses.
+            // No network of IPv4: all IPv4 addresses.
             (within(&["::1/128"]), true, [false, true]),
             (within(&["126.0.0.0/7"]), true, [false, false]),
             (primary(&["::1/128"]), false, [false, true]),
@@ -337,7 +338,7 @@ mod tests {
         for addresses in [NodePortAddresses::All, NodePortAddresses::Primary] {
             assert!(unknown(addresses, |node| node.has_addresses = false));
         }
-        // Known, and none of them: as upstream, NodePorts are served nowhere.
+        // The addresses are known, but none matches: as in upstream, none serves NodePorts.
         assert_eq!(serving(within("172.16.0.0/12")), [""; 0]);
     }
 }

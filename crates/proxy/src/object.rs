@@ -1,9 +1,9 @@
 //! Compact forms of the Kubernetes objects that matter here.
 //!
-//! A source decodes JSON or YAML straight into these. At 10,000 Services with 50 endpoints each the
-//! k8s-openapi types would hold hundreds of megabytes; an endpoint in an [`EndpointList`] is 5
-//! bytes. Fields are the API's, after its defaults (`ready` nil is true, `protocol` absent is TCP,
-//! ...), so nothing later in the pipeline has to know defaults.
+//! A source decodes JSON or YAML straight into these types. At 10,000 Services with 50 endpoints
+//! each, the k8s-openapi types would need hundreds of megabytes; an endpoint in an [`EndpointList`]
+//! needs 5 bytes. Fields have the API's defaults (`ready` nil is true, `protocol` absent is TCP,
+//! ...), so no other code needs to know them.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -44,7 +44,7 @@ pub struct Service {
     pub kind: ServiceType,
     /// `spec.clusterIPs`, at most one of each family, and only of families in `spec.ipFamilies`.
     pub cluster_ips: SmallVec<[IpAddr; 2]>,
-    /// `spec.externalIPs`, both families. Not every port is served at each of them:
+    /// `spec.externalIPs`, both families. Some ports may not be served at them: see
     /// [`external_ips_of`](Self::external_ips_of).
     pub external_ips: Vec<IpAddr>,
     /// Ports of external IPs that another Service has, by its load balancer or as a node port;
@@ -69,7 +69,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// A Service at these cluster IPs. It has no ports; all else is as the API has it by default.
+    /// Creates a Service at these cluster IPs, without ports, and with the API's defaults.
     pub fn at(name: NamespacedName, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
         Self {
             name,
@@ -90,7 +90,7 @@ impl Service {
         }
     }
 
-    /// The cluster IP of a family.
+    /// Returns the cluster IP of a family.
     pub fn cluster_ip(&self, family: IpFamily) -> Option<IpAddr> {
         self.cluster_ips
             .iter()
@@ -98,7 +98,7 @@ impl Service {
             .find(|ip| IpFamily::of(*ip) == family)
     }
 
-    /// The external IPs at which a port is served, both families.
+    /// Returns the external IPs at which a port is served, of both families.
     pub fn external_ips_of(
         &self,
         port: &ServicePort,
@@ -190,15 +190,15 @@ pub struct EndpointPort {
 /// `terminating` nil is false.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// `addresses[0]`; the API says that further ones are to be ignored.
+    /// `addresses[0]`; the API says that the others should be ignored.
     pub address: IpAddr,
-    /// Serves, and is not terminating (or `publishNotReadyAddresses` says so).
+    /// True if it serves and does not terminate, or if `publishNotReadyAddresses` is set.
     pub ready: bool,
-    /// Serves, also while terminating.
+    /// True if it serves, also while terminating.
     pub serving: bool,
-    /// Its pod is being deleted.
+    /// True if its pod is being deleted.
     pub terminating: bool,
-    /// Where it is, and for whom it is meant.
+    /// Its node, and the hints.
     pub placement: Arc<Placement>,
 }
 
@@ -232,53 +232,53 @@ impl From<EndpointView<'_>> for Endpoint {
     }
 }
 
-/// Endpoints. A large node has 500,000 of them; where all are IPv4, and most alike but for their
-/// address, each takes 5 bytes.
+/// A list of endpoints. A large node has 500,000 of them. If all are IPv4 and most differ in their
+/// address only, each takes 5 bytes.
 #[derive(Clone, PartialEq, Eq)]
-pub struct EndpointList(Packed);
+pub struct EndpointList(PackedEndpoints);
 
 #[derive(Clone, PartialEq, Eq)]
-enum Packed {
-    /// If and only if that is possible. States are in the order of their first use.
+enum PackedEndpoints {
+    /// Used if and only if it is possible. States are in the order of their first use.
     V4 {
-        states: Box<[State]>,
+        states: Box<[EndpointState]>,
         list: Box<[Endpoint4]>,
     },
     Any(Box<[Endpoint]>),
 }
 
-/// All of an endpoint but its address.
+/// The fields of an endpoint without its address.
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct State {
+struct EndpointState {
     ready: bool,
     serving: bool,
     terminating: bool,
     placement: Arc<Placement>,
 }
 
-/// The address, and the number of the state.
+/// The address, and the index of the state.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Endpoint4(Ipv4Addr, u8);
 
 impl EndpointList {
-    /// How many there are.
+    /// Returns the number of endpoints.
     pub fn len(&self) -> usize {
         match &self.0 {
-            Packed::V4 { list, .. } => list.len(),
-            Packed::Any(list) => list.len(),
+            PackedEndpoints::V4 { list, .. } => list.len(),
+            PackedEndpoints::Any(list) => list.len(),
         }
     }
 
-    /// Whether there is none.
+    /// Reports whether there is no endpoint.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All, in their order.
+    /// Returns all endpoints, in order.
     pub fn iter(&self) -> impl Iterator<Item = EndpointView<'_>> {
         let (states, v4, any) = match &self.0 {
-            Packed::V4 { states, list } => (&**states, &**list, &[][..]),
-            Packed::Any(list) => (&[][..], &[][..], &**list),
+            PackedEndpoints::V4 { states, list } => (&**states, &**list, &[][..]),
+            PackedEndpoints::Any(list) => (&[][..], &[][..], &**list),
         };
         let v4 = v4.iter().filter_map(|Endpoint4(address, number)| {
             let state = states.get(usize::from(*number))?;
@@ -299,13 +299,13 @@ impl EndpointList {
         }))
     }
 
-    /// The same endpoints at other places: `place` says for each placement which one it becomes,
-    /// and is asked once where many endpoints share it.
+    /// Replaces the placements by those that `place` returns. Endpoints with the same placement
+    /// share one call.
     #[must_use]
     pub fn with_placements(self, mut place: impl FnMut(&Arc<Placement>) -> Arc<Placement>) -> Self {
         let (given, mut list) = match self.0 {
-            Packed::V4 { states, list } => (states, list),
-            Packed::Any(list) => {
+            PackedEndpoints::V4 { states, list } => (states, list),
+            PackedEndpoints::Any(list) => {
                 let placed = list.into_iter().map(|endpoint| Endpoint {
                     placement: place(&endpoint.placement),
                     ..endpoint
@@ -313,17 +313,17 @@ impl EndpointList {
                 return placed.collect();
             }
         };
-        // Some may be alike now. Those that stay are still in the order of their first use.
-        let mut states: Vec<State> = Vec::with_capacity(given.len());
+        // Some states may be equal now. The others are still in the order of their first use.
+        let mut states: Vec<EndpointState> = Vec::with_capacity(given.len());
         let mut numbers: Vec<u8> = Vec::with_capacity(given.len());
         for state in given {
-            let state = State {
+            let state = EndpointState {
                 placement: place(&state.placement),
                 ..state
             };
             let known = states.iter().position(|known| *known == state);
             let number = known.unwrap_or(states.len());
-            // Fits, as it did before: there are not more states than there were.
+            // Fits, since there are no more states than before.
             numbers.push(number.try_into().unwrap_or(u8::MAX));
             if known.is_none() {
                 states.push(state);
@@ -337,24 +337,25 @@ impl EndpointList {
                     .unwrap_or(*number);
             }
         }
-        Self(Packed::V4 {
+        Self(PackedEndpoints::V4 {
             states: states.into(),
             list,
         })
     }
 
-    /// None where one is IPv6, or too many states differ.
-    fn pack(endpoints: &[Endpoint]) -> Option<Packed> {
-        // By hash: a slice may have as many states as endpoints, each on a node of its own.
+    /// Packs endpoints; `None` if one is IPv6, or too many states differ.
+    fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
+        // Uses a hash table, since a slice may have as many states as endpoints, each on another
+        // node.
         let most = endpoints.len().min(usize::from(u8::MAX));
-        let mut numbers: HashMap<State, u8> = HashMap::with_capacity(most);
-        let mut states: Vec<State> = Vec::new();
+        let mut numbers: HashMap<EndpointState, u8> = HashMap::with_capacity(most);
+        let mut states: Vec<EndpointState> = Vec::new();
         let mut list = Vec::with_capacity(endpoints.len());
         for endpoint in endpoints {
             let IpAddr::V4(address) = endpoint.address else {
                 return None;
             };
-            let state = State {
+            let state = EndpointState {
                 ready: endpoint.ready,
                 serving: endpoint.serving,
                 terminating: endpoint.terminating,
@@ -370,7 +371,7 @@ impl EndpointList {
             };
             list.push(Endpoint4(address, number));
         }
-        Some(Packed::V4 {
+        Some(PackedEndpoints::V4 {
             states: states.into(),
             list: list.into(),
         })
@@ -385,7 +386,7 @@ impl FromIterator<Endpoint> for EndpointList {
 
 impl From<Vec<Endpoint>> for EndpointList {
     fn from(endpoints: Vec<Endpoint>) -> Self {
-        Self(Self::pack(&endpoints).unwrap_or_else(|| Packed::Any(endpoints.into())))
+        Self(Self::pack(&endpoints).unwrap_or_else(|| PackedEndpoints::Any(endpoints.into())))
     }
 }
 
@@ -395,7 +396,7 @@ impl fmt::Debug for EndpointList {
     }
 }
 
-/// Node and hints of an endpoint; shared between endpoints that have the same.
+/// Node and hints of an endpoint; equal ones are shared.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Placement {
     /// `nodeName`.
@@ -409,7 +410,7 @@ pub struct Placement {
 /// This node's own Node object.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Its name.
+    /// The node's name.
     pub name: Arc<str>,
     /// `status.addresses` of type `InternalIP`, then those of type `ExternalIP`, in their order.
     pub addresses: Vec<IpAddr>,
@@ -417,15 +418,15 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
-    /// It is being deleted, or has the taint by which the cluster autoscaler marks a node that it
-    /// is about to delete: load balancers are to send elsewhere (KEP-3836).
+    /// True if the Node is being deleted, or has the cluster autoscaler's taint for a coming deletion.
+    /// Load balancers should send elsewhere then (KEP-3836).
     pub is_leaving: bool,
 }
 
-/// networking.k8s.io/v1 ServiceCIDR: networks that ClusterIPs come from.
+/// networking.k8s.io/v1 ServiceCIDR: networks of ClusterIPs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceCidr {
-    /// Its name.
+    /// The object's name.
     pub name: Arc<str>,
     /// `spec.cidrs`.
     pub nets: Vec<IpNet>,
@@ -457,7 +458,7 @@ mod tests {
             let endpoints: Vec<_> = addresses.iter().map(|text| endpoint(text)).collect();
             let list = EndpointList::from(endpoints.clone());
             let is_v4 = addresses.iter().all(|text| !text.contains(':'));
-            assert_eq!(matches!(list.0, Packed::V4 { .. }), is_v4);
+            assert_eq!(matches!(list.0, PackedEndpoints::V4 { .. }), is_v4);
             assert_eq!(list.len(), endpoints.len());
             let back: Vec<_> = list.iter().map(Endpoint::from).collect();
             assert_eq!(back, endpoints);
@@ -518,7 +519,7 @@ mod tests {
         };
         for (count, is_packed) in [(256, true), (257, false)] {
             let list = EndpointList::from(of_nodes(count));
-            assert_eq!(matches!(list.0, Packed::V4 { .. }), is_packed);
+            assert_eq!(matches!(list.0, PackedEndpoints::V4 { .. }), is_packed);
             let back: Vec<_> = list.iter().map(Endpoint::from).collect();
             assert_eq!(back, of_nodes(count));
         }

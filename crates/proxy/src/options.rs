@@ -1,61 +1,61 @@
-//! Options of a Service: what it asks of this proxy beyond the fields of Kubernetes, by annotations.
+//! Options of a Service beyond the fields of Kubernetes, by annotations.
 //!
-//! An option is a row of the table below. The row makes the field of [`ServiceOptions`], and has all
-//! that is said of the option: the annotation, what it may be, what holds without it, and the modes that
-//! heed it. Sources hand every annotation with the [`PREFIX`] to [`ServiceOptions::read`]. What is wrong
-//! stays in the object, so the daemon reports it by log line, event and `kube-proxy services`.
+//! Each option is a row of the table below. The row makes the field of [`ServiceOptions`], and has
+//! the annotation, the allowed values, the default, and the modes that support it. Sources pass
+//! every annotation with the [`PREFIX`] to [`ServiceOptions::read`]. Invalid annotations stay in
+//! the object, and the daemon reports them by log line, event and `kube-proxy services`.
 //!
-//! A second option takes a row, a type with [`OptionValue`], its row in `docs/service-options.md` (a test
-//! compares them), and the line in a mode that reads the field.
+//! A second option takes a row, a type with [`OptionValue`], its row in `docs/service-options.md`
+//! (a test compares them), and the line in a mode that reads the field.
 
 use std::fmt;
 
-/// The prefix of all annotations that are options: the program's name. It is no domain, so that it names
-/// none of somebody else's; `kubernetes.io` is reserved, and nobody here owns a domain for it.
+/// The prefix of all options' annotations: the program's name. It is no domain, since the project
+/// owns none, and `kubernetes.io` is reserved.
 pub const PREFIX: &str = "kube-proxy-ipvs/";
 
 /// The annotation that names a scheduler.
 pub const SCHEDULER: &str = "kube-proxy-ipvs/scheduler";
 
-/// The most wrong annotations of one Service that are kept.
+/// Limit of invalid annotations that are kept for one Service.
 const WRONG_MAX: usize = 4;
 
-/// The most characters of a wrong annotation and of its value that are kept.
+/// Limit of characters of an invalid annotation, and of its value, that are kept.
 const SHOWN_MAX: usize = 100;
 
-/// An option: what is said of it.
+/// Description of an option.
 #[derive(Debug)]
 pub struct OptionRow {
     /// The annotation's key.
     pub annotation: &'static str,
-    /// The values that it may have, in words.
+    /// Returns the allowed values, in words.
     pub allowed: fn() -> String,
-    /// The flag that holds for Services without it.
+    /// The flag whose value applies to Services without the option.
     pub default: &'static str,
-    /// The names of the modes that heed it.
+    /// The names of the modes that support the option.
     pub modes: &'static [&'static str],
-    /// A sentence about it.
+    /// A sentence about the option.
     pub doc: &'static str,
 }
 
 /// The value of an option.
 pub trait OptionValue: Sized {
-    /// Reads it; `None` if it is none of the values that are allowed.
+    /// Parses a value; `None` if it is not allowed.
     fn parse(text: &str) -> Option<Self>;
 
-    /// Returns the values that are allowed, in words.
+    /// Returns the allowed values, in words.
     fn allowed() -> String;
 
-    /// Returns it as the annotation has it.
+    /// Returns the value as in the annotation.
     fn text(&self) -> String;
 }
 
-/// `FIELD: TYPE = { annotation, default, modes, doc };`
+/// Declares options: `FIELD: TYPE = { annotation, default, modes, doc };`
 macro_rules! options {
     ($($field:ident: $type:ty = {
         annotation: $annotation:ident, default: $default:literal, modes: $modes:expr, doc: $doc:literal,
     };)+) => {
-        /// The options that there are.
+        /// All options.
         pub const ROWS: &[OptionRow] = &[$(OptionRow {
             annotation: $annotation,
             allowed: <$type as OptionValue>::allowed,
@@ -64,11 +64,11 @@ macro_rules! options {
             doc: $doc,
         }),+];
 
-        /// The options that a Service gives.
+        /// The options of a Service.
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct ServiceOptions {
             $(#[doc = $doc] pub $field: Option<$type>,)+
-            /// Annotations that are no option, or have no value that is allowed; the first few.
+            /// The first invalid annotations: unknown options, or options with an invalid value.
             pub wrong: Vec<WrongOption>,
         }
 
@@ -83,7 +83,7 @@ macro_rules! options {
                 }
             }
 
-            /// Returns the options that have a value, each with that as the annotation has it.
+            /// Returns the options that are set, with their values as in the annotation.
             pub fn given(&self) -> impl Iterator<Item = (&'static OptionRow, String)> {
                 let values = [$(self.$field.as_ref().map(OptionValue::text)),+];
                 ROWS.iter().zip(values).filter_map(|(row, value)| Some((row, value?)))
@@ -101,17 +101,17 @@ options! {
     };
 }
 
-/// An annotation with the [`PREFIX`] that asks for nothing that there is.
+/// An annotation with the [`PREFIX`] whose option or value is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WrongOption {
-    /// Its key, cut if it is long.
+    /// The annotation's key, truncated.
     pub annotation: Box<str>,
-    /// Its value, likewise.
+    /// The annotation's value, truncated.
     pub value: Box<str>,
 }
 
 impl WrongOption {
-    /// Says what is allowed instead.
+    /// Returns the allowed options or values.
     pub fn advice(&self) -> String {
         let unknown = || {
             let names: Vec<&str> = ROWS.iter().map(|row| row.annotation).collect();
@@ -123,20 +123,20 @@ impl WrongOption {
 }
 
 impl OptionRow {
-    /// Returns the option that an annotation is.
+    /// Returns the option of an annotation.
     pub fn of(annotation: &str) -> Option<&'static Self> {
         ROWS.iter().find(|row| row.annotation == annotation)
     }
 
-    /// Reports whether a mode heeds it.
+    /// Reports whether a mode supports the option.
     pub fn is_heeded_by(&self, mode: &str) -> bool {
         self.modes.contains(&mode)
     }
 }
 
 impl ServiceOptions {
-    /// Reads annotations with the [`PREFIX`]. An empty value is as if it was not given. `None`: there is
-    /// nothing to keep.
+    /// Reads annotations with the [`PREFIX`]. An empty value counts as not given. Returns `None` if
+    /// there is nothing to keep.
     pub fn read<'a>(annotations: impl Iterator<Item = (&'a str, &'a str)>) -> Option<Box<Self>> {
         let mut options: Option<Box<Self>> = None;
         for (annotation, value) in annotations.filter(|(_, value)| !value.is_empty()) {
@@ -156,8 +156,8 @@ impl ServiceOptions {
     }
 }
 
-/// A scheduler of IPVS. Only those of the kernel's own can be named: the kernel loads the module of
-/// whatever name it is asked for, and who may write a Service is not to load any other.
+/// A scheduler of IPVS. Only the kernel's own are allowed: the kernel loads the module of any name,
+/// and tenants must not load others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scheduler(&'static str);
 
@@ -180,7 +180,7 @@ impl Scheduler {
         Self("twos"),
     ];
 
-    /// Returns the kernel's name of it.
+    /// Returns the kernel's name of the scheduler.
     pub const fn name(self) -> &'static str {
         self.0
     }
@@ -207,14 +207,14 @@ impl OptionValue for Scheduler {
     }
 }
 
-/// A value of an option that this node cannot give.
+/// A value of an option that this node does not support.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnavailableOption {
     /// The option's annotation.
     pub annotation: &'static str,
     /// The value.
     pub value: String,
-    /// Why, and what to do.
+    /// The reason, and the advice.
     pub reason: String,
 }
 
@@ -251,7 +251,7 @@ mod tests {
                 [("kube-proxy-ipvs/scheduler", scheduler.to_string())]
             );
         }
-        // `ftp` would have the kernel load ip_vs_ftp, which is no scheduler.
+        // `ftp` would load ip_vs_ftp, which is no scheduler.
         for value in ["RR", " rr", "ftp", "sh,mh"] {
             let options = read(&[("kube-proxy-ipvs/scheduler", value)]).unwrap();
             assert_eq!(options.scheduler, None);

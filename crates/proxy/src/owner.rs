@@ -1,4 +1,4 @@
-//! Who wants an entry in the kernel, and who of several has it.
+//! Owners of kernel entries, and their order.
 
 use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
@@ -7,33 +7,33 @@ use std::sync::Arc;
 use crate::names::{NamespacedName, ServicePortName};
 use crate::object::{Service, ServicePort};
 
-/// A Service port as the one who wants an entry. Owners are ordered by age, then by name: of two
-/// that claim one address and port the first has it, in every mode. Claims that a load balancer's
-/// address beats never get here: the model refuses them.
+/// A Service port that wants an entry. Owners are ordered by age, then by name. If several claim
+/// one address and port, the first has it, in every mode. Claims that lose to a load balancer's
+/// address are not here: the model refuses them.
 #[derive(Debug, Clone)]
 pub struct Owner {
-    /// `metadata.creationTimestamp`; a Service without one is taken for the youngest.
+    /// `metadata.creationTimestamp`; a Service without one counts as the youngest.
     pub created: i64,
     /// The Service port.
     pub name: ServicePortName,
-    /// Whose entries are written first.
+    /// Order of writing.
     pub rank: Rank,
 }
 
-/// Whose entries are written first where there are many. It says nothing about who has what several
-/// claim.
+/// Order of writing, for nodes with many entries. It does not decide who has an address that
+/// several claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// The API server: everything on the node waits for it (k/k#133773).
+    /// The API server, since everything on the node waits for it (k/k#133773).
     ApiServer,
-    /// DNS, for which nearly as much waits.
+    /// DNS, since nearly everything waits for it.
     Dns,
-    /// All others.
+    /// All other Services.
     Other,
 }
 
 impl Rank {
-    /// That of a Service.
+    /// Returns the rank of a Service.
     pub fn of(service: &NamespacedName) -> Self {
         match (service.namespace(), service.name()) {
             ("default", "kubernetes") => Self::ApiServer,
@@ -44,7 +44,7 @@ impl Rank {
 }
 
 impl Owner {
-    /// A port of a Service.
+    /// Returns the owner for a port of a Service.
     pub fn new(service: &Service, port: &ServicePort) -> Arc<Self> {
         Arc::new(Self {
             created: service.created.unwrap_or(i64::MAX),
@@ -57,7 +57,7 @@ impl Owner {
         })
     }
 
-    /// What says which one comes first; the rank follows from the name.
+    /// Returns the sort key; the rank follows from the name.
     fn key(&self) -> (i64, &ServicePortName) {
         (self.created, &self.name)
     }

@@ -1,16 +1,16 @@
-//! Pieces in which changes are computed.
+//! Computes changes in pieces.
 //!
-//! Who may write one namespace can change very much at once: Services of the largest size, or
-//! thousands of small ones. A change elsewhere waits for one piece of that at most:
+//! A tenant with one namespace can change very much at once: Services of the largest size, or
+//! thousands of small ones. A change in another namespace waits for at most one piece of that:
 //!
 //! ```text
-//!   Changes ─▶ others: what each namespace has within its share ─▶ Mode::update
+//!   Changes ─▶ others: the changes within each namespace's share ─▶ Mode::update
 //!      │                           ▲ in turns ▼
-//!      └─────▶ most: one piece of what is above that, once the one before is written ─▶ Mode::update
+//!      └─────▶ the rest: one piece, once the previous one is written ─▶ Mode::update
 //! ```
 //!
-//! An address that goes from one Service to another is never nobody's in between: the two are in
-//! one piece.
+//! If an address moves from one Service to another, both are in one piece. So the address always
+//! has an owner.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -18,46 +18,48 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::changes::{Changes, Place, places, work};
+use crate::changes::{Changes, ServicePlace, places, work};
 use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::view::ServiceView;
 
-/// The work that a namespace has in one piece: milliseconds for the daemon.
+/// The work of a namespace in one piece: milliseconds for the daemon.
 const SHARE: usize = 8_192;
 
-/// The longest that a piece of what is above the shares waits for the one before to be written.
-/// Some of that may never be: it is refused, or waits for somebody else.
+/// Longest time that a piece above the shares waits for the previous one to be written. Some writes
+/// may never succeed: they are refused, or wait for others.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The work that it is to compute a Service as it is.
+/// Returns the work of computing a Service in its current state.
 fn work_now(view: &ServiceView<'_>) -> usize {
     let endpoints = view.slices().map(|slice| slice.endpoints.len());
     work(view.service, endpoints.sum())
 }
 
-/// The state of a family's pieces.
+/// The pieces' state for one family.
 #[derive(Debug, Default)]
 pub struct Pieces {
-    /// True if the last piece was of the others.
+    /// True if the last piece was within the shares.
     had_others: bool,
-    /// The last Service above the share of each namespace. Its next piece begins behind it.
+    /// The last Service above the share of each namespace. The namespace's next piece starts after
+    /// it.
     last_of: BTreeMap<String, NamespacedName>,
-    /// The namespace that the last of these pieces was of. The next one is of that behind it.
+    /// The namespace of the last piece above the shares. The next piece is of the namespace after
+    /// it.
     last: String,
-    /// The time at which the last piece of what is above the shares was taken.
+    /// Time when the last piece above the shares was taken.
     taken: Option<Instant>,
-    /// True if all that could be written of what is taken is written.
+    /// True if all that could be written of the taken changes is written.
     is_at_rest: bool,
 }
 
 impl Pieces {
-    /// Notes whether there is nothing more to write at once of what was taken.
+    /// Records whether all taken changes that could be written are written.
     pub fn note_rest(&mut self, is_at_rest: bool) {
         self.is_at_rest = is_at_rest;
     }
 
-    /// Returns when the next piece of what waits may be taken.
+    /// Returns when the next piece may be taken.
     pub fn next_due(&self, now: Instant) -> Instant {
         match self.taken {
             Some(taken) if !self.is_at_rest => now.max(taken + PATIENCE),
@@ -65,7 +67,7 @@ impl Pieces {
         }
     }
 
-    /// Takes out what is computed next; `None` if that has to wait.
+    /// Takes the next changes to compute; `None` if they have to wait.
     pub fn take(&mut self, waiting: &mut Changes, model: &Model, now: Instant) -> Option<Changes> {
         let Some(above) = above_shares(waiting, model) else {
             *self = Self::default();
@@ -89,8 +91,8 @@ impl Pieces {
         Some(take_out(waiting, piece))
     }
 
-    /// Chooses Services of the next namespace that is above its share, behind its last one, and all
-    /// that they exchange places with.
+    /// Chooses Services of the next namespace above its share, and all Services that exchange
+    /// addresses with them.
     fn piece(
         &mut self,
         waiting: &Changes,
@@ -122,9 +124,9 @@ impl Pieces {
     }
 }
 
-/// Finds the Services that are above the share of their namespace, by name, each with its work;
-/// `None` if there are none, or all has to be computed anyway. Of a namespace, those with the least
-/// work come first.
+/// Returns the Services above the share of their namespace, by name, with their work. Services with
+/// the least work are within the share. `None` if no Service is above, or everything must be
+/// computed anyway.
 fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName, usize)>> {
     if waiting.node || waiting.service_cidrs {
         return None;
@@ -151,7 +153,7 @@ fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName,
     (!all.is_empty()).then_some(all)
 }
 
-/// Chooses all but those above their shares, and all that they exchange places with.
+/// Chooses all Services but those above their shares and those that exchange addresses with them.
 fn others(
     waiting: &Changes,
     model: &Model,
@@ -162,8 +164,8 @@ fn others(
     waiting.services.difference(&kept).cloned().collect()
 }
 
-/// Adds all that exchange places with these Services, or with one that does: who has what another
-/// one has left. O(the places of all that wait).
+/// Adds all Services that exchange addresses or node ports with these, directly or through others.
+/// O(addresses of all waiting Services).
 fn with_exchanges(
     waiting: &Changes,
     model: &Model,
@@ -179,8 +181,8 @@ fn with_exchanges(
         has.unwrap_or_default()
     };
     let (mut having, mut leaving) = (
-        HashMap::<Place, Vec<_>>::new(),
-        HashMap::<Place, Vec<_>>::new(),
+        HashMap::<ServicePlace, Vec<_>>::new(),
+        HashMap::<ServicePlace, Vec<_>>::new(),
     );
     for (name, left) in &waiting.left {
         for place in &left.places {
@@ -212,8 +214,7 @@ fn with_exchanges(
     services
 }
 
-/// Takes these Services out of what waits, with all that is told of them. What is of no Service
-/// goes with them.
+/// Takes these Services out of `waiting`, with their changes. Changes of no Service are taken, too.
 fn take_out(waiting: &mut Changes, services: HashSet<NamespacedName>) -> Changes {
     waiting.services.retain(|name| !services.contains(name));
     let left = waiting.left.extract_if(|name, _| services.contains(name));
@@ -247,7 +248,7 @@ mod tests {
         NamespacedName::new(namespace, name)
     }
 
-    /// Another one for each name.
+    /// Returns a different address for each name.
     fn cluster_ip(of: &str) -> IpAddr {
         let number = |sum: u32, byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte));
         IpAddr::from(of.bytes().fold(7, number).to_be_bytes())
@@ -268,7 +269,7 @@ mod tests {
         })
     }
 
-    /// A Service that is more work than a share, at these external IPs.
+    /// A Service at these external IPs, with more work than a share.
     fn large(of: &str, external_ips: &[&str]) -> [Event; 2] {
         let port = |number: u16| EndpointPort {
             name: number.to_string().into(),
@@ -316,7 +317,7 @@ mod tests {
             self.waiting.extend(self.model.take_changes());
         }
 
-        /// Takes the next piece; its names, in order.
+        /// Takes the next piece, and returns its names in order.
         fn take(&mut self) -> Option<Vec<String>> {
             let piece = self.pieces.take(&mut self.waiting, &self.model, self.now)?;
             let mut names: Vec<_> = piece.services.iter().map(ToString::to_string).collect();
@@ -349,20 +350,20 @@ mod tests {
         world.told([service("b/1", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/1"]);
         assert_eq!(world.take_at_rest(), ["a/1"]);
-        // Its writes are under way; another change need not wait for their end.
+        // The writes are running; another change need not wait for them.
         world.pieces.note_rest(false);
         world.told([service("b/2", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/2"]);
         assert_eq!(world.take(), None);
         assert_eq!(world.pieces.next_due(world.now), world.now + PATIENCE);
-        // A stream of other changes puts none off, nor do those that come before it by name.
+        // A stream of other changes delays no Service, and neither do Services that sort before it.
         world.told(large("a/0", &[]));
         world.told([service("b/3", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/3"]);
         world.told([service("b/4", 1, &[])]);
         assert_eq!(world.take_at_rest(), ["a/2"]);
         assert_eq!(world.take_at_rest(), ["b/4"]);
-        // Something is never written: the next one comes all the same.
+        // If something is never written, the next piece still comes.
         world.pieces.note_rest(false);
         world.now += PATIENCE;
         assert_eq!(world.take().unwrap(), ["a/3"]);
@@ -381,7 +382,7 @@ mod tests {
             sizes.push(world.take_at_rest().len());
         }
         assert_eq!(sizes.iter().sum::<usize>(), 10_001);
-        // The first one has the share of the namespace, and what is elsewhere.
+        // The first piece has the share of the namespace, and the other namespace.
         assert_eq!(sizes[0], SHARE / 2 + 1);
         assert!(sizes.iter().all(|size| *size <= sizes[0]), "{sizes:?}");
     }
@@ -419,14 +420,14 @@ mod tests {
         while world.take().is_none() || !world.waiting.is_empty() {
             world.pieces.note_rest(true);
         }
-        // One gives its address to the large one, which gives its own to the next, which gives its
-        // own to a third.
+        // `b/1` gives its address to the large Service, which gives its own to `b/2`, which gives
+        // its own to `b/3`.
         world.told([service("b/1", 1, &[]), service("b/2", 1, other)]);
         world.told(large("a/1", one));
         world.told([service("b/3", 1, third), service("b/4", 2, &[])]);
         assert_eq!(world.take_at_rest(), ["b/4"]);
         assert_eq!(world.take_at_rest(), ["a/1", "b/1", "b/2", "b/3"]);
-        // Deleted, it leaves all.
+        // A deleted Service leaves all its addresses.
         world.told([Event::ServiceDeleted(name("a/1"))]);
         world.told([service("b/1", 1, one)]);
         assert_eq!(world.take_at_rest(), ["a/1", "b/1"]);

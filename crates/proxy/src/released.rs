@@ -1,4 +1,4 @@
-//! Owners that a Service no longer has.
+//! Entries that a Service no longer owns.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use hashbrown::HashSet;
 
 use crate::owner::Owner;
 
-/// Returns those of `before` whose owner is not among `now`. O(n), also where a Service has as many
-/// ports as there are.
+/// Returns the entries of `before` whose owner is not in `now`. O(n), even if a Service has 65535
+/// ports.
 pub fn released<T>(before: Vec<T>, now: &[T], owner: impl Fn(&T) -> &Arc<Owner>) -> Vec<T> {
     let is_same = |(one, other): (&T, &T)| owner(one) == owner(other);
     if before.len() == now.len() && before.iter().zip(now).all(is_same) {

@@ -1,4 +1,4 @@
-//! The networks that ClusterIPs come from (KEP-1880), out of all ServiceCIDR objects.
+//! The networks of ClusterIPs (KEP-1880), from all ServiceCIDR objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,21 +6,14 @@ use ipnet::IpNet;
 
 use crate::names::{IpFamily, NamespacedName};
 
-/// What is known of them.
+/// The ServiceCIDRs.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceCidrs {
     objects: BTreeMap<NamespacedName, Vec<IpNet>>,
-    /// Those of all objects.
+    /// The networks of all objects.
     nets: BTreeSet<IpNet>,
-    /// Whether every object has been told once.
+    /// True once every object is known.
     is_known: bool,
-}
-
-/// Whether anything is other than before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Changed {
-    Yes,
-    No,
 }
 
 impl ServiceCidrs {
@@ -36,40 +29,34 @@ impl ServiceCidrs {
         self.objects.contains_key(name)
     }
 
-    pub(crate) fn apply(&mut self, name: NamespacedName, nets: Vec<IpNet>) -> Changed {
+    /// Returns true if the networks changed.
+    pub(crate) fn apply(&mut self, name: NamespacedName, nets: Vec<IpNet>) -> bool {
         self.objects.insert(name, nets);
         self.gather()
     }
 
-    pub(crate) fn delete(&mut self, name: &NamespacedName) -> Changed {
+    /// Returns true if the networks changed.
+    pub(crate) fn delete(&mut self, name: &NamespacedName) -> bool {
         self.objects.remove(name);
         self.gather()
     }
 
-    /// Every object has been told.
-    pub(crate) fn know(&mut self) -> Changed {
-        if std::mem::replace(&mut self.is_known, true) {
-            Changed::No
-        } else {
-            Changed::Yes
-        }
+    /// Records that every object is known; returns true the first time.
+    pub(crate) fn know(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_known, true)
     }
 
-    /// Those of a family, sorted, each once; `None` before every object has been told.
+    /// Returns the networks of a family, sorted and unique; `None` until every object is known.
     pub(crate) fn of(&self, family: IpFamily) -> Option<Vec<IpNet>> {
         let nets = self.nets.iter().copied();
         let own = nets.filter(|net| IpFamily::of(net.addr()) == family);
         self.is_known.then(|| own.collect())
     }
 
-    /// There are a handful.
-    fn gather(&mut self) -> Changed {
+    /// Combines the networks of all objects, of which there are few.
+    fn gather(&mut self) -> bool {
         let nets = self.objects.values().flatten().copied().collect();
-        if std::mem::replace(&mut self.nets, nets) == self.nets {
-            Changed::No
-        } else {
-            Changed::Yes
-        }
+        std::mem::replace(&mut self.nets, nets) != self.nets
     }
 }
 
@@ -86,18 +73,18 @@ mod tests {
         let name = |name| NamespacedName::new("", name);
         let mut cidrs = ServiceCidrs::default();
         let first = nets(&["10.96.0.0/12", "fd00:96::/112"]);
-        assert_eq!(cidrs.apply(name("kubernetes"), first), Changed::Yes);
+        assert!(cidrs.apply(name("kubernetes"), first));
         assert_eq!(cidrs.of(IpFamily::V4), None, "others may come");
-        assert_eq!(cidrs.know(), Changed::Yes);
-        assert_eq!(cidrs.know(), Changed::No);
+        assert!(cidrs.know());
+        assert!(!cidrs.know());
         let more = nets(&["10.128.0.0/16", "10.7.0.0/16", "10.96.0.0/12"]);
-        assert_eq!(cidrs.apply(name("more"), more.clone()), Changed::Yes);
-        assert_eq!(cidrs.apply(name("more"), more), Changed::No);
+        assert!(cidrs.apply(name("more"), more.clone()));
+        assert!(!cidrs.apply(name("more"), more));
         let all = nets(&["10.7.0.0/16", "10.96.0.0/12", "10.128.0.0/16"]);
         assert_eq!(cidrs.of(IpFamily::V4), Some(all));
         assert_eq!(cidrs.of(IpFamily::V6), Some(nets(&["fd00:96::/112"])));
-        assert_eq!(cidrs.delete(&name("kubernetes")), Changed::Yes);
-        assert_eq!(cidrs.delete(&name("kubernetes")), Changed::No);
+        assert!(cidrs.delete(&name("kubernetes")));
+        assert!(!cidrs.delete(&name("kubernetes")));
         assert_eq!(cidrs.of(IpFamily::V4).unwrap().len(), 3, "two had one");
         assert_eq!(cidrs.of(IpFamily::V6), Some(Vec::new()));
     }

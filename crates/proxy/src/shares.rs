@@ -1,24 +1,24 @@
 //! Shares of Services and namespaces in the writes of one plan.
 //!
-//! Who may write one namespace can have very much pending: one Service of the largest size, or
-//! thousands of smaller ones. A change elsewhere does not wait for more than a share of it.
+//! A tenant with one namespace can have very much pending: one Service of the largest size, or
+//! thousands of smaller ones. A change in another namespace waits for at most a share of it.
 
 use hashbrown::HashMap;
 
 use crate::names::NamespacedName;
 
-/// The place of a write in a plan. The smaller one comes first.
+/// The priority of a write in a plan; the smallest comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Share {
-    /// The Service and its namespace have less than their share before it.
+    /// The Service and its namespace are below their shares.
     Within,
-    /// The namespace has its share.
+    /// The namespace has used its share.
     AboveNamespace,
-    /// The Service has its share.
+    /// The Service has used its share.
     AboveService,
 }
 
-/// The writes that each Service and each namespace have so far.
+/// Number of writes of each Service and namespace so far.
 #[derive(Debug)]
 pub struct Shares<'a> {
     most: usize,
@@ -27,7 +27,7 @@ pub struct Shares<'a> {
 }
 
 impl<'a> Shares<'a> {
-    /// No writes yet; with `most` writes, a Service or a namespace has its share.
+    /// Starts without writes; `most` writes are the share of a Service, and of a namespace.
     pub fn new(most: usize) -> Self {
         Self {
             most,
@@ -36,7 +36,7 @@ impl<'a> Shares<'a> {
         }
     }
 
-    /// Returns the share that the next writes of a Service are in.
+    /// Returns the priority of the next writes of a Service.
     pub fn of(&mut self, service: &'a NamespacedName, writes: usize) -> Share {
         let own = self.services.entry(service).or_default();
         let is_within = *own < self.most;

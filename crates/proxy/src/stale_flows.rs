@@ -1,28 +1,28 @@
-//! Finds tracked UDP flows that lead where nobody serves any more.
+//! Finds conntrack entries of UDP flows that lead to an endpoint which no longer serves them.
 //!
-//! UDP has no end that the kernel could see: while a client goes on sending, the kernel keeps its
-//! flow, and with it the endpoint that was chosen for the first packet (k/k#71514, k/k#76664). A
-//! flow is stale in two cases. The next packet then opens a new one:
+//! UDP has no end that the kernel could see. While a client goes on sending, the kernel keeps the
+//! conntrack entry, and with it the endpoint that was chosen for the first packet (k/k#71514,
+//! k/k#76664). A flow is stale in two cases. Once its entry is deleted, the next packet opens a new
+//! flow:
 //!
-//! - A Service claims the address and port that the flow was opened towards, and none of the
-//!   Service's serving endpoints answers it. A Service without a serving endpoint has nobody who
-//!   may answer, so all its flows are stale (k/k#139628).
+//! - A Service claims the address and port that the flow was opened to, but none of its serving
+//!   endpoints sends the replies. If the Service has no serving endpoint, all its flows are stale
+//!   (k/k#139628).
 //! - The mode has withdrawn the rules for that address and port, no Service claims it, and the flow
-//!   is translated, so that these rules had led it somewhere (k/k#141371). The kernel's own rules
-//!   are the evidence: it holds as well for a Service that went while this program was down.
-//!
+//!   is translated, so these rules had redirected it (k/k#141371). The kernel's own rules are the
+//!   evidence, so this also works for a Service that was deleted while this program was down.
 //! ```text
 //!   ServiceView ── UdpService::of ──▶ UdpServices ── find_stale(original destination, reply source)
 //!   Report::withdrawn ── withdraw ──────▲
 //! ```
 //!
-//! The first rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), but for two cases in
-//! which upstream takes flows that are not its own: a node port counts at addresses of this node
-//! only, not wherever a packet that passes through goes; and where several Services claim one
-//! address and port, an endpoint of any of them will do.
+//! The first rule is upstream's (`pkg/proxy/conntrack/cleanup.go`, 1.37), with two exceptions where
+//! upstream deletes foreign flows. A node port counts only at this node's addresses, not for
+//! forwarded packets to other hosts. And if several Services claim one address and port, the
+//! endpoints of all of them are accepted.
 //!
-//! A tenant writes addresses and ports, of which every combination is a frontend. A change costs
-//! O(frontends) if it changes addresses or ports, else O(endpoints); a flow costs O(1).
+//! A tenant writes addresses and ports, and each combination is a frontend. A change costs
+//! O(frontends) if addresses or ports change, and O(endpoints) otherwise; a flow costs O(1).
 
 use std::hash::Hash;
 use std::net::{IpAddr, SocketAddr};
@@ -56,7 +56,7 @@ impl Frontend {
 /// The UDP ports of a Service in one IP family, and their endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UdpService {
-    /// Addresses at which each port is served, but for those that it has `yielded`; sorted.
+    /// Addresses at which the ports are served, except for `yielded` ones; sorted.
     addresses: Vec<IpAddr>,
     yielded: Vec<ServiceAddress>,
     ports: Vec<UdpPort>,
@@ -94,7 +94,7 @@ impl UdpService {
             node_port: port.node_port,
             serving: serving.get(&*port.name).cloned().unwrap_or_default(),
         });
-        // At its own cluster IP and load balancer it is served all the same.
+        // Yielded ports matter for external IPs only, not for the own cluster IP and load balancer.
         let external = |of: &&ServiceAddress| {
             let ip = of.address;
             ip != cluster_ip && !service.ingress_ips.contains(&ip)
@@ -106,12 +106,12 @@ impl UdpService {
         }
     }
 
-    /// Returns true if there is no UDP port.
+    /// Reports whether there is no UDP port.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty()
     }
 
-    /// Returns true if both have the same frontends, port by port.
+    /// Reports whether both have the same frontends, port by port.
     fn has_frontends_of(&self, other: &Self) -> bool {
         let numbers = |of: &Self| {
             let ports = of.ports.iter();
@@ -143,7 +143,7 @@ fn serving<'a>(view: &ServiceView<'a>, family: IpFamily) -> HashMap<&'a str, Vec
     all
 }
 
-/// Withdrawn frontends that are remembered while their flows cannot be deleted.
+/// Limit of withdrawn frontends that are remembered while their flows cannot be deleted.
 const WITHDRAWN_MAX: usize = 262_144;
 
 /// Number of a Service port in [`UdpServices`].
@@ -202,7 +202,7 @@ impl Claimants {
     }
 }
 
-/// Owner of a stale flow: flows of one owner may wait for those of the others.
+/// Owner of a stale flow. Flows of one owner may have to wait for those of others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StaleOf<'a> {
     /// A Service, which claims the flow's destination.
@@ -212,8 +212,8 @@ pub enum StaleOf<'a> {
 }
 
 impl UdpServices {
-    /// Replaces the ports of a Service; empty if it is gone or has no UDP port. Returns true if a
-    /// flow may have become stale by that.
+    /// Replaces the ports of a Service, which are empty if it is gone or has no UDP port. Returns
+    /// true if a flow may have become stale.
     pub fn set(&mut self, name: &NamespacedName, service: UdpService) -> bool {
         let known = self.services.get_mut(name);
         match known {
@@ -256,7 +256,7 @@ impl UdpServices {
     }
 
     /// Removes a Service. Returns true if flows to one of its frontends may be stale: another
-    /// Service claims it, or the mode has withdrawn it. Else the mode still leads packets there.
+    /// Service claims it, or the mode has withdrawn it. Otherwise the mode still serves it.
     fn remove(&mut self, name: &NamespacedName) -> bool {
         let Some(KnownService { service, ids }) = self.services.remove(name) else {
             return false;
@@ -287,15 +287,15 @@ impl UdpServices {
         }
     }
 
-    /// Notes that the mode has removed its rules for these frontends.
+    /// Records that the mode has removed its rules for these frontends.
     pub fn withdraw(&mut self, frontends: impl IntoIterator<Item = Frontend>) {
         let room = WITHDRAWN_MAX.saturating_sub(self.withdrawn.len());
         self.withdrawn.extend(frontends.into_iter().take(room));
     }
 
-    /// Forgets the [withdrawn](Self::withdraw) frontends of which all stale flows have been deleted:
-    /// those that no Service claims. Node ports count only if the node's addresses were known.
-    /// Returns true unless some have to wait for these.
+    /// Forgets the [withdrawn](Self::withdraw) frontends that no Service claims, since their stale
+    /// flows have been deleted. Node ports are kept if the node's addresses were unknown. Returns
+    /// true unless some are kept for that.
     pub fn forget_withdrawn(&mut self, knows_node_ports: bool) -> bool {
         let waits =
             |frontend: &Frontend| matches!(frontend, Frontend::NodePort(_)) && !knows_node_ports;
@@ -305,8 +305,8 @@ impl UdpServices {
         !self.withdrawn.iter().any(waits)
     }
 
-    /// Returns the owner of a UDP flow, opened towards `destination` and answered by `answerer`, if
-    /// it is stale.
+    /// Returns the owner of a UDP flow if it is stale. The flow was opened to `destination`, and
+    /// `answerer` sends the replies.
     pub fn find_stale(
         &self,
         destination: SocketAddr,
@@ -323,14 +323,14 @@ impl UdpServices {
         if let Some(service) = claimant {
             return Some(StaleOf::Service(service));
         }
-        // What is not translated was led nowhere by our rules.
+        // Our rules did not redirect an untranslated flow.
         let is_translated = answerer != destination;
         let mut frontends = frontends_at(destination, node_ports);
         let withdrawn = frontends.find(|frontend| self.withdrawn.contains(frontend));
         withdrawn.filter(|_| is_translated).map(StaleOf::Withdrawn)
     }
 
-    /// Returns true if a Service claims `destination`.
+    /// Reports whether a Service claims `destination`.
     pub fn is_claimed_by(
         &self,
         service: &NamespacedName,
@@ -355,7 +355,7 @@ impl UdpServices {
     }
 }
 
-/// Returns the frontends that a packet to an address and port may be meant for.
+/// Returns the frontends that may match a packet to an address and port.
 fn frontends_at(
     destination: SocketAddr,
     node_ports: &NodePorts,

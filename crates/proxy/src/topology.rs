@@ -1,8 +1,8 @@
-//! Who serves cluster traffic and who serves local traffic of one Service port.
+//! Chooses the endpoints for cluster traffic and local traffic of one Service port.
 //!
 //! The rules are upstream's (`CategorizeEndpoints`, KEP-1669 for terminating endpoints, KEP-2433
-//! and KEP-3015 for hints): ready endpoints, narrowed by hints if every ready one has them; if none
-//! is ready, those that serve while terminating.
+//! and KEP-3015 for hints). Ready endpoints are used, narrowed by hints if every ready one has
+//! them. If none is ready, endpoints that serve while terminating are used.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -27,23 +27,23 @@ pub struct Target {
 /// The endpoints of one Service port in one family, each list sorted and without duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backends {
-    /// Who serves traffic that may go anywhere. Empty if nobody asks: a Service whose internal
-    /// policy is Local and that cannot be reached from outside.
+    /// Endpoints for traffic that may go anywhere. Empty if there is no such traffic: the Service's
+    /// internal policy is Local, and it cannot be reached from outside.
     pub cluster: Vec<Target>,
-    /// Who serves traffic that must stay on this node. Empty if no policy of the Service is Local.
+    /// Endpoints for traffic that must stay on this node. Empty if no policy of the Service is Local.
     pub local: Vec<Target>,
-    /// Every endpoint on this node, whatever its state: these may call themselves (hairpin).
+    /// Every endpoint on this node in any state: these may connect to themselves (hairpin).
     pub on_node: Vec<Target>,
-    /// Whether anybody anywhere serves, here or elsewhere; with hints and no Local policy: anybody
-    /// that is meant for us.
+    /// True if any endpoint serves, on any node. With hints and no Local policy, only endpoints
+    /// that are meant for this node count.
     pub any: bool,
-    /// How many endpoints there are, whatever their state.
+    /// Number of endpoints in any state.
     pub total: usize,
 }
 
 impl Backends {
-    /// Finds who serves `port`. For several ports of a Service, [`Endpoints`] sorts its endpoints
-    /// once.
+    /// Chooses the endpoints for `port`. For several ports of a Service, use [`Endpoints`], which
+    /// sorts the endpoints once.
     pub fn resolve(view: &ServiceView<'_>, port: &ServicePort, node: &NodeFacts) -> Self {
         Endpoints::of(view, node).serving(port)
     }
@@ -54,21 +54,21 @@ impl Backends {
 pub struct Endpoints<'a> {
     service: &'a Service,
     node: &'a NodeFacts,
-    sorted: Vec<Sliced<'a>>,
-    /// The places in `sorted` of each slice's endpoints.
+    sorted: Vec<SliceEndpoint<'a>>,
+    /// Indexes into `sorted` for each slice's endpoints.
     places: Vec<Vec<usize>>,
-    /// The slices that have a port, by name, and its number there: a Service may have thousands of
-    /// ports, each in other slices.
+    /// The slices that have a port, by name and protocol, and the port's number there. A Service
+    /// may have thousands of ports, each in other slices.
     numbers: HashMap<(&'a str, Protocol), Numbers>,
 }
 
-/// Slices, by their place among those of a Service, and the number of a port in each.
+/// Indexes of slices, and a port's number in each.
 type Numbers = SmallVec<[(usize, u16); 1]>;
 
 #[derive(Debug)]
-struct Sliced<'a> {
+struct SliceEndpoint<'a> {
     endpoint: EndpointView<'a>,
-    /// The number of its slice.
+    /// Index of the endpoint's slice.
     slice: usize,
     is_local: bool,
 }
@@ -82,7 +82,7 @@ impl<'a> Endpoints<'a> {
             .collect();
         let of_slice = |(number, slice): (usize, &&'a EndpointSlice)| {
             let endpoints = &slice.endpoints;
-            endpoints.iter().map(move |endpoint| Sliced {
+            endpoints.iter().map(move |endpoint| SliceEndpoint {
                 endpoint,
                 slice: number,
                 is_local: endpoint.placement.node.as_deref() == Some(&*node.name),
@@ -90,9 +90,9 @@ impl<'a> Endpoints<'a> {
         };
         let mut sorted: Vec<_> = slices.iter().enumerate().flat_map(of_slice).collect();
         sorted.sort_by_key(|one| (one.endpoint.address, one.endpoint.terminating));
-        // Of two that a slice has for one address, and that are not terminating, the last counts,
-        // as with upstream (`endpointslicecache.go`, `addEndpoints`).
-        let is_same = |one: &Sliced<'_>, next: &Sliced<'_>| {
+        // If a slice has an address twice without terminating, the last one counts, as in upstream
+        // (`endpointslicecache.go`, `addEndpoints`).
+        let is_same = |one: &SliceEndpoint<'_>, next: &SliceEndpoint<'_>| {
             (one.slice, one.endpoint.address) == (next.slice, next.endpoint.address)
                 && !next.endpoint.terminating
         };
@@ -121,12 +121,12 @@ impl<'a> Endpoints<'a> {
         }
     }
 
-    /// All endpoints of a port, sorted, one for each address and port: O(n). Where slices disagree,
-    /// an endpoint that is not terminating wins: its address was given to a new pod.
+    /// Returns the endpoints of a port, sorted, one for each address and port: O(n). If slices
+    /// disagree, an endpoint that is not terminating wins: its address was given to a new pod.
     fn candidates(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let mut found = self.listed(port);
-        // Not in order where an address is in several slices or has several numbers; a sort is
-        // linear but for these.
+        // The order is wrong only if an address is in several slices or has several numbers.
+        // Sorting is linear otherwise.
         if !found.is_sorted_by(|one, next| one.target < next.target) {
             found.sort_by_key(|c| (c.target, c.endpoint.terminating));
             found.dedup_by_key(|c| c.target);
@@ -134,7 +134,7 @@ impl<'a> Endpoints<'a> {
         found
     }
 
-    /// All endpoints of a port as its slices have them: O(these).
+    /// Returns all endpoints of a port as its slices list them: O(results).
     fn listed(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let numbers = self.numbers.get(&(&*port.name, port.protocol));
         let numbers = numbers.into_iter().flatten();
@@ -142,7 +142,7 @@ impl<'a> Endpoints<'a> {
         let listed =
             listed.flat_map(|(places, number)| places.iter().map(move |at| (*at, *number)));
         let mut listed: Vec<(usize, u16)> = listed.collect();
-        // Slice by slice it is in order.
+        // Each slice is sorted already.
         listed.sort_by_key(|(place, _)| *place);
         let listed = listed.into_iter();
         let candidates = listed.filter_map(|(place, number)| {
@@ -159,7 +159,7 @@ impl<'a> Endpoints<'a> {
         candidates.collect()
     }
 
-    /// Finds who serves `port`: O(its endpoints).
+    /// Chooses the endpoints for `port`: O(its endpoints).
     pub fn serving(&self, port: &ServicePort) -> Backends {
         let candidates = self.candidates(port);
         let node = self.node;
@@ -205,7 +205,7 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Which policies anybody asks for: Cluster, Local.
+/// Returns the policies with traffic: Cluster, Local.
 fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool) {
     let external = is_externally_reachable(service, port, family);
     (
@@ -214,7 +214,7 @@ fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool)
     )
 }
 
-/// An endpoint under the port it serves.
+/// An endpoint with the port that it serves.
 #[derive(Clone, Copy)]
 struct Candidate<'a> {
     target: Target,
@@ -222,52 +222,52 @@ struct Candidate<'a> {
     is_local: bool,
 }
 
-/// An endpoint of a port, and why it is in or out: [`Endpoints::judged`].
+/// An endpoint of a port, and the reasons to use it or not: [`Endpoints::verdicts`].
 #[derive(Debug, Clone, Copy)]
-pub struct Judged<'a> {
-    /// Its address.
+pub struct EndpointVerdict<'a> {
+    /// The address.
     pub ip: IpAddr,
-    /// The port that its pod listens on; `None` where its slice has none for this Service port.
+    /// The port that the pod listens on; `None` if the slice has none for this Service port.
     pub port: Option<u16>,
-    /// As its slice has it.
+    /// The endpoint in its slice.
     pub endpoint: EndpointView<'a>,
-    /// Whether it is on this node.
+    /// True if it is on this node.
     pub is_local: bool,
-    /// How often slices list it; one of them counts.
+    /// Number of times that slices list it; one of them counts.
     pub listed: usize,
-    /// Whether it serves traffic that may go anywhere.
+    /// The verdict for traffic that may go anywhere.
     pub cluster: Reason,
-    /// Whether it serves traffic that must stay on this node.
+    /// The verdict for traffic that must stay on this node.
     pub local: Reason,
 }
 
-/// Why an endpoint is in or out of one policy's traffic.
+/// Reason to use or not to use an endpoint for one policy's traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// In: it is ready.
+    /// Used: it is ready.
     Ready,
-    /// In: it terminates, but serves, and none is ready.
+    /// Used: it terminates but serves, and no endpoint is ready.
     LastResort,
-    /// Out: the Service has no traffic of this policy.
+    /// Not used: the Service has no traffic of this policy.
     Unasked,
-    /// Out: it is not ready.
+    /// Not used: it is not ready.
     NotReady,
-    /// Out: it terminates, and serves no more.
+    /// Not used: it terminates, and no longer serves.
     Terminating,
-    /// Out: it terminates, and ready ones are there.
+    /// Not used: it terminates, and others are ready.
     OthersAreReady,
-    /// Out: hints mean it for another zone, and others for this one.
+    /// Not used: hints assign it to another zone, and others to this one.
     OtherZone,
-    /// Out: hints mean it for another node, and others for this one.
+    /// Not used: hints assign it to another node, and others to this one.
     OtherNode,
-    /// Out: it is on another node.
+    /// Not used: it is on another node.
     NotOnNode,
-    /// Out: its slice has no port of the Service port's name and protocol.
+    /// Not used: its slice has no port of the Service port's name and protocol.
     OtherPort,
 }
 
 impl Reason {
-    /// Whether the endpoint is sent to.
+    /// Reports whether the endpoint is used.
     pub fn is_in(self) -> bool {
         matches!(self, Self::Ready | Self::LastResort)
     }
@@ -291,9 +291,9 @@ impl fmt::Display for Reason {
 }
 
 impl<'a> Endpoints<'a> {
-    /// All endpoints of a port, sorted by address, each with why it is in or out. What is in is what
-    /// [`serving`](Self::serving) finds. O(n log n).
-    pub fn judged(&self, port: &ServicePort) -> Vec<Judged<'a>> {
+    /// Returns all endpoints of a port, sorted by address, with the reasons to use them or not.
+    /// Agrees with [`serving`](Self::serving). O(n log n).
+    pub fn verdicts(&self, port: &ServicePort) -> Vec<EndpointVerdict<'a>> {
         let mut listed = self.listed(port);
         listed.sort_by_key(|c| (c.target, c.endpoint.terminating));
         let same = listed.chunk_by(|one, next| one.target == next.target);
@@ -304,7 +304,7 @@ impl<'a> Endpoints<'a> {
         let (uses_cluster, uses_local) = uses(self.service, port, self.node.family);
         let cluster = Judge::of_cluster(&candidates, self.node);
         let local = Judge::of_node(&candidates);
-        let judged = counted.into_iter().map(|(one, listed)| Judged {
+        let judged = counted.into_iter().map(|(one, listed)| EndpointVerdict {
             ip: one.target.ip,
             port: Some(one.target.port),
             endpoint: one.endpoint,
@@ -327,13 +327,13 @@ impl<'a> Endpoints<'a> {
         judged
     }
 
-    /// Endpoints of slices that have no such port.
-    fn of_other_ports(&self, candidates: &[Candidate<'a>]) -> Vec<Judged<'a>> {
+    /// Returns endpoints of slices that have no such port.
+    fn of_other_ports(&self, candidates: &[Candidate<'a>]) -> Vec<EndpointVerdict<'a>> {
         let is_known = |ip: &IpAddr| candidates.binary_search_by_key(ip, |c| c.target.ip).is_ok();
         let others = self.sorted.iter();
         let others = others.filter(|one| !is_known(&one.endpoint.address));
         let mut others: Vec<_> = others
-            .map(|one| Judged {
+            .map(|one| EndpointVerdict {
                 ip: one.endpoint.address,
                 port: None,
                 endpoint: one.endpoint,
@@ -352,10 +352,10 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Judges the endpoints that one policy may use.
+/// Judges the endpoints for one policy.
 struct Judge {
     scope: Scope,
-    /// Whether one that is ready is in.
+    /// True if a ready endpoint is used.
     has_ready: bool,
 }
 
@@ -389,14 +389,14 @@ impl Judge {
     }
 }
 
-/// Endpoints that serve though their pods are going.
+/// Returns endpoints that serve while terminating.
 fn dying<'a, 'b>(candidates: &'b [Candidate<'a>]) -> impl Iterator<Item = &'b Candidate<'a>> {
     candidates
         .iter()
         .filter(|c| c.endpoint.serving && c.endpoint.terminating)
 }
 
-/// Whether traffic from outside can reach the port, as upstream's `ExternallyAccessible`.
+/// Reports whether external traffic can reach the port, as upstream's `ExternallyAccessible`.
 fn is_externally_reachable(service: &Service, port: &ServicePort, family: IpFamily) -> bool {
     let own = |ip: IpAddr| IpFamily::of(ip) == family;
     port.node_port.is_some()
@@ -404,20 +404,20 @@ fn is_externally_reachable(service: &Service, port: &ServicePort, family: IpFami
         || service.ingress_ips.iter().copied().any(own)
 }
 
-/// How far hints narrow the ready endpoints.
+/// Scope to which hints narrow the ready endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
-    /// Not at all.
+    /// No narrowing.
     Cluster,
-    /// To endpoints meant for this zone.
+    /// Endpoints meant for this zone.
     Zone,
-    /// To endpoints meant for this node.
+    /// Endpoints meant for this node.
     Node,
 }
 
 impl Scope {
-    /// Hints count only if every ready endpoint has them and at least one is meant for us: a hint
-    /// set that is half written or forgot this node must not cut it off.
+    /// Chooses the scope. Hints count only if every ready endpoint has them, and at least one is
+    /// meant for this zone or node. So incomplete hints cannot cut off this node.
     fn of(ready: &[&Candidate<'_>], node: &NodeFacts) -> Self {
         let holds = |scope: Self, is_hinted: fn(&EndpointView<'_>) -> bool| {
             ready.iter().all(|c| is_hinted(&c.endpoint))

@@ -7,19 +7,19 @@ use hashbrown::HashSet;
 use crate::names::NamespacedName;
 use crate::object::{EndpointSlice, Service};
 
-/// One Service and its slices, to be compiled.
+/// One Service and its slices, for compiling.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceView<'a> {
     /// The Service.
     pub service: &'a Service,
     pub(crate) slices: &'a [EndpointSlice],
-    /// Slices that are above the Service's limits.
+    /// Slices above the Service's limits.
     pub(crate) left_out: Option<&'a HashSet<NamespacedName>>,
     pub(crate) api_servers: &'a [SocketAddr],
 }
 
 impl<'a> ServiceView<'a> {
-    /// A Service and its slices, which are in the order of their names.
+    /// Returns a view of a Service and its slices, which are sorted by name.
     pub fn new(service: &'a Service, slices: &'a [EndpointSlice]) -> Self {
         Self {
             service,
@@ -29,14 +29,14 @@ impl<'a> ServiceView<'a> {
         }
     }
 
-    /// Whether the API server is at this address, as far as is known: no node but its own may take
-    /// it for an address of itself.
+    /// Reports whether the API server has this address, as far as known. Only the API server's own
+    /// node may have the address.
     pub fn is_api_server(&self, address: IpAddr) -> bool {
         self.api_servers.iter().any(|at| at.ip() == address)
     }
 
-    /// Its slices, of both families, in the order of their names. Those above the
-    /// [limits](crate::limits) are not among them.
+    /// Returns the slices of both families, sorted by name, without those above the
+    /// [limits](crate::limits).
     pub fn slices(&self) -> impl Iterator<Item = &'a EndpointSlice> + use<'a> {
         let left_out = self.left_out;
         let slices = self.slices.iter();

@@ -1,11 +1,11 @@
-//! Writes to the kernel, counted by what they are about and what became of them.
+//! Counts writes to the kernel by subject and result.
 
-/// What a write is about. In the order in which it is told.
+/// Subject of a write, in the order of reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Subject {
     /// Virtual servers of IPVS.
     VirtualServers,
-    /// Their destinations.
+    /// Destinations of virtual servers.
     Destinations,
     /// Sets.
     Sets,
@@ -13,7 +13,7 @@ pub enum Subject {
     SetMembers,
     /// The link that holds service addresses.
     Link,
-    /// Service addresses on it.
+    /// Service addresses on the link.
     Addresses,
     /// Rules: a restore by a program, or the shim's transaction.
     Rules,
@@ -21,14 +21,14 @@ pub enum Subject {
     Table,
     /// Listening ports of this process.
     ListeningPorts,
-    /// Redirects to these.
+    /// Redirects to listening ports.
     Redirects,
-    /// What other modes have left.
+    /// Leftovers of other modes.
     Leftovers,
 }
 
 impl Subject {
-    /// All of them.
+    /// All subjects.
     pub const ALL: [Self; 11] = [
         Self::VirtualServers,
         Self::Destinations,
@@ -43,7 +43,7 @@ impl Subject {
         Self::Leftovers,
     ];
 
-    /// In words, for one and for many.
+    /// Returns the subject in words, for one and for many.
     pub const fn words(self) -> [&'static str; 2] {
         match self {
             Self::VirtualServers => ["virtual server", "virtual servers"],
@@ -60,7 +60,7 @@ impl Subject {
         }
     }
 
-    /// As a label of a metric.
+    /// Returns the metric's label.
     pub const fn label(self) -> &'static str {
         match self {
             Self::VirtualServers => "virtual_servers",
@@ -78,22 +78,22 @@ impl Subject {
     }
 }
 
-/// What became of a write.
+/// Result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fate {
-    /// The kernel took it.
+    /// The kernel accepted it.
     Done,
     /// The kernel refused it, or it could not be tried.
     Refused,
-    /// The answer was lost: nobody knows.
+    /// The reply was lost, so the result is unknown.
     Unknown,
 }
 
 impl Fate {
-    /// All of them.
+    /// All results.
     pub const ALL: [Self; 3] = [Self::Done, Self::Refused, Self::Unknown];
 
-    /// As a label of a metric.
+    /// Returns the metric's label.
     pub const fn label(self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -103,12 +103,12 @@ impl Fate {
     }
 }
 
-/// How many writes there were. A fixed size, so that to count costs no memory.
+/// Numbers of writes. A fixed size, so that counting allocates no memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Writes([[u32; Fate::ALL.len()]; Subject::ALL.len()]);
 
 impl Writes {
-    /// Counts some.
+    /// Adds writes.
     pub fn add(&mut self, subject: Subject, fate: Fate, count: usize) {
         if let Some(of) = self.0.get_mut(subject as usize)
             && let Some(sum) = of.get_mut(fate as usize)
@@ -117,7 +117,7 @@ impl Writes {
         }
     }
 
-    /// Counts those of another one, too.
+    /// Adds the numbers of `other`.
     pub fn extend(&mut self, other: &Self) {
         let of = self.0.iter_mut().flatten();
         for (sum, count) in of.zip(other.0.iter().flatten()) {
@@ -125,7 +125,7 @@ impl Writes {
         }
     }
 
-    /// How many there were of one kind.
+    /// Returns the number of writes of a subject and result.
     pub fn count(&self, subject: Subject, fate: Fate) -> u32 {
         let of = self.0.get(subject as usize);
         of.and_then(|of| of.get(fate as usize))
@@ -133,7 +133,7 @@ impl Writes {
             .unwrap_or_default()
     }
 
-    /// Those that there were.
+    /// Returns the numbers that are not zero.
     pub fn iter(&self) -> impl Iterator<Item = (Subject, Fate, u32)> {
         let all = Subject::ALL.into_iter();
         let all = all.flat_map(|subject| Fate::ALL.into_iter().map(move |fate| (subject, fate)));
@@ -141,7 +141,7 @@ impl Writes {
             .filter(|(_, _, count)| *count > 0)
     }
 
-    /// How many there were of a fate.
+    /// Returns the number of writes with a result.
     pub fn sum(&self, fate: Fate) -> u64 {
         let all = Subject::ALL.into_iter();
         all.map(|subject| u64::from(self.count(subject, fate)))

@@ -1,4 +1,4 @@
-//! Which external and load-balancer addresses Services get, whatever the order of events.
+//! Checks which external and load-balancer addresses Services get, in any order of events.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -75,7 +75,7 @@ fn reached_at(addresses: &[&str]) -> Event {
     Event::ApiServerAt(all.collect())
 }
 
-/// The external addresses that are served, and why others are not.
+/// Returns the served external addresses, and the reasons for the refused ones.
 fn seen(model: &Model, of: &str) -> (Vec<String>, Vec<Refusal>) {
     let view = model.view(&name(of)).unwrap();
     let served = view.service.external_ips.iter();
@@ -116,19 +116,20 @@ fn a_cluster_ip_is_its_services_alone_whoever_came_first() {
             let refused = (vec!["192.0.2.1".to_owned()], vec![Refusal::ClusterIp]);
             assert_eq!(seen(&model, "thief"), refused);
             assert_eq!(model.service_at(ip("10.96.0.10")), Some(&name("victim")));
-            // Nothing is new if it is told again, or if only what is refused is another address.
+            // An equal event, or a change of refused addresses alone, changes nothing.
             model.take_changes();
             add(&mut model, &thief);
             assert!(!model.has_changes());
 
-            // What nobody has any more may be had, and is taken back.
+            // An address becomes free when its Service is deleted, and is taken back when it
+            // returns.
             model.apply(Event::ServiceDeleted(name("victim")));
             assert!(model.take_changes().services.contains(&name("thief")));
             assert_eq!(seen(&model, "thief").1, []);
             add(&mut model, &victim);
             assert!(model.take_changes().services.contains(&name("thief")));
             assert_eq!(seen(&model, "thief"), refused);
-            // Who asks for something else is refused nothing.
+            // Other addresses are not refused.
             add(
                 &mut model,
                 &service("thief", "10.96.0.66", 80, &["192.0.2.1"]),
@@ -170,7 +171,7 @@ fn only_networks_that_are_allowed_are_served() {
         assert_eq!((seen.len(), refused.len()), (served, 3 - served));
         assert!(refused.iter().all(|why| *why == Refusal::NotAllowed));
     }
-    // The same for load balancers.
+    // Likewise for load balancers.
     let mut model = model(Some(&["192.0.2.0/24"]), None);
     let mut balanced = service("web", "10.96.0.10", 80, &[]);
     balanced.ingress_ips = vec![ip("192.0.2.1"), ip("198.51.100.1")];
@@ -185,7 +186,7 @@ fn only_networks_that_are_allowed_are_served() {
 fn nobody_gets_where_the_api_server_is() {
     let thief = service("thief", "10.96.0.66", 6443, &["172.35.0.5", "172.35.0.6"]);
     let other_port = service("web", "10.96.0.10", 80, &["172.35.0.5"]);
-    // It is known from what this process was told, and from default/kubernetes.
+    // The addresses are known from this process, and from default/kubernetes.
     let mut model = model(None, Some("172.35.0.5:6443"));
     add(&mut model, &thief);
     add(&mut model, &other_port);
@@ -197,7 +198,7 @@ fn nobody_gets_where_the_api_server_is() {
     model.apply(api_servers(&["172.35.0.6"]));
     assert!(model.take_changes().services.contains(&name("thief")));
     assert_eq!(of_thief(&model), [""; 0]);
-    // At another port it is served, and known for what it is.
+    // At another port the address is served.
     let view = model.view(&name("web")).unwrap();
     assert!(view.is_api_server(ip("172.35.0.5")));
     assert!(!view.is_api_server(ip("172.35.0.7")));
@@ -219,13 +220,13 @@ fn an_address_that_the_api_server_moves_to_is_taken_back_at_once() {
     model.apply(reached_at(&["172.35.0.5:6443", "172.35.0.8:6443"]));
     assert!(model.take_changes().services.contains(&name("thief")));
     assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
-    // The endpoints of default/kubernetes count beside these, and alone.
+    // The endpoints of default/kubernetes count as well, and alone.
     model.apply(api_servers(&["172.35.0.8"]));
     model.apply(reached_at(&[]));
     assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
     model.apply(api_servers(&["172.35.0.5"]));
     assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
-    // Of IPv6 as well, and where a controller has assigned the address.
+    // Also for IPv6, and if a controller has assigned the address.
     let mut assigned = service("assigned", "fd96::66", 443, &[]);
     assigned.ingress_ips = vec![ip("fd35::5")];
     add(&mut model, &assigned);
@@ -246,7 +247,7 @@ fn the_api_servers_address_is_served_where_it_is_named_alone() {
         add(&mut model, &balanced);
         assert_eq!(seen(&model, "api").1.is_empty(), is_served, "{allowed:?}");
     }
-    // The Service that the API server is itself may name it.
+    // The API server's own Service may name it.
     let mut model = model(None, None);
     model.apply(api_servers(&["172.35.0.5"]));
     add(
@@ -256,7 +257,7 @@ fn the_api_servers_address_is_served_where_it_is_named_alone() {
     assert_eq!(seen(&model, "kubernetes").1, []);
 }
 
-/// The same Services, however they came and went before, are served the same.
+/// Equal Services are served equally, whatever the events before.
 #[test]
 fn the_order_of_events_does_not_matter() {
     let addresses = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1"];
@@ -303,7 +304,7 @@ fn the_order_of_events_does_not_matter() {
     }
 }
 
-/// A Service of its own cluster IP with TCP ports, external IPs and load-balancer addresses.
+/// A Service with its own cluster IP, TCP ports, external IPs and load-balancer addresses.
 fn claimant(of: &str, number: u8, ports: &[u16], external: &[&str], ingress: &[&str]) -> Service {
     let mut service = service(of, &format!("10.96.0.{number}"), 1, external);
     service.ingress_ips = ingress.iter().map(|text| ip(text)).collect();
@@ -317,7 +318,7 @@ fn claimant(of: &str, number: u8, ports: &[u16], external: &[&str], ingress: &[&
     service
 }
 
-/// The external addresses and ports that a Service is served at.
+/// Returns the external addresses and ports that a Service is served at.
 fn external(model: &Model, of: &str) -> Vec<String> {
     let service = model.view(&name(of)).unwrap().service;
     let ports = service.ports.iter();
@@ -349,7 +350,7 @@ fn a_load_balancers_address_is_no_older_services_external_ip() {
             assert_eq!(external(&model, "thief"), all);
             model.take_changes();
             add(&mut model, &victim);
-            // Both change hands at once.
+            // Both addresses change their owners at once.
             assert_eq!(model.take_changes().services.len(), 2);
         } else {
             add(&mut model, &victim);
@@ -364,7 +365,7 @@ fn a_load_balancers_address_is_no_older_services_external_ip() {
         add(&mut model, &thief);
         assert!(!model.has_changes(), "nothing is new");
 
-        // The load balancer gets another address, or another port, or goes.
+        // The load balancer gets another address or port, or is removed.
         for gone in [
             Some(claimant("victim", 2, &[80], &[], &["192.0.2.9"])),
             Some(claimant("victim", 2, &[81], &[], &["192.0.2.1"])),
@@ -379,7 +380,7 @@ fn a_load_balancers_address_is_no_older_services_external_ip() {
             add(&mut model, &victim);
             assert_eq!(external(&model, "thief"), left);
         }
-        // With all ports lost the address is none of its own.
+        // If it lost all ports, the address is not its own.
         add(
             &mut model,
             &claimant("victim", 2, &[80, 443], &[], &["192.0.2.1"]),
@@ -405,7 +406,7 @@ fn a_service_keeps_what_its_own_load_balancer_has() {
     assert_eq!(model.refused_addresses().count(), 0);
 }
 
-/// Whoever is older, came first or went meanwhile: the API server gives a node port to one Service.
+/// Age and order do not matter: the API server assigns a node port to one Service.
 #[test]
 fn a_node_port_is_no_other_services_external_ip_at_this_nodes_addresses() {
     let node = [ip("192.0.2.1"), ip("192.0.2.2")];
@@ -454,13 +455,13 @@ fn a_node_port_is_no_other_services_external_ip_at_this_nodes_addresses() {
         model.serve_node_ports_at(&node);
         assert!(!model.has_changes(), "nothing is new");
 
-        // The node loses the address, or serves no NodePorts there.
+        // The node loses the address, or no longer serves NodePorts there.
         model.serve_node_ports_at(&node[1..]);
         assert!(model.take_changes().services.contains(&name("thief")));
         assert_eq!(external(&model, "thief"), all);
         model.serve_node_ports_at(&node);
         assert_eq!(external(&model, "thief"), left);
-        // The Service gets another node port, or goes.
+        // The Service gets another node port, or is deleted.
         let mut other = victim.clone();
         other.ports[0].node_port = Some(30081);
         for event in [
@@ -504,7 +505,7 @@ fn a_load_balancers_address_that_is_refused_takes_nothing() {
         &claimant("balanced", 2, &[80], &[], &["10.96.0.3", "192.0.2.1"]),
     );
     assert_eq!(external(&model, "user"), [""; 0]);
-    // It is somebody's cluster IP by now.
+    // The address is a cluster IP by now.
     add(&mut model, &claimant("owner", 3, &[80], &[], &[]));
     let mut other = service("owner-of-2-1", "192.0.2.1", 80, &[]);
     other.ports.clear();
@@ -517,8 +518,8 @@ fn a_load_balancers_address_that_is_refused_takes_nothing() {
 }
 
 proptest! {
-    /// However Services came, changed and went: of those that name one address and port, external IPs
-    /// are served exactly where no other Service is served at its load balancer.
+    /// For any history of Services: at an address and port, an external IP is served if and only if
+    /// no other Service's load balancer is served there.
     #[test]
     fn external_ips_are_served_where_no_load_balancer_is(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)

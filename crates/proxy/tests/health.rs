@@ -1,4 +1,4 @@
-//! What a health-check node port counts.
+//! Checks the count of a health-check node port.
 //!
 //! An endpoint is written `ADDRESS@NODE STATE`; states are `ready`, `dying` (serving while
 //! terminating) and `starting`.
@@ -57,7 +57,7 @@ fn service(cluster_ips: &[&str], port: Option<u16>) -> Event {
     })
 }
 
-/// What is told over IPv4 and IPv6 at `n1`.
+/// Returns the health checks over IPv4 and IPv6 at `n1`.
 fn told(events: impl IntoIterator<Item = Event>) -> [Option<usize>; 2] {
     let mut model = Model::new();
     for event in events {
@@ -103,7 +103,7 @@ fn an_address_counts_once() {
     let events = [
         service(&DUAL[..1], Some(31999)),
         slice("a", Some(80), &["10.0.0.1@n1 ready", "10.0.0.2@n1 dying"]),
-        // Another port of the same pod, and the address of a pod that went given to a new one.
+        // Another port of the same pod, and a deleted pod's address that a new pod has.
         slice("b", Some(81), &["10.0.0.1@n1 ready", "10.0.0.2@n1 ready"]),
     ];
     assert_eq!(told(events), [Some(2), None]);

@@ -1,4 +1,4 @@
-//! What of a Service is served that is larger than one Service may be.
+//! Checks which part of a Service above the limits is served.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -76,7 +76,7 @@ fn model(service: &Service, slices: &[EndpointSlice]) -> Model {
     model
 }
 
-/// Ports, load-balancer addresses, external IPs and slices that are served.
+/// Counts the ports, load-balancer addresses, external IPs and slices that are served.
 fn served(model: &Model) -> [usize; 4] {
     let view = model.view(&name("big")).unwrap();
     let of = view.service;
@@ -114,7 +114,7 @@ fn a_service_of_500_000_frontends_has_its_first_addresses_alone() {
     assert_eq!(excess.to_string(), "4964 of its external IPs");
     let version = model.external_addresses_version();
 
-    // Told again, it is the same Service.
+    // An equal event changes nothing.
     model.take_changes();
     model.apply(Event::ServiceApplied(given));
     assert!(!model.has_changes());
@@ -135,7 +135,7 @@ fn endpoints_count_for_each_address_whatever_comes_first() {
         first_slices.apply(Event::SliceApplied(slice.clone()));
     }
     first_slices.apply(Event::ServiceApplied(given));
-    // 6,000 destinations for each address: 16 addresses, more than are few.
+    // 6,000 destinations for each address: 16 addresses, more than the few.
     for model in [&first_service, &first_slices] {
         assert_eq!(served(model), [2, 4, 11, 3]);
         let excess = Excess {
@@ -186,7 +186,7 @@ fn source_ranges_count_for_each_load_balancer_address() {
     let nets = (0..4_000).map(|number| numbered(20, number).into());
     given.source_ranges = nets.collect();
     assert_eq!(served(&model(&given, &[])), [10, 2, 5, 0]);
-    // Without an address that they hold for they are nothing but work.
+    // Without a load-balancer address, source ranges are nothing but work.
     given.ingress_ips.clear();
     given.ports = service(100, 0, 0).ports;
     let model = model(&given, &[]);
@@ -199,7 +199,7 @@ fn a_service_of_a_usual_size_is_served_whole() {
     let slices: Vec<_> = (0..50)
         .map(|number| slice(&format!("s{number}"), 3, 100))
         .collect();
-    // 5,000 endpoints, as far as Kubernetes is tested; a telephone exchange.
+    // 5,000 endpoints, as many as Kubernetes is tested with; a telephone exchange.
     for (given, slices) in [
         (service(3, 2, 3), &*slices),
         (service(1_000, 1, 2), &[slice("a", 100, 50)]),
@@ -210,8 +210,8 @@ fn a_service_of_a_usual_size_is_served_whole() {
     }
 }
 
-/// Endpoints cost whoever writes them, ports and addresses do not: with few of these there may be
-/// many endpoints.
+/// A tenant must write each endpoint, but multiplies ports and addresses cheaply. With few of
+/// these, many endpoints are allowed.
 #[test]
 fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
     let slices: Vec<_> = (0..170)
@@ -226,7 +226,7 @@ fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
         assert_eq!(model.excess_of(&name("big")), []);
         assert_eq!(served(&model), [3, ingress, external, 170]);
     }
-    // As many endpoints as a port may have, at a cluster IP and a NodePort, and not one more.
+    // The limit of endpoints of a port, at a cluster IP and a NodePort, and one more.
     let slices: Vec<_> = (0..51)
         .map(|number| slice(&format!("s{number:03}"), 3, 1_000))
         .collect();
@@ -244,7 +244,7 @@ fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
         ..NONE
     };
     assert_eq!(one_port.excess_of(&name("big")), [excess]);
-    // What multiplies them counts as ever.
+    // Multiplied endpoints count as before.
     let many = model(&service(FEW_FRONTENDS + 1, 0, 0), &[]);
     assert_eq!(many.oversized().count(), 0);
     let slices: Vec<_> = (0..10)
@@ -257,7 +257,7 @@ fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
 #[test]
 fn a_service_of_the_largest_size_is_resolved_in_linear_time() {
     let given = service(MAX_FRONTENDS, 0, 0);
-    // Each has a port of its own, and some have none of an endpoint.
+    // Each slice has its own port, and some have none.
     let slices: Vec<_> = (0..2_000)
         .map(|number| {
             let mut slice = slice(
@@ -285,6 +285,6 @@ fn a_service_of_the_largest_size_is_resolved_in_linear_time() {
         .sum();
     let took = began.elapsed();
     assert_eq!(count, 49 * 1_900);
-    // Each port x each endpoint would be 380 million looks.
+    // Each port x each endpoint would be 380 million comparisons.
     assert!(took < Duration::from_secs(4), "{took:?}");
 }

@@ -1,6 +1,7 @@
-//! Which UDP flows are stale: the rule as a table.
+//! Checks which UDP flows are stale: the rule as a table.
 //!
-//! A flow is written `DESTINATION ANSWERER`: whereto it was opened, and whom its answers come from.
+//! A flow is written `DESTINATION ANSWERER`: its original destination, and the source of its
+//! replies.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::net::IpAddr;
@@ -74,7 +75,7 @@ fn slice(slice: &str, service: &str, number: u16, endpoints: &str) -> EndpointSl
     }
 }
 
-/// What the daemon keeps for one family.
+/// The daemon's state for one family.
 struct World {
     family: IpFamily,
     model: Model,
@@ -90,7 +91,7 @@ impl World {
         }
     }
 
-    /// Takes in events; whether flows are to be compared.
+    /// Applies events; returns true if flows must be compared.
     fn tell(&mut self, events: impl IntoIterator<Item = Event>) -> bool {
         events.into_iter().for_each(|event| self.model.apply(event));
         let mut has_changed = false;
@@ -102,7 +103,7 @@ impl World {
         has_changed
     }
 
-    /// On a node with the addresses 172.35.0.100 and fd35::100.
+    /// The state on a node with the addresses 172.35.0.100 and fd35::100.
     fn is_stale(&self, flow: &str) -> bool {
         self.is_stale_where(flow, false)
     }
@@ -121,7 +122,8 @@ impl World {
         stale.is_some()
     }
 
-    /// The mode has removed its rules for these: `ADDRESS:PORT`, or `PORT` of the node.
+    /// Records that the mode has removed its rules for these: `ADDRESS:PORT`, or `PORT` of the
+    /// node.
     fn withdraw(&mut self, frontends: &str) {
         let frontend = |text: &str| match text.parse() {
             Ok(at) => Frontend::Address(at),
@@ -132,8 +134,7 @@ impl World {
     }
 }
 
-/// Service `dns` with everything: four kinds of ways in, and slices with different ports, in both
-/// families.
+/// Service `dns` with four kinds of frontends, and slices with different ports, in both families.
 fn dns() -> Vec<Event> {
     let mut dns = service("dns", "10.96.0.10 fd96::10", "192.0.2.20 2001:db8::20");
     dns.ingress_ips = ips("192.0.2.10 2001:db8::10");
@@ -323,9 +324,9 @@ fn what_a_service_has_lost_is_stale_and_the_rest_is_not() {
     }
 }
 
-/// Three Services claim the same 1,000 addresses × 100 ports, which is more than the model lets pass.
-/// With a search through a list for each frontend one Service takes minutes; and a change of
-/// endpoints must not cost its frontends.
+/// Three Services claim the same 1,000 addresses × 100 ports, more than the model allows. A search
+/// through a list for each frontend would take minutes for one Service. A change of endpoints must
+/// not cost a search of the frontends.
 #[test]
 fn very_many_frontends_cost_no_more_than_their_number() {
     let address = |at: u16| {

@@ -1,8 +1,8 @@
-//! Who serves cluster traffic, and who local traffic: the rules as a table.
+//! Checks which endpoints serve cluster traffic and local traffic: the rules as a table.
 //!
 //! An endpoint is written `NAME STATE @NODE [for:NODE,…] [zones:ZONE,…]`; states are `ready`,
 //! `dying` (serving while terminating), `dead` (terminating, not serving) and `starting` (neither).
-//! We are `n1`, in zone `z1`.
+//! This node is `n1`, in zone `z1`.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -15,8 +15,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use proxy::{
-    Backends, Endpoint, EndpointPort, EndpointSlice, Endpoints, Event, IpFamily, Judged, Model,
-    NamespacedName, NodeFacts, Placement, Protocol, Service, ServicePort, ServiceView, Target,
+    Backends, Endpoint, EndpointPort, EndpointSlice, EndpointVerdict, Endpoints, Event, IpFamily,
+    Model, NamespacedName, NodeFacts, Placement, Protocol, Service, ServicePort, ServiceView,
+    Target,
 };
 
 fn endpoint(text: &str) -> Endpoint {
@@ -253,7 +254,7 @@ fn slices_are_merged_by_address_and_port() {
 
 fn judged(service: &Service, slices: &[EndpointSlice]) -> Vec<String> {
     with_endpoints(service, slices, |endpoints, port| {
-        let judged = endpoints.judged(port);
+        let judged = endpoints.verdicts(port);
         let told = judged.iter().map(|one| {
             let port = one.port.map_or_else(String::new, |port| format!(":{port}"));
             let (cluster, local) = (one.cluster, one.local);
@@ -356,7 +357,7 @@ fn any_slice() -> impl Strategy<Value = (bool, u16, Vec<String>)> {
 }
 
 proptest! {
-    /// What is told of each endpoint is what is done.
+    /// The verdict on each endpoint agrees with the choice.
     #[test]
     fn who_is_in_is_who_serves(
         given in prop::collection::vec(any_slice(), 0..4),
@@ -376,8 +377,8 @@ proptest! {
             ..web()
         };
         with_endpoints(&service, &slices.collect::<Vec<_>>(), |endpoints, port| {
-            let (judged, serving) = (endpoints.judged(port), endpoints.serving(port));
-            let of = |is_in: fn(&Judged<'_>) -> bool| -> Vec<Target> {
+            let (judged, serving) = (endpoints.verdicts(port), endpoints.serving(port));
+            let of = |is_in: fn(&EndpointVerdict<'_>) -> bool| -> Vec<Target> {
                 let judged = judged.iter().filter(|one| is_in(one));
                 judged.filter_map(|one| Some(Target { ip: one.ip, port: one.port? })).collect()
             };

@@ -1,12 +1,11 @@
-//! What typed messages cost beside bytes written by hand, and both beside what the kernel does with
-//! them.
+//! Measures typed messages beside hand-written bytes, and both beside the kernel's work.
 //!
 //! ```text
 //! cargo build --release -p route-netlink --example encode_cost
 //! unshare --net target/release/examples/encode_cost
 //! ```
 //! Adds 20,000 IPv4 addresses to the loopback device of this network namespace, and as many local
-//! routes. Each time is the fastest of some, but for what the kernel does once.
+//! routes. Each time is the fastest of several runs, except for work that the kernel does once.
 
 use std::error::Error;
 use std::hint::black_box;

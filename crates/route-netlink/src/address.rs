@@ -18,14 +18,14 @@ use crate::message::{attributes, push};
 pub struct Address {
     /// The index of the link.
     pub link: u32,
-    /// The address. Between two points, that of this end.
+    /// The address. On a point-to-point link, that of this end.
     pub address: IpAddr,
-    /// How many leading bits the link's network shares.
+    /// Length of the network's prefix.
     pub prefix: u8,
 }
 
 impl Address {
-    /// One that stands for itself: /32 or /128.
+    /// Returns a host address: /32 or /128.
     pub fn host(link: u32, address: IpAddr) -> Self {
         let prefix = Family::of(address).full_prefix();
         Self {
@@ -35,9 +35,8 @@ impl Address {
         }
     }
 
-    /// `RTM_NEWADDR`: gives the address to the link, for good. `EEXIST` if it has it. One of IPv6
-    /// is there without asking the link whether somebody else has it; one of localhost is of scope
-    /// host.
+    /// `RTM_NEWADDR`: adds the address to the link, permanently. `EEXIST` if the link has it. An
+    /// IPv6 address skips duplicate detection; a loopback address has scope host.
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let flags = match self.address {
             IpAddr::V4(_) => AddressHeaderFlags::Permanent,
@@ -47,10 +46,11 @@ impl Address {
         push(batch, NLM_F_CREATE | NLM_F_EXCL, &message)
     }
 
-    /// `RTM_DELADDR`: takes it away. `EADDRNOTAVAIL` if it is not there with this prefix length.
+    /// `RTM_DELADDR`: removes the address. `EADDRNOTAVAIL` if it is not there with this prefix
+    /// length.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         let message = self.message(AddressHeaderFlags::empty());
-        // NLM_F_EXCL's bit would mean NLM_F_BULK.
+        // The bit of NLM_F_EXCL would mean NLM_F_BULK.
         push(batch, 0, &RouteNetlinkMessage::DelAddress(message))
     }
 
@@ -69,7 +69,7 @@ impl Address {
         message
     }
 
-    /// Of a message after its `nlmsghdr`. `None` if it tells of no address.
+    /// Parses a message after its `nlmsghdr`. `None` if it contains no address.
     pub(crate) fn parse(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let header = AddressHeader::parse(payload)?;
         let (mut local, mut address) = (None, None);
@@ -80,7 +80,7 @@ impl Address {
                 _ => {}
             }
         }
-        // Between two points IFA_ADDRESS is the other end's; without another end IPv6 has no
+        // On a point-to-point link, IFA_ADDRESS is the other end's. Otherwise IPv6 has no
         // IFA_LOCAL.
         Ok(local.or(address).map(|address| Self {
             link: header.index,
@@ -90,7 +90,7 @@ impl Address {
     }
 }
 
-/// What asks for all of a family.
+/// Returns the request for all addresses of a family.
 pub(crate) fn request(family: Family) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.family = family.number();

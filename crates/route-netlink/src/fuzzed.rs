@@ -1,9 +1,8 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Parsers of bytes from outside, as functions for the fuzzer. No other code may use them.
 
 use crate::{Address, Family, Link, LocalRoute, Way};
 
-/// A message of each kind, and what a datagram tells.
+/// Parses a message of each kind, and a datagram of notifications.
 pub fn message(bytes: &[u8]) {
     let _ = Address::parse(bytes);
     let _ = Link::parse(bytes);

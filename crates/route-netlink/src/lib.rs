@@ -1,7 +1,7 @@
-//! Links, addresses and local routes over rtnetlink, and what the kernel tells of them.
+//! Links, addresses and local routes over rtnetlink, and the kernel's notifications about them.
 //!
 //! ```text
-//!  Address, LocalRoute ── push_new, push_del ──▶ Batch ──▶ Rtnetlink::execute ──▶ Reply of each
+//!  Address, LocalRoute ── push_new, push_del ──▶ Batch ──▶ Rtnetlink::execute ──▶ a Reply for each
 //!  Link ◀─────────────── Rtnetlink::{link, create_dummy, set_link_state, ..}, by its name
 //!  Address, LocalRoute ◀─ Rtnetlink::{addresses, local_routes}
 //!  Lookup ── Rtnetlink::way ──▶ Way, or why there is none: one question to the kernel's routing
@@ -11,18 +11,18 @@
 //! As in the sibling crates, writing is split from sending: any number and any mix of messages goes
 //! into a [`Batch`], and [`Rtnetlink::execute`] sends them in few system calls.
 //!
-//! Messages are those of `netlink-packet-route`, which costs a bulk write less than the kernel's
-//! own time varies (examples/encode_cost.rs). Of what the kernel sends, the fixed header and the
-//! attributes that are used are read, one by one: parsed as a whole, a message is lost with any
-//! attribute that the library cannot read, such as an address on a link whose name is no UTF-8.
+//! The message types are those of `netlink-packet-route`, whose cost in a bulk write is less than
+//! the kernel's own variation (examples/encode_cost.rs). From the kernel's messages, only the
+//! header and the attributes in use are read, one by one. Parsed as a whole, a message is lost if
+//! the library cannot parse any attribute, such as a link's name that is no UTF-8.
 //!
-//! Not `rtnetlink` 0.24, which was tried. Its subscription tells an overflow
-//! (`NetlinkPayload::Overrun`), but passes over a message that it cannot parse, with a line for the
-//! `log` crate alone: the end of a link went untold in a trial. Its single requests are async: they
-//! take a tokio runtime on threads that have none, and 27 µs where [`Rtnetlink::link`] takes 3 µs.
-//! It has no batches that say what became of each message. It would add `netlink-proto` and `nix`.
+//! `rtnetlink` 0.24 was tried and does not fit. Its subscription reports an overflow
+//! (`NetlinkPayload::Overrun`), but skips a message that it cannot parse, and tells only the `log`
+//! crate: in a trial, the end of a link was missed. Its requests are async: they need a tokio
+//! runtime on threads that have none, and 27 µs where [`Rtnetlink::link`] needs 3 µs. It has no
+//! batches with a result for each message. It would add `netlink-proto` and `nix`.
 //!
-//! Not here: what a link is for, and which addresses are whose.
+//! The crate does not know the purpose of a link, or the owner of an address.
 //!
 //! Source: `include/uapi/linux/rtnetlink.h`, `if_link.h`, `if_addr.h`; rtnetlink(7).
 
@@ -50,12 +50,12 @@ pub use route::LocalRoute;
 pub use rtnetlink::Rtnetlink;
 pub use subscription::{Event, Subscription};
 
-/// The addresses of all links but these of the network namespace of the calling thread, by a
-/// connection of their own: one that failed is not used again.
+/// Returns the addresses of all links except these, in the calling thread's network namespace. Uses
+/// its own connection, since one that failed cannot be reused.
 ///
 /// # Errors
 ///
-/// As [`Rtnetlink::open`], [`Rtnetlink::link`] and [`Rtnetlink::addresses`].
+/// See [`Rtnetlink::open`], [`Rtnetlink::link`] and [`Rtnetlink::addresses`].
 pub fn all_addresses(family: IpFamily, but: &[&str]) -> Result<BTreeSet<IpAddr>, Error> {
     let mut rtnetlink = Rtnetlink::open()?;
     let links: Result<Vec<_>, Error> = but.iter().map(|name| rtnetlink.link(name)).collect();
@@ -88,12 +88,12 @@ impl From<IpFamily> for Family {
 }
 
 impl Family {
-    /// That of an address.
+    /// Returns the family of an address.
     pub fn of(address: IpAddr) -> Self {
         IpFamily::of(address).into()
     }
 
-    /// The prefix length that leaves one address.
+    /// Returns the prefix length of a single address.
     pub fn full_prefix(self) -> u8 {
         match self {
             Self::Inet => 32,

@@ -10,38 +10,38 @@ use netlink_packet_route::link::{
 
 use crate::message::attributes;
 
-/// A link, as the kernel tells of it.
+/// A link, as the kernel reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
-    /// Its number. The kernel gives it to no other link as long as this one exists.
+    /// Index of the link. The kernel gives it to no other link as long as this one exists.
     pub index: u32,
-    /// Whether it is set up.
+    /// The administrative state.
     pub state: LinkState,
-    /// `dummy`, `veth`, ...; empty for hardware.
+    /// Type of the link: `dummy`, `veth`, ...; empty for hardware.
     pub kind: String,
 }
 
-/// Whether a link is set up (`IFF_UP`), not whether it has a carrier.
+/// Administrative state of a link (`IFF_UP`); says nothing about its carrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkState {
-    /// It takes part in the network.
+    /// The link is set up.
     Up,
-    /// It does not. Its addresses are local to the node all the same.
+    /// The link is not set up. Its addresses are still local to the node.
     Down,
 }
 
-/// Which link-local IPv6 address the kernel gives to a link that is set up (`IN6_ADDR_GEN_MODE_*`
-/// of linux/if_link.h).
+/// Generation of the link-local IPv6 address when a link is set up (`IN6_ADDR_GEN_MODE_*` of
+/// linux/if_link.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressGeneration {
-    /// One of its hardware address: the kernel's default.
+    /// From the hardware address; the kernel's default.
     Eui64,
-    /// None.
+    /// No link-local address.
     None,
 }
 
 impl Link {
-    /// Of a message after its `nlmsghdr`.
+    /// Parses a message after its `nlmsghdr`.
     pub(crate) fn parse(payload: &[u8]) -> Result<Self, Malformed> {
         let header = LinkHeader::parse(payload)?;
         let mut kind = String::new();
@@ -63,8 +63,8 @@ impl Link {
     }
 }
 
-/// What names a link. A name of more than 15 bytes is no link's: enough of it is sent for the
-/// kernel to say so.
+/// Returns a message that names a link. A name of more than 15 bytes is truncated, but long enough
+/// for the kernel to reject it.
 pub(crate) fn named(name: &str) -> LinkMessage {
     const ENOUGH: usize = libc::IFNAMSIZ;
     let mut message = LinkMessage::default();

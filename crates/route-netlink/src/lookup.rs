@@ -1,4 +1,4 @@
-//! One question to the kernel's routing: which way does a packet take?
+//! A query to the kernel's routing for one packet.
 
 use std::net::IpAddr;
 
@@ -12,55 +12,54 @@ use netlink_packet_route::route::{
 use crate::Family;
 use crate::message::attributes;
 
-/// What is asked (`RTM_GETROUTE`).
+/// A packet to route (`RTM_GETROUTE`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lookup {
-    /// To where.
+    /// The destination.
     pub destination: IpAddr,
-    /// From where. Of what this node sends, one of its own addresses.
+    /// The source. For a packet of this node, one of its own addresses.
     pub source: Option<IpAddr>,
-    /// The index of the link by which it comes in; none of what this node sends. With a link, the
-    /// kernel judges as it does of what comes in: also by its source.
+    /// Index of the link by which the packet arrives; none if this node sends it. With a link, the
+    /// kernel also checks the source, as for arriving packets.
     pub link: Option<u32>,
     /// Its mark, which policy routing may ask for.
     pub mark: u32,
 }
 
-/// Which way a packet takes.
+/// The route of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Way {
-    /// `RTN_*` of linux/rtnetlink.h: 1 to elsewhere, 2 to this node, 3 to all of a network, 5 to a
-    /// group, 6 dropped, 7 and 8 refused.
+    /// `RTN_*` of linux/rtnetlink.h: 1 to another host, 2 to this node, 3 broadcast, 5 multicast, 6
+    /// dropped, 7 and 8 refused.
     pub kind: u8,
-    /// The index of the link by which it leaves.
+    /// Index of the outgoing link.
     pub link: Option<u32>,
-    /// The neighbour that it is given to; else the destination itself.
+    /// The next hop; none if it is the destination itself.
     pub gateway: Option<IpAddr>,
-    /// The address that the kernel gives what this node sends there.
+    /// The source address that the kernel chooses for this node's packets.
     pub source: Option<IpAddr>,
 }
 
-/// Why there is no way.
+/// Reason why there is no route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NoWay {
-    /// No route leads there (`ENETUNREACH`).
+    /// No route matches (`ENETUNREACH`).
     NoRoute,
-    /// It comes in and would leave again, which this node does not let through, or a route refuses it
+    /// The packet would be forwarded, but this node does not forward, or a route refuses it
     /// (`EHOSTUNREACH`).
     NotForwarded,
-    /// What comes from there may not come in by that link: another one leads there (`rp_filter`,
-    /// `EXDEV`).
+    /// The packet may not arrive by that link: the route to its source uses another one
+    /// (`rp_filter`, `EXDEV`).
     WrongLink,
-    /// Source or destination may not be in a packet that comes in: a loopback address, an address of
-    /// this node as the source (`EINVAL`).
+    /// The source or destination is invalid in an arriving packet: a loopback address, or an
+    /// address of this node as the source (`EINVAL`).
     Martian,
-    /// Another refusal of the kernel, by its number.
+    /// Another error of the kernel, by its number.
     Other(i32),
 }
 
 impl NoWay {
-    /// A refusal that is an answer; `None` of one that says that it was not understood or not
-    /// allowed to be asked.
+    /// Returns the reason in a refusal. `None` if the request was not understood or not allowed.
     pub(crate) fn of(refusal: &Refusal) -> Option<Self> {
         Some(match refusal.errno {
             ENETUNREACH => Self::NoRoute,
@@ -99,7 +98,7 @@ impl Lookup {
 }
 
 impl Way {
-    /// Of a message after its `nlmsghdr`.
+    /// Parses a message after its `nlmsghdr`.
     pub(crate) fn parse(payload: &[u8]) -> Result<Self, Malformed> {
         let header = RouteHeader::parse(payload)?;
         let context = (header.address_family, header.kind, RouteLwEnCapType::None);
@@ -121,7 +120,7 @@ impl Way {
         Ok(way)
     }
 
-    /// Whether it leads to this node itself.
+    /// Reports whether the packet is for this node itself.
     pub fn is_local(&self) -> bool {
         self.kind == u8::from(RouteType::Local)
     }
@@ -135,7 +134,7 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Of what the kernel answers, what is an answer.
+/// Returns the reason in the kernel's error, if it is about the route.
 pub(crate) fn answer(error: Error) -> Result<NoWay, Error> {
     match error {
         Error::Refused(refusal) => NoWay::of(&refusal).ok_or(Error::Refused(refusal)),

@@ -1,23 +1,23 @@
-//! From typed messages to a batch's bytes, and from the kernel's bytes to typed attributes.
+//! Serializes typed messages, and parses attributes.
 
 use netlink_batch::{Batch, Malformed, Writer};
 use netlink_packet_core::{NetlinkSerializable, NlaBuffer, NlasIterator};
 use netlink_packet_route::RouteNetlinkMessage;
 
-/// Appends a message; its index.
+/// Appends a message, and returns its index.
 pub(crate) fn push(batch: &mut Batch, flags: u16, message: &RouteNetlinkMessage) -> usize {
     batch.push(message.message_type(), flags, |writer| {
         write(writer, message);
     })
 }
 
-/// Writes what follows `nlmsghdr`.
+/// Writes a message after its `nlmsghdr`.
 pub(crate) fn write(writer: &mut Writer<'_>, message: &RouteNetlinkMessage) {
     message.serialize(writer.zeroed(message.buffer_len()));
 }
 
-/// The attributes of these kinds, behind a fixed header of so many bytes. What else there is is
-/// passed over, whatever it is.
+/// Returns the attributes of these kinds after a header of `header` bytes. Skips all others,
+/// whatever their content.
 pub(crate) fn attributes<'a>(
     payload: &'a [u8],
     header: usize,

@@ -1,4 +1,4 @@
-//! Routes of type local: what makes an address one of the node's own.
+//! Routes of type local, which make an address one of the node's own.
 
 use std::net::IpAddr;
 
@@ -22,22 +22,22 @@ pub struct LocalRoute {
     pub link: u32,
     /// The address.
     pub address: IpAddr,
-    /// Whose it is (`RTPROT_*` of linux/rtnetlink.h, or a number of one's own).
+    /// Origin of the route (`RTPROT_*` of linux/rtnetlink.h, or another number).
     pub protocol: u8,
 }
 
 impl LocalRoute {
-    /// `RTPROT_KERNEL`: what the kernel made for an address.
+    /// `RTPROT_KERNEL`: routes that the kernel makes for an address.
     pub const KERNEL: u8 = libc::RTPROT_KERNEL;
 
-    /// `RTM_NEWROUTE`: makes the route, also beside another one to the same address. `EEXIST` if it
-    /// is there.
+    /// `RTM_NEWROUTE`: adds the route, also beside another one to the same address. `EEXIST` if it
+    /// exists.
     pub fn push_new(&self, batch: &mut Batch) -> usize {
         let message = RouteNetlinkMessage::NewRoute(self.message());
         push(batch, NLM_F_CREATE, &message)
     }
 
-    /// `RTM_DELROUTE`: removes it. `ESRCH` if there is none.
+    /// `RTM_DELROUTE`: removes the route. `ESRCH` if it does not exist.
     pub fn push_del(&self, batch: &mut Batch) -> usize {
         push(batch, 0, &RouteNetlinkMessage::DelRoute(self.message()))
     }
@@ -47,7 +47,7 @@ impl LocalRoute {
         let mut message = request(family, self.protocol);
         message.header.destination_prefix_length = family.full_prefix();
         if family == Family::Inet {
-            // Within scope host the kernel asks for no link that is up; IPv6 has no scopes.
+            // With scope host, the kernel does not need a link that is up. IPv6 has no scopes.
             message.header.scope = RouteScope::Host;
         }
         message.attributes = vec![
@@ -57,8 +57,8 @@ impl LocalRoute {
         message
     }
 
-    /// Of a message after its `nlmsghdr`. `None` if it is another route than one to a single
-    /// address of this family, made by this protocol.
+    /// Parses a message after its `nlmsghdr`. `None` unless it is a route to a single address of
+    /// this family, made by this protocol.
     pub(crate) fn parse(
         payload: &[u8],
         family: Family,
@@ -98,7 +98,7 @@ impl LocalRoute {
     }
 }
 
-/// What asks for all that a protocol has made.
+/// Returns the request for all routes of a protocol.
 pub(crate) fn request(family: Family, protocol: u8) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family.number();

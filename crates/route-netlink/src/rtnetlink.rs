@@ -1,4 +1,4 @@
-//! The connection.
+//! The connection to rtnetlink.
 
 use libc::ENODEV;
 use netlink_batch::{Batch, Connection, Error, NLM_F_CREATE, NLM_F_EXCL, Protocol, Refusal, Reply};
@@ -11,8 +11,8 @@ use crate::lookup::{self, Lookup, NoWay, Way};
 use crate::message::{push, write};
 use crate::route::{self, LocalRoute};
 
-/// A connection to rtnetlink. Its calls block for as long as the kernel works; it belongs to the
-/// network namespace of the thread that opened it.
+/// A connection to rtnetlink. Calls block while the kernel works. It belongs to the network
+/// namespace of the thread that opened it.
 #[derive(Debug)]
 pub struct Rtnetlink(Connection);
 
@@ -21,32 +21,32 @@ impl Rtnetlink {
     ///
     /// # Errors
     ///
-    /// [`Error::Open`]: there is no socket.
+    /// Returns [`Error::Open`] if there is no socket.
     pub fn open() -> Result<Self, Error> {
         Connection::open(Protocol::Route).map(Self)
     }
 
-    /// How many messages this has sent; counts on from 0 after `u32::MAX`.
+    /// Returns the number of messages sent; wraps to 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.0.sent()
     }
 
-    /// Sends all messages; what became of each. A refused one does not stop those after it.
+    /// Sends all messages, and returns the reply to each. A refused one does not stop the others.
     ///
     /// # Errors
     ///
-    /// Sending or receiving failed ([`Connection::execute`]): what was done is not known.
+    /// Fails if sending or receiving failed ([`Connection::execute`]): the results are unknown
+    /// then.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         self.0.execute(batch)
     }
 
-    /// The link of this name, if there is one. Asked so, the kernel loads no module for a name that
-    /// it does not know, as it does when asked by ioctl.
+    /// Returns the link of this name, if it exists. Unlike ioctl, this loads no kernel module for
+    /// an unknown name.
     ///
     /// # Errors
     ///
-    /// The kernel refuses to say ([`Error::Refused`]), or its answer is lost or cannot be
-    /// understood.
+    /// Fails if the kernel refuses ([`Error::Refused`]), or its reply is lost or malformed.
     pub fn link(&mut self, name: &str) -> Result<Option<Link>, Error> {
         let message = RouteNetlinkMessage::GetLink(link::named(name));
         let answer = match self.0.request(message.message_type(), 0, |writer| {
@@ -71,7 +71,7 @@ impl Rtnetlink {
         self.write(NLM_F_CREATE | NLM_F_EXCL, &message)
     }
 
-    /// Sets a link up or down. With the latter its IPv6 addresses go, and all routes over it.
+    /// Sets a link up or down. Setting it down removes its IPv6 addresses, and all routes over it.
     ///
     /// # Errors
     ///
@@ -82,12 +82,12 @@ impl Rtnetlink {
         self.write(0, &message)
     }
 
-    /// Says which link-local address the link gets when it is set up the next time.
+    /// Sets the generation of the link-local address, for the next time that the link is set up.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`]: there is no such link, the kernel has no IPv6, or is older than Linux
-    /// 3.17. Otherwise as [`Rtnetlink::create_dummy`].
+    /// [`Error::Refused`]: there is no such link, or the kernel has no IPv6 or is older than Linux
+    /// 3.17. Otherwise see [`Rtnetlink::create_dummy`].
     pub fn set_address_generation(
         &mut self,
         name: &str,
@@ -97,7 +97,7 @@ impl Rtnetlink {
         self.write(0, &message)
     }
 
-    /// Deletes a link with its addresses and routes. What is gone already is deleted.
+    /// Deletes a link with its addresses and routes. A missing link counts as deleted.
     ///
     /// # Errors
     ///
@@ -111,26 +111,26 @@ impl Rtnetlink {
         }
     }
 
-    /// The addresses of all links.
+    /// Returns the addresses of all links.
     ///
     /// # Errors
     ///
-    /// They cannot be read, or changed during each attempt ([`Connection::dump`]).
+    /// Fails if they cannot be read, or change during each attempt ([`Connection::dump`]).
     pub fn addresses(&mut self, family: Family) -> Result<Vec<Address>, Error> {
         self.dump_addresses(family, 0)
     }
 
-    /// The addresses of one link; none if there is no such link.
+    /// Returns the addresses of one link; none if the link does not exist.
     ///
     /// # Errors
     ///
-    /// As [`Rtnetlink::addresses`].
+    /// See [`Rtnetlink::addresses`].
     pub fn addresses_of(&mut self, link: u32, family: Family) -> Result<Vec<Address>, Error> {
         match self.dump_addresses(family, link) {
             Err(error) if is_gone(&error) => Ok(Vec::new()),
             addresses => {
                 let mut addresses = addresses?;
-                // Before Linux 4.20 the kernel does not filter.
+                // Kernels before Linux 4.20 do not filter.
                 addresses.retain(|address| address.link == link);
                 Ok(addresses)
             }
@@ -142,31 +142,31 @@ impl Rtnetlink {
         request.header.index = link;
         let request = RouteNetlinkMessage::GetAddress(request);
         self.dump(&request, |payload| {
-            // A kernel without IPv6 answers with what it has.
+            // A kernel without IPv6 returns its IPv4 addresses.
             let found = Address::parse(payload)?;
             Ok(found.filter(|found| Family::of(found.address) == family))
         })
     }
 
-    /// The local routes that a protocol has made, over all links.
+    /// Returns the local routes of a protocol, over all links.
     ///
     /// # Errors
     ///
-    /// As [`Rtnetlink::addresses`].
+    /// See [`Rtnetlink::addresses`].
     pub fn local_routes(&mut self, family: Family, protocol: u8) -> Result<Vec<LocalRoute>, Error> {
         let request = RouteNetlinkMessage::GetRoute(route::request(family, protocol));
         self.dump(&request, |payload| {
-            // Before Linux 4.20 the kernel does not filter.
+            // Kernels before Linux 4.20 do not filter.
             LocalRoute::parse(payload, family, protocol)
         })
     }
 
-    /// The way that a packet takes, as the kernel's routing decides it.
+    /// Returns the route of a packet, as the kernel's routing decides.
     ///
     /// # Errors
     ///
-    /// The kernel refuses to say ([`Error::Refused`]), as where it has no link of this index
-    /// (`ENODEV`), or its answer is lost or cannot be understood.
+    /// Fails if the kernel refuses ([`Error::Refused`]), for example with `ENODEV` for an unknown
+    /// link, or its reply is lost or malformed.
     pub fn way(&mut self, asked: &Lookup) -> Result<Result<Way, NoWay>, Error> {
         let message = RouteNetlinkMessage::GetRoute(asked.message());
         let kind = message.message_type();
@@ -194,7 +194,7 @@ impl Rtnetlink {
             })
     }
 
-    /// Sends one message and says what became of it.
+    /// Sends one message, and returns its result.
     fn write(&mut self, flags: u16, message: &RouteNetlinkMessage) -> Result<(), Error> {
         let mut batch = Batch::new();
         push(&mut batch, flags, message);
@@ -206,7 +206,7 @@ impl Rtnetlink {
     }
 }
 
-/// Whether the kernel says that there is no such link.
+/// Reports whether the error means that the link does not exist.
 fn is_gone(error: &Error) -> bool {
     matches!(error, Error::Refused(Refusal { errno: ENODEV, .. }))
 }

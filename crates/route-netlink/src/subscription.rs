@@ -1,5 +1,4 @@
-//! What the kernel tells of links and addresses as it happens (the multicast groups of
-//! rtnetlink(7)).
+//! The kernel's notifications about links and addresses (the multicast groups of rtnetlink(7)).
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -16,18 +15,18 @@ use socket2::{SockFilter, SockRef};
 
 use crate::{Address, Link};
 
-/// What is told.
+/// A notification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// A link has this address, newly or with something changed.
+    /// An address was added to a link, or changed.
     AddressAdded(Address),
-    /// A link has this address no more.
+    /// An address was removed from a link.
     AddressRemoved(Address),
-    /// A link is there, newly or with something changed.
+    /// A link was added, or changed.
     Link(Link),
-    /// A link is gone.
+    /// A link was removed.
     LinkRemoved(Link),
-    /// Messages were lost (`ENOBUFS`), or cannot be understood: anything may have changed.
+    /// Notifications were lost (`ENOBUFS`), or cannot be parsed: anything may have changed.
     Lost,
 }
 
@@ -37,17 +36,17 @@ pub enum Event {
 pub struct Subscription(Socket);
 
 impl Subscription {
-    /// Subscribes, with so many bytes of room for messages that wait to be read (one takes about
-    /// 800), or as many as may be: beyond `net.core.rmem_max` it takes `CAP_NET_ADMIN` in the
-    /// initial user namespace.
+    /// Subscribes, with a receive buffer of `room` bytes, or as many as allowed. A notification
+    /// needs about 800 bytes. More than `net.core.rmem_max` needs `CAP_NET_ADMIN` in the initial
+    /// user namespace.
     ///
     /// # Errors
     ///
-    /// There is no such socket.
+    /// Fails if the socket cannot be opened.
     pub fn open(room: usize) -> io::Result<Self> {
         let mut socket = Socket::new(NETLINK_ROUTE)?;
         socket.set_non_blocking(true)?;
-        // With less room more is lost, which is told.
+        // With a smaller buffer more notifications are lost, which is reported.
         let _ = sockopt::set_socket_recv_buffer_size_force(&socket, room)
             .or_else(|_| sockopt::set_socket_recv_buffer_size(&socket, room));
         socket.bind(&SocketAddr::new(0, 0))?;
@@ -57,21 +56,22 @@ impl Subscription {
         Ok(Self(socket))
     }
 
-    /// Has the kernel leave out addresses that this link is given, from now on, instead of those of
-    /// another link before. That they are taken away is told.
+    /// Makes the kernel skip notifications of addresses that are added to this link; replaces an
+    /// earlier choice. Notifications of removed addresses still come.
     ///
     /// # Errors
     ///
-    /// The kernel takes no filter (a seccomp profile, say): they are told.
+    /// Fails if the kernel accepts no filter, for example under a seccomp profile. All
+    /// notifications come then.
     pub fn leave_out_added_to(&self, link: u32) -> io::Result<()> {
         SockRef::from(&self.0).attach_filter(&not_added_to(link))
     }
 
-    /// The next of what was told: what came in one datagram.
+    /// Returns the notifications of the next datagram.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if there is nothing. After any other nothing more can be told.
+    /// `WouldBlock` if there is none. After any other error, no more notifications come.
     pub fn receive(&self) -> io::Result<Vec<Event>> {
         match self.0.recv_from_full() {
             Ok((datagram, _)) => Ok(events(&datagram)),
@@ -87,9 +87,9 @@ impl AsRawFd for Subscription {
     }
 }
 
-/// A filter (classic BPF, linux/filter.h) that drops what tells of an address that this link is
-/// given. A notification is one message: a header (`struct nlmsghdr`), whose type is at 4, and
-/// `struct ifaddrmsg`, whose index is at 20. What is loaded counts as big endian.
+/// Returns a filter (classic BPF, linux/filter.h) that drops notifications of addresses added to
+/// this link. A notification is one message: a header (`struct nlmsghdr`), with the type at offset
+/// 4, and `struct ifaddrmsg`, with the index at offset 20. Loads are big endian.
 fn not_added_to(link: u32) -> [SockFilter; 6] {
     const LOAD_HALF: u16 = 0x28;
     const LOAD_WORD: u16 = 0x20;
@@ -106,12 +106,12 @@ fn not_added_to(link: u32) -> [SockFilter; 6] {
     ]
 }
 
-/// What the messages in a datagram tell.
+/// Parses the notifications in a datagram.
 pub(crate) fn events(datagram: &[u8]) -> Vec<Event> {
     let messages = netlink_batch::messages(datagram);
     messages
         .filter_map(|message| {
-            // What cannot be read may be anything.
+            // A malformed message may mean anything.
             let event = message.and_then(event);
             event.unwrap_or(Some(Event::Lost))
         })
@@ -213,7 +213,7 @@ mod tests {
         let mut lying = link(RTM_NEWLINK, 8, 1);
         lying[..4].copy_from_slice(&u32::MAX.to_ne_bytes());
         assert_eq!(events(&lying), [Event::Lost]);
-        // The next message is read all the same.
+        // The next message is still read.
         let mut odd = datagram(7, "10.96.0.1");
         odd[24] = 7;
         let all = [odd, removed(2, "192.168.0.1")].concat();
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn the_kernel_leaves_out_what_a_link_is_given() {
-        // The kernel runs the filter on any kind of socket.
+        // The kernel runs filters on any kind of socket.
         let (sender, receiver) = UnixDatagram::pair().unwrap();
         receiver.set_nonblocking(true).unwrap();
         let filter = not_added_to(7);
@@ -250,7 +250,7 @@ mod tests {
         let usual = std::fs::read_to_string("/proc/sys/net/core/rmem_default").unwrap();
         let room = sockopt::socket_recv_buffer_size(&subscription.0).unwrap();
         assert!(room >= usual.trim().parse().unwrap(), "{room}");
-        // The kernel doubles it, for its own bookkeeping.
+        // The kernel doubles the size, for its own bookkeeping.
         let other = Socket::new(NETLINK_ROUTE).unwrap();
         let may_force = sockopt::set_socket_recv_buffer_size_force(&other, ROOM).is_ok();
         assert!(!may_force || room >= 2 * ROOM, "{room}");

@@ -1,4 +1,4 @@
-//! Against the running kernel, each story in a network namespace of its own. Needs root; those of
+//! Tests against the running kernel, each in its own network namespace. They need root. Tests of
 //! dummy links are ignored, as not every kernel has them.
 
 #![allow(
@@ -26,15 +26,15 @@ use route_netlink::{
 const LOOPBACK: u32 = 1;
 const DUMMY: &str = "dummy7";
 const ROOM: usize = 8 << 20;
-/// A protocol number of nobody's.
+/// An unused protocol number.
 const OURS: u8 = 107;
 
-/// Runs `story` on a thread of its own in a new network namespace.
+/// Runs `story` on its own thread in a new network namespace.
 fn in_namespace(story: impl FnOnce(Rtnetlink) + Send) {
     namespace::in_namespace(|| story(Rtnetlink::open().unwrap()));
 }
 
-/// Where IPv6 is a module, the kernel does not load it by itself.
+/// If IPv6 is a module, the kernel does not load it by itself.
 fn load_ipv6() {
     if Path::new("/proc/sys/net/ipv6").exists() {
         return;
@@ -60,7 +60,7 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// So many of a family.
+/// Returns so many addresses of a family.
 fn many(family: Family, count: u32) -> impl Iterator<Item = IpAddr> {
     (1..=count).map(move |number| match family {
         Family::Inet => IpAddr::V4((0x0a60_0000 + number).into()),
@@ -232,7 +232,7 @@ fn thousands_of_addresses_and_routes() {
             assert!(execute(&mut rtnetlink, &batch) == done);
             assert!(addresses(&mut rtnetlink, link, family).len() <= 1);
         }
-        // With the last IPv4 address of a link the kernel removes its IPv4 routes.
+        // When a link loses its last IPv4 address, the kernel removes its IPv4 routes.
         let mut batch = Batch::new();
         Address::host(link, ip("127.107.0.1")).push_new(&mut batch);
         execute(&mut rtnetlink, &batch);
@@ -260,7 +260,7 @@ fn thousands_of_addresses_and_routes() {
     });
 }
 
-/// What is told within a second, until `is_enough`.
+/// Returns the events within a second, until `is_enough`.
 fn told(subscription: &Subscription, is_enough: impl Fn(&[Event]) -> bool) -> Vec<Event> {
     let deadline = Instant::now() + Duration::from_secs(1);
     let mut told = Vec::new();
@@ -330,7 +330,7 @@ fn what_was_lost_is_told() {
         execute(&mut rtnetlink, &batch);
         let all = told(&subscription, |told| told.contains(&Event::Lost));
         assert!(all.contains(&Event::Lost), "{all:?}");
-        // It goes on.
+        // The subscription continues.
         while subscription.receive().is_ok() {}
         let last = Address::host(LOOPBACK, ip("10.1.0.1"));
         let mut batch = Batch::new();

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use proxy::{Draining, ServicePortName};
+use proxy::{DrainingEndpoint, ServicePortName};
 use service_counters::{At, Count, Counted};
 use view::{Condition, Drain, Endpoint};
 
@@ -25,7 +25,7 @@ pub(super) struct Held<'a> {
 /// What the mode says of a drain.
 struct Known<'a> {
     endpoint: SocketAddr,
-    drain: &'a Draining,
+    drain: &'a DrainingEndpoint,
     limit: Option<Duration>,
     now: Instant,
 }

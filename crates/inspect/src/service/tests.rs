@@ -248,7 +248,7 @@ fn what_has_left_its_slices_is_listed_for_as_long_as_it_is_held() {
         ip: [10, 244, 1, last].into(),
         port: 8080,
     };
-    let drain = |last: u8| proxy::Draining {
+    let drain = |last: u8| proxy::DrainingEndpoint {
         at: ServiceAddress::new([10, 96, 0, 1].into(), 80, Protocol::Tcp),
         target: target(last),
         since: Some(since),

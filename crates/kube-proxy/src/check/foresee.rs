@@ -10,7 +10,7 @@ use modes::families::require;
 use modes::node_ports;
 use modes::open::{open_to_read, primary};
 use modes::preview::{Change, Kept, NODE, Obstacle};
-use proxy::{Heeding, Model};
+use proxy::{Model, OptionSupport};
 use serde::Serialize;
 use source::{ApiServerAddress, ConnectHooks};
 
@@ -126,7 +126,7 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     };
     let predecessor = kernel.predecessor(settings).filter(|_| may_remove);
     let mut preview = kernel.preview(&start, &told).await?;
-    let heeding = Heeding {
+    let heeding = OptionSupport {
         mode: settings.chosen.name(),
         unavailable: std::mem::take(&mut preview.unavailable),
     };

@@ -15,8 +15,10 @@ use modes::footprints;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use proxy::contested::{Contested, Left, What, Why};
-use proxy::{AddressField, Heeding, IpFamily, Model, NamespacedName, Service, UnavailableOption};
+use proxy::contested::{ContestReason, Contested, ContestedPart, OverLimit};
+use proxy::{
+    AddressField, IpFamily, Model, NamespacedName, OptionSupport, Service, UnavailableOption,
+};
 use route_netlink::{Lookup, Rtnetlink};
 use tracing::{info, warn};
 
@@ -41,14 +43,14 @@ pub(crate) struct OfReason {
 /// shows no change.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
-    for reason in What::LABELS {
+    for reason in ContestedPart::LABELS {
         drop(counts.get_or_create(&OfReason { reason }));
     }
     counts
 }
 
 /// Returns lines about refused addresses and options, a limited number.
-pub(crate) fn refused(model: &Model, heeding: &Heeding) -> Vec<String> {
+pub(crate) fn refused(model: &Model, heeding: &OptionSupport) -> Vec<String> {
     let mut all: Vec<Contested> = all_refused(model, heeding).collect();
     all.sort_unstable();
     let lines = all.iter().take(TOLD_MAX).map(|one| one.line(model));
@@ -58,15 +60,19 @@ pub(crate) fn refused(model: &Model, heeding: &Heeding) -> Vec<String> {
     lines.chain(rest).collect()
 }
 
-fn all_refused<'a>(model: &'a Model, heeding: &'a Heeding) -> impl Iterator<Item = Contested> + 'a {
+fn all_refused<'a>(
+    model: &'a Model,
+    heeding: &'a OptionSupport,
+) -> impl Iterator<Item = Contested> + 'a {
     let addresses = model.refused_addresses().map(|(service, one)| {
-        let what = What::Address(one.address, one.field, Why::Refused(one.why));
+        let what = ContestedPart::Address(one.address, one.field, ContestReason::Refused(one.why));
         (service, what)
     });
     let oversized = model.oversized();
-    let oversized = oversized.map(|(service, excess)| (service, What::TooLarge(Left(*excess))));
+    let oversized =
+        oversized.map(|(service, excess)| (service, ContestedPart::TooLarge(OverLimit(*excess))));
     let options = heeding.unheeded(model);
-    let options = options.map(|(service, one)| (service, What::Option(one)));
+    let options = options.map(|(service, one)| (service, ContestedPart::Option(one)));
     // Addresses are easily named in large numbers, so they come last and hide nothing else.
     let all = oversized.chain(options).chain(addresses);
     all.map(|(service, what)| Contested {
@@ -80,10 +86,10 @@ pub(crate) struct ExternalAddresses {
     node: String,
     recorder: Recorder,
     counts: Counts,
-    heeding: Heeding,
+    heeding: OptionSupport,
     /// Inputs of the last look: the model's version, the node's addresses that Services name, and
     /// the options that the mode supports.
-    looked_at: (u64, Vec<IpAddr>, Heeding),
+    looked_at: (u64, Vec<IpAddr>, OptionSupport),
     /// Surroundings of this node, read when its addresses were these.
     near: Near,
     read_for: Vec<IpAddr>,
@@ -117,13 +123,13 @@ impl ExternalAddresses {
     ) -> Self {
         Self {
             node: node.to_owned(),
-            heeding: Heeding {
+            heeding: OptionSupport {
                 mode,
                 unavailable: Vec::new(),
             },
             recorder,
             counts,
-            looked_at: (0, Vec::new(), Heeding::default()),
+            looked_at: (0, Vec::new(), OptionSupport::default()),
             near: Near::default(),
             read_for: Vec::new(),
             guarded: Vec::new(),
@@ -197,7 +203,7 @@ impl ExternalAddresses {
     }
 
     fn learn(&mut self, model: &Model, now: Instant) {
-        let mut counted = [0_usize; What::LABELS.len()];
+        let mut counted = [0_usize; ContestedPart::LABELS.len()];
         let mut named: HashMap<NamespacedName, usize> = HashMap::new();
         let mut known = BTreeMap::new();
         // Served addresses come first, so that refused ones cannot hide them.
@@ -205,7 +211,9 @@ impl ExternalAddresses {
         let served = served.chain(near(model, &self.near, &self.looked_at.1));
         for one in served.chain(all_refused(model, &self.heeding)) {
             let label = one.what.label();
-            let place = What::LABELS.iter().position(|of| Some(*of) == label);
+            let place = ContestedPart::LABELS
+                .iter()
+                .position(|of| Some(*of) == label);
             if let Some(count) = place.and_then(|at| counted.get_mut(at)) {
                 *count += one.what.addresses();
             }
@@ -223,7 +231,7 @@ impl ExternalAddresses {
                 known.insert(one, before.unwrap_or(fresh));
             }
         }
-        for (reason, count) in What::LABELS.into_iter().zip(counted) {
+        for (reason, count) in ContestedPart::LABELS.into_iter().zip(counted) {
             let count = count.try_into().unwrap_or(i64::MAX);
             self.counts.get_or_create(&OfReason { reason }).set(count);
         }
@@ -249,18 +257,20 @@ impl ExternalAddresses {
             self.untold -= 1;
             let line = one.line(model);
             // Some load balancers use the nodes' own addresses, so this is no fault.
-            if let What::Address(_, AddressField::Ingress, Why::OfNode) = one.what {
+            if let ContestedPart::Address(_, AddressField::Ingress, ContestReason::OfNode) =
+                one.what
+            {
                 info!("{line}");
                 continue;
             }
             warn!("{line}");
             let event = match one.what {
-                What::TooLarge(_) => Event::service_too_large(&one.service, model, line),
-                What::Option(_) => {
+                ContestedPart::TooLarge(_) => Event::service_too_large(&one.service, model, line),
+                ContestedPart::Option(_) => {
                     let at = one.is_of_this_node().then_some(&*self.node);
                     Event::option_not_heeded(&one.service, model, at, line)
                 }
-                What::Address(..) => {
+                ContestedPart::Address(..) => {
                     let at = one.is_of_this_node().then_some(&*self.node);
                     let is_refused = one.is_refused();
                     Event::address_contested(&one.service, model, at, is_refused, &line)
@@ -332,11 +342,11 @@ impl Near {
 
     /// Returns the networks whose addresses deserve a report, each with the reason. Load balancers
     /// often use addresses in the nodes' network, so there only a next hop deserves one.
-    fn places(&self) -> impl Iterator<Item = (IpNet, Why)> {
+    fn places(&self) -> impl Iterator<Item = (IpNet, ContestReason)> {
         let hops = self.next_hops.iter();
-        let hops = hops.map(|hop| (IpNet::from(*hop), Why::NextHop));
+        let hops = hops.map(|hop| (IpNet::from(*hop), ContestReason::NextHop));
         let networks = self.networks.iter();
-        hops.chain(networks.map(|net| (*net, Why::InNetwork(*net))))
+        hops.chain(networks.map(|net| (*net, ContestReason::InNetwork(*net))))
     }
 }
 
@@ -352,17 +362,20 @@ fn near<'a>(
         let named = named.filter(|(address, _)| !own.contains(address));
         named.flat_map(move |(address, service)| {
             let fields = fields_of(service, address);
-            let fields = fields
-                .filter(move |field| why == Why::NextHop || *field == AddressField::ExternalIps);
+            let fields = fields.filter(move |field| {
+                why == ContestReason::NextHop || *field == AddressField::ExternalIps
+            });
             fields.map(move |field| Contested {
                 service: service.name.clone(),
-                what: What::Address(address, field, why),
+                what: ContestedPart::Address(address, field, why),
             })
         })
     });
     all.filter(move |one| match one.what {
-        What::Address(address, field, _) => known.insert((one.service.clone(), address, field)),
-        What::TooLarge(_) | What::Option(_) => true,
+        ContestedPart::Address(address, field, _) => {
+            known.insert((one.service.clone(), address, field))
+        }
+        ContestedPart::TooLarge(_) | ContestedPart::Option(_) => true,
     })
 }
 
@@ -383,7 +396,7 @@ fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = 
         services.flat_map(move |service| {
             fields_of(service, *address).map(|field| Contested {
                 service: service.name.clone(),
-                what: What::Address(*address, field, Why::OfNode),
+                what: ContestedPart::Address(*address, field, ContestReason::OfNode),
             })
         })
     })

@@ -9,7 +9,7 @@
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use proxy::{Changes, Kind, Vanished};
+use proxy::{Changes, Kind, MissingObjects};
 use source::kind_name;
 use tracing::{info, warn};
 
@@ -59,14 +59,14 @@ fn of(kind: Kind) -> OfKind {
     }
 }
 
-fn is_much(vanished: &Vanished) -> bool {
-    let Vanished { count, known, .. } = *vanished;
+fn is_much(vanished: &MissingObjects) -> bool {
+    let MissingObjects { count, known, .. } = *vanished;
     // A server that has not lost everything always has default/kubernetes.
     count == known || (count >= NOTEWORTHY_COUNT && count * NOTEWORTHY_PART >= known)
 }
 
-fn line(vanished: &Vanished) -> String {
-    let Vanished {
+fn line(vanished: &MissingObjects) -> String {
+    let MissingObjects {
         kind, count, known, ..
     } = *vanished;
     let mut names: Vec<_> = vanished.first.iter().map(ToString::to_string).collect();
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn few_are_told_and_many_are_warned_of() {
         let vanished = |kind, count, known, first: &[NamespacedName]| Changes {
-            vanished: vec![Vanished {
+            vanished: vec![MissingObjects {
                 kind,
                 count,
                 known,

@@ -1,26 +1,26 @@
-//! Lists, and what they no longer name.
+//! Progress of lists, and the objects that they no longer name.
 
 use hashbrown::HashSet;
 
 use crate::names::NamespacedName;
 
-/// Where the list of one kind stands.
+/// Progress of the lists of one kind.
 #[derive(Debug, Default)]
-pub(super) struct List {
-    /// Once true, always true: what a list told stays known while the next one runs.
+pub(super) struct ListProgress {
+    /// True once a list has completed, also while the next one runs.
     pub(super) has_completed: bool,
-    /// A list that named everything has completed. Stays true once nothing is `unreadable`: what
-    /// cannot be read later is either known in an older state, or so new that the kernel holds
-    /// nothing of it.
+    /// True once a list that named everything has completed. Stays true once `unreadable` is empty:
+    /// a later unreadable object has an older state, or is so new that the kernel has nothing of
+    /// it.
     pub(super) was_whole: bool,
-    /// Names that the running list, or one that was not whole, has not confirmed; gone when one
-    /// completes whole.
+    /// Names that the running list, or an incomplete one, has not confirmed. They are deleted when
+    /// a whole list completes.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
-    /// Objects that exist and of which nothing was ever known.
+    /// Existing objects without any known state.
     pub(super) unreadable: HashSet<NamespacedName>,
 }
 
-impl List {
+impl ListProgress {
     pub(super) fn start<'a>(&mut self, known: impl Iterator<Item = &'a NamespacedName>) {
         self.was_whole = self.is_whole();
         self.unreadable.clear();
@@ -35,7 +35,7 @@ impl List {
     }
 
     pub(super) fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
-        // One that was not readable before is still not.
+        // An object that was never readable still is not.
         let was_whole = self.is_whole();
         self.confirm(&name);
         if !is_known && !was_whole {

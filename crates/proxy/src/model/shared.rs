@@ -1,4 +1,4 @@
-//! Values that are held once, and what is kept of a placement.
+//! Shared values, and the part of a placement that is kept.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use hashbrown::HashSet;
 
 use crate::object::Placement;
 
-/// So many shared values are not worth a look at which of them are in use.
+/// Number of shared values up to which unused ones are not searched.
 pub(super) const FEW_SHARED: usize = 64;
 
-/// Stands for all other nodes in hints; no node is called so.
+/// Name of all other nodes in hints; no node has it.
 pub(super) const ELSEWHERE: &str = "";
 
-/// Equal values that are held once.
+/// Equal values that share memory.
 #[derive(Debug)]
 pub(super) struct Shared<T: ?Sized> {
     pub(super) known: HashSet<Arc<T>>,
-    /// How many were in use when the others were last dropped.
+    /// Number of values in use when the unused ones were last dropped.
     used: usize,
 }
 
@@ -31,8 +31,8 @@ impl<T: ?Sized> Default for Shared<T> {
 }
 
 impl<T: Eq + Hash + ?Sized> Shared<T> {
-    /// The one that is equal. Drops those that nobody uses, each time their number has doubled:
-    /// amortised O(1).
+    /// Returns the shared value that is equal. Drops unused values each time their number has
+    /// doubled: amortised O(1).
     pub(super) fn one(&mut self, value: &Arc<T>) -> Arc<T> {
         if self.known.len() > 2 * self.used + FEW_SHARED {
             self.known.retain(|known| Arc::strong_count(known) > 1);
@@ -42,7 +42,7 @@ impl<T: Eq + Hash + ?Sized> Shared<T> {
     }
 }
 
-/// Whether nothing is to be kept of a placement: it is on another node, and meant for all. Nearly
+/// Reports whether nothing is kept of a placement: it is on another node and has no hints. Nearly
 /// all are.
 pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -> bool {
     let Placement {
@@ -56,7 +56,7 @@ pub(super) fn is_just_elsewhere(placement: &Placement, own_node: Option<&str>) -
     own_node.is_some_and(|own| **node != *own) && for_nodes.is_empty() && for_zones.is_empty()
 }
 
-/// What is kept of a placement on the node of this name.
+/// Returns the part of a placement that is kept on the node of this name.
 pub(super) fn seen(placement: &Arc<Placement>, own_node: Option<&str>) -> Arc<Placement> {
     let Some(own) = own_node else {
         return Arc::clone(placement);

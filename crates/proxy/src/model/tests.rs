@@ -73,7 +73,7 @@ fn a_change_concerns_the_families_that_it_is_of() {
     }
 }
 
-/// A model whose slices are listed, after these events.
+/// A model after these events, whose slices are listed.
 fn model(events: impl IntoIterator<Item = Event>) -> Model {
     let mut model = Model::new();
     model.apply(Event::ListStarted(Kind::EndpointSlice));
@@ -111,7 +111,7 @@ fn external_ips_may_be_as_if_they_were_not_given() {
         (seen, model.has_changes())
     };
     assert_eq!(seen(ExternalIps::Served), (1, true));
-    // What is not seen changes nothing, either.
+    // A change of a part that is not kept changes nothing, either.
     assert_eq!(seen(ExternalIps::Ignored), (0, false));
 }
 
@@ -231,7 +231,7 @@ fn what_a_list_no_longer_names_is_told_with_how_much_there_was() {
         [],
         "the first list takes nothing"
     );
-    // A watch has told of this one, and of one that comes and goes while the list is told.
+    // One Service came by a watch; another appears and disappears during the list.
     model.apply(Event::ServiceDeleted(name("s8")));
     for event in [
         START,
@@ -247,7 +247,7 @@ fn what_a_list_no_longer_names_is_told_with_how_much_there_was() {
         "not before it is complete"
     );
     model.apply(complete(Kind::Service, true));
-    let mut vanished = Vanished {
+    let mut vanished = MissingObjects {
         kind: Kind::Service,
         count: 7,
         known: 8,
@@ -298,7 +298,7 @@ fn slices_and_the_own_node_vanish_too() {
         {
             model.apply(event);
         }
-        let vanished = Vanished {
+        let vanished = MissingObjects {
             kind,
             count: 1,
             known: 1,
@@ -323,7 +323,7 @@ fn networks_of_services_are_known_once_all_are_told() {
         Some(nets.iter().map(ToString::to_string).collect::<Vec<_>>())
     };
     let mut model = Model::new();
-    // The server does not tell.
+    // The server does not serve ServiceCIDRs.
     model.apply(complete(kind, false));
     assert!(model.are_service_cidrs_listed() && !changed(&mut model));
     assert_eq!(of(&model), None);
@@ -334,7 +334,7 @@ fn networks_of_services_are_known_once_all_are_told() {
     model.apply(complete(kind, true));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), ["10.0.0.0/16", "10.8.0.0/16"]);
-    // What is told again changes nothing, what a list no longer names is gone.
+    // An equal object changes nothing; an object that a list no longer names is removed.
     model.apply(cidr("a", &["10.0.0.0/16"]));
     assert!(!model.has_changes());
     model.apply(Event::ListStarted(kind));
@@ -345,7 +345,7 @@ fn networks_of_services_are_known_once_all_are_told() {
     model.apply(Event::ServiceCidrDeleted("b".into()));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), [""; 0]);
-    // What else is known waits for none of this.
+    // Other kinds do not wait for ServiceCIDRs.
     assert!(!model.is_complete() && !model.is_node_listed());
 }
 

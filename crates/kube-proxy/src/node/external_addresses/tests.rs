@@ -98,7 +98,7 @@ fn an_option_that_is_not_heeded_is_a_line_and_an_event_once() {
         });
         assert_eq!(events, Vec::from_iter(wanted));
     }
-    let heeding = Heeding {
+    let heeding = OptionSupport {
         mode: "iptables",
         unavailable: Vec::new(),
     };

@@ -1,22 +1,22 @@
-//! Options of Services that this node does not heed, and why.
+//! Options of Services that this node ignores, and the reasons.
 
 use crate::model::Model;
 use crate::names::NamespacedName;
 use crate::options::{OptionRow, UnavailableOption};
 
-/// An option of a Service that is not heeded.
+/// An option of a Service that is ignored.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Unheeded {
+pub struct IgnoredOption {
     annotation: Box<str>,
     value: Box<str>,
-    /// Why, and what to do.
+    /// The reason, and the advice.
     pub(crate) reason: String,
-    /// True if it depends on this node.
+    /// True if the reason depends on this node.
     pub(crate) is_of_this_node: bool,
 }
 
-impl Unheeded {
-    /// Describes what is not done: `heed annotation kube-proxy-ipvs/scheduler "best"`.
+impl IgnoredOption {
+    /// Describes the refused action: `heed annotation kube-proxy-ipvs/scheduler "best"`.
     pub(crate) fn object(&self) -> String {
         format!(
             "heed annotation {} {:?}",
@@ -26,25 +26,25 @@ impl Unheeded {
     }
 }
 
-/// The limits of heeding options: the mode, and what the kernel lacks.
+/// Options that are supported here: the mode, and the values that the kernel lacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Heeding {
+pub struct OptionSupport {
     /// The mode's name.
     pub mode: &'static str,
-    /// Values that the kernel cannot give.
+    /// Values that the kernel does not support.
     pub unavailable: Vec<UnavailableOption>,
 }
 
-impl Heeding {
-    /// The options that are not heeded, each with its Service. Costs O(the Services that have options).
+impl OptionSupport {
+    /// Returns the ignored options with their Services. O(Services with options).
     pub fn unheeded<'a>(
         &'a self,
         model: &'a Model,
-    ) -> impl Iterator<Item = (&'a NamespacedName, Unheeded)> {
+    ) -> impl Iterator<Item = (&'a NamespacedName, IgnoredOption)> {
         model
             .services_with_options()
             .flat_map(move |(service, options)| {
-                let wrong = options.wrong.iter().map(|one| Unheeded {
+                let wrong = options.wrong.iter().map(|one| IgnoredOption {
                     annotation: one.annotation.clone(),
                     value: one.value.clone(),
                     reason: match OptionRow::of(&one.annotation) {
@@ -59,7 +59,7 @@ impl Heeding {
             })
     }
 
-    fn judge(&self, row: &OptionRow, value: String) -> Option<Unheeded> {
+    fn judge(&self, row: &OptionRow, value: String) -> Option<IgnoredOption> {
         let is_it =
             |one: &&UnavailableOption| one.annotation == row.annotation && one.value == value;
         let reason = if row.is_heeded_by(self.mode) {
@@ -69,7 +69,7 @@ impl Heeding {
             let modes = row.modes.join(", ");
             format!("it means nothing in {} mode, only in: {modes}", self.mode)
         };
-        Some(Unheeded {
+        Some(IgnoredOption {
             annotation: row.annotation.into(),
             value: value.into(),
             reason,
@@ -111,7 +111,7 @@ mod tests {
                 value: "lblc".to_owned(),
                 reason: "run `modprobe ip_vs_lblc`".to_owned(),
             }];
-            let heeding = Heeding { mode, unavailable };
+            let heeding = OptionSupport { mode, unavailable };
             let told = heeding.unheeded(&model);
             let mut told: Vec<String> = told
                 .map(|(of, one)| format!("{of}: {}: {}", one.object(), one.reason))
