@@ -29,7 +29,7 @@ use lab::{Place, World};
 
 use binaries::Binaries;
 use control_plane::ControlPlane;
-use load::Load;
+use lab::traffic::Traffic;
 use nodes::{Folders, Kubelet};
 use proxy::{Image, Proxy};
 
@@ -399,9 +399,9 @@ impl Cluster {
         };
         let mut failed = 0;
         for (image, from_mode, mode) in [(ours, first_mode, mode), (first, mode, first_mode)] {
-            let mut load = Load::default();
+            let mut traffic = Traffic::default();
             for (from, to) in proxy::ways(&self.outside, self.last()?)? {
-                load.start(&from, to);
+                load::start(&mut traffic, &from, to);
             }
             std::thread::sleep(Duration::from_secs(5));
             proxy.swap(image)?;
@@ -411,21 +411,10 @@ impl Cluster {
             let took = proxy.await_rollout()?;
             std::thread::sleep(Duration::from_secs(10));
             println!("to {} in mode {mode}: rolled out in {took:.0?}", image.name);
-            for account in load.stop()? {
-                let load::Account {
-                    way,
-                    requests,
-                    failed: lost,
-                    longest,
-                    told,
-                } = account;
-                println!(
-                    "  {way}: {requests} requests, {lost} failed, the longest took {longest:.1?}"
-                );
-                for line in told {
-                    println!("    {line}");
-                }
-                failed += lost;
+            traffic.stop()?;
+            for (way, account) in traffic.accounts() {
+                println!("  {way}: {account}");
+                failed += account.failed;
             }
         }
         std::fs::write(self.folders.logs.join("kube-proxy.log"), proxy.said())?;

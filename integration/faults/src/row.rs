@@ -18,12 +18,12 @@ pub(crate) struct Row {
     pub(crate) seen: String,
     /// Seconds until it was right again, where something was wrong.
     pub(crate) repaired: Option<f64>,
-    pub(crate) sent: usize,
-    pub(crate) failed: usize,
+    pub(crate) sent: u64,
+    pub(crate) failed: u64,
     #[serde(default)]
-    pub(crate) unjudged: usize,
-    pub(crate) open: usize,
-    pub(crate) lost: usize,
+    pub(crate) unjudged: u64,
+    pub(crate) open: u64,
+    pub(crate) lost: u64,
     /// What is promised and was not so.
     pub(crate) broken: Option<String>,
     /// How long all of it took, in seconds.
@@ -31,13 +31,13 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Takes over what became of the traffic.
+    /// Takes over the results of the traffic.
     pub(crate) fn count(&mut self, account: &Account) {
-        self.sent = account.sent;
-        self.failed = account.failed;
-        self.unjudged = account.unjudged;
-        self.open = account.open;
-        self.lost = account.lost;
+        self.sent = account.new.requests;
+        self.failed = account.new.failed;
+        self.unjudged = account.new.unjudged;
+        self.open = account.open.clients;
+        self.lost = account.open.failed;
     }
 
     fn repaired(&self) -> String {

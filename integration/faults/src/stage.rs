@@ -419,12 +419,12 @@ impl<'a> Stage<'a> {
             Promise::NothingFails => Ok(Duration::ZERO),
             Promise::WholeWithin(limit) => load.until_whole(damaged, limit + QUIET),
         };
-        let account = load.stop();
+        let account = load.stop()?;
         println!("      {account}");
         self.row.count(&account);
         match promise {
             Promise::NothingFails => ensure!(
-                account.failed == 0 && account.lost == 0,
+                account.new.failed == 0 && account.open.failed == 0,
                 "nothing may fail: {account}"
             ),
             Promise::WholeWithin(limit) => {
@@ -436,7 +436,7 @@ impl<'a> Stage<'a> {
             }
         }
         ensure!(
-            account.sent > 20 * account.unjudged,
+            account.new.is_judged(),
             "too few requests can be judged: {account}"
         );
         Ok(self.row.clone())

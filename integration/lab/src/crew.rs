@@ -1,25 +1,28 @@
-//! Threads that work beside a story until it ends: clients that ask, objects that change.
+//! Threads that work beside a story until the story ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Threads at work, each with what it brings back; dropped, they stop. The story that they work
-/// beside may panic.
+/// Threads at work, each with a result of type `T`. They stop when this is dropped, also by a panic.
 #[derive(Debug)]
 pub struct Crew<T = ()> {
     over: Over,
     threads: Vec<JoinHandle<T>>,
 }
 
-/// Says to threads that they may end. Clones are the same one.
+/// Signal to threads to end. Clones share the signal.
 #[derive(Debug, Clone, Default)]
 pub struct Over(Arc<AtomicBool>);
 
 impl Over {
-    /// True from the end on.
+    /// Returns true once the threads have to end.
     pub fn is_over(&self) -> bool {
         self.0.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn end(&self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 
@@ -33,22 +36,22 @@ impl<T> Default for Crew<T> {
 }
 
 impl<T: Send + 'static> Crew<T> {
-    /// Begins a work, which is to return soon after the end.
+    /// Starts a thread, whose `work` must return soon after `Over`.
     pub fn begin(&mut self, work: impl FnOnce(&Over) -> T + Send + 'static) {
         let over = self.over.clone();
         self.threads.push(thread::spawn(move || work(&over)));
     }
 
-    /// Ends all work, and waits for it. A thread that panicked brings back nothing but its panic.
+    /// Ends all threads, and returns their results, or the first panic.
     pub fn stop(&mut self) -> thread::Result<Vec<T>> {
-        self.over.0.store(true, Ordering::SeqCst);
+        self.over.end();
         self.threads.drain(..).map(JoinHandle::join).collect()
     }
 }
 
 impl<T> Drop for Crew<T> {
     fn drop(&mut self) {
-        self.over.0.store(true, Ordering::SeqCst);
+        self.over.end();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

@@ -34,11 +34,14 @@
 
 mod crew;
 mod doctor;
+pub mod http;
 mod init;
 mod job;
 mod lane;
 mod runner;
 mod signals;
+mod stalls;
+pub mod traffic;
 mod world;
 
 use std::ffi::OsString;
@@ -51,6 +54,7 @@ pub use init::maybe_init;
 pub use lane::{Lane, Missing};
 pub use runner::{Options, run};
 pub use rustix::process::Signal;
+pub use stalls::less_stalls;
 pub use world::{
     Answer, Connection, Dial, Error, Failure, Node, Output, Place, Running, Server, Transport,
     World,

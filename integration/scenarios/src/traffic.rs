@@ -1,34 +1,40 @@
-//! Asking several times, and who answered.
+//! Requests to a Service: some in a row, or without pause beside a story.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lab::traffic::{Client, Traffic};
 use lab::{Failure, Place, Transport};
 
 use crate::cluster::{ANSWERED_WITHIN, SOON, at};
-use crate::stalls::{Meter, Over};
 
-/// Between two requests of one way.
+/// Pause between two requests by one way.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Sooner than the first retransmission (1 s): what is lost once fails.
+/// Limit below the first retransmission (1 s): a request whose packet is lost fails.
 pub const FIRST_TRY: Duration = Duration::from_millis(900);
 
-/// How many ports the traffic so far has used by one way: the next one goes on with those
-/// behind, so that none is soon asked from again. When a mode's virtual servers go, IPVS ends its connections, those
-/// it remembers for 10 s after a reset included, and with each what connection tracking holds of the same addresses and ports
-/// (`ip_vs_conn_drop_conntrack` in `net/netfilter/ipvs/ip_vs_nfct.c`), even if that is a connection of the mode that has come.
+/// Stall that excuses a timeout: any.
+pub const ANY_STALL: Duration = Duration::from_nanos(1);
+
+/// Number of ports of each way that earlier traffic has used. The next traffic begins behind them, so
+/// that no port is soon used again: when a mode's virtual servers go, IPVS ends their connections,
+/// also those that it keeps for 10 s after a reset. With each it deletes the conntrack entry of the
+/// same addresses and ports (`ip_vs_conn_drop_conntrack` in `net/netfilter/ipvs/ip_vs_nfct.c`),
+/// even if that entry belongs to a connection of the next mode.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// How often who answered, and whom it saw: `near from 10.244.1.99`.
+/// Number of answers by server and client address: `near from 10.244.1.99`.
 pub type Tally = BTreeMap<String, usize>;
 
-/// Opens a connection (UDP: a flow) so many times, and asks once on each.
+/// Asks `times` times, each time on a new connection (UDP: a new flow).
+///
+/// # Errors
+/// A request is not answered.
 pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -> Result<Tally> {
     let mut tally = Tally::new();
     for number in 1..=times {
@@ -50,15 +56,14 @@ pub fn tally(from: &Place, transport: Transport, to: SocketAddr, times: usize) -
     Ok(tally)
 }
 
-/// Opens so many connections by each way, tells the story while each way is asked anew all the time,
-/// and asks the open ones again: the same pods must answer, and nothing may have failed, nor have
-/// been answered later than `within`.
+/// Opens `held` connections by each way, and runs the story while each way is asked on new
+/// connections all the time. Then asks on the held connections: the same pods must answer.
 ///
 /// # Errors
-/// A request that was not answered, or the story's.
+/// A request is not answered `within` that time, or the story fails.
 ///
 /// # Panics
-/// If another pod answers on an open connection.
+/// If another pod answers on a held connection.
 pub fn under_traffic(
     ways: &[(&Place, &str)],
     held: usize,
@@ -68,79 +73,45 @@ pub fn under_traffic(
     ensure!(ways.len() <= ports().count(), "too many ways");
     let mut open = Vec::new();
     let used = USED.load(Ordering::Relaxed);
-    let unused = |ports: Range<u16>| {
-        let all = ports.len();
-        ports.cycle().skip(used % all).take(all)
-    };
+    let mut traffic = Traffic::default();
     for ((from, to), ports) in ways.iter().zip(ports()) {
-        for port in unused(ports).take(held) {
+        let (name, all) = (format!("{} to {to}", from.name()), ports.len());
+        let mut ports = ports.cycle().skip(used % all).take(all);
+        for port in ports.by_ref().take(held) {
             let dial = from.dial(Transport::Tcp, at(to)).from_port(port);
             // Where the ports begin anew, the next traffic may soon come to this one.
             let mut connection = dial.timeout(SOON).reset_on_close().open()?;
             let who = connection.ask()?.who;
-            open.push((connection, who, format!("{} to {to}", from.name())));
+            open.push((connection, who, name.clone()));
         }
-    }
-    let is_told = AtomicBool::new(false);
-    let meter = Meter::default();
-    let ask = |(from, to): (&Place, &str), ports: Range<u16>| {
-        let (mut times, mut slowest, mut unjudged) = (0, Duration::ZERO, 0);
-        for port in unused(ports).skip(held) {
-            if times > 0 && is_told.load(Ordering::Relaxed) {
-                ensure!(
-                    times > 20 * unjudged,
-                    "{unjudged} of {times} were not judged"
-                );
-                USED.fetch_max(used + held + times + unjudged, Ordering::Relaxed);
-                return Ok::<_, anyhow::Error>((times, slowest));
-            }
-            let dial = from
-                .dial(Transport::Tcp, at(to))
-                .from_port(port)
-                .timeout(within);
-            let (start, stood_before) = (Instant::now(), meter.so_far());
-            let asked = dial.reset_on_close().ask();
-            // Where nothing ran meanwhile, nobody could answer: then it is asked again.
-            if matches!(asked, Err(Failure::TimedOut)) && meter.so_far() > stood_before {
-                unjudged += 1;
-                continue;
-            }
-            asked.with_context(|| format!("{} asks {to}, time {times}", from.name()))?;
-            times += 1;
-            slowest = slowest.max(start.elapsed());
-            thread::sleep(PAUSE);
-        }
-        anyhow::bail!("{} has no port left to ask {to} from", from.name())
-    };
-    let ask = &ask;
-    let asked = thread::scope(|scope| {
-        scope.spawn(|| meter.run(|| is_told.load(Ordering::Relaxed)));
-        let ways = ways.iter().copied().zip(ports());
-        let ways: Vec<_> = ways
-            .map(|(way, ports)| scope.spawn(move || ask(way, ports)))
-            .collect();
-        let told = {
-            let _over = Over(&is_told);
-            story()
+        let (place, to) = ((*from).clone(), at(to));
+        let client = Client {
+            excuse: ANY_STALL,
+            ..Client::new(name, PAUSE)
         };
-        let mut asked = Vec::new();
-        for way in ways {
-            match way.join() {
-                Ok(times) => asked.push(times?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        told.map(|()| asked)
-    });
-    // Whatever fails then may have failed for that.
-    let stood_still = meter.longest();
-    let asked = asked.with_context(|| format!("nothing ran for {stood_still:.2?} meanwhile"))?;
-    let times: Vec<_> = asked.iter().map(|(times, _)| times).collect();
-    let slowest = asked.iter().map(|(_, slowest)| slowest).max();
-    let slowest = slowest.copied().unwrap_or_default();
-    println!(
-        "    requests by way: {times:?}, the slowest {slowest:.2?}; nothing ran for {stood_still:.2?}"
-    );
+        traffic.start(from, client, move || {
+            let port = ports
+                .next()
+                .ok_or_else(|| Failure::Other("no port is left".into()))?;
+            let dial = place.dial(Transport::Tcp, to).from_port(port);
+            Ok(dial.timeout(within).reset_on_close().ask()?.who)
+        });
+    }
+    let told = story();
+    traffic.stop()?;
+    let accounts = traffic.accounts();
+    let most = accounts.values().map(|one| one.requests).max();
+    let most = usize::try_from(most.unwrap_or_default())?;
+    USED.fetch_max(used + held + most, Ordering::Relaxed);
+    let stood_still = traffic.longest_stall();
+    for (way, account) in &accounts {
+        println!("    {way}: {account}");
+        ensure!(
+            account.failed == 0 && account.is_judged(),
+            "{way}: {account}; nothing ran for {stood_still:.2?} meanwhile"
+        );
+    }
+    told?;
     for (connection, who, way) in &mut open {
         let answer = connection.ask();
         let answer = answer.with_context(|| format!("an open connection from {way}"))?;
@@ -149,12 +120,24 @@ pub fn under_traffic(
     Ok(())
 }
 
-/// Source ports for each way. They are disjoint: IPVS finds the connection of a
-/// packet on its way back by the client's address and port and the pod's alone, so that of two
-/// connections from one port to one pod, by different addresses of a Service, the older one would
-/// starve.
-fn ports() -> impl Iterator<Item = Range<u16>> {
+/// Returns the source ports of each way. They are disjoint: IPVS finds the connection of a packet on
+/// its way back by the client's address and port and the pod's alone. Of two connections from one
+/// port to one pod, by different addresses of a Service, the older one would starve.
+pub fn ports() -> impl Iterator<Item = Range<u16>> {
     (10_000..30_000)
         .step_by(2_500)
         .map(|first| first..first + 2_500)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_ways_share_a_port() {
+        let mut all: Vec<u16> = ports().flatten().collect();
+        let count = all.len();
+        all.dedup();
+        assert_eq!((all.len(), count), (20_000, 20_000));
+    }
 }

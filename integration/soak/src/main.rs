@@ -26,8 +26,8 @@ use clap::Parser;
 use scenarios::Cluster;
 
 use churn::Churn;
+use lab::traffic::Traffic;
 use report::Samples;
-use traffic::Traffic;
 
 /// Whether anything grows while Services come, change and go under traffic.
 #[derive(Debug, Parser)]
@@ -135,7 +135,7 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
     for to in [churn::STEADY, churn::STEADY_V6, churn::STICKY] {
         cluster.until_answered(&cluster.outside, to)?;
     }
-    let mut traffic = Traffic::start(&cluster);
+    let mut traffic = traffic::start(&cluster);
     let mut samples = Samples::create(&arguments.out)?;
     let rounds = run(
         &mut cluster,
@@ -145,10 +145,9 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
         &mut samples,
         duration(arguments),
     );
-    // What was seen until then is told, too.
-    traffic.stop();
-    let account = traffic.account();
-    println!("requests: {account:?}");
+    traffic.stop()?;
+    let [steady, elsewhere] = traffic::accounts(&traffic);
+    println!("steady: {steady}\nelsewhere: {elsewhere}");
     let rounds = match rounds {
         Ok(rounds) => rounds,
         Err(error) => {
@@ -168,16 +167,12 @@ fn soak(arguments: &Arguments) -> Result<ExitCode> {
         "{rounds} rounds of churn, {} samples\n{table}",
         samples.len()
     );
-    if account.answered <= 20 * account.starved {
-        wrong.push(format!(
-            "nothing was answered that would say anything: {account:?}"
-        ));
+    if !steady.is_judged() {
+        wrong.push(format!("too few requests can be judged: {steady}"));
     }
-    if account.failed > 0 {
+    if steady.failed > 0 {
         wrong.push(format!(
-            "{} requests failed of a Service that had endpoints at all times:\n  {}",
-            account.failed,
-            traffic.told().join("\n  ")
+            "requests failed of a Service that had endpoints at all times: {steady}"
         ));
     }
     wrong.extend(left.err().map(|error| format!("{error:#}")));
@@ -212,7 +207,11 @@ fn run(
         let elapsed = started.elapsed();
         if elapsed >= due {
             let values = sample::take(cluster)?;
-            samples.add(elapsed.as_secs_f64() / 60.0, values, traffic.account())?;
+            samples.add(
+                elapsed.as_secs_f64() / 60.0,
+                values,
+                traffic::accounts(traffic),
+            )?;
             due = elapsed + pace;
         }
     }

@@ -10,7 +10,7 @@ use charts::{Line, over_time, short};
 
 use crate::judge::{SETTLING, Verdict};
 use crate::sample::{FIGURES, Values};
-use crate::traffic::Account;
+use lab::traffic::Account;
 
 /// The samples of a run, each written as it comes: what was seen before a crash is there after it.
 #[derive(Debug)]
@@ -42,18 +42,18 @@ impl Samples {
         })
     }
 
-    /// One more.
+    /// Adds a sample, with the accounts of steady Services and of the others.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub(crate) fn add(&mut self, minutes: f64, values: Values, account: Account) -> Result<()> {
-        let Account {
-            answered,
-            failed,
-            starved,
-            elsewhere,
-            in_vain,
-        } = account;
+    /// The file cannot be written.
+    pub(crate) fn add(
+        &mut self,
+        minutes: f64,
+        values: Values,
+        [steady, others]: [Account; 2],
+    ) -> Result<()> {
+        let (answered, failed, starved) = (steady.answered(), steady.failed, steady.unjudged);
+        let (elsewhere, in_vain) = (others.answered(), others.failed);
         let numbers: Vec<String> = values.iter().map(u32::to_string).collect();
         let numbers = numbers.join(",");
         writeln!(

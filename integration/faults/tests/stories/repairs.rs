@@ -5,8 +5,8 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use lab::Signal;
-use scenarios::{Cluster, Outcome, Service, less_stalls, metric, tcp};
+use lab::{Signal, less_stalls};
+use scenarios::{Cluster, Outcome, Service, metric, tcp};
 
 fn web(number: u16) -> Service {
     let addresses = format!("10.96.0.{} fd96::{}", 10 + number, 10 + number);

@@ -6,7 +6,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use scenarios::{ApiServer, Cluster, Faults, Outcome, SOON, Service, health, less_stalls, tcp};
+use lab::less_stalls;
+use scenarios::{ApiServer, Cluster, Faults, Outcome, SOON, Service, health, tcp};
 
 /// Whose endpoints change in turn.
 const SERVICES: u8 = 5;

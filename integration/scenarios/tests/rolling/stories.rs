@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use lab::http::{connect, get};
 use lab::{Connection, Dial, Failure, Place, Transport};
 use scenarios::{Cluster, Outcome, Service, Tally, at, sctp, tally, tcp, udp, with_backend};
 
-use crate::load::{connect, get};
 use crate::web::Web;
 
 const CLUSTER_IP: &str = "10.96.0.10:80";

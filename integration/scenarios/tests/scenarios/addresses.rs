@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use scenarios::{Cluster, Outcome, Service, less_stalls, sctp, tcp, udp};
+use lab::less_stalls;
+use scenarios::{Cluster, Outcome, Service, sctp, tcp, udp};
 
 pub(crate) fn node_ports_follow(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")

@@ -1,28 +1,26 @@
-//! Whether anything ran here at all: a guest that its machine gives no time answers nobody, and that
-//! is no fault of whom it asked.
+//! Detects stalls: times in which the machine gave this guest no CPU, so that nobody could answer.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use crate::{Crew, Over};
 
-/// How long it sleeps at a time.
+/// Pause between two looks at the clock.
 const TICK: Duration = Duration::from_millis(20);
-/// Later than that: nothing ran.
+/// Least delay of a look that counts as a stall.
 const STALL: Duration = Duration::from_millis(150);
 
-/// A thread that only sleeps, and how late it was. Clones are the same one.
+/// Sum of all stalls, measured by a thread that only sleeps. Clones share the sum.
 #[derive(Debug, Clone)]
-pub struct Meter(Arc<Mutex<State>>);
+pub(crate) struct Meter(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// All that was longer than [`STALL`].
+    /// Sum of the delays above [`STALL`].
     sum: Duration,
     longest: Duration,
-    /// When it ran last.
+    /// Time of the last look.
     seen: Instant,
 }
 
@@ -37,33 +35,23 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// Runs on this thread until that is so.
-    pub fn run(&self, is_over: impl Fn() -> bool) {
+    /// Measures on this thread until `over`.
+    pub(crate) fn run(&self, over: &Over) {
         self.state().seen = Instant::now();
-        while !is_over() {
+        while !over.is_over() {
             thread::sleep(TICK);
             self.state().note();
         }
     }
 
-    /// Does something while it runs on a thread of its own.
-    fn during<T>(&self, what: impl FnOnce() -> T) -> T {
-        let is_over = AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| self.run(|| is_over.load(Ordering::Relaxed)));
-            let _over = Over(&is_over);
-            what()
-        })
-    }
-
-    /// How long nothing ran in all, with the stall that is just over, which it may not have seen
-    /// yet: who compares two of these knows whether there was one between.
-    pub fn so_far(&self) -> Duration {
+    /// Returns the sum of all stalls, the one that is just ending included. Two sums that differ
+    /// have a stall between them.
+    pub(crate) fn so_far(&self) -> Duration {
         self.state().so_far()
     }
 
-    /// How late it was at most, however little.
-    pub fn longest(&self) -> Duration {
+    /// Returns the longest delay of a look, also below [`STALL`].
+    pub(crate) fn longest(&self) -> Duration {
         self.state().longest
     }
 
@@ -72,23 +60,17 @@ impl Meter {
     }
 }
 
-/// How long something took by its own account, less the time in which nothing ran here.
+/// Returns the duration that `work` reports, without the stalls during `work`.
 ///
 /// # Errors
-/// Its own.
-pub fn less_stalls(what: impl FnOnce() -> Result<Duration>) -> Result<Duration> {
+/// Those of `work`.
+pub fn less_stalls(work: impl FnOnce() -> anyhow::Result<Duration>) -> anyhow::Result<Duration> {
     let meter = Meter::default();
-    let took = meter.during(what)?;
+    let mut crew = Crew::default();
+    let measuring = meter.clone();
+    crew.begin(move |over| measuring.run(over));
+    let took = work()?;
     Ok(took.saturating_sub(meter.so_far()))
-}
-
-/// Says to threads that they may end, also where what they go on beside panics.
-pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 impl State {

@@ -1,0 +1,328 @@
+//! Clients that ask until they are stopped, and the account of what they got.
+//!
+//! ```text
+//!  client: a place, a pause, what counts ──▶ a thread that asks again and again ──▶ its account
+//!  meter: a thread that only sleeps      ──▶ stalls, which excuse timeouts
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::stalls::Meter;
+use crate::{Crew, Failure, Over, Place};
+
+/// Distinct failures that an account shows.
+const SHOWN: usize = 10;
+
+/// A client of a [`Traffic`].
+#[derive(Debug, Clone)]
+pub struct Client {
+    /// Name of the account that the client adds to. Clients may share one.
+    pub account: String,
+    /// Pause after each request.
+    pub rest: Duration,
+    /// Requests that count.
+    pub counts: Counts,
+    /// Least stall during a request that excuses its timeout. Such a request is counted as unjudged.
+    pub excuse: Duration,
+}
+
+/// Requests of a client that count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counts {
+    /// All requests.
+    All,
+    /// The first answer, and all requests after it.
+    FromFirstAnswer,
+    /// All requests up to the first failure, which ends the client.
+    UntilFailure,
+}
+
+impl Client {
+    /// Describes a client whose requests all count and whose timeouts have no excuse.
+    pub fn new(account: impl Into<String>, rest: Duration) -> Self {
+        Self {
+            account: account.into(),
+            rest,
+            counts: Counts::All,
+            excuse: Duration::MAX,
+        }
+    }
+}
+
+/// Results of one or more clients.
+#[derive(Debug, Clone, Default)]
+pub struct Account {
+    /// Clients that were started.
+    pub clients: u64,
+    /// Requests that count, unjudged ones included.
+    pub requests: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Requests that timed out while the guest stood still: neither answered nor failed.
+    pub unjudged: u64,
+    /// Longest time from a request to its answer.
+    pub longest: Duration,
+    /// Failures by client and cause, with their number.
+    pub reasons: BTreeMap<String, u64>,
+    /// Answers, by the name of the server.
+    pub by_server: BTreeMap<String, u64>,
+    /// Time of the last answer.
+    pub last_answer: Option<Instant>,
+    /// Time of the last failure.
+    pub last_failure: Option<Instant>,
+}
+
+impl Account {
+    /// Returns the number of answered requests.
+    pub fn answered(&self) -> u64 {
+        self.requests - self.failed - self.unjudged
+    }
+
+    /// Returns true if more than 19 of 20 requests could be judged.
+    pub fn is_judged(&self) -> bool {
+        self.requests > 20 * self.unjudged
+    }
+
+    /// Adds the results of other clients.
+    pub fn add(&mut self, other: &Self) {
+        self.clients += other.clients;
+        self.requests += other.requests;
+        self.failed += other.failed;
+        self.unjudged += other.unjudged;
+        self.longest = self.longest.max(other.longest);
+        for (reason, times) in &other.reasons {
+            *self.reasons.entry(reason.clone()).or_default() += times;
+        }
+        for (server, answers) in &other.by_server {
+            *self.by_server.entry(server.clone()).or_default() += answers;
+        }
+        self.last_answer = self.last_answer.max(other.last_answer);
+        self.last_failure = self.last_failure.max(other.last_failure);
+    }
+
+    fn note(
+        &mut self,
+        client: &str,
+        began: Instant,
+        result: Result<String, Failure>,
+        is_excused: bool,
+    ) {
+        let now = Instant::now();
+        self.requests += 1;
+        match result {
+            Ok(server) => {
+                self.longest = self.longest.max(now - began);
+                self.last_answer = Some(now);
+                *self.by_server.entry(server).or_default() += 1;
+            }
+            Err(_) if is_excused => self.unjudged += 1,
+            Err(failure) => {
+                self.failed += 1;
+                self.last_failure = Some(now);
+                *self
+                    .reasons
+                    .entry(format!("{client}: {failure}"))
+                    .or_default() += 1;
+            }
+        }
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} of {} requests failed ({} not judged), the longest took {:.1?}",
+            self.failed, self.requests, self.unjudged, self.longest
+        )?;
+        for (reason, times) in self.reasons.iter().take(SHOWN) {
+            write!(f, "; {times} × {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Accounts by their name.
+type Accounts = BTreeMap<String, Account>;
+
+/// Clients at work. They stop when this is dropped.
+#[derive(Debug)]
+pub struct Traffic {
+    accounts: Arc<Mutex<Accounts>>,
+    meter: Meter,
+    clients: Crew<io::Result<()>>,
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        let (meter, mut clients) = (Meter::default(), Crew::default());
+        let measuring = meter.clone();
+        clients.begin(move |over| {
+            measuring.run(over);
+            Ok(())
+        });
+        Self {
+            accounts: Arc::default(),
+            meter,
+            clients,
+        }
+    }
+}
+
+impl Traffic {
+    /// Starts a client on a thread that is in the network namespace of `place`. `ask` makes one
+    /// request and returns the name of the server that answered.
+    pub fn start(
+        &mut self,
+        place: &Place,
+        client: Client,
+        ask: impl FnMut() -> Result<String, Failure> + Send + 'static,
+    ) {
+        lock(&self.accounts)
+            .entry(client.account.clone())
+            .or_default()
+            .clients += 1;
+        let (place, meter) = (place.clone(), self.meter.clone());
+        let accounts = Arc::clone(&self.accounts);
+        self.clients.begin(move |over| {
+            place.enter(|| {
+                work(&client, ask, &accounts, &meter, over);
+                Ok(())
+            })
+        });
+    }
+
+    /// Returns the accounts so far.
+    pub fn accounts(&self) -> BTreeMap<String, Account> {
+        lock(&self.accounts).clone()
+    }
+
+    /// Returns the longest time so far in which nothing ran in this guest.
+    pub fn longest_stall(&self) -> Duration {
+        self.meter.longest()
+    }
+
+    /// Stops all clients after their current request.
+    ///
+    /// # Errors
+    /// A client could not enter its network namespace.
+    ///
+    /// # Panics
+    /// If a client has panicked.
+    pub fn stop(&mut self) -> io::Result<()> {
+        match self.clients.stop() {
+            Ok(ends) => ends.into_iter().collect(),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+/// Asks once, and then until `over` or until the client ends by itself.
+fn work(
+    client: &Client,
+    mut ask: impl FnMut() -> Result<String, Failure>,
+    accounts: &Mutex<Accounts>,
+    meter: &Meter,
+    over: &Over,
+) {
+    let mut is_counting = client.counts != Counts::FromFirstAnswer;
+    loop {
+        let (began, stalls) = (Instant::now(), meter.so_far());
+        let result = ask();
+        let stall = meter.so_far().saturating_sub(stalls);
+        let is_excused = stall >= client.excuse && matches!(result, Err(Failure::TimedOut));
+        let is_failure = result.is_err();
+        is_counting |= result.is_ok();
+        if is_counting {
+            let mut accounts = lock(accounts);
+            let account = accounts.entry(client.account.clone()).or_default();
+            account.note(&client.account, began, result, is_excused);
+        }
+        if over.is_over() || is_failure && client.counts == Counts::UntilFailure {
+            return;
+        }
+        thread::sleep(client.rest);
+    }
+}
+
+fn lock(accounts: &Mutex<Accounts>) -> MutexGuard<'_, Accounts> {
+    accounts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    /// Plays results through a client, and returns its account.
+    fn play(client: &Client, results: &[Result<&str, Failure>]) -> Account {
+        let over = Over::default();
+        let mut left: VecDeque<_> = results.iter().cloned().collect();
+        let accounts = Mutex::default();
+        let ending = over.clone();
+        let ask = || {
+            let result = left.pop_front().unwrap();
+            if left.is_empty() {
+                ending.end();
+            }
+            result.map(str::to_owned)
+        };
+        work(client, ask, &accounts, &Meter::default(), &over);
+        let mut accounts = accounts.into_inner().unwrap();
+        accounts.remove(&client.account).unwrap_or_default()
+    }
+
+    fn client(counts: Counts, excuse: Duration) -> Client {
+        Client {
+            counts,
+            excuse,
+            ..Client::new("web", Duration::ZERO)
+        }
+    }
+
+    #[test]
+    fn an_account_shows_each_failure_with_its_number() {
+        use Failure::{Reset, TimedOut};
+        let results = [Ok("near"), Err(TimedOut), Err(Reset), Err(TimedOut)];
+        let account = play(&client(Counts::All, Duration::MAX), &results);
+        let text = account.to_string();
+        assert!(
+            text.starts_with("3 of 4 requests failed (0 not judged)"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("1 × web: connection reset; 2 × web: timed out"),
+            "{text}"
+        );
+        assert_eq!((account.answered(), account.by_server["near"]), (1, 1));
+    }
+
+    #[test]
+    fn only_a_timeout_during_a_stall_is_excused() {
+        let results = [Err(Failure::TimedOut), Err(Failure::Refused)];
+        let account = play(&client(Counts::All, Duration::ZERO), &results);
+        assert_eq!((account.failed, account.unjudged), (1, 1));
+        assert!(!account.is_judged());
+        let account = play(&client(Counts::All, Duration::from_secs(1)), &results);
+        assert_eq!((account.failed, account.unjudged), (2, 0));
+    }
+
+    #[test]
+    fn failures_before_the_first_answer_may_be_left_out() {
+        let results = [Err(Failure::Refused), Ok("near"), Err(Failure::Refused)];
+        let account = play(&client(Counts::FromFirstAnswer, Duration::MAX), &results);
+        assert_eq!((account.requests, account.failed), (2, 1));
+    }
+
+    #[test]
+    fn a_client_may_end_with_its_first_failure() {
+        let results = [Ok("near"), Err(Failure::Reset), Ok("near")];
+        let account = play(&client(Counts::UntilFailure, Duration::MAX), &results);
+        assert_eq!((account.requests, account.failed), (2, 1));
+    }
+}
