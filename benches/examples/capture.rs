@@ -16,7 +16,7 @@ use std::process::Command;
 use iptables::LegacyTables;
 use proxy::IpFamily;
 
-/// Where an entry has the offset of the next one.
+/// Bytes of an entry that hold the offset of the next one.
 const NEXT: std::ops::Range<usize> = 90..92;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! How long cells take, by experience: what is begun must be done before the time of all is over.
+//! Predicts how long cells take, so that no cell begins that cannot end in time.
 //!
 //! The figures are of a quiet machine (2 cores of 2024, User Mode Linux). Another machine, or a
 //! busy one, differs by a factor, which is learned from the cells that are done. What other
@@ -14,11 +14,11 @@ const AROUND: f64 = 1.6;
 /// Cells that are believed before the machine's own figures count as much.
 const PRIOR: f64 = 60.0;
 
-/// What cells took, against what they were expected to.
+/// Times that cells took, against their expected times.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     ours: Account,
-    /// By subject.
+    /// Times by subject.
     others: BTreeMap<String, Account>,
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
     }
 }
 
-/// Whether a cell's subject is not expected to be there within the time limit.
+/// Returns true if a cell's subject is not expected to be done within the time limit.
 pub(crate) fn is_over(cell: &Cell) -> bool {
     #[allow(clippy::cast_precision_loss, reason = "minutes")]
     let limit = cell.limit_s as f64;

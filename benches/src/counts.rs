@@ -1,4 +1,4 @@
-//! What a subject did, counted in strace's own words.
+//! Counts the system calls of a subject, from the output of strace.
 
 use std::collections::BTreeMap;
 
@@ -58,8 +58,8 @@ pub(crate) fn count(trace: &str) -> Counts {
     counts
 }
 
-/// Whether a `setsockopt` replaces a table of the legacy iptables, of either family: option 64 of
-/// the level IP or IPv6, for which strace has no name, or that of another level's.
+/// Returns true for a `setsockopt` that replaces a table of legacy iptables: option 64 of the level
+/// IP or IPv6. strace prints it without a name, or with the name of another level's option.
 fn is_replacement(arguments: &str) -> bool {
     let mut words = arguments.split(", ").skip(1);
     let (level, option) = (words.next(), words.next().unwrap_or_default());
@@ -67,7 +67,7 @@ fn is_replacement(arguments: &str) -> bool {
         && (option.contains("SO_SET_REPLACE") || option.starts_with("0x40"))
 }
 
-/// What a message, from its length on, asks the kernel to change; `None` if it only reads.
+/// Returns the write that a message, from its length on, asks for; `None` if it only reads.
 fn write(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("nlmsg_type=")?;
     let kind: String = rest

@@ -25,9 +25,9 @@ use crate::objects::{CLUSTER_CIDR, Objects, PORT, changed};
 use crate::process::Process;
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// What the daemon gives its sets room for, at least.
+/// Least size of a set, as the daemon's.
 const LEAST_ROOM: u32 = 65_536;
-/// What it says when it is ready.
+/// Line that the floor prints when it is ready.
 const READY: &str = "ready";
 /// At least; before changes it writes the whole state.
 const PREPARED_WITHIN: Duration = Duration::from_mins(2);
@@ -304,7 +304,7 @@ struct OneChange {
     made: Batch,
     /// It goes.
     removed: Batch,
-    /// What the set of local endpoints loses.
+    /// Members that the set of local endpoints loses.
     members: Vec<Entry>,
 }
 

@@ -1,4 +1,4 @@
-//! What is asked of the API fixture, mostly writes: HTTP/1.1 on one connection that is kept.
+//! Client of the API fixture, mostly for writes: HTTP/1.1 on one connection that is kept open.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -30,7 +30,7 @@ impl Api {
             .map(drop)
     }
 
-    /// The same, encoded already; the answer is the object as it is kept.
+    /// Writes an object that is encoded already, and returns the object as it is stored.
     pub(crate) fn put_encoded(&mut self, path: &str, object: &[u8]) -> Result<Vec<u8>> {
         self.send("PUT", path, object)
     }

@@ -32,10 +32,10 @@ pub(crate) const LOOP_BACK: &str = "KUBE-LOOP-BACK";
 /// The number that our daemon marks its routes by (`--ipvs-vip-mode=route`).
 const OWN_ROUTES: u8 = 107;
 
-/// How many differences are named.
+/// Number of differences that are named.
 const NAMED: usize = 5;
 
-/// What a kernel must hold, or holds, of the objects.
+/// State that a kernel must hold, or holds, for the objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     /// Virtual servers, or what packets reach in the nat table, with the destinations that get new
@@ -52,7 +52,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// What a mode must make of the objects.
+    /// Returns the state that a mode must make of the objects.
     pub(crate) fn wanted(objects: &Objects, mode: Mode) -> Self {
         let mut wanted = Self::default();
         for service in 0..objects.services() {
@@ -73,7 +73,7 @@ impl Snapshot {
         wanted
     }
 
-    /// How much it is, with a digest.
+    /// Returns the size of the state, with a digest.
     pub(crate) fn state(&self, rules: u64) -> State {
         let mut digest = DefaultHasher::new();
         (&self.servers, &self.cluster_ip, &self.ipvs_ips).hash(&mut digest);
@@ -105,7 +105,7 @@ impl Snapshot {
         self.servers.keys().filter(is_excess).map(|at| *at.ip())
     }
 
-    /// Whether all that is wanted is here, whatever else is.
+    /// Returns true if all that `wanted` has is here; more may be here.
     pub(crate) fn holds(&self, wanted: &Self) -> bool {
         self.lacking(wanted).is_empty()
             && self.cluster_ip.is_superset(&wanted.cluster_ip)
@@ -168,10 +168,10 @@ fn compare<T: Ord + std::fmt::Display>(
     }
 }
 
-/// Where the sets of IPVS mode are.
+/// Place of IPVS mode's sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetsIn {
-    /// As upstream has them.
+    /// In ipset, like upstream's.
     Ipset,
     /// In a table of nftables, with the rules.
     Nftables,
@@ -212,8 +212,7 @@ impl Kernel {
 
     // ---- single entries ----
 
-    /// Whether a Service is carried, and new connections to it get to these endpoints and to no
-    /// others.
+    /// Returns true if a Service is carried and its new connections get to exactly these endpoints.
     pub(crate) fn serves(
         &mut self,
         address: Ipv4Addr,
@@ -246,7 +245,7 @@ impl Kernel {
         Ok(weighty.filter_map(at).collect())
     }
 
-    /// Whether an address is local to the node.
+    /// Returns true if an address is local to the node.
     pub(crate) fn is_local(&mut self, address: Ipv4Addr) -> Result<bool> {
         let asked = Lookup {
             destination: address.into(),
@@ -257,7 +256,7 @@ impl Kernel {
         Ok(self.route.way(&asked)?.is_ok_and(|way| way.is_local()))
     }
 
-    /// How many members a set has; 0 if there is none.
+    /// Returns the number of a set's members; 0 without the set.
     pub(crate) fn members(&mut self, set: &str) -> Result<u64> {
         if let Some(tables) = &mut self.tables {
             return Ok(tables.members(nft::SHIM, set)?.len() as u64);
@@ -294,14 +293,15 @@ impl Kernel {
             .context("this mode has no table of nftables")
     }
 
-    /// How many rules iptables has for IPv4, the ends of chains included; 0 where it is not used.
+    /// Returns the number of iptables rules for IPv4, with the ends of chains; 0 where iptables is
+    /// not used.
     pub(crate) fn rules(&self) -> Result<u64> {
         self.nat
             .as_ref()
             .map_or(Ok(0), |nat| Ok(nat.length()?.rules))
     }
 
-    /// Whether IPv6 has rules, too, where IPv4 has any.
+    /// Returns true if IPv6 has rules, or IPv4 has none.
     pub(crate) fn is_in_both(&mut self) -> Result<bool> {
         match (&self.nat, &mut self.tables) {
             (Some(nat), _) => nat.is_in_both(),
@@ -446,7 +446,7 @@ fn at(entry: &DestinationEntry) -> Option<SocketAddrV4> {
     }
 }
 
-/// Whether an address is in the range of Services, 10.96.0.0/12.
+/// Returns true for an address in the range of Services, 10.96.0.0/12.
 fn is_service(address: Ipv4Addr) -> bool {
     let [a, b, ..] = address.octets();
     a == 10 && b & 0xf0 == 96

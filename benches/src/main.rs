@@ -77,7 +77,7 @@ enum Verb {
         /// report into the folder
         #[arg(long, value_name = "FILE")]
         into: Option<PathBuf>,
-        /// Where the report lies, seen from the README
+        /// Folder of the report, relative to the README
         #[arg(long, value_name = "FOLDER", default_value = "docs/bench")]
         folder: String,
     },

@@ -7,13 +7,13 @@ use anyhow::{Context as _, Result, bail};
 use iptables::{LegacyTable, LegacyTables};
 use proxy::IpFamily;
 
-/// How often a table is read that is replaced meanwhile.
+/// Number of attempts to read a table that is replaced meanwhile.
 const READINGS: u32 = 100;
 
-/// How long a table is. One that is replaced may well have the same length.
+/// Length of a table. A replaced table may well have the same length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Length {
-    /// How many rules, the ends of chains included.
+    /// Number of rules, with the ends of chains.
     pub(crate) rules: u64,
     bytes: usize,
 }
@@ -44,7 +44,7 @@ impl Nat {
         })
     }
 
-    /// Whether IPv6 has rules, too, where IPv4 has any.
+    /// Returns true if IPv6 has rules, or IPv4 has none.
     pub(crate) fn is_in_both(&self) -> Result<bool> {
         let has_rules = |tables| {
             Ok::<_, anyhow::Error>(table(tables)?.is_some_and(|table| !table.is_untouched()))
@@ -52,7 +52,7 @@ impl Nat {
         Ok(!has_rules(&self.v4)? || has_rules(&self.v6)?)
     }
 
-    /// How long the table of IPv4 is; all zero if there is none.
+    /// Returns the length of the IPv4 table; all zero without a table.
     pub(crate) fn length(&self) -> Result<Length> {
         Ok(table(&self.v4)?.map_or_else(Length::default, |table| Length::of(&table)))
     }

@@ -26,10 +26,10 @@ const PROTOCOL_TCP: u8 = 6;
 /// Up to so many Services have all their endpoints read at the end. Those of one are a few
 /// requests, for each of which the kernel walks all maps.
 const WHOLE: usize = 12_000;
-/// How many of more are read.
+/// Number of Services that are read if there are more than [`WHOLE`].
 const SAMPLE: usize = 1_000;
 
-/// How nftables mode has its Services.
+/// Layout of nftables mode's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
     /// A chain for each.
@@ -41,11 +41,11 @@ enum Layout {
 /// A connection to nf_tables, in the network namespace of the thread that opened it.
 pub(crate) struct Tables {
     nft: Nftables,
-    /// Where Services' packets were sent when the map was read last.
+    /// Chains of Services, as of the last read of the map.
     chains: HashMap<SocketAddrV4, Name>,
     /// In which layout nftables mode's table is, once it is there.
     layout: Option<Layout>,
-    /// What was asked last and was not as wanted, in this generation: it need not be read again.
+    /// Service that was not as wanted in this generation, so that it need not be read again.
     unwanted: Option<(Ipv4Addr, Generation)>,
 }
 
@@ -89,7 +89,7 @@ impl Tables {
         Ok(self.layout.unwrap_or(Layout::Upstream))
     }
 
-    /// Whether the table is there for IPv6, too, where it is for IPv4.
+    /// Returns true if IPv6 has the table, or IPv4 has none.
     pub(crate) fn is_in_both(&mut self, table: &str) -> Result<bool> {
         let tables = self.nft.tables(None)?;
         let is_in = |family| {
@@ -99,8 +99,8 @@ impl Tables {
         Ok(!is_in(Family::Ip) || is_in(Family::Ip6))
     }
 
-    /// Whether new connections to a Service get to these endpoints and to no others; to none if it
-    /// is not there.
+    /// Returns true if new connections to a Service get to exactly these endpoints. A Service
+    /// without endpoints may be absent.
     pub(crate) fn serves(
         &mut self,
         at: SocketAddrV4,

@@ -28,9 +28,9 @@ pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
 
 const FIRST_SERVICE: u32 = u32::from_be_bytes([10, 96, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 128, 1, 0]);
-/// Where addresses of endpoints that replace others come from.
+/// First address of the endpoints that replace others.
 const FIRST_OTHER: u32 = u32::from_be_bytes([10, 192, 0, 0]);
-/// How many nodes share the endpoints; ours is the first.
+/// Number of nodes that share the endpoints. This node is the first.
 const NODES: u32 = 100;
 /// The controller's `--max-endpoints-per-slice`.
 const SLICE: usize = 100;
@@ -42,7 +42,7 @@ const FILE: usize = 20_000;
 pub(crate) struct Endpoint {
     /// Its address and port.
     pub(crate) at: SocketAddrV4,
-    /// Whether it runs on this node.
+    /// True if the endpoint runs on this node.
     pub(crate) is_local: bool,
 }
 
@@ -50,20 +50,20 @@ pub(crate) struct Endpoint {
 #[derive(Debug, Clone)]
 pub(crate) struct Objects {
     size: Size,
-    /// How many of the Services exist: from the first on.
+    /// Number of Services that exist, from the first on.
     services: u32,
     /// Services with other endpoints than those of their number.
     others: BTreeMap<u32, Vec<Endpoint>>,
     looks: Looks,
 }
 
-/// What there is in objects besides what a kube-proxy reads.
+/// Content of objects beyond the fields that a kube-proxy reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Looks {
     /// Nothing.
     #[default]
     Bare,
-    /// What controllers and the API server write, so that sizes are as theirs.
+    /// Fields that controllers and the API server write, so that sizes are realistic.
     Served,
 }
 
@@ -83,7 +83,7 @@ impl Objects {
         self.looks = looks;
     }
 
-    /// How many Services there are.
+    /// Returns the number of Services.
     pub(crate) fn services(&self) -> u32 {
         self.services
     }

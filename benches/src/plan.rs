@@ -23,10 +23,10 @@ const ALL: [&str; 11] = [
     "10000x50",
 ];
 
-/// How often a point is measured.
+/// Number of measurements of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Often {
-    /// As often as asked for.
+    /// The number that was asked for.
     All,
     Twice,
     Once,
@@ -81,7 +81,7 @@ impl FromStr for Asked {
     }
 }
 
-/// What is asked for.
+/// Subjects, axes and sizes that were asked for.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     /// Empty: all axes.
@@ -108,7 +108,7 @@ struct Point {
 }
 
 impl Point {
-    /// How often a subject is measured at it.
+    /// Returns how often a subject is measured at this point.
     fn often(&self, subject: &SubjectKind) -> Often {
         if self.is_asked {
             self.often
@@ -122,8 +122,8 @@ impl Point {
     }
 }
 
-/// How often kube-proxies that are not ours are measured, which may take minutes each time: what
-/// the main table has.
+/// Returns how often kube-proxies that are not ours are measured: only what the main table shows,
+/// because each cell may take minutes.
 fn often_for_others(axis: Axis, size: Size) -> Often {
     let is_for_a_minute = size.services > MANY && axis != Axis::Cold;
     if !is_main(axis, size) || is_for_a_minute {
@@ -135,8 +135,8 @@ fn often_for_others(axis: Axis, size: Size) -> Often {
     }
 }
 
-/// Whether the main table shows an axis at a size, where there is another kube-proxy; without one,
-/// it has no 1,000 Services.
+/// Returns true if the main table shows an axis at a size when there is another kube-proxy. Without
+/// one, it does not show 1,000 Services.
 pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
     let are_two = size.endpoints == 2;
     match axis {
@@ -233,7 +233,7 @@ impl Plan<'_> {
         cell
     }
 
-    /// What is measured, in order.
+    /// Returns the points in their order.
     fn points(&self) -> Vec<Point> {
         let is_whole = |axis| {
             let asks = |asked: &Asked| asked.axis == axis && asked.size.is_none();
@@ -301,7 +301,7 @@ impl Plan<'_> {
     }
 }
 
-/// How often an axis is measured at a size that was asked for.
+/// Returns how often an axis is measured at a size that was asked for.
 fn often(axis: Axis) -> Often {
     if matches!(axis, Axis::Idle | Axis::Memory) {
         Often::Once
@@ -310,8 +310,8 @@ fn often(axis: Axis) -> Often {
     }
 }
 
-/// Whether counting says something at a point that it does not say at others: the largest, and of
-/// changes the smallest, too, as they are to be the same.
+/// Returns true if counting at a point says something new: at the largest size, and for changes
+/// also at the smallest, as both counts must be equal.
 fn is_worth(points: &[Point], point: &Point) -> bool {
     let of_axis = points
         .iter()
@@ -323,7 +323,7 @@ fn is_worth(points: &[Point], point: &Point) -> bool {
         || (point.axis == Axis::Change && of_axis.min() == Some(point.size))
 }
 
-/// Whether a subject is measured on an axis.
+/// Returns true if a subject is measured on an axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
         // The pieces are those of the shims, and of what is a table of nftables.
@@ -379,7 +379,7 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Whether a cell takes much time for what it says.
+/// Returns true if a cell takes much time for what it says.
 fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     let is_large = size.services > MANY || size.services * size.endpoints > 100_000;
     match subject {
@@ -404,7 +404,7 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Whether a subject's system calls are counted on an axis: in each mode.
+/// Returns true if a subject's system calls are counted on an axis. Each mode has such a subject.
 fn counts(axis: Axis, subject: &SubjectKind) -> bool {
     matches!(subject, SubjectKind::KubeProxy { .. })
         && has(axis, subject)
@@ -497,7 +497,7 @@ mod tests {
         assert!("cold@".parse::<Asked>().is_err() && "warm".parse::<Asked>().is_err());
     }
 
-    /// What is measured at a cold start.
+    /// Subjects that are measured at a cold start.
     const LOADERS: [&str; 6] = [
         "ipvs",
         "ipvs-route",
@@ -569,7 +569,7 @@ mod tests {
         subjects
     }
 
-    /// What is done within so many minutes, on a machine like that of the experience.
+    /// Returns the cells that are done within so many minutes on the reference machine.
     fn done(subjects: &[Subject], minutes: u64) -> Vec<Cell> {
         let cells = plan(&[], &[], subjects).cells();
         let mut until = Duration::ZERO;
@@ -582,7 +582,7 @@ mod tests {
             .collect()
     }
 
-    /// How often something is among these.
+    /// Counts the cells of an axis, size and subject.
     fn times(done: &[Cell], axis: Axis, size: &str, name: &str) -> usize {
         let size: Size = size.parse().unwrap();
         let is_it = |cell: &&Cell| {
@@ -592,7 +592,7 @@ mod tests {
         done.iter().filter(is_it).count()
     }
 
-    /// That what is aimed at is among these.
+    /// Asserts that the cells include all that the aims need.
     fn assert_aims(done: &[Cell]) {
         let times = |axis, size, name| times(done, axis, size, name);
         for name in LOADERS {
@@ -618,8 +618,7 @@ mod tests {
         assert!(done.iter().any(restart));
     }
 
-    /// That there is something to compare other kube-proxies by, at the sizes that all of them
-    /// reach.
+    /// Asserts that the cells compare other kube-proxies at the sizes that all of them reach.
     fn assert_compared(done: &[Cell]) {
         let rows = [
             (Axis::Cold, "100"),
@@ -646,7 +645,7 @@ mod tests {
         assert_eq!(times(done, Axis::First, "10000", "upstream-ipvs"), 0);
     }
 
-    /// What `make bench` is for.
+    /// Checks the purpose of `make bench`.
     #[test]
     fn forty_eight_minutes_are_enough_for_what_is_aimed_at() {
         assert_aims(&done(&subjects(), 48));

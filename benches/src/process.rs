@@ -38,7 +38,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Whether it has ended.
+    /// Returns true if the process has ended.
     pub(crate) fn is_over(&mut self) -> bool {
         !matches!(self.child.try_wait(), Ok(None))
     }
@@ -80,8 +80,8 @@ impl Process {
         status_field(self.id(), field)
     }
 
-    /// How often its threads gave up the CPU by themselves so far: each time something woke them
-    /// before.
+    /// Returns how often its threads gave up the CPU by themselves so far. Each time, something
+    /// woke them before.
     pub(crate) fn waits(&self) -> Result<u64> {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.id()))? {
@@ -150,7 +150,8 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
     Ok(threads)
 }
 
-/// How many processes and threads this kernel has started so far, its own among them.
+/// Returns the number of processes and threads that this kernel has started so far, its own
+/// included.
 pub(crate) fn forks() -> Result<u64> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text

@@ -1,4 +1,4 @@
-//! Where packets get in a table of iptables, read from its bytes as the kernel lays them out
+//! Follows packets through a table of iptables, read from its bytes as the kernel lays them out
 //! (`struct ipt_entry`).
 //!
 //! ```text
@@ -36,13 +36,13 @@ pub(crate) struct Rules<'a> {
 #[derive(Debug, Clone, Copy)]
 struct Rule<'a> {
     bytes: &'a [u8],
-    /// Where the target begins in it; the matches end there.
+    /// Offset of the target in the rule; the matches end there.
     target: usize,
-    /// Where the next rule begins in the table.
+    /// Offset of the next rule in the table.
     next: usize,
 }
 
-/// Whether a rule takes a packet of which not all is known.
+/// Result of matching a rule with a packet of which only some fields are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Takes {
     Never,
@@ -50,7 +50,7 @@ enum Takes {
     Always,
 }
 
-/// What becomes of a packet that a rule takes.
+/// Fate of a packet that a rule takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     /// The next rule.
@@ -109,7 +109,7 @@ const ENDS: [&[u8]; 8] = [
     b"SYNPROXY",
     b"TPROXY",
 ];
-/// How deep chains call each other at most; kube-proxies' do it four deep.
+/// Limit of nested chains; kube-proxies nest four.
 const DEEP: usize = 32;
 
 impl<'a> Rules<'a> {
@@ -119,8 +119,8 @@ impl<'a> Rules<'a> {
         Self { entries }
     }
 
-    /// Where a new TCP connection that comes in for this address and port may be sent; empty if
-    /// nobody takes it.
+    /// Returns the addresses that a new TCP connection to this address and port may be sent to;
+    /// none if no rule takes it.
     pub(crate) fn targets(&self, at: SocketAddrV4) -> Result<Targets> {
         let mut targets = Targets::new();
         if !self.entries.is_empty() {
@@ -250,7 +250,7 @@ impl<'a> Rules<'a> {
 }
 
 impl<'a> Rule<'a> {
-    /// Whether it takes a TCP packet for an address and port, from anywhere.
+    /// Matches the rule with a TCP packet for an address and port, from anywhere.
     fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
         // Of tens of thousands of rules, nearly all are for another address.
         let wanted = self.number(DESTINATION)?;
@@ -296,13 +296,13 @@ impl<'a> Rule<'a> {
         Ok(None)
     }
 
-    /// Whether it takes every packet.
+    /// Returns true if the rule takes every packet.
     fn is_for_all(&self) -> bool {
         let head = self.bytes.get(SOURCE..FLAGS).unwrap_or_default();
         head.iter().all(|byte| *byte == 0) && self.target == ENTRY
     }
 
-    /// What becomes of a packet that it takes; `at` is where it begins.
+    /// Returns the fate of a packet that the rule takes; `at` is the rule's offset.
     fn fate(&self, at: usize) -> Result<Fate> {
         let target = Extension::at(self.bytes.get(self.target..).unwrap_or_default())
             .with_context(|| format!("the rule at byte {at} has no target"))?;
@@ -367,7 +367,7 @@ impl<'a> Rule<'a> {
         self.bytes.get(at).copied().context("a rule is too short")
     }
 
-    /// As it is in memory.
+    /// Reads a number in native byte order.
     fn number(&self, at: usize) -> Result<u32> {
         number(self.bytes, at).context("a rule is too short")
     }
@@ -399,7 +399,7 @@ impl<'a> Extension<'a> {
         })
     }
 
-    /// Whether a match takes a TCP packet for a port, from anywhere.
+    /// Matches a TCP packet for a port, from anywhere.
     fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
         match self.name {
             b"comment" => Ok(Takes::Always),
@@ -443,7 +443,7 @@ impl<'a> Extension<'a> {
         })
     }
 
-    /// As it is in memory.
+    /// Reads a number in native byte order.
     fn number(&self, at: usize) -> Result<u32> {
         number(self.own, at).context("a target is too short")
     }
@@ -457,7 +457,7 @@ impl<'a> Extension<'a> {
 /// `XT_TCP_INV_DSTPT`
 const NOT_TO_PORT: u8 = 0x02;
 
-/// What a match of TCP asks.
+/// Conditions of a TCP match.
 #[derive(Debug)]
 struct Tcp {
     to: std::ops::RangeInclusive<u16>,
@@ -480,7 +480,8 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 pub(crate) mod tests {
     use super::*;
 
-    /// As the kernel lays out `leftovers.rules` and `ways.rules`: `examples/capture.rs` made them.
+    /// Table that the kernel made of `leftovers.rules` and `ways.rules`; `examples/capture.rs`
+    /// captured it.
     pub(crate) const LEFTOVERS: &str = include_str!("../tests/data/leftovers.hex");
     pub(crate) const WAYS: &str = include_str!("../tests/data/ways.hex");
 
@@ -491,7 +492,7 @@ pub(crate) mod tests {
         pairs.map(|pair| byte(pair)).collect()
     }
 
-    /// Where packets to an address and port get, in words.
+    /// Returns the targets of packets to an address and port, as text.
     fn targets(table: &[u8], at: &str) -> Vec<String> {
         let targets = Rules::new(table).targets(at.parse().unwrap()).unwrap();
         targets.iter().map(ToString::to_string).collect()

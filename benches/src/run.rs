@@ -23,17 +23,16 @@ use crate::schema::{
 };
 use crate::stage::beside;
 
-/// What `report.json` says its version is.
+/// Version of the format of `report.json`.
 const VERSION: u32 = 1;
-/// What a cell may take on top of its limits: boot, surroundings, the fixture's start and a last
-/// look.
+/// Time for a cell on top of its limits: boot, surroundings, the fixture's start and a last look.
 const AROUND: Duration = Duration::from_mins(2);
-/// What another kube-proxy may take to say its version, boot included.
+/// Limit for another kube-proxy to print its version, boot included.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
 /// When all is over, of the hour that it may take with the build.
 const MINUTES: u64 = 48;
-/// How much later, for each other kube-proxy: as long as upstream's IPVS mode takes for what the
-/// main table has of it.
+/// Minutes by which each other kube-proxy prolongs the run: the time of upstream's IPVS mode for
+/// the main table.
 const MINUTES_FOR_ANOTHER: u64 = 10;
 
 /// Measures, and writes report.json, report.md and charts.
@@ -48,7 +47,7 @@ pub(crate) struct Run {
     /// keptalive, udp, throughput, anatomy]
     #[arg(long, value_delimiter = ',')]
     axes: Vec<Asked>,
-    /// How often each is measured; counting is once more
+    /// Repeats of each measurement; counting is once more
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
     /// When all is over; what would not be done by then is not begun [default: 48, and 10 for each
@@ -74,16 +73,16 @@ pub(crate) struct Run {
     /// Services [default: 120, with --full 1800]
     #[arg(long, value_name = "SECS")]
     limit: Option<u64>,
-    /// How many endpoints the axis change replaces
+    /// Endpoints that the axis `change` replaces
     #[arg(long, default_value_t = 1_000)]
     changes: u32,
     /// Memory of a guest [default: by size]
     #[arg(long, value_name = "SIZE")]
     memory: Option<String>,
-    /// As `lab run --lane`
+    /// Lane, see `lab run --lane`
     #[arg(long)]
     lane: Option<Lane>,
-    /// As `lab run --kernel`
+    /// Kernel, see `lab run --kernel`
     #[arg(long, value_name = "PATH")]
     kernel: Option<PathBuf>,
     /// Folder for the report [default: bench/TIME in the target folder]
@@ -250,7 +249,7 @@ impl Run {
         self.chosen_from(&beside("kube-proxy")?)
     }
 
-    /// The same with our daemon in a certain file.
+    /// Chooses the subjects, with our daemon in a certain file.
     fn chosen_from(&self, daemon: &Path) -> Result<(Vec<Subject>, Vec<String>)> {
         let ours = |name: &str, mode, flags: &[&str]| Subject {
             name: name.to_owned(),
@@ -316,7 +315,7 @@ impl Run {
         Ok((asked, others.map(|one| one.name).collect()))
     }
 
-    /// What other kube-proxies say that they are.
+    /// Returns other kube-proxies with their versions.
     fn others(&self, subjects: &[Subject], folder: &Path) -> Vec<Other> {
         let mut others = Vec::new();
         for subject in subjects {
@@ -337,8 +336,8 @@ impl Run {
         others
     }
 
-    /// What a program says to `--version`, asked in a guest: one that does not know the flag does
-    /// its work there.
+    /// Asks a program for its `--version`, in a guest: a program that ignores the flag does its
+    /// work there.
     fn version(&self, path: &Path, folder: &Path) -> String {
         let into = folder.join("version");
         let script = "exec \"$1\" --version > \"$2\" 2>&1";
@@ -357,7 +356,7 @@ impl Run {
         line.unwrap_or_default().to_owned()
     }
 
-    /// How guests are run, but for what cells differ in.
+    /// Returns the options of all guests.
     fn options(&self, folder: &Path) -> Options {
         let given = Options::from_env();
         Options {
@@ -456,7 +455,7 @@ impl Run {
     }
 }
 
-/// What is not begun, and why.
+/// Cells that are not begun, and the reasons.
 #[derive(Debug, Default)]
 struct LeftOut {
     /// Subjects that do not know their mode or flags.
@@ -466,7 +465,7 @@ struct LeftOut {
 }
 
 impl LeftOut {
-    /// What is to be said of a cell that is not to be begun.
+    /// Returns the outcome of a cell that is not begun, or `None` to begin it.
     fn why(&self, cell: &Cell, end: Option<Instant>, expected: Duration) -> Option<Outcome> {
         let is_repeat_of = |one: &Cell| {
             let counts = one.is_counting == cell.is_counting;
@@ -546,7 +545,7 @@ fn planned(cells: &[Cell]) -> String {
     text
 }
 
-/// What came of a cell, in a few words.
+/// Describes an outcome in a few words.
 fn short(outcome: &Outcome) -> String {
     let measured = match outcome {
         Outcome::Measured(measured) => measured,
@@ -599,7 +598,7 @@ fn short(outcome: &Outcome) -> String {
     words.join(", ")
 }
 
-/// What a program says; empty if it cannot be run.
+/// Returns the output of a program; empty if it cannot be run.
 fn said(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
@@ -677,7 +676,8 @@ mod tests {
         assert_eq!(command(text.split(' ').map(str::to_owned)), wanted);
     }
 
-    /// What a command line chooses, and what of it is left out; our own daemon is any file here.
+    /// Returns the subjects that a command line chooses, and those that it leaves out. Our own
+    /// daemon is any file here.
     fn chosen(arguments: &str) -> Result<(Vec<String>, Vec<String>)> {
         #[derive(Debug, clap::Parser)]
         struct Line {

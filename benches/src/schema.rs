@@ -1,5 +1,4 @@
-//! What a cell is, what came of it, and the report: all that goes between the two sides, and all of
-//! `report.json`.
+//! Cells, outcomes and the report: all that host and guest exchange, and all of `report.json`.
 //!
 //! ```text
 //!  run (host) ── Cell ──▶ lab run -- bench cell JSON ── Outcome ──▶ run ── Report ──▶ report.json ──▶ report (drawn)
@@ -13,7 +12,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What is asked of a subject.
+/// Question that a cell asks about a subject.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum,
 )]
@@ -21,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Axis {
     /// From exec to the whole state in an empty kernel.
     Cold,
-    /// The same with the kernel modules loaded before.
+    /// A cold start with the kernel modules loaded before.
     Loaded,
     /// From exec to the end of the first sync on a kernel that holds the state already.
     Restart,
@@ -36,11 +35,11 @@ pub(crate) enum Axis {
     Delete,
     /// Nothing happens.
     Idle,
-    /// As cold; peak and steady memory.
+    /// A cold start; peak and steady memory.
     Memory,
     /// One Service with as many endpoints as the size says.
     Big,
-    /// What the API server is asked, and what it sends.
+    /// Requests to the API server, and its responses.
     Api,
     /// The first packet of a new flow.
     First,
@@ -52,7 +51,7 @@ pub(crate) enum Axis {
     Udp,
     /// Bytes in a second.
     Throughput,
-    /// What each piece of the shim adds to a first packet, at one Service.
+    /// Cost that each piece of the shim adds to a first packet, at one Service.
     Anatomy,
 }
 
@@ -61,7 +60,7 @@ impl Axis {
         Self::value_variants().iter().copied()
     }
 
-    /// Whether packets are measured, not writes.
+    /// Returns true if packets are measured, not writes.
     pub(crate) fn is_data_plane(self) -> bool {
         self >= Self::First
     }
@@ -86,7 +85,7 @@ impl FromStr for Axis {
     }
 }
 
-/// How a kube-proxy carries Services: `--proxy-mode`.
+/// Mode of a kube-proxy: `--proxy-mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -96,7 +95,7 @@ pub(crate) enum Mode {
     Iptables,
     /// nftables.
     Nftables,
-    /// By the daemon itself.
+    /// By the daemon's own sockets.
     Userspace,
 }
 
@@ -112,17 +111,17 @@ impl Mode {
     }
 }
 
-/// What is measured: a column of the report.
+/// Subject of measurements: a column of the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Subject {
     /// Its name in the report.
     pub(crate) name: String,
-    /// What it is.
+    /// Kind of the subject.
     #[serde(flatten)]
     pub(crate) kind: SubjectKind,
 }
 
-/// What a subject is.
+/// Kind of a subject.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum SubjectKind {
@@ -134,14 +133,14 @@ pub(crate) enum SubjectKind {
         mode: Mode,
         /// Further flags.
         flags: Vec<String>,
-        /// Whether it is built from this repository: flags of its own may be used.
+        /// True if it is built from this repository, so that flags of our own may be used.
         is_ours: bool,
     },
     /// The bare loader: the same final state of the IPVS mode as messages encoded beforehand.
     Floor,
-    /// The same of the nftables mode.
+    /// A bare loader of nftables mode.
     NftFloor,
-    /// The same of its flat layout.
+    /// A bare loader of nftables mode's flat layout.
     NftFlatFloor,
     /// `ipvsadm -R`, `ipset restore` and `ip -batch` with the same final state.
     Tools,
@@ -151,8 +150,8 @@ pub(crate) enum SubjectKind {
     Direct,
 }
 
-/// How the series of the axis anatomy begin that are of a node which a daemon has programmed; the
-/// name of the subject follows.
+/// Prefix of the series of the axis `anatomy` that belong to a node which a daemon has programmed.
+/// The name of the subject follows.
 pub(crate) const WHOLE: &str = "by the daemon: ";
 /// The series of the axis anatomy in which addresses are translated, and no rule says how.
 pub(crate) const NAT_ALONE: &str = "translation of addresses, no rule";
@@ -179,23 +178,23 @@ impl Outcome {
 }
 
 impl SubjectKind {
-    /// Whether it is a kube-proxy that is not of this repository.
+    /// Returns true for a kube-proxy that is not of this repository.
     pub(crate) fn is_other(&self) -> bool {
         matches!(self, Self::KubeProxy { is_ours: false, .. })
     }
 
-    /// Whether the shim has other rules and sets than upstream's.
+    /// Returns true if the shim is the lean one.
     pub(crate) fn is_lean(&self) -> bool {
         self.has(LEAN)
     }
 
-    /// Whether it is a kube-proxy that is given a flag besides those of all.
+    /// Returns true for a kube-proxy that has this flag of its own.
     pub(crate) fn has(&self, wanted: &str) -> bool {
         matches!(self, Self::KubeProxy { flags, .. } if flags.iter().any(|flag| flag == wanted))
     }
 }
 
-/// How much there is: `10000x2`.
+/// Number of Services and endpoints: `10000x2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Size {
     /// Services, of one TCP port each.
@@ -241,23 +240,23 @@ pub(crate) struct Cell {
     pub(crate) is_counting: bool,
     /// The time limit, in seconds, of what is measured, and of what has to be there before each.
     pub(crate) limit_s: u64,
-    /// How many changes the axis change makes.
+    /// Number of changes of the axis `change`.
     pub(crate) changes: u32,
-    /// How long the axis idle looks, in seconds.
+    /// Seconds for which the axis `idle` looks.
     pub(crate) idle_s: u64,
 }
 
 impl Cell {
-    /// How many times the time limit of the run is its own. strace makes everything slower; and
-    /// what takes others minutes is to be compared with ours at 1,000 Services, and with the limit
-    /// at more.
+    /// Returns the factor of the run's time limit for this cell. strace slows everything down.
+    /// Another kube-proxy gets more at up to 1,000 Services, where it may take minutes and is to be
+    /// compared.
     pub(crate) fn patience(&self) -> u32 {
         let is_slow = self.subject.kind.is_other() && self.size.services <= 1_000;
         if self.is_counting || is_slow { 2 } else { 1 }
     }
 }
 
-/// What came of a cell.
+/// Outcome of a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub(crate) enum Outcome {
@@ -268,7 +267,7 @@ pub(crate) enum Outcome {
         /// The limit; in JSON by another name than the cell's, which it stands beside.
         #[serde(rename = "over_s")]
         limit_s: u64,
-        /// What was there by then.
+        /// State that was reached by then.
         reached: String,
     },
     /// Done, and the kernel holds something else than it must.
@@ -320,10 +319,10 @@ pub(crate) struct Measured {
     /// `connections_per_s`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
-    /// What the subject cost the API server, on each occasion.
+    /// Cost of the subject at the API server, on each occasion.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) server: BTreeMap<Occasion, ServerCost>,
-    /// Of a counting repeat.
+    /// Counts of a counting repeat.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) counts: Option<Counts>,
     /// Release and machine of the guest's kernel.
@@ -348,7 +347,7 @@ pub(crate) struct Distribution {
 }
 
 impl Distribution {
-    /// Of these values, by the nearest rank; `None` if there are none.
+    /// Computes the distribution of these values, by the nearest rank; `None` without values.
     pub(crate) fn of(unit: &str, mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
         let rank = |percent: usize| {
@@ -395,7 +394,7 @@ impl Occasion {
         Self::Storm,
     ];
 
-    /// What it is called.
+    /// Returns the name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::First => "First list",
@@ -408,27 +407,27 @@ impl Occasion {
     }
 }
 
-/// What an API server had to do.
+/// Work of an API server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ServerCost {
-    /// What it sent, on the wire.
+    /// Bytes that it sent, on the wire.
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
-    /// Those of them that it answered with all objects of a kind.
+    /// Requests that it answered with all objects of a kind.
     pub(crate) lists: u64,
     /// CPU time of its process, in seconds.
     pub(crate) cpu_s: f64,
 }
 
-/// What a subject and its children did, counted by strace.
+/// System calls of a subject and its children, counted by strace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) system_calls: u64,
     /// Messages sent to netlink sockets, counted in the sent bytes.
     pub(crate) netlink_messages: u64,
-    /// Those of them that write, not read.
+    /// Netlink messages that write.
     pub(crate) netlink_writes: u64,
-    /// Those that write, by command or type.
+    /// Netlink messages that write, by command or type.
     #[serde(default)]
     pub(crate) writes_by_name: BTreeMap<String, u64>,
     /// Tables that the legacy iptables replaced (`IPT_SO_SET_REPLACE`); the other one writes by
@@ -442,7 +441,7 @@ pub(crate) struct Counts {
     pub(crate) by_name: BTreeMap<String, u64>,
 }
 
-/// How much the kernel holds, and a digest of all of it.
+/// Size of the kernel's state, and a digest of all of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) servers: u64,
@@ -476,14 +475,14 @@ pub(crate) struct Report {
     pub(crate) measurements: Vec<Measurement>,
 }
 
-/// Where and how a report was made.
+/// Circumstances of a report.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct About {
     /// UTC, `2026-11-21T11:45:00Z`.
     pub(crate) started: String,
     pub(crate) seconds: u64,
-    /// How many cells were planned; fewer measurements are those of an interrupted run.
+    /// Number of planned cells. A report with fewer measurements was interrupted.
     pub(crate) cells: usize,
     /// The commit that was measured; `-dirty` behind it if there were changes.
     pub(crate) commit: String,
@@ -499,7 +498,7 @@ pub(crate) struct About {
     pub(crate) memory: String,
     /// The 1-minute load of the host when it started.
     pub(crate) load: String,
-    /// Whether the limits were lifted.
+    /// True if the limits were lifted.
     pub(crate) is_full: bool,
     /// Subjects, in the order of the columns.
     pub(crate) subjects: Vec<String>,
@@ -514,9 +513,9 @@ pub(crate) struct About {
 pub(crate) struct Other {
     /// The subject.
     pub(crate) name: String,
-    /// What it says to `--version`; empty if it says nothing.
+    /// Output of `--version`; empty without output.
     pub(crate) version: String,
-    /// Of its file, in hex; empty if it cannot be told.
+    /// SHA-256 of the file, in hex; empty if it cannot be read.
     pub(crate) sha256: String,
 }
 

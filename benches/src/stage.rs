@@ -1,4 +1,4 @@
-//! What a cell is measured on: a node, the API fixture beside it with all objects, and the subject.
+//! Stage of a cell: a node, the API fixture beside it with all objects, and the subject.
 //!
 //! ```text
 //!  node1 ── Kernel (probes)          fixture: a process on node1's loopback, so that its CPU can be told apart
@@ -21,9 +21,10 @@ use crate::process::Process;
 use crate::schema::{Cell, Mode, NATIVE, Subject, SubjectKind};
 use crate::wait::{self, Waited};
 
-/// Where the fixture listens, on node1.
+/// Address of the fixture, on node1.
 pub(crate) const API: &str = "127.0.0.1:18080";
-/// What starting the fixture may take, a second for each thousand objects being far too much.
+/// Limit for the start of the fixture. A second for each thousand objects is far more than it
+/// needs.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
 /// iptables' programs, which go by other names where iptables-nft is the default. The guest's
 /// kernel need not have nftables.
@@ -41,7 +42,7 @@ pub(crate) struct Stage {
     pub(crate) cell: Cell,
     /// To add pods and hosts to.
     pub(crate) world: World,
-    /// Where the subject runs: 172.35.0.100; pods in 10.200.1.0/24.
+    /// Node of the subject: 172.35.0.100; pods in 10.200.1.0/24.
     pub(crate) node: Node,
     /// To be changed before [`Stage::serve`], or together with the fixture's.
     pub(crate) objects: Objects,
@@ -93,7 +94,7 @@ impl Stage {
         &self.folder
     }
 
-    /// Whether `iptables` is the legacy one.
+    /// Returns true if `iptables` is the legacy one.
     pub(crate) fn has_legacy_iptables(&self) -> bool {
         self.has_legacy
     }
@@ -103,7 +104,7 @@ impl Stage {
         Duration::from_secs(self.cell.limit_s)
     }
 
-    /// What the kernel must hold now.
+    /// Returns the state that the kernel must hold now.
     pub(crate) fn wanted(&self) -> Snapshot {
         Snapshot::wanted(&self.objects, self.mode())
     }
@@ -147,7 +148,7 @@ impl Stage {
         Api::new(self.node.enter(|| TcpStream::connect(to))?)
     }
 
-    /// What strace wrote.
+    /// Returns the file that strace writes.
     pub(crate) fn trace(&self) -> PathBuf {
         self.folder.join("trace")
     }

@@ -1,4 +1,4 @@
-//! How a subject is started: it does all its work and goes on, or waits.
+//! Starts subjects. A subject does all its work and goes on, or waits.
 
 use std::process::Command;
 use std::time::Instant;

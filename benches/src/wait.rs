@@ -13,13 +13,14 @@ use crate::objects::{Objects, PORT};
 use crate::rules::Rules;
 use crate::schema::{Mode, Outcome, State};
 
-/// How many Services are looked up at most before everything is read.
+/// Number of Services that are looked up before everything is read.
 const SAMPLE: u32 = 100;
 /// Between two looks, at a state of many entries: a look takes two system calls, less than 2 % of
 /// this.
 const PAUSE: Duration = Duration::from_millis(5);
-/// How much longer than a look's CPU time a pause is at least: some looks read a whole table. After
-/// one in the background, which takes nothing from the subject, it is as long.
+/// Least factor between the CPU time of a look and the pause after it, as some looks read a whole
+/// table. A look in the background takes nothing from the subject, so that its pause is as long as
+/// the look.
 const REST: u32 = 10;
 /// Between two readings of a whole state in which nothing is missing, but something is too many.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
@@ -58,7 +59,7 @@ fn schedule(policy: libc::c_int) -> Result<()> {
     Ok(())
 }
 
-/// How waiting ended.
+/// End of a wait.
 #[derive(Debug)]
 pub(crate) enum Waited {
     /// All is there; since when, as the cheap looks saw it, and the state.
@@ -153,7 +154,7 @@ pub(crate) fn until(
     }
 }
 
-/// What is looked at while something is awaited.
+/// Part of the kernel's state that is looked at during a wait.
 enum Looks {
     /// Virtual servers, by their keys: Services that were not seen as wanted yet; and how many
     /// members the sets have.
@@ -165,7 +166,7 @@ enum Looks {
     Table {
         /// Services that were not seen as wanted yet.
         services: Vec<Ipv4Addr>,
-        /// How long it was when it was not as wanted. Before the first time, its length alone is
+        /// Length of the table when it was not as wanted. Before the first time, only the length is
         /// waited for.
         unwanted: Option<Length>,
     },
@@ -189,7 +190,7 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// What a look says.
+/// Result of a look.
 enum Look {
     /// All that it looks at is there, since then.
     Done(Instant),
@@ -284,8 +285,8 @@ fn reached(
     Ok(Look::Done(background.map_or(since, |_| Instant::now())))
 }
 
-/// Whether a nat table may hold all that is wanted: each destination takes three rules, each
-/// Service one; in userspace mode, a Service takes one on each of two ways.
+/// Returns true if a nat table may be long enough: each destination takes three rules, each Service
+/// one; in userspace mode, a Service takes one on each of two ways.
 fn are_enough(mode: Mode, wanted: &Snapshot, length: Length) -> bool {
     let services = wanted.servers.len();
     let reals: usize = wanted.servers.values().map(BTreeSet::len).sum();

@@ -1,4 +1,5 @@
-//! What a kube-proxy costs the API server: one subject, one occasion after another, in one guest.
+//! Measures what a kube-proxy costs the API server: one subject, one occasion after another, in one
+//! guest.
 //!
 //! ```text
 //!  changes without anybody who watches (their own price)
@@ -32,14 +33,14 @@ use crate::wait::Waited;
 use replay::Clients;
 use traffic::{Mark, Request, Traffic};
 
-/// How many clients reconnect at once, if as many changes are made.
+/// Number of clients that reconnect at once, unless fewer changes are made.
 const CLIENTS: u32 = 500;
-/// How many clients watch the changes besides the subject, so that what one costs stands out of the
-/// noise.
+/// Number of clients that watch the changes besides the subject, so that the cost of one stands out
+/// of the noise.
 const MORE: u32 = 20;
-/// Where fewer changes are made, nothing is to be measured, but shown to work.
+/// Number of changes below which a run only shows that the axis works.
 const FEW: u32 = 100;
-/// How often the server is looked at.
+/// Pause between two looks at the server.
 const LOOK: Duration = Duration::from_millis(100);
 /// Files that a process may have open: a socket for each request that is played again.
 const FILES: u64 = 65_536;
@@ -117,7 +118,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     })))
 }
 
-/// How many clients there are that reconnect at once.
+/// Returns the number of clients that reconnect at once.
 fn clients(cell: &Cell) -> u32 {
     CLIENTS.min(cell.changes)
 }
@@ -134,7 +135,7 @@ fn programmed(
     })
 }
 
-/// How long things take that no subject decides.
+/// Durations that no subject decides.
 #[derive(Clone, Copy)]
 struct Pace {
     /// For so long the server refuses.
@@ -157,11 +158,11 @@ impl Pace {
     }
 }
 
-/// What has been found so far.
+/// State of a run: the changes so far, and the costs.
 struct Run {
     pace: Pace,
     api: Api,
-    /// How many changes have been made.
+    /// Number of changes so far.
     turn: u32,
     /// The kinds that the subject watches.
     watched: Vec<String>,
@@ -205,7 +206,7 @@ impl Run {
         Ok(())
     }
 
-    /// The same, while some clients more watch what the subject does.
+    /// Measures a change while more clients watch the same objects as the subject.
     fn change_watched(&mut self, stage: &mut Stage, requests: &[Request]) -> Result<()> {
         let mut more = Clients::ask(stage, requests, MORE)?;
         let is_over = AtomicBool::new(false);
@@ -219,7 +220,7 @@ impl Run {
         more.read(self.pace.quiet).map(drop)
     }
 
-    /// What the changes cost the server when nobody watches, in seconds of its CPU.
+    /// Returns the seconds of CPU that the changes cost the server when nobody watches.
     fn cpu_of_changes(&mut self, stage: &mut Stage) -> Result<f64> {
         let before = stage.fixture_cpu_s()?;
         self.change(stage)?;

@@ -1,4 +1,4 @@
-//! What was asked of the fixture, as it says.
+//! Requests and responses of the fixture, from its own log.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,11 @@ use serde::Deserialize;
 use crate::http::{self, Api};
 use crate::schema::ServerCost;
 
-/// What was asked and sent so far, but for this program.
+/// Requests and responses so far, without those of this program.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Traffic {
-    /// Those from some request on.
+    /// Requests from some request on.
     requests: Vec<Request>,
     /// For all requests, in bytes on the wire.
     sent_bytes: u64,
@@ -44,7 +44,7 @@ pub(super) struct Request {
 }
 
 impl Traffic {
-    /// Since a moment; without, since now.
+    /// Reads the traffic since a moment; without one, since now.
     pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
         // The fixture's time counts: it is not to tell what nobody reads.
         let from = since.map_or(u32::MAX as usize, |mark| mark.count);
@@ -68,13 +68,14 @@ impl Traffic {
         kinds.into_iter().cloned().collect()
     }
 
-    /// What was read.
+    /// Returns the requests that were read.
     pub(super) fn reads(self) -> Vec<Request> {
         let all = self.requests.into_iter();
         all.filter(|request| request.method == "GET").collect()
     }
 
-    /// What the server was asked and sent since the moment that this was read from.
+    /// Returns the requests and bytes of the server since `since`, the moment that this was read
+    /// from.
     pub(super) fn cost(&self, since: Mark, cpu_s: f64) -> ServerCost {
         let lists = self
             .requests
@@ -90,8 +91,8 @@ impl Traffic {
 }
 
 impl Request {
-    /// Whether it is answered with all objects, and is no further page of them. (One with a limit
-    /// of 1 only asks how far the server is.)
+    /// Returns true for a list of all objects that is no further page. (A list with a limit of 1
+    /// only asks how far the server is.)
     pub(super) fn is_full_list(&self) -> bool {
         let is_probe = self.query.split('&').any(|pair| pair == "limit=1");
         self.code == Some(200) && ["list", "streamed-list"].contains(&&*self.asked) && !is_probe

@@ -20,18 +20,18 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::{Background, Waited};
 
-/// How many Services the axis add adds, one after another; fewer where it is counted.
+/// Number of Services that the axis `add` adds, one after another; fewer are added when counting.
 const ADDED: u32 = 20;
 const ADDED_COUNTING: u32 = 5;
-/// How many endpoints the axis rolling replaces.
+/// Number of endpoints that the axis `rolling` replaces.
 const ROLLED: u32 = 100;
-/// What a subject that is done gets for calming down.
+/// Pause for a subject that is done, to calm down.
 const SETTLE: Duration = Duration::from_secs(5);
-/// How long strace must have nothing to write for a subject to count as calm.
+/// Time without output of strace after which a subject counts as calm.
 const CALM: Duration = Duration::from_secs(3);
-/// How many changes are made before those that count.
+/// Number of changes before the ones that count.
 const WARM_UP: u32 = 20;
-/// How many are made at least, however long they take.
+/// Least number of changes, however long they take.
 const LEAST: u32 = 10;
 
 /// Measures a cell of the axes cold to big. In the lab.
@@ -113,7 +113,8 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// What a floor or the tools say of their parts: `write_sets_s 0.12`, or with a start and an end.
+/// Parses what a floor or the tools print about their parts: `write_sets_s 0.12`, or with a start
+/// and an end.
 fn parts(log: &str, measured: &mut Measured) {
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();

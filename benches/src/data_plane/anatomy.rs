@@ -1,5 +1,5 @@
-//! What each piece of a mode's rules adds to the first packet of a flow: of the shim of IPVS mode
-//! (upstream's, the lean one, that of nftables) and of nftables mode.
+//! Measures what each piece of a mode's rules adds to the first packet of a flow: of the shim of
+//! IPVS mode (upstream's, the lean one, the one in nftables) and of nftables mode.
 //!
 //! ```text
 //!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: all rules
@@ -50,7 +50,7 @@ type Chains = BTreeMap<(String, String), Vec<String>>;
 /// A rule with its table.
 type Rule = (String, String);
 
-/// What a node has more than the one before.
+/// Piece that a node has more than the node before.
 #[derive(Debug)]
 struct Step {
     title: String,

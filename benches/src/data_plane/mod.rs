@@ -46,7 +46,7 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
 const UDP_POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 191, 0, 1), TARGET_PORT);
 /// The series of what goes to the pod without a Service.
 const DIRECT: &str = "direct";
-/// What is left of the sync gets this long before packets are measured.
+/// Pause for the rest of the sync before packets are measured.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Flows in a block of first packets; few enough that IPVS' table of connections (4096 buckets)
 /// stays as it is.
@@ -54,7 +54,7 @@ const BLOCK: u16 = 128;
 const ROUNDS: usize = 21;
 /// Blocks that are answered.
 const ANSWERED_ROUNDS: usize = 9;
-/// Where a packet takes milliseconds, there are fewer rounds.
+/// Least number of rounds. Slow packets (milliseconds each) get no more than that.
 const LEAST_ROUNDS: usize = 7;
 const ENOUGH: Duration = Duration::from_secs(10);
 

@@ -130,7 +130,7 @@ impl Sender {
     }
 }
 
-/// How many IPv4 packets have come to a place.
+/// Counter of the IPv4 packets that have come to a place.
 #[derive(Debug)]
 struct Arrivals(File);
 

@@ -20,7 +20,7 @@ const IPVS: i32 = 99;
 pub(super) struct Pieces {
     whole: Whole,
     name: Name,
-    /// By their place in the table.
+    /// Indices of the rules in the table.
     met: Vec<usize>,
 }
 
@@ -61,12 +61,13 @@ impl Pieces {
         }
     }
 
-    /// How many rules a packet meets, each with all of the chains that it leads to.
+    /// Returns the number of rules that a packet meets, each counted with the chains that it leads
+    /// to.
     pub(super) fn len(&self) -> usize {
         self.met.len()
     }
 
-    /// How many rules of base chains there are besides.
+    /// Returns the number of other rules in base chains.
     pub(super) fn others(&self) -> usize {
         self.base_rules().count().saturating_sub(self.met.len())
     }
@@ -88,7 +89,7 @@ impl Pieces {
         format!("{}: {what}", found.chain)
     }
 
-    /// Whether destinations are translated, as far as they are, once there are so many pieces.
+    /// Returns true if this many pieces translate destinations.
     pub(super) fn translates(&self, pieces: usize) -> bool {
         let is_in_prerouting = |index: &usize| {
             let rule = self.whole.rules.get(*index);

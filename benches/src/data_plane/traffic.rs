@@ -16,9 +16,9 @@ use crate::schema::Axis;
 const ROUNDS: usize = 7;
 const CONNECTIONS: u32 = 200;
 const REQUESTS: u32 = 1_000;
-/// How long bytes are sent in a round.
+/// Time for which bytes are sent in a round.
 const STREAM: Duration = Duration::from_millis(250);
-/// What an answer may take.
+/// Limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const MESSAGE: [u8; 64] = [b'x'; 64];
 const CHUNK: u32 = 256 * 1024;
@@ -96,7 +96,7 @@ pub(crate) fn serve_udp(server: &Place, at: SocketAddrV4) -> Result<()> {
     Ok(())
 }
 
-/// Whether a datagram from a new socket is answered.
+/// Returns true if a datagram from a new socket is answered.
 pub(crate) fn answers_udp(client: &Place, to: SocketAddrV4) -> io::Result<bool> {
     client.enter(|| {
         let socket = UdpSocket::bind("0.0.0.0:0")?;

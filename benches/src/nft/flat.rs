@@ -16,26 +16,26 @@ use crate::rules::Servers;
 
 /// The map of Services with more endpoints than a few.
 pub(super) const MANY: &str = "endpoints-tcp";
-/// Those of Services with so many.
+/// Maps of the Services with few endpoints, by the number of endpoints.
 const FEW: [(u32, &str); 3] = [
     (1, "endpoints-tcp-1"),
     (2, "endpoints-tcp-2"),
     (3, "endpoints-tcp-3"),
 ];
 
-/// What an element leads to.
+/// Target of an element.
 enum Found {
     Endpoint(SocketAddrV4),
     Chain(Name),
 }
 
 impl Tables {
-    /// Whether the table has this set or map.
+    /// Returns true if the table has this set or map.
     pub(super) fn has_set(&mut self, name: &str) -> Result<bool> {
         Ok(self.nft.set(Family::Ip, TABLE, name)?.is_some())
     }
 
-    /// What a map has for a key.
+    /// Looks up a key in a map.
     fn find(&mut self, map: &str, key: &[u8]) -> Result<Option<Found>> {
         let element = self.nft.element(Family::Ip, TABLE, map, key)?;
         Ok(match element.and_then(|element| element.data) {
@@ -45,7 +45,8 @@ impl Tables {
         })
     }
 
-    /// Where new connections to a Service get; nowhere if it is not there, or not whole.
+    /// Returns the endpoints that new connections to a Service get to; none if it is absent or
+    /// incomplete.
     pub(super) fn flat_endpoints(&mut self, at: SocketAddrV4) -> Result<BTreeSet<SocketAddrV4>> {
         let service = service_key(at);
         let (mut map, mut count) = (MANY, 0);
@@ -138,7 +139,7 @@ fn of_services(
     Ok(servers)
 }
 
-/// Of how many a chain chooses: `endpoints-of-tcp-4`.
+/// Parses the number of endpoints that a chain chooses from: `endpoints-of-tcp-4`.
 fn choices(chain: &str) -> Result<u32> {
     let count = chain
         .strip_prefix("endpoints-of-tcp-")

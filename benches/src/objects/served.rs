@@ -1,6 +1,6 @@
-//! What controllers and the API server write into objects, and no kube-proxy reads: who manages
-//! which fields, owners, the pods behind endpoints. As in a cluster of kubeadm's with Kubernetes
-//! 1.36, with other names.
+//! Adds the fields that controllers and the API server write into objects, and no kube-proxy reads:
+//! field managers, owners, the pods behind endpoints. They are copied from a kubeadm cluster with
+//! Kubernetes 1.36, with other names.
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +9,7 @@ const TIME: &str = "2026-11-22T10:00:00Z";
 /// The zones of nodes.
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
-/// Of a Service that was applied by hand.
+/// Adds the fields of a Service that was applied by hand.
 pub(super) fn service(service: &mut Value) {
     let fields = json!({
         "f:metadata": { "f:annotations": { ".": {}, "f:kubectl.kubernetes.io/last-applied-configuration": {} } },
@@ -34,7 +34,7 @@ pub(super) fn service(service: &mut Value) {
     manage(metadata, "kubectl-client-side-apply", "v1", &fields);
 }
 
-/// Of a slice that the controller made for a Service.
+/// Adds the fields of a slice that the controller made for a Service.
 pub(super) fn slice(slice: &mut Value, owner: &str) {
     let uid = uid(owner);
     let fields = json!({

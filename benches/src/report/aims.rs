@@ -1,4 +1,4 @@
-//! What was to be reached, each with its figure from this run, met or not.
+//! Aims, each with its figure from this run, met or missed.
 
 use super::axes::{COLD, SHOWN};
 use super::point::{self, cell};
@@ -125,7 +125,7 @@ fn below(value: Option<f64>, unit: &str, most: f64) -> Option<Figure> {
     value.map(|value| (format!("{} {unit}", short(value)), Some(value < most)))
 }
 
-/// What is over the bare loader, in milliseconds.
+/// Returns the time above the bare loader's, in milliseconds.
 fn own(ours: Option<f64>, floor: Option<f64>, most: f64) -> Option<Figure> {
     let own = ours? - floor?;
     Some((format!("{} ms", short(own)), Some(own <= most)))
@@ -168,7 +168,7 @@ fn tables(report: &Report) -> Option<Figure> {
     Some((text, None))
 }
 
-/// What both grow by, from the first to the second.
+/// Returns the growth of both times from the first size to the second, in nanoseconds.
 fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(to? - from?);
     let (ours, bare) = (by(ours)?, by(bare)?);
@@ -176,7 +176,7 @@ fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, Some(ours <= 1.5 * bare.max(0.0))))
 }
 
-/// What ours and the kernel's own part of it grow by, in milliseconds.
+/// Returns the growth of our time, and of the kernel's own part of it, in milliseconds.
 fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(short(to? - from?));
     let figure = format!("{} ms, bare loader {} ms", by(ours)?, by(bare)?);
@@ -194,7 +194,7 @@ fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     Some((figure, Some(ratio >= 1.0 - noise)))
 }
 
-/// What writes, of our IPVS mode, at the largest restart that was counted.
+/// Returns the writes of our IPVS mode at the largest counted restart.
 fn writes(report: &Report) -> Option<Figure> {
     let (_, measured) = counted(report, Axis::Restart)?;
     let counts = measured.counts.as_ref()?;
@@ -241,7 +241,7 @@ fn writes_for_change(report: &Report) -> Option<Figure> {
     Some((figure, Some(is_met)))
 }
 
-/// What our IPVS mode did on an axis at the largest size that was counted.
+/// Returns the counts of our IPVS mode on an axis at the largest counted size.
 fn counted(report: &Report, axis: Axis) -> Option<(&Cell, &Measured)> {
     let ours = report.measurements.iter().filter(|one| {
         one.cell.axis == axis && one.cell.is_counting && one.cell.subject.name == "ipvs"

@@ -8,7 +8,7 @@ use crate::schema::{
     Axis, Cell, Distribution, Measured, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
 };
 
-/// What the others are compared with.
+/// Subject that the others are compared with.
 const BASE: &str = "iptables";
 
 /// The best block of one kernel, against that of iptables mode in the same.
@@ -107,7 +107,7 @@ fn title(step: &str) -> &str {
     step.split_once(' ').map_or(step, |(_, name)| name)
 }
 
-/// What each piece of a subject's shim adds: a table and a chart.
+/// Draws what each piece of a subject's shim adds: a table and a chart.
 pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Option<String>) {
     // All repeats of a step together: they are blocks of packets like the others.
     let mut steps: BTreeMap<&str, Vec<&Distribution>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! What the API server had to do, occasion by occasion.
+//! Table of the API server's work, occasion by occasion.
 
 use super::others::{self, Pair};
 use super::point::{sizes, subjects};
@@ -6,7 +6,7 @@ use super::table::{short, table};
 use super::{measured, services};
 use crate::schema::{Axis, Occasion, Report, ServerCost, Size};
 
-/// What is told of an occasion: its name, and its value.
+/// Column for an occasion: its name, and its value.
 type Column = (&'static str, fn(&ServerCost) -> f64);
 
 #[allow(clippy::cast_precision_loss, reason = "below 2^52")]

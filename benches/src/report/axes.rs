@@ -21,12 +21,12 @@ pub(super) fn title(axis: Axis) -> &'static str {
     section(axis).0
 }
 
-/// What was measured, in a sentence or two.
+/// Explains an axis in a sentence or two.
 pub(super) fn explained(axis: Axis) -> &'static str {
     section(axis).1.lines().next().unwrap_or_default()
 }
 
-/// What was counted in a cell.
+/// Describes the counts of a cell.
 pub(super) fn counted(cell: &Cell, measured: &Measured) -> String {
     match (cell.axis, measured.figures.get("steps")) {
         (Axis::Add, Some(steps)) => format!("{steps:.0} Services more"),

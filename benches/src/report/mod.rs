@@ -27,16 +27,16 @@ use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
 
-/// What ratios are taken against, where it was measured; besides every other kube-proxy.
+/// Subjects that ratios are taken against, besides every other kube-proxy.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
-/// What the columns are.
+/// Explanation of the columns.
 const COLUMNS: &str = "`ipvs`, `ipvs-route`, `ipvs-lean`, `iptables`: our daemon in IPVS mode, with `--ipvs-vip-mode=route`, with `--ipvs-shim=lean`, \
     in iptables mode; `ipvs-nftables`, `nftables`, `nftables-flat`, `userspace`: with `--ipvs-shim=nftables`, in nftables mode, there with \
     `--nftables-layout=flat`, in userspace mode; `nft-floor`, `nft-flat-floor`: bare loaders of these two layouts; `floor`: a bare loader of the IPVS mode's state; `tools`: `ipvsadm -R`, `ipset restore`, `ip -batch` with it; `bare-ipvs`: \
     virtual servers without sets and rules; `direct`: the pod itself";
 
-/// What is said above where ours is not ahead.
+/// Text above the list of figures where ours is not ahead.
 const BESIDE: &str = "Beside other kube-proxies, each in the same mode; *ahead* is by more than the spread of the repeats, and than 5 %:\n\n";
 
 /// Why a kube-proxy that was given is not in a report.
@@ -44,7 +44,7 @@ const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not n
 
 /// A figure of the report.
 struct Figure {
-    /// What it is, without its unit.
+    /// Title without the unit.
     title: String,
     metric: &'static Metric,
     size: Size,
@@ -473,7 +473,7 @@ fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&s
     })
 }
 
-/// Where the time of floor and tools goes: their own account, `write_NAME_s`.
+/// Draws the time that floor and tools spend on each part, from their own lines `write_NAME_s`.
 fn parts(report: &Report, axis: Axis) -> String {
     let mut values: BTreeMap<(&str, Size), BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
     for one in &report.measurements {
@@ -519,7 +519,7 @@ fn parts(report: &Report, axis: Axis) -> String {
     table(&head, &rows)
 }
 
-/// What strace counted.
+/// Draws the counts of strace.
 fn counted(report: &Report) -> String {
     let number = |value: u64| count(u32::try_from(value).unwrap_or(u32::MAX));
     let mut rows = Vec::new();
@@ -650,7 +650,7 @@ fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>
     left_out
 }
 
-/// What addresses on a device cost more than routes to it, which is the kernel's own price.
+/// Draws what addresses on a device cost more than routes to it, which is the kernel's own price.
 fn surplus(report: &Report) -> String {
     let Some(metric) = HEADLINE.iter().find(|one| one.axis == Axis::Cold) else {
         return String::new();

@@ -18,7 +18,7 @@ pub(super) struct Pair<'a> {
     pub(super) other: &'a str,
 }
 
-/// How a figure of ours is to that of another.
+/// Relation of a figure of ours to another's.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Ahead,
@@ -72,8 +72,8 @@ pub(super) fn named(report: &Report) -> String {
     text
 }
 
-/// Where ours is not ahead of each other kube-proxy in the same mode, of these figures; empty if
-/// there is none to compare with.
+/// Lists the figures where ours is not ahead of another kube-proxy in the same mode; empty if there
+/// is none to compare with.
 pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
     let mut text = String::new();
     for Pair { ours, other } in pairs(report) {
@@ -131,7 +131,7 @@ pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
     text
 }
 
-/// What each other kube-proxy's file is.
+/// Lists the files of other kube-proxies.
 pub(super) fn files(report: &Report) -> String {
     let others = report.about.others.iter().map(|other| {
         let or = |text: &str| {
@@ -164,7 +164,7 @@ pub(super) fn names(report: &Report) -> Vec<&str> {
     columns.filter(|name| names.contains(name)).collect()
 }
 
-/// Whether there are any.
+/// Returns true if the report has other kube-proxies.
 pub(super) fn are_there(report: &Report) -> bool {
     !names(report).is_empty()
 }

@@ -9,14 +9,14 @@ use crate::schema::{Axis, Measurement, Outcome, Report, Size, SubjectKind};
 #[derive(Clone, Copy)]
 pub(super) struct Metric {
     pub(super) axis: Axis,
-    /// What it is, after the axis' own title.
+    /// Title of the figure, behind that of the axis.
     pub(super) title: &'static str,
     pub(super) unit: Unit,
     /// Its value in one cell.
     pub(super) of: Of,
 }
 
-/// How a figure is written, and which way is better.
+/// Unit of a figure, which also says if more is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Seconds,
@@ -27,7 +27,7 @@ pub(super) enum Unit {
     GigabitsPerSecond,
     PerMinute,
     MillisecondsPerMinute,
-    /// How many; more is better.
+    /// Number; more is better.
     Count,
     /// One figure over another of the same guest; of rates, so that more is better.
     Share,
@@ -61,7 +61,7 @@ impl Unit {
             .map_or("", |(_, name)| name)
     }
 
-    /// Whether more is better.
+    /// Returns true if more is better.
     pub(super) fn is_rate(self) -> bool {
         matches!(
             self,
@@ -79,11 +79,11 @@ pub(super) struct Point {
     /// (max - min) / median.
     pub(super) spread: f64,
     pub(super) repeats: usize,
-    /// Of how many.
+    /// Number of attempts.
     pub(super) tried: usize,
 }
 
-/// What is to be written where a figure is wanted.
+/// Content of a table's cell.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Point(Point),

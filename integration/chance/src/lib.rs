@@ -26,12 +26,12 @@ impl Chance {
         self.number() % limit
     }
 
-    /// The same, small.
+    /// Returns a small number below `limit`.
     pub fn small(&mut self, limit: u8) -> u8 {
         u8::try_from(self.below(limit.into())).unwrap_or(0)
     }
 
-    /// The same, as an index.
+    /// Returns an index below `len`.
     pub fn index(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len.max(1) as u64)).unwrap_or(0)
     }

@@ -1,15 +1,15 @@
-//! What all charts share: the sheet, colours, and the names at the ends of lines.
+//! Parts that all charts share: the sheet, colours, and the names at the ends of lines.
 
 use std::fmt::Write as _;
 
 /// One line of a chart.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Line {
-    /// What stands at its end.
+    /// Name at the end of the line.
     pub name: String,
     /// Its colour and dash, the same in all charts.
     pub look: usize,
-    /// Where it goes: Services and the median, or minutes and the value.
+    /// Points of the line: Services and the median, or minutes and the value.
     pub points: Vec<(f64, f64)>,
     /// Services, and the time limit that was passed there.
     pub over: Vec<(f64, f64)>,

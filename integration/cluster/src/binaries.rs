@@ -1,4 +1,4 @@
-//! What the user brings.
+//! Programs that the user brings.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ const PACKAGES: [(&str, &str); 4] = [
 ];
 
 impl Binaries {
-    /// What is missing in a folder, a line each; nothing, and the programs are there.
+    /// Finds the programs in a folder, or returns a line for each missing one.
     pub(crate) fn find(
         folder: Option<&Path>,
         further: &[(&str, &str)],
@@ -93,7 +93,7 @@ impl Binaries {
         archives
     }
 
-    /// Whether one of them is of CoreDNS.
+    /// Returns true if CoreDNS is among the programs.
     pub(crate) fn has_dns(&self) -> bool {
         let archives = self.images();
         let names = archives.iter().filter_map(|archive| archive.file_name());

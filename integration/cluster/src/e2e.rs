@@ -7,27 +7,28 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-/// What came of the specs that were chosen.
+/// Results of the chosen specs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     pub(crate) passed: Vec<String>,
     /// With the first line of why.
     pub(crate) failed: Vec<(String, String)>,
-    /// By reason, as the spec itself gave it.
+    /// Skipped specs, by the reason that the spec gave.
     pub(crate) skipped: BTreeMap<String, Vec<String>>,
-    /// Those that ran when the time was up: nothing is known of them.
+    /// Specs that ran when the time was up, so that their result is unknown.
     pub(crate) cut_off: Vec<String>,
-    /// How many others were chosen and not begun by then.
+    /// Number of chosen specs that had not begun by then.
     pub(crate) not_begun: usize,
 }
 
 /// The network suite.
 pub(crate) const FOCUS: &str = r"\[sig-network\]";
-/// What needs what is not in a guest of the lab: a cloud, hosts beyond, policies, a DNS server, time.
+/// Specs that need more than a guest of the lab has: a cloud, hosts beyond, policies, a DNS server,
+/// time.
 pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|ExternalName|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
 
-/// How `e2e.test` is called. After `limit` it begins no further spec, and reports what came of those
-/// that ran.
+/// Returns the command of `e2e.test`. After `limit` it begins no further spec, and reports the
+/// specs that ran.
 pub(crate) fn command(
     program: &Path,
     kubeconfig: &str,
@@ -162,7 +163,7 @@ impl Results {
         self.skipped.values().map(Vec::len).sum()
     }
 
-    /// Whether each spec that was chosen came to an end.
+    /// Returns true if each chosen spec came to an end.
     pub(crate) fn is_complete(&self) -> bool {
         self.cut_off.is_empty() && self.not_begun == 0
     }
@@ -209,7 +210,7 @@ impl Results {
 mod tests {
     use super::*;
 
-    /// As ginkgo 2 writes it.
+    /// Report in ginkgo 2's format.
     const REPORT: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
   <testsuites tests="5" disabled="2" errors="0" failures="1" time="12.5">
       <testsuite name="Kubernetes e2e suite" package="/x" tests="5">

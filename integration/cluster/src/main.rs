@@ -39,10 +39,10 @@ const MISSING: u8 = 2;
 /// So long before all is ended e2e.test stops, and writes its report.
 const TO_REPORT: Duration = Duration::from_mins(2);
 
-/// What a node has loaded at its boot, as Kubernetes' documentation of IPVS mode asks for: upstream's
-/// kube-proxy ends where a sysctl of connection tracking is not there yet. And the guest has a link
-/// to the kernel's modules, which leads nowhere in a container that mounts `/lib/modules`: a folder,
-/// instead.
+/// Modules that a node loads at boot, as Kubernetes' documentation of IPVS mode asks for:
+/// upstream's kube-proxy ends if a sysctl of connection tracking is missing. The guest's link to
+/// the kernel's modules leads nowhere in a container that mounts `/lib/modules`, so that a folder
+/// replaces it.
 const MODULES: &str = "
 modprobe -q -a nf_conntrack ip_vs ip_vs_rr ip_vs_wrr ip_vs_sh || true
 release=/lib/modules/$(uname -r)
@@ -64,7 +64,7 @@ struct Arguments {
     /// The proxy's mode: ipvs, iptables or nftables (which needs lane B)
     #[arg(long, default_value = "ipvs")]
     mode: String,
-    /// How many nodes, from 1 to 9
+    /// Number of nodes, from 1 to 9
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=9))]
     nodes: u8,
     /// The guest's memory

@@ -25,7 +25,7 @@ pub(crate) struct Kubelet {
     _running: Running,
 }
 
-/// Where things are in the guest.
+/// Folders in the guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Folders {
     /// In memory: an overlay cannot be the upper layer of another.

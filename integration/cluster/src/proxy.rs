@@ -20,7 +20,7 @@ const PATCH: &str = concat!(
 );
 const ROLLED_WITHIN: Duration = Duration::from_mins(8);
 const SERVED_WITHIN: Duration = Duration::from_mins(3);
-/// Where `web` is asked from outside: at the first node, in both families.
+/// Addresses at which `web` is asked from outside: the first node's, in both families.
 pub(crate) const NODE_PORT: [&str; 2] = ["172.35.0.100:30080", "[fd35::100]:30080"];
 /// And inside.
 pub(crate) const CLUSTER_IP: [&str; 2] = ["10.96.0.80:80", "[fd96::80]:80"];
@@ -165,7 +165,7 @@ impl Proxy<'_> {
         })
     }
 
-    /// What the pods say, for the log.
+    /// Returns the logs of the pods.
     pub(crate) fn said(&self) -> String {
         let said = self.of_system(&["logs", "-l", "k8s-app=kube-proxy", "--tail=200", "--prefix"]);
         said.unwrap_or_else(|error| format!("{error:#}"))

@@ -16,7 +16,7 @@ pub(crate) struct Kubectl {
     program: String,
 }
 
-/// Where kubeadm leaves the credentials that need no role to be bound first.
+/// Credentials of kubeadm that need no role binding.
 pub(crate) const ADMIN: &str = "/etc/kubernetes/super-admin.conf";
 /// Between two looks at something that is awaited.
 const GLANCE: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! What the demo prints, and whether all of it was as claimed.
+//! Prints the demo, and records if all claims held.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use lab::{Answer, Place, Running};
 use serde_json::Value;
 
-/// How long the daemon may take to program a node.
+/// Limit for the daemon to program a node.
 const PROGRAMMED_WITHIN: Duration = Duration::from_secs(20);
 
 /// The account so far.

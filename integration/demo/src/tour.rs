@@ -16,7 +16,7 @@ use crate::Arguments;
 use crate::account::{copy, start, wait_for};
 use page::Page;
 
-/// Where the manifests are, and, of another version, those that `plan` is asked about.
+/// Folders of the manifests, and of the next version, for which `plan` is asked.
 const MANIFESTS: &str = "/tmp/shop";
 const NEXT: &str = "/tmp/next";
 /// The page; lines that begin with `@` are what happens meanwhile.
@@ -29,7 +29,7 @@ const LEAVING: &str = "10.10.2.3";
 const PATIENCE: Duration = Duration::from_secs(5);
 /// IPVS adds up what it counts every two seconds.
 const COUNTED_AFTER: Duration = Duration::from_secs(5);
-/// How often the kernel's state is broken, until `diff` sees it before the daemon does.
+/// Number of attempts to break the kernel's state until `diff` sees it before the daemon does.
 const BREAKS: usize = 3;
 
 /// Makes the page; an error if a command has not ended as its text says.
@@ -171,7 +171,7 @@ impl Stage {
     }
 }
 
-/// The same manifests, but for one port.
+/// Writes the manifests with one port changed.
 fn write_next() -> Result<()> {
     copy(Path::new(MANIFESTS), Path::new(NEXT))?;
     let file = Path::new(NEXT).join("cluster.yaml");
@@ -181,7 +181,7 @@ fn write_next() -> Result<()> {
     Ok(fs::write(&file, changed)?)
 }
 
-/// Those that the daemon was started with, for the subcommands that ask what it would do.
+/// Returns the daemon's flags, for the subcommands that ask what it would do.
 fn flags() -> Vec<String> {
     [
         "--manifests=/tmp/shop",

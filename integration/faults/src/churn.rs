@@ -58,8 +58,8 @@ impl Churn {
         })
     }
 
-    /// As [`Self::start`], with more changes than could be encoded one by one: those that were
-    /// recorded ([`record_crowd`]) in turn, a hundred at once.
+    /// Starts more changes than could be encoded one by one: recorded ones ([`record_crowd`]) in
+    /// turn, a hundred at once.
     pub(crate) fn replay(objects: Cluster, mut recorded: Vec<Recording>, rate: u32) -> Self {
         const AT_ONCE: usize = 100;
         let chunks = recorded.len().div_ceil(AT_ONCE).max(1);
@@ -110,7 +110,7 @@ impl Churn {
         }
     }
 
-    /// How many changes were made.
+    /// Returns the number of changes so far.
     pub(crate) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }

@@ -56,7 +56,7 @@ pub(crate) fn keep(folder: &Path, part: &Part) -> Result<()> {
     Ok(fs::write(&file, serde_json::to_string_pretty(&kept)?)?)
 }
 
-/// What is kept of all lanes.
+/// Reads the results of all lanes that are kept.
 pub(crate) fn kept(folder: &Path) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     for entry in fs::read_dir(folder)? {

@@ -17,26 +17,27 @@ use crate::stage::Stage;
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
-    /// What is done, and what is promised: for docs/faults.md.
+    /// Description of the fault and the promise, for docs/faults.md.
     pub(crate) about: &'static str,
     pub(crate) happens: fn(&mut Stage<'_>) -> Result<Row>,
     pub(crate) modes: &'static [&'static Mode],
     /// The modes of the short form, which `make test` runs.
     pub(crate) short: &'static [&'static Mode],
-    /// Where it cannot happen: on the host's own kernel, whose clock is everybody's.
+    /// Condition for the fault to be possible. It is not on the host's own kernel, whose clock is
+    /// everybody's.
     pub(crate) is_for: fn() -> bool,
 }
 
 pub(crate) const EVERY: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES, &USERSPACE];
-/// Those whose connections the kernel carries.
+/// Modes whose connections the kernel carries.
 const BY_KERNEL: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES];
 const ALL_IPVS: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const ONLY_IPVS: &[&Mode] = &[&IPVS];
-/// What is the same in all modes, where the kernel's part is not.
+/// One mode of each kind of kernel part, for faults that are alike in all modes but for that part.
 const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
-/// Whose rules are those of iptables.
+/// Modes whose rules are in iptables.
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
-/// Whose rules are in nf_tables.
+/// Modes whose rules are in nf_tables.
 const IN_NFTABLES: &[&Mode] = &[&IPVS_NFTABLES, &NFTABLES];
 /// In `make test`: modes whose ways of going on from what is there are their own.
 const CRASHES: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
@@ -51,21 +52,22 @@ fn anywhere() -> bool {
 fn in_a_guest() -> bool {
     std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host")
 }
-/// Where the kernel can limit the memory of a group.
+/// Returns true if the kernel can limit the memory of a group.
 fn has_memory_groups() -> bool {
     let controllers = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers");
     in_a_guest()
         && controllers.is_ok_and(|names| names.split_whitespace().any(|name| name == "memory"))
 }
-/// The same, and this is a release build: the code alone of another one has three times that memory.
+/// Returns true if the kernel can limit memory and this is a release build. The code alone of a
+/// debug build has three times that memory.
 fn has_memory_groups_and_release() -> bool {
     has_memory_groups() && !cfg!(debug_assertions)
 }
-/// Where iptables has a lock.
+/// Returns true if iptables has a lock.
 fn has_lock() -> bool {
     lab::iptables_backend() == "legacy"
 }
-/// Where rules of iptables and of nf_tables are one.
+/// Returns true if iptables writes to nf_tables.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }

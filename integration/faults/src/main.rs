@@ -115,7 +115,7 @@ fn is_named(part: Option<&String>, name: &str) -> bool {
     part.is_none_or(|part| name.contains(part.as_str()))
 }
 
-/// That there is what is asked for, before anything is booted for it.
+/// Checks that the arguments name existing faults and modes, before a guest is booted.
 fn ensure_known(arguments: &Arguments) -> Result<()> {
     for (flag, part) in [("--fault", &arguments.fault), ("--from", &arguments.from)] {
         let mut all = ALL.iter();
@@ -139,7 +139,7 @@ fn ensure_known(arguments: &Arguments) -> Result<()> {
 
 // ---- in the lab ----
 
-/// What is to be run here, in order.
+/// Returns the faults and modes to run, in order.
 fn chosen(arguments: &Arguments) -> Vec<(&'static Fault, &'static Mode)> {
     let mut chosen = Vec::new();
     let first = |fault: &&Fault| !is_named(arguments.from.as_ref(), fault.name);

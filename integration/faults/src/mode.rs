@@ -47,7 +47,7 @@ pub(crate) const USERSPACE: Mode = Mode {
 };
 
 impl Mode {
-    /// Whether the kernel that is running has what it needs.
+    /// Returns true if the running kernel has all that the mode needs.
     pub(crate) fn is_possible(&self) -> bool {
         !self.needs_nftables || lab::iptables_backend() == "nft"
     }

@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::load::Account;
 
-/// What came of one fault in one mode.
+/// Result of one fault in one mode.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Row {
     /// The name of the fault.
     pub(crate) fault: String,
     pub(crate) mode: String,
-    /// What kube-proxy did.
+    /// Reaction of kube-proxy.
     pub(crate) did: String,
-    /// What was seen of it: counted, logged.
+    /// Evidence of it: counters, log lines.
     pub(crate) seen: String,
     /// Seconds until it was right again, where something was wrong.
     pub(crate) repaired: Option<f64>,
@@ -24,9 +24,9 @@ pub(crate) struct Row {
     pub(crate) unjudged: u64,
     pub(crate) open: u64,
     pub(crate) lost: u64,
-    /// What is promised and was not so.
+    /// The promise that did not hold, if any.
     pub(crate) broken: Option<String>,
-    /// How long all of it took, in seconds.
+    /// Duration of the whole, in seconds.
     pub(crate) took: f64,
 }
 

@@ -1,4 +1,4 @@
-//! What a fault happens on: a cluster with one daemon in one mode, and traffic to a Service of it.
+//! Stage of a fault: a cluster with one daemon in one mode, and traffic to a Service.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,21 +15,21 @@ use crate::load::{Account, Load, Way};
 use crate::mode::Mode;
 use crate::row::Row;
 
-/// How long a repair, or anything else that is awaited, may take before the test gives up.
+/// Limit for a repair, or for anything else that is awaited.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
-/// How often what is awaited is looked at.
+/// Pause between two looks at an awaited state.
 const GLANCE: Duration = Duration::from_millis(50);
 /// Traffic that is quiet for so long goes on being so.
 const QUIET: Duration = Duration::from_millis(500);
 /// The name of the log's line about what somebody else has changed.
 const DRIFT: &str = "somebody else has changed";
 
-/// How long things last.
+/// Durations of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Size {
-    /// Whether this is the short form, which `make test` runs.
+    /// True in the short form, which `make test` runs.
     pub(crate) is_short: bool,
-    /// How often the daemon compares the kernel with what is wanted.
+    /// Period in which the daemon compares the kernel with the wanted state.
     pub(crate) period: Duration,
 }
 
@@ -40,12 +40,12 @@ impl Size {
     }
 }
 
-/// What is promised of the traffic.
+/// Promise for the traffic.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Promise {
     /// No request fails and no open connection ends.
     NothingFails,
-    /// What somebody else has broken is whole again after that long.
+    /// Damage by another program is repaired within that time.
     WholeWithin(Duration),
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Stage<'a> {
     load: Option<Load>,
     drifted: BTreeMap<String, f64>,
     said: usize,
-    /// Where the Service `last` leads to.
+    /// True if the Service `last` leads to the far endpoint.
     is_far: bool,
     more: Vec<&'static str>,
 }
@@ -89,7 +89,7 @@ fn last() -> Service {
         .endpoints("10.244.1.10")
 }
 
-/// What else there is: `count` Services, which nobody asks.
+/// Returns manifests of `count` more Services, which nobody asks.
 pub(crate) fn crowd(count: usize) -> String {
     crowd_with(count, |high, low| {
         let addresses = format!("10.96.{high}.{low} fd96::{high:x}:{low:x}");
@@ -97,7 +97,7 @@ pub(crate) fn crowd(count: usize) -> String {
     })
 }
 
-/// The same in IPv4 alone.
+/// Returns the crowd in IPv4 alone.
 pub(crate) fn crowd_of_ipv4(count: usize) -> String {
     crowd_with(count, |high, low| {
         (format!("10.96.{high}.{low}"), "10.244.1.10 10.244.2.10")
@@ -178,7 +178,7 @@ impl<'a> Stage<'a> {
         self.until_served()
     }
 
-    /// The same on an API server, which serves from then on, too.
+    /// Starts the daemon on an API server, with the Service, and waits until it serves.
     pub(crate) fn serve_on_api(&mut self, more: &[&str]) -> Result<ApiServer> {
         let mut api = self.c.api_server(true)?;
         api.apply(&web())?;
@@ -250,7 +250,7 @@ impl<'a> Stage<'a> {
         self.more.extend(to);
     }
 
-    /// What the daemon has in memory, in megabytes.
+    /// Returns the daemon's resident memory, in megabytes.
     pub(crate) fn memory(&self) -> Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.c.daemon_id()?))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -266,7 +266,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// The same where nothing is served yet.
+    /// Starts the traffic before anything is served.
     pub(crate) fn traffic_before(&mut self) -> Result<()> {
         self.load = Some(Load::start_before(&self.ways())?);
         Ok(())
@@ -277,7 +277,7 @@ impl<'a> Stage<'a> {
         self.load.as_ref().map(Load::account).unwrap_or_default()
     }
 
-    /// What is told and counted from now on is of the fault.
+    /// Notes the log and counters of now, so that later ones belong to the fault.
     pub(crate) fn note_before(&mut self) {
         self.drifted = self.drift().unwrap_or_default();
         self.said = self.c.said().len();
@@ -285,7 +285,7 @@ impl<'a> Stage<'a> {
 
     // ---- what is seen ----
 
-    /// What drifted, by kind, both families together.
+    /// Returns the drift by kind, both families together.
     pub(crate) fn drift(&self) -> Result<BTreeMap<String, f64>> {
         let (_, text) = get(&self.c.node1, METRICS, "/metrics")?;
         let mut drifted = BTreeMap::new();
@@ -320,7 +320,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// That the kernel holds what it held `before`, in whatever order.
+    /// Checks that the kernel holds what it held `before`, in any order.
     ///
     /// # Errors
     ///
@@ -350,7 +350,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// What was counted as drift since the traffic began: `rule 12, set 1`.
+    /// Returns the drift since the traffic began: `rule 12, set 1`.
     fn drifted_since(&self) -> Result<BTreeMap<String, f64>> {
         let now = self.drift()?;
         let grown = now.into_iter().filter_map(|(kind, count)| {
@@ -392,7 +392,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// What was seen, for the row.
+    /// Adds evidence to the row.
     pub(crate) fn sees(&mut self, what: &str) {
         if !self.row.seen.is_empty() {
             self.row.seen += "; ";
@@ -400,12 +400,12 @@ impl<'a> Stage<'a> {
         self.row.seen += what;
     }
 
-    /// What kube-proxy did, for the row.
+    /// Writes the reaction of kube-proxy into the row.
     pub(crate) fn did(&mut self, what: impl Into<String>) {
         self.row.did = what.into();
     }
 
-    /// How long until it was right again, for the row.
+    /// Writes the time of the repair into the row.
     pub(crate) fn repaired(&mut self, after: Duration) {
         self.row.repaired = Some(after.as_secs_f64());
     }

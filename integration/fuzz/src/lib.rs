@@ -15,7 +15,7 @@ pub mod mutate;
 pub struct Target {
     /// Its name, which is that of its folder of inputs.
     pub name: &'static str,
-    /// What it is fed.
+    /// Parser of the input.
     pub run: fn(&[u8]),
 }
 
@@ -53,13 +53,13 @@ const fn target(name: &'static str, run: fn(&[u8])) -> Target {
     Target { name, run }
 }
 
-/// What the kernel tells of tables of nftables, and what the modes make of it.
+/// Parses notifications about nftables tables, and lets the modes read them.
 fn nftables(bytes: &[u8]) {
     nftables_netlink::fuzzed::message(bytes);
     kube_proxy::fuzzed::tables(bytes);
 }
 
-/// What `iptables-save` prints, and what the modes make of it.
+/// Parses the output of `iptables-save`, and lets the modes read it.
 fn saved(bytes: &[u8]) {
     iptables::fuzzed::saved(bytes);
     kube_proxy::fuzzed::saved(bytes);

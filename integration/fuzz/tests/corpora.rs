@@ -17,7 +17,7 @@ use fuzz::{TARGETS, Target};
 
 /// For all targets together.
 const MUTATED_FOR: Duration = Duration::from_secs(10);
-/// How long one input may take, in a debug build on a loaded machine.
+/// Limit for one input, in a debug build on a loaded machine.
 const LONGEST: Duration = Duration::from_secs(5);
 
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {
@@ -75,7 +75,7 @@ fn what_chance_makes_of_them_is_read() {
     }
 }
 
-/// What libFuzzer is built of has a target for each name, and no other.
+/// libFuzzer has exactly one target for each name.
 #[test]
 fn every_target_can_be_fuzzed() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");

@@ -20,11 +20,11 @@ use source::Settings;
 
 /// The other forms of a mode are compiled from Services alike.
 const TRIED: [&str; 5] = ["ipvs", "ipvs-nftables", "iptables", "nftables", "userspace"];
-/// How long all may take to be read, in a debug build on a loaded machine.
+/// Limit for reading everything, in a debug build on a loaded machine.
 const READ_WITHIN: Duration = Duration::from_secs(10);
-/// How long each mode may take for all of it, in a debug build.
+/// Limit for each mode to do everything, in a debug build.
 const DONE_WITHIN: Duration = Duration::from_mins(1);
-/// How much memory this process may ever have had, all fakes included, in KiB.
+/// Limit of this process' peak memory, all fakes included, in KiB.
 const MEMORY_MAX: u64 = 256 * 1024;
 
 const GOOD: &str = "

@@ -20,7 +20,7 @@ use crate::table::{Dumps, Table};
 
 /// The node's name, which a configuration file does not say.
 pub(crate) const NAME: &str = "--hostname-override=node1";
-/// What every daemon is started with; `flags` come behind, and so win.
+/// Flags of every daemon. The `flags` of a case come behind, and so override them.
 const FLAGS: [&str; 3] = [
     NAME,
     "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
@@ -45,15 +45,15 @@ pub(crate) struct Case {
     pub(crate) expected: Dumps,
 }
 
-/// What the API server is told at once, and what the nf_tables mode leaves for it.
+/// Objects that the API server is given at once, and the dumps that the mode leaves for them.
 #[derive(Debug)]
 pub(crate) struct Phase {
     pub(crate) objects: String,
-    /// Of the last phase, those of the case.
+    /// Expected dumps; in the last phase, those of the case.
     pub(crate) expected: Dumps,
 }
 
-/// What is in the kernel before the daemon starts.
+/// State of the kernel before the daemon starts.
 #[derive(Debug, Default)]
 pub(crate) struct Pre {
     /// `pre.sh`
@@ -134,7 +134,8 @@ impl Case {
         })
     }
 
-    /// Whether node ports are served on named networks, and on none of IPv4, of IPv6.
+    /// Returns, for IPv4 and IPv6, true if node ports are served on named networks and on none of
+    /// the family.
     pub(crate) fn has_no_node_ports(&self) -> [bool; 2] {
         let flag = "--nodeport-addresses=";
         let networks = self
@@ -169,8 +170,8 @@ impl Case {
         Ok(names)
     }
 
-    /// Whether it has to run in the kernel's initial network namespace: the size of the conntrack
-    /// table is the kernel's, not a namespace's, and can be written only there.
+    /// Returns true if the case needs the kernel's initial network namespace: the size of the
+    /// conntrack table can be written only there.
     pub(crate) fn needs_initial_namespace(&self) -> bool {
         if self.config.is_some() {
             return false;

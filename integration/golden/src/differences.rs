@@ -1,4 +1,4 @@
-//! Where we differ from upstream on purpose: all of it that a dump can show.
+//! Differences from upstream on purpose, as far as a dump can show them.
 //!
 //! Each row changes what is expected, and what it expects then is compared like everything else: a
 //! difference that is not there fails the case. By default there is none; a row applies where the
@@ -15,14 +15,14 @@ use crate::table::{Dumps, Table};
 /// The lines that are expected of each table that a case has.
 pub(crate) type Expected = BTreeMap<Table, Vec<String>>;
 
-/// What a case found before the daemon started.
+/// Facts about the node before the daemon started.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Before {
     /// Empty without a `pre.sh`.
     pub(crate) dumps: Dumps,
     /// Addresses of the node, on all interfaces but `lo` and `kube-ipvs0`.
     pub(crate) node: BTreeSet<String>,
-    /// Whether `--nodeport-addresses` names networks, and none of this family: of IPv4, of IPv6.
+    /// For IPv4 and IPv6: true if `--nodeport-addresses` names networks, and none of the family.
     pub(crate) has_no_node_ports: [bool; 2],
 }
 
@@ -56,7 +56,7 @@ const DIFFERENCES: [Difference; 4] = [
     },
 ];
 
-/// What is expected of us where upstream leaves `expected`.
+/// Returns the state expected of us where upstream leaves `expected`.
 pub(crate) fn ours(before: &Before, mut expected: Expected) -> Expected {
     for difference in &DIFFERENCES {
         (difference.expect)(before, &mut expected);

@@ -17,7 +17,7 @@ const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 const MARK: &str = "golden-mark";
 /// A table that the daemon makes and takes away, to see whether the kernel can do what it will need.
 const PROBE: &str = " kube-proxy-probe";
-/// How long the monitor may take to say what has happened.
+/// Limit for the monitor to report an event.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 /// The tables of the nftables mode, and all others.
@@ -43,7 +43,8 @@ pub(crate) fn dumps() -> Result<Dumps> {
     Ok(dumps)
 }
 
-/// How this `nft` lists what is in a file: versions print the same kernel state differently.
+/// Returns a file's rules as this `nft` lists them: versions print the same kernel state
+/// differently.
 pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<String> {
     let family = match table {
         Table::NftIp => "ip",
@@ -60,7 +61,7 @@ pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<St
     .with_context(|| format!("{} does not load", table.file()))
 }
 
-/// Whether what this `nft` loads is encoded as upstream's was.
+/// Returns true if this `nft` encodes rules as upstream's did.
 pub(crate) fn is_reference() -> Result<bool> {
     Ok(output(Command::new("nft").arg("--version"))?.starts_with(REFERENCE))
 }
@@ -93,7 +94,7 @@ impl Monitor {
         }
     }
 
-    /// What was written since it was started, and by whom, a line each.
+    /// Returns the writes since the monitor was started, with their writers, a line each.
     pub(crate) fn heard(&mut self) -> Result<Vec<String>> {
         mark()?;
         let mut heard = Vec::new();

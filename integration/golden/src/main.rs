@@ -36,13 +36,13 @@ use lab::{Lane, Options, Running};
 use node::{Check, NFTABLES, Node, Program};
 use table::{Dumps, Table};
 
-/// How many differing lines of a table are shown.
+/// Number of differing lines of a table that are shown.
 const SHOWN: usize = 6;
-/// How many lines of an error are shown: it may hold all that the daemon said.
+/// Number of lines of an error that are shown: it may hold the daemon's whole log.
 pub(crate) const SAID: usize = 20;
 /// The longest that one case may take; it takes about a second.
 const CASE_LIMIT: Duration = Duration::from_mins(2);
-/// What the boot of a guest may take on top.
+/// Extra time for the boot of a guest.
 const BOOT_LIMIT: Duration = Duration::from_mins(1);
 
 /// Compares what the daemon leaves in the kernel with what kube-proxy left there, case by case.
@@ -52,7 +52,7 @@ struct Arguments {
     /// The kube-proxy binary to run
     #[arg(long, value_name = "PATH")]
     kube_proxy: PathBuf,
-    /// How Services are carried: --proxy-mode
+    /// Mode: --proxy-mode
     #[arg(long, default_value = "ipvs")]
     mode: String,
     /// The folder of cases
@@ -103,7 +103,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What came of the cases.
+/// Results of the cases.
 #[derive(Debug, Default)]
 struct Score {
     passed: usize,
@@ -173,7 +173,7 @@ impl Arguments {
         Ok(score.failed == 0)
     }
 
-    /// Where cases run.
+    /// Returns the options of the lab in which cases run.
     fn place(&self) -> Result<Options> {
         let given = Options::from_env();
         if self.mode != NFTABLES {
@@ -427,7 +427,7 @@ impl Arguments {
     }
 }
 
-/// What differs from what upstream left, by table.
+/// Returns the differences from upstream's state, by table.
 fn differing(node: &Node<'_>, phase: &Phase, before: &Before, found: &Dumps) -> String {
     let mut expected = BTreeMap::new();
     for (table, dump) in &phase.expected {

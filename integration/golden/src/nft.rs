@@ -1,4 +1,4 @@
-//! What `nft` prints of a table, and what of it matters.
+//! Normalizes the `nft` listing of a table.
 //!
 //! Sets, maps and chains become lines that begin with their names, sorted; elements are sorted;
 //! rules keep their order.

@@ -26,22 +26,22 @@ use crate::scratch::{Peer, Scratch, finished, output};
 use crate::table::{Dumps, Table};
 use crate::{SAID, kernel};
 
-/// How long the daemon may take to its first sync, on a loaded machine.
+/// Limit for the daemon's first sync, on a loaded machine.
 const SYNCED_WITHIN: Duration = Duration::from_secs(30);
-/// How long one command may take.
+/// Limit for one command.
 const DONE_WITHIN: Duration = Duration::from_secs(20);
-/// How long the tables may take to be those of a phase.
+/// Limit for the tables to be those of a phase.
 const SETTLED_WITHIN: Duration = Duration::from_secs(15);
 const GLANCE: Duration = Duration::from_millis(50);
-/// How long nothing may happen any more until a phase is over.
+/// Time without a change after which a phase is over.
 const QUIET: Duration = Duration::from_millis(300);
 /// Upstream's shortest pause between two syncs is 1 s; what a sync leaves for the next one is told
 /// by its age, another second.
 const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
-/// What upstream has from its list of `ServiceCIDR`s to that of Services: it does not wait for the
-/// former, and the dumps are those of runs in which it had them.
+/// Time between upstream's list of `ServiceCIDR`s and its list of Services. Upstream does not wait
+/// for the former, and the dumps come from runs in which it had them.
 const UPSTREAMS_HEAD_START: Duration = Duration::from_millis(500);
-/// How long a health-check node port may take to listen after the first sync.
+/// Limit for a health-check node port to listen after the first sync.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);
 
 const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
@@ -50,7 +50,7 @@ const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
 const MODULES: [&str; 5] = ["ipv6", "veth", "dummy", "nf_conntrack", "nfnetlink_acct"];
 /// The module of the IPVS mode.
 const IPVS: &str = "ip_vs";
-/// What rules of the iptables mode count with; they must be there before the rules.
+/// Objects that rules of the iptables mode count with. They must exist before the rules.
 const COUNTERS: [&str; 2] = [
     "ct_state_invalid_dropped_pkts",
     "localhost_nps_accepted_pkts",
@@ -58,7 +58,7 @@ const COUNTERS: [&str; 2] = [
 /// A namespace may inherit these from the machine; every node of a case starts with 0.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
 
-/// What starts the daemon.
+/// Program and flags of the daemon.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,
@@ -69,7 +69,7 @@ pub(crate) struct Program<'a> {
 }
 
 impl Program<'_> {
-    /// Whether it writes nf_tables, and what it wants of the rest.
+    /// Returns true if the program writes nf_tables.
     fn is_nftables(self) -> bool {
         self.mode == NFTABLES
     }
@@ -87,10 +87,11 @@ impl Program<'_> {
 /// The mode whose tables are `nft`'s.
 pub(crate) const NFTABLES: &str = "nftables";
 
-/// What a phase came to, and what differs.
+/// Judge of a phase: takes the dumps, and returns the differences.
 type Judge<'a> = dyn Fn(&Phase, &Dumps) -> String + 'a;
 
-/// What `kube-proxy check` has to foretell of a start, which then must make as many writes.
+/// Expectation of what `kube-proxy check` foretells for a start. The start must then make as many
+/// writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
     /// It is not asked.
@@ -108,9 +109,9 @@ pub(crate) struct Node<'a> {
     is_initial: bool,
     scratch: Scratch,
     _peer: Peer,
-    /// As they were before anything of a proxy.
+    /// Settings before any proxy ran.
     settings: BTreeMap<String, String>,
-    /// What was relisted already, by what it was.
+    /// Listings by the dumps that they come from.
     relisted: RefCell<BTreeMap<String, String>>,
 }
 
@@ -145,7 +146,7 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Whether nothing is expected to be otherwise than upstream has it.
+    /// Returns true if no difference from upstream is expected.
     pub(crate) fn is_upstream(&self) -> bool {
         self.program.is_upstream
     }
@@ -353,7 +354,8 @@ impl<'a> Node<'a> {
         Ok((found, differing))
     }
 
-    /// How this `nft` lists an expected table: versions print the same kernel state differently.
+    /// Returns an expected table as this `nft` lists it: versions print the same kernel state
+    /// differently.
     pub(crate) fn relisted(&self, table: Table, dump: &str) -> Result<String> {
         if let Some(listing) = self.relisted.borrow().get(dump) {
             return Ok(listing.clone());
@@ -469,7 +471,7 @@ fn last_of(text: &str) -> String {
     lines.flat_map(|line| ["    ", line, "\n"]).collect()
 }
 
-/// What the API server is when the dumps are made.
+/// Returns the API server's options at the time of the dumps.
 fn options() -> Options {
     Options {
         kubernetes_service: true,
@@ -520,8 +522,8 @@ fn node_addresses() -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// How many writes `check` foretells, of both families; an error if any, and `is_wanted`: the state
-/// is the wanted one.
+/// Returns the number of writes that `check` foretells, of both families. With `is_wanted`, the
+/// state is the wanted one, and any write is an error.
 fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     let (_, stdout, stderr) = finished(check)?;
     let answer: Value = serde_json::from_str(&stdout)
@@ -535,8 +537,8 @@ fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     Ok(of("/writes/IPv4") + of("/writes/IPv6"))
 }
 
-/// That `diff` says the same: nothing, and exits with 0, where the state is the wanted one; else
-/// what differs, and exits with 1.
+/// Checks that `diff` agrees: it prints nothing and exits with 0 if the state is the wanted one.
+/// Otherwise it prints the differences and exits with 1.
 fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
     let output = diff
         .output()

@@ -1,4 +1,5 @@
-//! What a case works with: commands, a folder of its own, and the namespace at the wire's other end.
+//! Scratch space of a case: commands, a folder of its own, and the namespace at the wire's other
+//! end.
 
 use std::ffi::OsStr;
 use std::fs;

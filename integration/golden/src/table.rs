@@ -1,4 +1,4 @@
-//! What is compared, table by table, and what of it is chance.
+//! Tables that are compared, and the parts of a dump that are chance.
 //!
 //! Every dump becomes a list of lines in which only what matters is left, in an order that only
 //! what matters decides. Two dumps are equal if their lines are.
@@ -46,11 +46,11 @@ const ANY_ORDER: [&str; 5] = [
     "KUBE-IPVS-OUT-FILTER",
 ];
 
-/// What tools print of the kernel's state.
+/// Output of the tools, by table.
 pub(crate) type Dumps = BTreeMap<Table, String>;
 
 impl Table {
-    /// Those of the nftables mode, and all that is compared after each phase.
+    /// Tables of the nftables mode: all that is compared after each phase.
     pub(crate) const NFT: [Self; 3] = [Self::NftIp, Self::NftIp6, Self::NftOthers];
 
     /// The files of a case that hold them.
@@ -80,7 +80,7 @@ impl Table {
             .map_or("", |(_, file)| file)
     }
 
-    /// What of a dump matters.
+    /// Returns the lines of a dump without what is chance.
     pub(crate) fn clean(self, dump: &str) -> Vec<String> {
         match self {
             Self::NftIp | Self::NftIp6 => nft::table(dump),
@@ -197,9 +197,9 @@ fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
         .filter(|word| word.contains('/'))
 }
 
-/// Whether a key is somebody's setting: `br_netfilter` comes with a match of iptables and brings
-/// its own, a device that the daemon makes had none before, and how many connections there are is
-/// nobody's.
+/// Returns true for the key of a setting. Not settings are: keys that the match of iptables
+/// brings with `br_netfilter`, keys of a device that the daemon makes, and the number of
+/// connections.
 fn is_setting(line: &str) -> bool {
     let key = line.split(':').next().unwrap_or_default();
     !key.starts_with("net/bridge/")

@@ -22,7 +22,7 @@ use rustix::thread::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What containerd hides of `/proc` and `/sys` from a container that is not privileged.
+/// Paths of `/proc` and `/sys` that containerd hides from an unprivileged container.
 const MASKED: [&str; 9] = [
     "/proc/acpi",
     "/proc/asound",
@@ -34,7 +34,7 @@ const MASKED: [&str; 9] = [
     "/proc/scsi",
     "/sys/firmware",
 ];
-/// What it can only read.
+/// Paths that such a container can only read.
 const READ_ONLY: [&str; 5] = [
     "/proc/bus",
     "/proc/fs",
@@ -44,7 +44,7 @@ const READ_ONLY: [&str; 5] = [
 ];
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// What makes the test binary a container: the first argument; the second is the file with the
+/// First argument that turns the test binary into a container; the second is the file with the
 /// [`Spec`].
 const VERB: &str = "become-container";
 
@@ -56,7 +56,7 @@ pub(crate) struct Mount {
     pub(crate) read_only: bool,
 }
 
-/// What a container runtime is told.
+/// Specification of a container, as a runtime gets it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Spec {
     /// The root file system.
@@ -72,7 +72,7 @@ pub struct Spec {
     pub(crate) read_only_root: bool,
     /// The bounding set, as in a manifest (`NET_ADMIN`); `None` leaves all.
     pub capabilities: Option<Vec<String>>,
-    /// Whether a program that is executed may gain rights that its caller lacks.
+    /// True if an executed program may gain rights that its caller lacks.
     pub escalation: bool,
     /// User and group.
     pub user: u32,
@@ -120,7 +120,7 @@ impl Container {
         self.running.said()
     }
 
-    /// What the kernel says of its first process, in `/proc/PID/status`.
+    /// Returns the credentials of the first process, from `/proc/PID/status`.
     pub fn credentials(&self) -> Result<Credentials> {
         let pid = self.process()?.as_raw_nonzero();
         Ok(Credentials(fs::read_to_string(format!(
@@ -149,7 +149,7 @@ impl Container {
     }
 }
 
-/// What a process may do.
+/// Credentials of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials(String);
 

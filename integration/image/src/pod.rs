@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::archive::Image;
 use crate::container::{Mount, Spec};
 
-/// What containerd gives a container that says nothing.
+/// Capabilities that containerd gives a container by default.
 const DEFAULT_CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -104,7 +104,7 @@ impl Pod {
         })
     }
 
-    /// What to run before the others, in this order.
+    /// Returns the init containers, in their order.
     pub fn init_containers(&self) -> Result<Vec<Spec>> {
         self.specs("/initContainers")
     }

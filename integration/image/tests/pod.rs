@@ -17,7 +17,7 @@ use manifests_check::{build, merge, read};
 use scenarios::{ApiServer, Cluster, Outcome, SOON, Service, at, stories, tally, tcp, tell};
 use serde_json::{Value, json};
 
-/// What the least-privilege manifests grant; no less will do.
+/// Capabilities that the least-privilege manifests grant. Fewer do not suffice.
 const RIGHTS: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
 const SERVER: &str = "http://172.35.0.9:6443";
 
@@ -50,7 +50,7 @@ fn of_kind(objects: &[Value], kind: &str) -> Result<Value> {
     object.cloned().with_context(|| format!("no {kind}"))
 }
 
-/// What kubeadm makes, with our patch.
+/// Returns kubeadm's objects with our patch.
 fn kubeadm() -> Result<Vec<Value>> {
     let mut objects =
         read(&manifests().join("../integration/manifests-check/testdata/kubeadm.yaml"))?;
@@ -64,7 +64,7 @@ fn kubeadm() -> Result<Vec<Value>> {
     Ok(objects)
 }
 
-/// The same, with another mode than kubeadm's empty one.
+/// Replaces kubeadm's empty mode.
 fn with_mode(mut objects: Vec<Value>, mode: &str) -> Result<Vec<Value>> {
     for object in &mut objects {
         if let Some(Value::String(text)) = object.pointer_mut("/data/config.conf") {

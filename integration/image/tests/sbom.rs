@@ -22,8 +22,8 @@ fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().map(Vec::as_slice).unwrap()
 }
 
-/// What the specification requires of a document and its packages, and references that lead
-/// somewhere.
+/// The document and its packages have all that the specification requires, and references have
+/// targets.
 #[test]
 fn it_has_the_shape_of_spdx() {
     let sbom = sbom();

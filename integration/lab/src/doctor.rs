@@ -1,4 +1,5 @@
-//! What the lab finds here: the kernel that it would use, and the tools that worlds and tests call.
+//! Reports what the lab finds here: the kernel that it would use, and the tools that worlds and
+//! tests call.
 
 use crate::job::sane_path;
 use crate::lane::Kernel;
@@ -20,9 +21,9 @@ const TOOLS: [(&str, &str); 9] = [
 /// One line of the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// What was looked for.
+    /// Name of the tool or kernel.
     pub what: String,
-    /// What was found, or why nothing was.
+    /// Version or path, or the reason why nothing was found.
     pub found: Result<String, String>,
     /// The Debian package to install when it is missing and a package brings it.
     pub package: Option<&'static str>,

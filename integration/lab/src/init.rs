@@ -97,7 +97,7 @@ fn init(dir: &Path) -> ! {
     }
 }
 
-/// What goes back to the runner.
+/// Report from the guest to the runner.
 struct Report {
     stdout: File,
     stderr: File,

@@ -1,12 +1,12 @@
-//! What is to be run, as files in the work dir: lists of NUL-terminated byte strings, so that every
-//! argument, variable and path arrives exactly as it was given. No shell, no quoting.
+//! Jobs as files in the work dir: lists of NUL-terminated byte strings, so that every argument,
+//! variable and path arrives exactly as it was given. No shell, no quoting.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
-/// Where to find what a command needs when nobody said so; system tools live in `sbin`.
+/// Default `PATH`; system tools live in `sbin`.
 const PATHS: [&str; 6] = [
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -85,7 +85,7 @@ fn join(name: &OsStr, value: &OsStr) -> OsString {
     [name, "=".as_ref(), value].into_iter().collect()
 }
 
-/// As the C library reads the environment: the value follows the first `=` that is not the first
+/// Splits a variable as the C library does: the value follows the first `=` that is not the first
 /// byte.
 fn split(pair: &OsStr) -> (OsString, OsString) {
     let bytes = pair.as_bytes();

@@ -1,5 +1,5 @@
-//! Where IPVS is real on this machine: the host's own kernel, or one of two User Mode Linux
-//! kernels.
+//! Lanes, by which IPVS is real on this machine: the host's own kernel, or one of two User Mode
+//! Linux kernels.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ impl FromStr for Lane {
     }
 }
 
-/// What the chosen lane needs and is not there, with the next step.
+/// Part of the chosen lane that is missing, with the next step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// No packaged User Mode Linux, and no IPVS in the host's kernel.
@@ -85,7 +85,8 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// What was asked for, or the best that is there: the host's kernel, then Debian's package.
+    /// Returns the lane that was asked for, or the best that exists: the host's kernel, then
+    /// Debian's package.
     pub(crate) fn choose(lane: Option<Lane>, kernel: Option<&Path>) -> Result<Self, Missing> {
         let lane = match (lane, kernel) {
             (Some(lane), _) => lane,

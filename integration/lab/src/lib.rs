@@ -60,7 +60,7 @@ pub use world::{
     World,
 };
 
-/// Whether this process runs in the lab (`LAB=1`, which the lab's init sets).
+/// Returns true if this process runs in the lab (`LAB=1`, which the lab's init sets).
 pub fn in_lab() -> bool {
     std::env::var_os("LAB").is_some_and(|lab| lab == "1")
 }

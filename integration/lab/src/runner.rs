@@ -37,12 +37,12 @@ const TIMED_OUT: i32 = 124;
 const FAILED: i32 = 125;
 const NO_KERNEL: i32 = 127;
 
-/// How often the guest's output is passed on.
+/// Pause between two looks at the guest's output.
 const TICK: Duration = Duration::from_millis(10);
-/// What a guest that has delivered its status gets for switching itself off.
+/// Time for a guest that has delivered its status to switch itself off.
 const POWER_OFF: Duration = Duration::from_secs(5);
 
-/// How and where to run.
+/// Options of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// After this everything is killed and the status is 124; boot included.
@@ -267,7 +267,7 @@ fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Option<UnixListener>)> {
     Ok((cpus.get(turn).copied().unwrap_or(0), None))
 }
 
-/// How a run ended.
+/// End of a run.
 enum Ended {
     Status(i32),
     TimedOut,
@@ -500,9 +500,9 @@ fn tail(file: &Path, lines: usize) -> String {
         .collect()
 }
 
-/// Where User Mode Linux keeps the guest's memory, as an unlinked file: in memory if that has room
-/// for it, else in the work dir. Containers often have a small `/dev/shm`, and a guest that fills
-/// it dies.
+/// Returns the folder for User Mode Linux's memory file (unlinked): in memory if there is room,
+/// otherwise in the work dir. Containers often have a small `/dev/shm`, and a guest that fills it
+/// dies.
 fn memory_dir(dir: &Path, memory: &str) -> PathBuf {
     let shm = Path::new("/dev/shm");
     let room = rustix::fs::statvfs(shm).map_or(0, |fs| fs.f_bavail.saturating_mul(fs.f_frsize));

@@ -59,7 +59,7 @@ const FORWARDING: [(&str, &str); 2] = [
     ("net/ipv6/conf/all/forwarding", "1"),
 ];
 
-/// What hinders a world from being built.
+/// Error of building a world.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The process is not in the lab, where it may change the network.
@@ -72,7 +72,7 @@ pub enum Error {
     Missing {
         /// The module.
         what: &'static str,
-        /// What to do about it.
+        /// Next step for the user.
         next: &'static str,
     },
     /// An address that cannot be read or that does not fit where it is to go.
@@ -80,7 +80,7 @@ pub enum Error {
     Address {
         /// The address.
         text: String,
-        /// What is wrong with it.
+        /// Reason why it is wrong.
         why: String,
     },
     /// A program failed, did not start or took too long.
@@ -88,7 +88,7 @@ pub enum Error {
     Command {
         /// Program and arguments.
         command: String,
-        /// What went wrong, with what the program said.
+        /// Failed step, with the program's output.
         text: String,
     },
     /// A step failed.
@@ -130,7 +130,7 @@ pub struct World {
     namespaces: Vec<Netns>,
     fabric: Netns,
     nodes: Vec<Node>,
-    /// How many cables were laid; each port has its number.
+    /// Number of cables so far; each port has its number.
     cables: u32,
     servers: Arc<Servers>,
 }
@@ -493,7 +493,7 @@ impl Node {
         self.gateways.iter().map(IpNet::trunc)
     }
 
-    /// How `from` gets to its pods, as far as both have an address of the family.
+    /// Returns the commands that lead `from` to its pods, in the families that both have.
     fn routes_to_pods(&self, from: &Place) -> Vec<String> {
         let ranges = self
             .pod_ranges()

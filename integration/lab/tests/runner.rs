@@ -42,7 +42,7 @@ impl Scratch {
         command
     }
 
-    /// Whether no work dir and no process that names one is left.
+    /// Returns true if no work dir, and no process that names one, is left.
     fn is_clean(&self) -> bool {
         let name = self.0.to_str().unwrap().as_bytes();
         let names = |file: PathBuf| {
@@ -225,8 +225,8 @@ fn the_time_limit_kills() {
     assert!(scratch.is_clean());
 }
 
-/// What was written in the very last moment is still in the guest's pipe, and dies with it: hence
-/// the pause.
+/// Output of the very last moment is still in the guest's pipe, and dies with the guest: hence the
+/// pause.
 #[test]
 fn a_dead_guest_is_reported_with_its_last_words() {
     let scratch = Scratch::new("dead");

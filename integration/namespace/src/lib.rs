@@ -74,7 +74,7 @@ mod tests {
 
     use super::{drop_rights, enter, in_namespace};
 
-    /// That of the calling thread.
+    /// Returns the namespace of the calling thread.
     fn here() -> PathBuf {
         fs::read_link("/proc/thread-self/ns/net").unwrap()
     }
@@ -85,7 +85,7 @@ mod tests {
         assert!(status.unwrap().success(), "ip {arguments}");
     }
 
-    /// Those that the calling thread sees.
+    /// Returns the links that the calling thread sees.
     fn links() -> BTreeSet<String> {
         let table = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
         let names = table.lines().filter_map(|line| line.split_once(':'));

@@ -55,7 +55,7 @@ impl ApiServer {
         self.objects.clone()
     }
 
-    /// What can be made to go wrong with it, if it is serving.
+    /// Returns the faults of the server, if it is serving.
     pub fn faults(&self) -> Option<&apiserver::Faults> {
         self.server.as_ref().map(Server::faults)
     }
@@ -150,12 +150,12 @@ impl ApiServer {
             .unwrap_or_default()
     }
 
-    /// How a client reaches it.
+    /// Returns a client's kubeconfig.
     pub fn kubeconfig(&self) -> String {
         self.kubeconfig_of(&self.address.ip().to_string())
     }
 
-    /// The same, by a name of its host.
+    /// Returns a kubeconfig with another name of the server.
     pub fn kubeconfig_of(&self, host: &str) -> String {
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: lab\n\
@@ -208,7 +208,7 @@ impl Nonsense {
         })
     }
 
-    /// How often it has answered.
+    /// Returns the number of responses so far.
     pub fn answers(&self) -> usize {
         self.answers.load(Ordering::Relaxed)
     }

@@ -19,7 +19,7 @@ pub fn ask(c: &Cluster, arguments: &[&str]) -> Result<(i32, String)> {
     Ok((code, output.stdout + &output.stderr))
 }
 
-/// The same with `-o json`.
+/// Asks with `-o json`.
 ///
 /// # Errors
 ///

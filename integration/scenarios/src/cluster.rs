@@ -16,16 +16,16 @@ use crate::api::ApiServer;
 use crate::kernel::{self, VirtualServers};
 use crate::object::Service;
 
-/// How long anything may take that happens at once, on a loaded machine.
+/// Limit for anything that happens at once, on a loaded machine.
 pub const SOON: Duration = Duration::from_secs(30);
-/// How long one question may take.
+/// Limit for one request.
 pub(crate) const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// How often the kernel is looked at while something is awaited.
+/// Pause between two looks at the kernel while something is awaited.
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// Where the API server listens, at the outside host.
+/// Address of the API server, at the outside host.
 const API: &str = "172.35.0.9:6443";
-/// What the outside host sends to node1.
+/// Networks that the outside host sends to node1.
 const SERVICE_RANGES: &str = "10.96.0.0/16 192.0.2.0/24 fd96::/112 2001:db8::/64";
 
 /// Nodes, pods, an outside host, and at most one daemon at a time, on node1.
@@ -35,7 +35,7 @@ const SERVICE_RANGES: &str = "10.96.0.0/16 192.0.2.0/24 fd96::/112 2001:db8::/64
 pub struct Cluster {
     /// To add to it.
     pub world: World,
-    /// Where the daemon runs: 172.35.0.100, fd35::100; pods in 10.244.1.0/24, fd44:1::/64.
+    /// Node of the daemon: 172.35.0.100, fd35::100; pods in 10.244.1.0/24, fd44:1::/64.
     pub node1: Node,
     /// Has no daemon: 172.35.0.101, fd35::101; pods in 10.244.2.0/24, fd44:2::/64.
     pub node2: Node,
@@ -53,11 +53,11 @@ pub struct Cluster {
     pub flags: Vec<OsString>,
     /// Another daemon than the one that was built beside this program.
     pub program: Option<PathBuf>,
-    /// How long what is awaited may take: [`SOON`], unless the story knows better.
+    /// Limit for awaited states: [`SOON`], unless the story sets another.
     pub patience: Duration,
     folder: PathBuf,
     daemon: Option<Running>,
-    /// What daemons that have ended said.
+    /// Output of daemons that have ended.
     said: String,
 }
 
@@ -207,7 +207,8 @@ impl Cluster {
         Ok(daemon)
     }
 
-    /// What `kube-proxy check` says of the manifests and the node, a change a line.
+    /// Runs `kube-proxy check` on the manifests and the node, and returns its output: a change a
+    /// line.
     pub fn check(&self, flags: &[&str]) -> Result<String> {
         let (program, manifests) = (kube_proxy()?, self.manifests());
         let given = [

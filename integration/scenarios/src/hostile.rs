@@ -7,7 +7,7 @@
 
 use std::fmt::Write as _;
 
-/// What stands in names to get out of wherever these are written.
+/// Text in names that tries to break out of every format they are written in.
 const BREAKOUT: &str =
     "x\\\" -j DROP\\n-A INPUT -j DROP\\nCOMMIT\\u001b[31m\\u202e\\u0000\\ud83d\\ude00";
 

@@ -1,11 +1,11 @@
-//! What the kernel holds, as the operator's tools print it.
+//! The kernel's state, as the operator's tools print it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use lab::Place;
 
-/// By protocol, address and port: `TCP 10.96.0.10:80`. Those of a firewall mark are `FWM 7`.
+/// Virtual servers by protocol, address and port: `TCP 10.96.0.10:80`. Firewall marks are `FWM 7`.
 pub type VirtualServers = BTreeMap<String, VirtualServer>;
 
 /// One virtual server.
@@ -28,7 +28,7 @@ impl VirtualServer {
 }
 
 impl VirtualServer {
-    /// Whether these destinations are the ones with a weight, and it is 1.
+    /// Returns true if exactly these destinations have a weight, and it is 1.
     pub(crate) fn serves(&self, reals: &[String]) -> bool {
         let weighty = self.reals.iter().filter(|(_, weight)| **weight != 0);
         let wanted: BTreeMap<_, _> = reals.iter().map(|real| (real, &1)).collect();

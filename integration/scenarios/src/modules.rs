@@ -26,7 +26,8 @@ impl Drop for Modprobe {
     }
 }
 
-/// Whether the kernel is this lab's own, and this is a module of it, which can be taken away.
+/// Returns true if the kernel is this lab's own and `name` is a module of it, which can be
+/// unloaded.
 pub fn is_module(name: &str) -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     let file = || {

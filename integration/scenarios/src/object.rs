@@ -24,7 +24,7 @@ pub fn tcp(port: u16, target: u16) -> Port {
     }
 }
 
-/// The same over UDP.
+/// Describes a UDP port.
 pub fn udp(port: u16, target: u16) -> Port {
     Port {
         protocol: "UDP",
@@ -32,7 +32,7 @@ pub fn udp(port: u16, target: u16) -> Port {
     }
 }
 
-/// The same over SCTP.
+/// Describes an SCTP port.
 pub fn sctp(port: u16, target: u16) -> Port {
     Port {
         protocol: "SCTP",

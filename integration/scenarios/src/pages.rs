@@ -9,9 +9,9 @@ use lab::Place;
 
 use crate::cluster::{Cluster, at};
 
-/// Where the proxy's health is told, on node1.
+/// Address of the health endpoints, on node1.
 pub const HEALTH: &str = "127.0.0.1:10256";
-/// Where metrics are, on node1.
+/// Address of the metrics, on node1.
 pub const METRICS: &str = "127.0.0.1:10249";
 
 /// Status and body of `GET http://SERVER/PATH`.

@@ -1,5 +1,4 @@
-//! How stories are run: one after the other, each in a cluster of its own, and what is said of one
-//! that fails.
+//! Runs stories one after the other, each in a cluster of its own, and reports failures.
 
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,17 +8,17 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::cluster::{self, Cluster};
 
-/// What a story comes to.
+/// Result of a story.
 pub type Outcome = anyhow::Result<()>;
 
 /// A story, with its name and whether it can be told here.
 #[derive(Debug, Clone, Copy)]
 pub struct Story {
-    /// What holds, in words joined by underscores.
+    /// Claim of the story, in words joined by underscores.
     pub name: &'static str,
     /// The story.
     pub tell: fn(&mut Cluster) -> Outcome,
-    /// Whether it can be told in the kernel that is running.
+    /// Condition for the story to run in the running kernel.
     pub is_possible: fn() -> bool,
 }
 

@@ -63,7 +63,7 @@ fn read(mut from: File, to: &Mutex<Vec<u8>>, is_hung_up: &AtomicBool) {
     }
 }
 
-/// What a shell finds when the program has ended.
+/// Returns the terminal's settings, as a shell finds them when the program has ended.
 fn settings(terminal: &OwnedFd) -> Result<String> {
     let Termios {
         input_modes,
@@ -210,7 +210,7 @@ impl Terminal {
         }
     }
 
-    /// That it took the terminal, and has given it back as it was.
+    /// Checks that the program took the terminal, and has restored its settings.
     ///
     /// # Errors
     ///

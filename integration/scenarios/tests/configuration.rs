@@ -43,7 +43,8 @@ impl ConfigMap {
         Ok(map)
     }
 
-    /// As the kubelet does it: a new folder, and a link that is renamed over the old one.
+    /// Publishes files as the kubelet does: a new folder, and a link that is renamed over the old
+    /// one.
     fn publish(&self, version: &str, fields: &str) -> Result<()> {
         let header = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n\
                       conntrack: {maxPerCore: 0}\nclusterCIDR: 10.244.0.0/16,fd44::/16\n";
@@ -140,7 +141,7 @@ fn a_changed_file_is_applied_while_connections_live(c: &mut Cluster) -> Outcome 
     c.stop()
 }
 
-/// What is told to be in effect of `ipvs`: the scheduler, and whether ARP is strict.
+/// Returns the settings of `ipvs` that are in effect: the scheduler, and strict ARP.
 fn told_in_effect(c: &Cluster) -> Result<String> {
     let (_, body) = get(&c.node1, METRICS, "/configz")?;
     let all: serde_json::Value = serde_json::from_str(&body)?;
@@ -293,7 +294,7 @@ fn what_takes_a_new_start_waits_for_it_and_is_said(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// As in a container that is not privileged.
+/// Makes kernel settings read-only, as in an unprivileged container.
 fn may_not_write_settings(c: &mut Cluster) {
     let script =
         "mount --bind /proc/sys /proc/sys; mount -o remount,bind,ro /proc/sys; exec \"$@\"";
@@ -302,8 +303,7 @@ fn may_not_write_settings(c: &mut Cluster) {
         .to_vec();
 }
 
-/// What a story of iptables mode has been set up with: its service addresses are none of the
-/// node's.
+/// Gives node1 a default route, which iptables mode needs: no service address is one of the node's.
 fn has_a_way(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
@@ -314,7 +314,7 @@ fn setting(c: &Cluster, name: &str) -> Result<String> {
     Ok(c.sh(&format!("sysctl -n {name}"))?.trim().to_owned())
 }
 
-/// What the kernel does when memory is short.
+/// Kills the daemon, as the kernel does when memory is short.
 fn crash(c: &mut Cluster) -> Outcome {
     c.sh(&format!("kill -KILL {}", c.daemon_id()?))?;
     ensure!(c.stop().is_err(), "it was to be killed");
@@ -648,7 +648,8 @@ fn init_only_prepares_the_node_and_leaves_no_rule(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// What the container that is to serve would fail with is an error before it is started.
+/// An error that would end the serving container is reported by the init container, before the
+/// other starts.
 fn init_only_fails_where_the_mode_could_not_be_served(c: &mut Cluster) -> Outcome {
     // A device in the place of both programs that the many names of iptables are links to.
     let no_iptables =
@@ -687,8 +688,8 @@ fn init_only_fails_where_the_mode_could_not_be_served(c: &mut Cluster) -> Outcom
     Ok(())
 }
 
-/// What would be found when the first Service wants it, by then with nothing before it that still
-/// serves.
+/// A missing module is reported by the init container. Otherwise the first Service would find it
+/// missing, when no predecessor serves any more.
 fn init_only_names_a_module_that_is_missing(c: &mut Cluster) -> Outcome {
     for (module, mode, reason) in [
         (

@@ -138,7 +138,7 @@ fn a_taken_health_check_port_is_told(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// What the daemon has to say waits; what it has to do does not.
+/// Events that the daemon cannot send wait; its work does not.
 fn an_api_server_that_is_away_holds_up_nothing(c: &mut Cluster) -> Outcome {
     let web = web();
     c.node1.serve_tcp(30999)?;

@@ -10,7 +10,7 @@ use apiserver::{Authority, Tls};
 use scenarios::{ApiServer, Cluster, Outcome, Service, stories, tcp, tell};
 
 const MOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// Where the API server is, with its port.
+/// Host and port of the API server.
 const API: [&str; 2] = ["172.35.0.9", "6443"];
 
 fn main() {
@@ -34,7 +34,7 @@ fn shown(authority: &Authority) -> Result<Tls> {
     })
 }
 
-/// What the kubelet keeps for the Pod.
+/// Files that the kubelet projects into the Pod.
 struct Projected(PathBuf);
 
 impl Projected {

@@ -13,7 +13,7 @@ use scenarios::{
     Cluster, Outcome, SOON, at, kube_proxy, stories, tell, under_traffic, with_backend,
 };
 
-/// What upstream left for a case, beside its objects.
+/// State that upstream left for a case, with the case's objects.
 struct Left {
     objects: &'static str,
     sets: &'static str,
@@ -45,8 +45,8 @@ macro_rules! golden {
 const DUALSTACK: Left = golden!("dualstack");
 /// A Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on each node.
 const LOAD_BALANCER: Left = golden!("lb-ip");
-/// The same objects in upstream's iptables mode; without the rules that need counters of nfacct,
-/// for which there is no tool.
+/// State of upstream's iptables mode for the same objects, without the rules that need nfacct
+/// counters, for which there is no tool.
 const IPTABLES_MODE: Left = Left {
     sets: "",
     servers: "",

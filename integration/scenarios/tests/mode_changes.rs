@@ -24,8 +24,8 @@ struct Way {
     flags: &'static [&'static str],
     /// A part of what [`held`] says as long as it is there; some of it is gone in every other way.
     marks: &'static [&'static str],
-    /// Whether connections are translated by conntrack, so that those of one such way go on in the
-    /// next one.
+    /// True if conntrack translates the connections, so that they survive a change to another such
+    /// mode.
     is_by_conntrack: bool,
 }
 
@@ -141,8 +141,8 @@ fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// What is in the kernel of any way: tables by name, maps that one layout of them has, rules, sets,
-/// virtual servers, addresses.
+/// Returns the kernel state of all modes: tables, maps of one layout, rules, sets, virtual servers,
+/// addresses.
 fn held(c: &Cluster) -> Result<String> {
     c.sh(&with_backend(
         "nft list tables 2>/dev/null || true
@@ -183,8 +183,8 @@ fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
 /// To a Service that has no chain in the flat layout.
 const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
 
-/// The same with so many Services beside that their first sync takes a while: those that are asked
-/// come last.
+/// Changes modes among so many Services that their first sync takes a while. The Services that are
+/// asked come last.
 fn among_many(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
     let mut crowd = String::new();
     for number in 0..CROWD {
@@ -237,7 +237,7 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
     clean(c)
 }
 
-/// What `kube-ipvs0` held was the node's for as long as it was there, and no longer.
+/// Addresses on `kube-ipvs0` count as the node's only as long as the link exists.
 fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     let mut told = serde_json::Value::Null;
     let waited = c.until("no node port at a service address", || {
@@ -288,7 +288,7 @@ fn is_alone(c: &Cluster, way: &Way) -> Outcome {
         .with_context(|| format!("{}: {wrong}", way.name))
 }
 
-/// What tells why a request was lost.
+/// Evidence for why a request was lost.
 const SEEN: &str =
     "conntrack -L 2>&1 || true; ipvsadm -Lnc; ipvsadm -Ln; nft list ruleset; iptables-save";
 

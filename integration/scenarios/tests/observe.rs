@@ -1,5 +1,4 @@
-//! What looks at kube-proxy from outside: probes, load balancers, monitoring, and operators with
-//! curl.
+//! Views of kube-proxy from outside: probes, load balancers, monitoring, and operators with curl.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

@@ -13,9 +13,9 @@ use scenarios::{Cluster, Outcome, Service, Story, at, is_module, tell, udp};
 const NEAR: &str = "10.244.1.10 fd44:1::10";
 const FAR: &str = "10.244.2.10 fd44:2::10";
 
-/// How often a client sends.
+/// Pause between two packets of a client.
 const PACE: Duration = Duration::from_millis(50);
-/// How soon it is moved.
+/// Limit for moving a flow.
 const MOVED_WITHIN: Duration = Duration::from_secs(1);
 
 fn main() {
@@ -189,7 +189,7 @@ fn flows(c: &Cluster) -> Result<BTreeMap<String, (String, String)>> {
         .collect()
 }
 
-/// Whether a flow goes to `DESTINATION PORT`.
+/// Returns true if a flow goes to `DESTINATION PORT`.
 fn to(flow: &str, destination: &str) -> bool {
     flow.ends_with(&format!("> {destination}"))
 }
@@ -547,8 +547,8 @@ fn a_busy_table_stays_and_delays_nobody(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// How many flows the kernel tracks at most: one limit for all network namespaces, set in the first
-/// one. Put back when dropped.
+/// Limit of tracked flows: one for all network namespaces, set in the first one. It is restored
+/// when dropped.
 struct Room(usize);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -567,7 +567,7 @@ impl Drop for Room {
     }
 }
 
-/// What the daemon's memory may grow by. The flows are 25 MB of the kernel's messages.
+/// Limit for the growth of the daemon's memory. The flows are 25 MB of the kernel's messages.
 const ROOM_KIB: u64 = 6_144;
 
 fn a_large_table_is_never_held_in_memory(c: &mut Cluster) -> Outcome {

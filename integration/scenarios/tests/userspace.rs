@@ -42,7 +42,7 @@ const USERSPACE: Way = Way {
     flags: &["--proxy-mode=userspace"],
     mark: "table ip kube-proxy-userspace\n",
 };
-/// Where there is no nf_tables.
+/// Userspace mode without nf_tables.
 const USERSPACE_LEGACY: Way = Way {
     flags: &["--proxy-mode=userspace"],
     mark: "-A KUBE-PORTALS-CONTAINER ",
@@ -156,7 +156,7 @@ fn is_served(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// What there is by which packets are sent elsewhere.
+/// Returns the kernel state that redirects packets.
 fn held(c: &Cluster) -> anyhow::Result<String> {
     c.sh(&with_backend(
         "nft list tables 2>/dev/null || true; iptables-$backend-save",
@@ -188,7 +188,7 @@ fn there_and_back(c: &mut Cluster, one: &Way, other: &Way) -> Outcome {
     c.stop()
 }
 
-/// What leads to a process that has ended is not waited with until all objects are known.
+/// Redirects to a process that has ended are switched off before all objects are known.
 fn with_a_broken_object(c: &mut Cluster, userspace: &Way, other: &Way) -> Outcome {
     set_up(c)?;
     c.start(userspace.flags)?;
@@ -247,8 +247,8 @@ fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// By Service port and endpoint, in the metrics, the table and the object; and an endpoint that has
-/// left is told for as long as somebody is connected to it.
+/// Connections are shown by Service port and endpoint, in the metrics, the table and the object. An
+/// endpoint that has left is shown as long as it has a connection.
 fn what_the_relay_carries_is_told(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))

@@ -23,7 +23,7 @@ const POD_ADDRESSES: u32 = 60;
 
 /// Asked without pause, it never lacks an endpoint: `10.96.255.1`, TCP and UDP port 80.
 pub(crate) const STEADY: &str = "10.96.255.1:80";
-/// The same, over IPv6.
+/// IPv6 address of the steady Service.
 pub(crate) const STEADY_V6: &str = "[fd96::ff01]:80";
 /// Keeps each client at its pod.
 pub(crate) const STICKY: &str = "10.96.255.2:80";
@@ -31,7 +31,7 @@ pub(crate) const STICKY: &str = "10.96.255.2:80";
 /// The Services of a run, as they are now.
 #[derive(Debug)]
 pub(crate) struct Churn {
-    /// How often each was replaced, and which endpoints it has.
+    /// Slots: the number of replacements, and the endpoints.
     slots: Vec<(u32, u32)>,
     pod: Place,
     /// Which of its addresses.
@@ -124,7 +124,7 @@ impl Churn {
         Ok(())
     }
 
-    /// Where a Service is asked that may or may not answer: the next of them each time.
+    /// Returns the next Service that may or may not answer.
     pub(crate) fn somewhere(number: u32) -> (String, Transport) {
         let slot = number % POPULATION;
         // Whatever its generation is: of some, nobody has the address now.
@@ -173,7 +173,7 @@ fn speaks_tcp(slot: u32) -> bool {
     slot % 4 != 3
 }
 
-/// Those that stay.
+/// Returns the Services that stay.
 fn staying() -> [Service; 2] {
     let both = format!("{NEAR} {FAR}");
     [
@@ -188,8 +188,8 @@ fn staying() -> [Service; 2] {
     ]
 }
 
-/// Of a slot's Service: another one for each generation, and then the first again, as clusters give
-/// addresses anew.
+/// Returns the address of a slot's Service: another one for each generation, and then the first
+/// again, as clusters reuse addresses.
 fn address(slot: u32, generation: u32) -> (String, String) {
     let (third, fourth) = (generation % ADDRESSES, slot + 1);
     (

@@ -1,4 +1,4 @@
-//! Whether a figure grows.
+//! Judges if a figure grows.
 //!
 //! What is judged is what is left of the run after its first part, in which memory is taken that
 //! stays in use, and what the kernel remembers for a while fills up. Through it goes the line that
@@ -6,23 +6,23 @@
 //! that were taken in the middle of a change do not bend it. Its slope, times how long was judged,
 //! is the growth; it may be as much as the figure's tolerance.
 
-/// What part of a run is not judged.
+/// Part of a run, from its start, that is not judged.
 pub(crate) const SETTLING: f64 = 0.25;
 
-/// What is sampled: how it is called, in what it is counted, and how much it may grow while it is
-/// judged, absolutely and as a part of what it is.
+/// Figure that is sampled: its name, its unit, and its allowed growth while it is judged, absolute
+/// and relative.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Figure {
-    /// As it is headed.
+    /// Name in the heading.
     pub(crate) name: &'static str,
-    /// As in the title of its chart; a file is called after it.
+    /// Title of the chart, which also names the file.
     pub(crate) title: &'static str,
     pub(crate) unit: &'static str,
     pub(crate) tolerance: f64,
     pub(crate) share: f64,
 }
 
-/// What came of a figure.
+/// Verdict about a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Verdict {
     /// The median of the first tenth of what was judged.
@@ -33,7 +33,7 @@ pub(crate) struct Verdict {
     pub(crate) slope: f64,
     /// While it was judged.
     pub(crate) growth: f64,
-    /// How much that may be.
+    /// Allowed growth.
     pub(crate) allowed: f64,
 }
 
@@ -71,7 +71,7 @@ impl Figure {
     }
 }
 
-/// Of all pairs of samples.
+/// Returns the slopes between all pairs of samples.
 fn slopes(samples: &[(f64, f64)]) -> Vec<f64> {
     let pairs = samples.iter().enumerate().flat_map(|(index, one)| {
         let later = samples.iter().skip(index + 1);

@@ -29,10 +29,10 @@ use churn::Churn;
 use lab::traffic::Traffic;
 use report::Samples;
 
-/// Whether anything grows while Services come, change and go under traffic.
+/// Checks that nothing grows while Services come, change and go under traffic.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How long, in minutes
+    /// Duration, in minutes
     #[arg(long, default_value_t = 120.0)]
     minutes: f64,
     /// The folder for samples, curves and the table
@@ -51,13 +51,13 @@ const FEWEST: usize = 20;
 const CLOSEST: Duration = Duration::from_secs(1);
 /// Between two rounds of churn.
 const PAUSE: Duration = Duration::from_millis(300);
-/// What boots before, and goes after.
+/// Time for boot and cleanup.
 const AROUND: Duration = Duration::from_mins(3);
-/// How long the kernel may take to hold nothing of Services any more. What drains goes with its
+/// Limit for the kernel to hold nothing of Services any more. Draining destinations go with their
 /// last connections.
 const GONE_WITHIN: Duration = Duration::from_mins(1);
 
-/// What the kernel remembers of connections that have ended goes soon, as it would in a long run.
+/// Short timeouts for ended connections, so that the kernel forgets them as soon as in a long run.
 const FORGETFUL: &str = "
 sysctl -qw net.netfilter.nf_conntrack_udp_timeout=10 net.netfilter.nf_conntrack_udp_timeout_stream=10 \
   net.netfilter.nf_conntrack_tcp_timeout_time_wait=10 net.netfilter.nf_conntrack_tcp_timeout_close=5 \

@@ -1,4 +1,4 @@
-//! What a run leaves: samples as CSV while it runs, curves and a table at its end.
+//! Files of a run: samples as CSV while it runs, curves and a table at its end.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -64,7 +64,7 @@ impl Samples {
         Ok(())
     }
 
-    /// How many there are.
+    /// Returns the number of samples.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }

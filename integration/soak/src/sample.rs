@@ -1,4 +1,4 @@
-//! What is looked at, again and again: the daemon's process, and what node1 holds.
+//! Samples of the daemon's process and of node1's kernel state.
 
 use std::fs;
 
@@ -7,10 +7,10 @@ use scenarios::Cluster;
 
 use crate::judge::Figure;
 
-/// What is sampled, and how much it may grow. What the kernel holds for Services is the same number
-/// at all times, up to the changes that are under way when it is counted, so that one entry too many
-/// for each of a few rounds is found. Connections come and go with the traffic, tens in a second,
-/// each for ten seconds: a short run is judged while they still fill up.
+/// Figures that are sampled, and their allowed growth. The kernel's entries for Services are a
+/// constant number but for changes under way, so that one entry too many in each of a few rounds is
+/// found. Connections come and go with the traffic, tens in a second, each for ten seconds: a short
+/// run is judged while they still fill up.
 pub(crate) const FIGURES: [Figure; 12] = [
     figure("resident_kib", "Resident memory", "KiB", 1_536.0, 0.06),
     figure("descriptors", "Open descriptors", "number", 3.0, 0.0),
@@ -82,7 +82,8 @@ pub(crate) fn take(cluster: &Cluster) -> Result<Values> {
     Ok(values)
 }
 
-/// What Services leave in the kernel: the same after all of them are gone as before they came.
+/// Returns the entries that Services leave in the kernel. They must be equal before the first
+/// Service and after the last.
 pub(crate) fn left(values: &Values) -> [u32; 6] {
     let [_, _, _, _, left @ .., _, _] = *values;
     left

@@ -8,7 +8,7 @@ use lab::{Node, Output, Place};
 
 use crate::account::cut;
 
-/// How long somebody who asks waits.
+/// Limit for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Prints as it goes.
@@ -90,7 +90,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// What comes of one question by packets.
+    /// Asks once by packets, and returns the result.
     fn ask(&self, who: &str, to: &str) -> Result<String> {
         let mut places = self.places.iter();
         let from = places.find(|place| place.name() == who);

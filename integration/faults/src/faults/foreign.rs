@@ -1,4 +1,4 @@
-//! What others do to what is ours.
+//! Faults that other programs cause in our kernel state.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::mode::{IPTABLES, USERSPACE};
 use crate::row::Row;
 use crate::stage::{Promise, Stage};
 
-/// What the guest's one processor makes of "at once", with traffic.
+/// Limit for "at once" on the guest's one processor, with traffic.
 const AT_ONCE: Duration = Duration::from_secs(3);
 /// The number of virtual servers is asked for every 2 s.
 const GLANCED: Duration = Duration::from_secs(6);
@@ -20,11 +20,11 @@ struct Damage<'a> {
     holds: &'a str,
     /// The kinds of drift that are counted.
     kinds: &'a [&'a str],
-    /// What kube-proxy did.
+    /// Reaction of kube-proxy.
     did: &'a str,
     /// The longest time until then; `None` for the sync period, and what the repair takes.
     within: Option<Duration>,
-    /// Whether traffic is promised to go on all the while.
+    /// True if traffic has to go on all the while.
     is_harmless: bool,
 }
 
@@ -75,7 +75,7 @@ fn period(s: &Stage<'_>) -> Duration {
     s.size.period + AT_ONCE
 }
 
-/// Of iptables, in both families.
+/// Returns the script for iptables and ip6tables.
 fn both(script: &str) -> String {
     format!("for p in iptables ip6tables; do {script}; done")
 }
@@ -128,7 +128,7 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// What is flushed is not ours, and so nothing happens.
+/// Flushes rules that are not ours, and expects that nothing happens.
 fn nothing_of_ours(s: &mut Stage<'_>, script: &str) -> Result<Row> {
     s.serve(&[])?;
     s.traffic()?;

@@ -1,4 +1,4 @@
-//! What the daemon may not have: disk, writable files, descriptors, memory.
+//! Resources that the daemon lacks: disk, writable files, descriptors, memory.
 
 use std::ffi::OsString;
 use std::net::TcpStream;
@@ -119,7 +119,8 @@ pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
     Ok(["sh", "-ec", &enter, "sh"].map(Into::into).to_vec())
 }
 
-/// How often the kernel has ended somebody of the group for want of memory, and its peak in bytes.
+/// Returns how often the kernel has killed a process of the group for want of memory, and the
+/// group's peak in bytes.
 pub(super) fn pressed(s: &Stage<'_>, name: &str) -> Result<(u64, u64)> {
     let number = |script: &str| -> Result<u64> { Ok(s.c.sh(script)?.trim().parse()?) };
     let ended = number(&format!(

@@ -1,4 +1,4 @@
-//! What we do to ourselves: restarts, upgrades, reloads, crashes.
+//! Faults that we cause: restarts, upgrades, reloads, crashes.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What goes wrong with the API server.
+//! Faults of the API server.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -84,7 +84,7 @@ pub(super) fn garbage(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn silent(s: &mut Stage<'_>) -> Result<Row> {
-    /// That long without a word, and what the next watch takes.
+    /// Limit for noticing a silent connection: its timeout, and the time of the next watch.
     const LATEST: Duration = Duration::from_secs(100);
     let api = s.serve_on_api(&[])?;
     s.traffic()?;

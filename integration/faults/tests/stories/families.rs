@@ -7,7 +7,7 @@ use anyhow::ensure;
 use lab::Transport;
 use scenarios::{Cluster, Outcome, SOON, Service, at, health, tcp};
 
-/// That is as usual as not to have it: it is said once, as information, and IPv4 is served as ever.
+/// A node without IPv6 is usual: the daemon reports it once, as information, and serves IPv4.
 pub(crate) fn ipv6_that_is_disabled_is_left_out_and_said_once(c: &mut Cluster) -> Outcome {
     const IPVS: &[&str] = &["--ipvs-sync-period=1s"];
     const IPTABLES: &[&str] = &["--proxy-mode=iptables", "--iptables-sync-period=1s"];

@@ -8,12 +8,12 @@ use anyhow::{Context as _, Result, ensure};
 use scenarios::{Cluster, Faults, Outcome, Service, ask_json, tcp, udp};
 
 const IDLE: Duration = Duration::from_secs(5);
-/// Of the processor's time.
+/// Limit of the processor's time.
 const MOST: Duration = Duration::from_millis(150);
 /// `USER_HZ`.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How much of the processor's time the daemon has used.
+/// Returns the processor's time that the daemon has used.
 fn used(c: &Cluster) -> Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", c.daemon_id()?))?;
     // Behind the name, which may have anything in it.

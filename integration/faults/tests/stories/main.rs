@@ -1,5 +1,5 @@
-//! What goes wrong around the daemon holds up only what needs it, is told truly, and is made right
-//! by itself. What each takes is measured, and printed.
+//! Faults around the daemon: they delay only what needs the missing part, are reported, and are
+//! repaired without help. The time of each repair is measured and printed.
 
 mod families;
 mod idle;

@@ -40,8 +40,7 @@ fn glance(c: &Cluster) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// What the kernel tells is repaired at once. Of virtual servers it tells nothing: they are glanced
-/// at.
+/// The kernel announces all changes but those of virtual servers, which the daemon polls.
 pub(crate) fn each_takes_seconds_where_the_period_is_half_a_minute(c: &mut Cluster) -> Outcome {
     const TOLD: Duration = Duration::from_secs(1);
     const GLANCED: Duration = Duration::from_secs(5);
@@ -97,7 +96,7 @@ const KINDS: [&str; 8] = [
     "chain",
 ];
 
-/// How much of each kind a family holds. `tables`: all, or `-t nat`.
+/// Counts the entries of each kind in a family. `tables`: all, or `-t nat`.
 fn held(c: &Cluster, family: &str, tables: &str) -> Result<BTreeMap<&'static str, usize>> {
     let is_six = family == "IPv6";
     let program = if is_six { "ip6tables" } else { "iptables" };
@@ -122,7 +121,7 @@ fn held(c: &Cluster, family: &str, tables: &str) -> Result<BTreeMap<&'static str
     ]))
 }
 
-/// What was counted of a kind.
+/// Returns the drift of a kind.
 fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
     let kind = kind.replace(' ', "_");
     let series =
@@ -133,7 +132,8 @@ fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
 /// One warning for all of a kind, with how many and the first names; and the counter has grown by
 /// as many.
 pub(crate) fn each_is_told_once_with_a_count(c: &mut Cluster) -> Outcome {
-    /// What is done in both families, to which tables, and what of each is gone then.
+    /// Damage that is done in both families: the tables, the script, and the kinds of entries that
+    /// go.
     const DAMAGE: [(&str, &str, &[&str]); 4] = [
         ("ipvsadm -C", "", &["virtual server"]),
         (

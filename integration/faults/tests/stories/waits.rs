@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use lab::less_stalls;
 use scenarios::{ApiServer, Cluster, Faults, Outcome, SOON, Service, health, tcp};
 
-/// Whose endpoints change in turn.
+/// Number of Services whose endpoints change in turn.
 const SERVICES: u8 = 5;
 /// Between two changes.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -92,7 +92,7 @@ fn until_destination(c: &Cluster, endpoint: Ipv4Addr, limit: Instant) -> Result<
     Ok(())
 }
 
-/// Whether the rules of a family match external IPs.
+/// Returns true if a family has rules that match external IPs.
 fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
     let saved = c.sh(&format!("{tables}-$backend-save -t nat"))?;
     Ok(saved

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::Place;
 
-/// How long an ask may take unless it says so itself.
+/// Limit for an ask that sets none.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The transport protocols that Services know.
@@ -24,12 +24,12 @@ pub enum Transport {
     Sctp,
 }
 
-/// What a server said.
+/// Answer of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Answer {
     /// The name of the place that it serves at.
     pub who: String,
-    /// Whom it saw as the client.
+    /// Client's address, as the server saw it.
     pub seen_source: SocketAddr,
 }
 

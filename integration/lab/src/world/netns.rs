@@ -13,7 +13,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::Error;
 
-/// Where `ip netns` looks for names.
+/// Folder where `ip netns` looks for names.
 const NAMES: &str = "/run/netns";
 
 /// A network namespace with a name that `ip netns` knows. It lasts until [`remove`]: the name is

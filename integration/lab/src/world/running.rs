@@ -9,14 +9,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::Error;
 
-/// How long somebody whom a program left behind may hold its streams, before what was said is taken
-/// for all. What the program itself has written is read meanwhile, on a machine without time, too.
+/// Time for which a process left behind may hold the program's streams before the output is taken
+/// as complete. All that the program itself has written is read, also on a machine without time.
 const HELD_FOR: Duration = Duration::from_secs(2);
 
-/// What a program said and how it ended.
+/// Output of a program, and its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// How it ended.
+    /// Exit status.
     pub status: ExitStatus,
     /// Its standard output; bytes that are not UTF-8 replaced.
     pub stdout: String,

@@ -27,7 +27,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// How many requests it has answered.
+    /// Returns the number of requests that it has answered.
     pub fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }

@@ -1,6 +1,5 @@
-//! What somebody does who may write Services, and means harm or does not look: nobody else's
-//! packets are taken, nobody else is served worse, and what is left of the daemon's rights is what
-//! its manifests say.
+//! Attempts of a user who may write Services, with bad intent or by mistake: nobody else's packets
+//! are taken, nobody else is served worse, and the daemon has no rights beyond its manifests.
 
 mod objects;
 mod rights;
@@ -66,7 +65,7 @@ fn main() {
     tell(&[of_modes, &others].concat(), Duration::from_mins(8))
 }
 
-/// Whether this lane has nf_tables.
+/// Returns true if this lane has nf_tables.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }

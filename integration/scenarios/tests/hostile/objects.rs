@@ -10,9 +10,9 @@ use scenarios::{
     with_backend,
 };
 
-/// How much memory the daemon may ever have had, in KiB.
+/// Limit of the daemon's peak memory, in KiB.
 const MEMORY_MAX: u64 = 128 * 1024;
-/// How long the good Service may be out of date.
+/// Limit for the good Service to be out of date.
 const FRESH_WITHIN: Duration = Duration::from_secs(40);
 fn good(endpoint: &str) -> Service {
     Service::new("web", "10.96.0.10")

@@ -1,4 +1,4 @@
-//! What the daemon may do, and what it says when it may not.
+//! Rights of the daemon, and its reports when it lacks one.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const NOBODY: u32 = 65_532;
 /// Only root may read which tables legacy iptables has.
 const ROOT: u32 = 0;
 
-/// As this user, with these capabilities and no other, also for what it starts.
+/// Runs the daemon as this user with exactly these capabilities, which its children get, too.
 fn act_as(c: &mut Cluster, user: u32, capabilities: &[&str]) {
     let with = |sign: &str| -> Vec<String> {
         let own = capabilities.iter().map(|one| format!("+{one}"));
@@ -144,7 +144,7 @@ pub(crate) fn what_cannot_be_written_is_named(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// What is not for probes is told to this node alone, and changes nothing.
+/// Pages that are not for probes answer only this node, and change nothing.
 pub(crate) fn only_this_node_sees_inside(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;

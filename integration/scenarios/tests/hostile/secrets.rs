@@ -1,4 +1,4 @@
-//! What the daemon was given to prove who it is never leaves it.
+//! Credentials of the daemon never leave it.
 
 use std::fs;
 use std::thread::sleep;
@@ -10,7 +10,7 @@ use scenarios::{Cluster, HEALTH, METRICS, Outcome, Service, ask, get, tcp};
 /// Parts of all that is secret here.
 const SECRET: &str = "s3cr3t";
 
-/// How long it is listened to where it cannot serve.
+/// Time for which the output of a daemon that cannot serve is read.
 const SPOKEN_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn none_is_told(c: &mut Cluster) -> Outcome {

@@ -1,5 +1,5 @@
-//! Where the way there is open and the way back is not: what `kube-proxy explain` says of it, beside
-//! what comes of packets.
+//! Ways on which the packet arrives and the answer may not: compares `kube-proxy explain` with
+//! packets.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::cast::{Mode, answers_come_back, place, policies, start};
 
-/// How long to wait for what explain says does not come. All places are on one machine: answers take
-/// milliseconds.
+/// Limit for an answer that explain does not expect. All places are on one machine, where answers
+/// take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Who asks what: pods of this node and of another one, a process of this node; by the pods' own
@@ -32,14 +32,14 @@ const QUESTIONS: [(&str, &str); 9] = [
 /// The Services that these are of.
 const SERVICES: [&str; 3] = ["default/web1", "default/web2", "default/host"];
 
-/// What stands in the way of answers.
+/// Obstacle for answers.
 struct Fault {
     what: &'static str,
-    /// How it is put there.
+    /// Script that sets the obstacle up.
     put: &'static str,
-    /// How it is taken away.
+    /// Script that removes the obstacle.
     take: &'static str,
-    /// Whether it is told in modes other than IPVS, too, where what is asked passes FORWARD as well.
+    /// True if modes other than IPVS are tested, too: there the request passes FORWARD as well.
     is_for_all: bool,
 }
 
@@ -164,8 +164,8 @@ fn web(name: &str, number: u16) -> Service {
     Service::new(name, &cluster_ips).port(tcp(80, 8080).node_port(30_180 + number))
 }
 
-/// Where a client of outside is forwarded unmasqueraded to another node, its answer goes by that node:
-/// whether it comes back is not to be seen here. In modes that drop the packet, that is seen.
+/// A client of outside is forwarded unmasqueraded to another node, whose answer takes another way:
+/// this node cannot see if it comes back. In modes that drop the packet, the drop is seen.
 fn nobody_knows(c: &Cluster, compared: &mut Compared, wrong: &mut Vec<String>) -> Outcome {
     let to = "172.35.0.100:30184";
     let is_forwarded = Mode::of(c) == Mode::Ipvs;
@@ -195,7 +195,7 @@ fn nobody_knows(c: &Cluster, compared: &mut Compared, wrong: &mut Vec<String>) -
     Ok(())
 }
 
-/// What no Service serves is answered by who listens on the node.
+/// An address that no Service serves is answered by whoever listens on the node.
 fn no_service(c: &Cluster, compared: &mut Compared, wrong: &mut Vec<String>) -> Outcome {
     c.node1.serve_tcp(30_999)?;
     for to in [
@@ -216,7 +216,7 @@ fn no_service(c: &Cluster, compared: &mut Compared, wrong: &mut Vec<String>) -> 
     Ok(())
 }
 
-/// How many answers were compared.
+/// Number of compared answers.
 #[derive(Default)]
 struct Compared {
     all: usize,
@@ -225,7 +225,7 @@ struct Compared {
 }
 
 impl Compared {
-    /// How what explain says of an answer differs from what packets do.
+    /// Compares an answer of explain with packets; returns the difference.
     fn differs(&mut self, c: &Cluster, from: &str, to: &str, said: &str) -> Option<String> {
         let is_said = said == "answered";
         let patience = if is_said { SOON } else { BRIEFLY };
@@ -244,7 +244,7 @@ fn is_answered(from: &Place, to: &str, patience: Duration) -> bool {
     dial.reset_on_close().ask().is_ok()
 }
 
-/// What explain says of a Service, or of an address.
+/// Answer of explain for a Service, or for an address.
 struct Said {
     all: Value,
     exit: i32,
@@ -278,7 +278,7 @@ fn explain_from(c: &Cluster, what: &str, from: &[&Place]) -> Result<Said> {
 }
 
 impl Said {
-    /// Whether a question is answered; `None` if it is none of these.
+    /// Returns explain's verdict on the answers of one way; `None` if it does not mention the way.
     fn of(&self, c: &Cluster, from: &str, to: &str) -> Option<&'static str> {
         let is_v4 = at(to).is_ipv4();
         let own = place(c, from).addresses().iter().map(ipnet::IpNet::addr);

@@ -77,7 +77,7 @@ pub(crate) fn policies(external_local: bool, internal_local: bool) -> String {
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, status: {addresses: [\
                     {type: InternalIP, address: 172.35.0.100}, {type: InternalIP, address: 'fd35::100'}]}}";
 
-/// How a daemon carries Services.
+/// Mode of a daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Ipvs,
@@ -106,7 +106,7 @@ impl Mode {
     }
 }
 
-/// Whether a story's daemons lay nftables mode's table out otherwise than upstream.
+/// Returns true if the daemons of a story use nftables mode's flat layout.
 pub(crate) fn is_flat(c: &Cluster) -> bool {
     c.flags
         .iter()
@@ -123,8 +123,8 @@ pub(crate) fn transports<const N: usize>(
     all.into_iter()
 }
 
-/// What userspace mode makes of what the modes of rules do (G): the endpoint sees the node, and a
-/// client who is accepted, but not served, is reset.
+/// Returns userspace mode's result for a result of the modes with rules (G): the endpoint sees the
+/// node, and a client that is accepted, but not served, is reset.
 pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) -> &'static str {
     match by_rules {
         said if mode != Mode::Userspace => said,
@@ -137,7 +137,7 @@ pub(crate) fn carried(mode: Mode, transport: Transport, by_rules: &'static str) 
     }
 }
 
-/// Whether stories of nf_tables can be told here: on lane B, or on a host that has it.
+/// Returns true if nf_tables are available: on lane B, or on a host that has them.
 pub(crate) fn has_nftables() -> bool {
     lab::iptables_backend() == "nft"
 }

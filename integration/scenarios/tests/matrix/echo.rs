@@ -9,7 +9,7 @@ use lab::Place;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with};
 
 const AT_MOST: Duration = Duration::from_secs(2);
-/// Where no answer is expected: one would come within milliseconds.
+/// Limit where no answer is expected: an answer takes milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
 /// Sends an echo request from a place, and says what came back: `answered`, `refused` (port

@@ -1,4 +1,4 @@
-//! What lies beside the table: nobody to answer, nothing exposed, oneself, the last endpoints,
+//! Cases beside the table: no endpoints, nothing exposed, the pod itself, the last endpoints,
 //! source ranges, `ping`.
 
 use std::fmt::Write as _;
@@ -23,7 +23,7 @@ const AT_ONCE: Duration = Duration::from_millis(900);
 
 const NEAR: &str = "10.244.1.10 fd44:1::10";
 
-/// What node1 is in the cluster.
+/// Manifest of node1.
 const NODE: &str = "{apiVersion: v1, kind: Node, metadata: {name: node1}, \
                     status: {addresses: [{type: InternalIP, address: 172.35.0.100}]}}";
 
@@ -103,8 +103,8 @@ fn each<'a>(
     explained.agree(&unlike)
 }
 
-/// What explain is asked for an address and port: its Service, or itself where no Service exposes it.
-/// Of these, the addresses of one Service stand for all.
+/// Returns the question for explain about an address and port: the Service, or the address where no
+/// Service exposes it. One address stands for all addresses of a Service.
 fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     let ways = |number| {
         let ways = WAYS.into_iter();
@@ -160,8 +160,9 @@ pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     )
 }
 
-/// What comes of a port that no Service exposes, or of a ping: it is refused, but where nobody on
-/// the node has the address and no rule speaks of it, it goes on to where nobody answers.
+/// Returns the result for a port that no Service exposes, or for a ping: it is refused. If no
+/// program on the node has the address and no rule matches, the packet is forwarded to where nobody
+/// answers.
 fn unexposed(mode: Mode, to: IpAddr) -> &'static str {
     let is_cluster_ip = all_cluster_ips().any(|cluster_ip| cluster_ip == to);
     match mode {

@@ -1,5 +1,5 @@
-//! What `kube-proxy explain` says of a way, beside what packets did there: it reads the kernel, and
-//! has to come to the same.
+//! Compares `kube-proxy explain` with packets: it reads the kernel, and must come to the same
+//! result.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ const ELSEWHERE: [&str; 2] = ["10.244.2.10", "fd44:2::10"];
 /// Another host outside, which some stories have.
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 35, 0, 8));
 
-/// What it has said of each Service since the daemon was started: it is asked once for all senders.
+/// Answers of explain for each Service since the daemon was started: one call covers all senders.
 #[derive(Default)]
 pub(crate) struct Explained {
     services: RefCell<BTreeMap<String, Value>>,
@@ -50,7 +50,7 @@ impl Explained {
         Ok(())
     }
 
-    /// How what it says of a way differs from what packets did; `None` if it is the same.
+    /// Compares explain with the packets of one way; returns the difference, or `None`.
     pub(crate) fn differs(
         &self,
         c: &Cluster,
@@ -149,13 +149,13 @@ fn ask(c: &Cluster, service: &str) -> Result<Value> {
         .with_context(|| format!("explain {service}: {}", output.stdout))
 }
 
-/// Whether it does not know if answers come back. In this lab they do.
+/// Returns true if explain does not know whether answers come back. In this lab they do.
 fn is_unsure(journey: &Value) -> bool {
     let walks = journey["walks"].as_array().map_or(&[][..], Vec::as_slice);
     walks.iter().any(|walk| walk["unsure"].is_string())
 }
 
-/// What it says of a way, in the words of the table.
+/// Returns the result of explain for one way, in the words of the table.
 fn word(journey: &Value, is_node: bool) -> String {
     let walks = journey["walks"].as_array().map_or(&[][..], Vec::as_slice);
     let words: BTreeSet<String> = walks.iter().map(|walk| walk_word(walk, is_node)).collect();
@@ -200,7 +200,7 @@ fn walk_word(walk: &Value, is_node: bool) -> String {
     }
 }
 
-/// Whether an address is one of node1's own.
+/// Returns true if node1 has the address.
 fn is_of_node(address: &str) -> bool {
     ["172.35.0.100", "fd35::100", "10.244.1.1", "fd44:1::1"].contains(&address)
 }

@@ -70,8 +70,7 @@ pub(crate) fn every_row(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The same in a mode that takes an endpoint by chance, in which the column that is named after it
-/// comes true.
+/// Tests every row in a mode that chooses endpoints at random, in the column of that name.
 fn every_row_by_chance(c: &mut Cluster) -> Outcome {
     set_up(c)?;
     let mode = Mode::of(c);

@@ -1,4 +1,4 @@
-//! What is seen when a place asks an address: who answers, and whom the endpoint saw.
+//! Observes requests: which server answers, and which client the endpoint sees.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use lab::{Failure, Place, Transport};
 use scenarios::{Cluster, SOON};
 
-/// How long to wait for an answer that is not expected. All places are on one machine: answers take
+/// Limit for an answer that is not expected. All places are on one machine, where answers take
 /// milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(300);
 
@@ -31,8 +31,7 @@ pub(crate) fn see(
         .unwrap_or_else(look)
 }
 
-/// The same where the endpoint is chosen by chance: asked until each has had its turn, but not for
-/// ever.
+/// Asks until each endpoint of a random choice has answered, up to a limit.
 pub(crate) fn see_by_chance(
     c: &Cluster,
     from: &Place,

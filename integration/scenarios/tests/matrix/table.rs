@@ -12,7 +12,7 @@ pub(crate) struct Section {
     pub(crate) external_local: bool,
     /// `internalTrafficPolicy: Local`
     pub(crate) internal_local: bool,
-    /// Whether one of its endpoints is on the node; another one is elsewhere.
+    /// True if one of the endpoints is on the node; another one is elsewhere.
     pub(crate) is_here: bool,
     rows: &'static str,
 }
@@ -23,8 +23,7 @@ pub(crate) struct Row {
     pub(crate) from: &'static str,
     pub(crate) to: &'static str,
     pub(crate) seen: [&'static str; 3],
-    /// What iptables and nftables mode would do, where that is something else: one for all three, or one for
-    /// each.
+    /// Different results of iptables and nftables mode: one for all three columns, or one for each.
     iptables: &'static str,
     why: &'static str,
 }
@@ -70,7 +69,7 @@ const REASONS: [(&str, &str); 7] = [
     ),
 ];
 
-/// What the other stories of this test see, as the document's last part.
+/// Results of the other stories of this test: the document's last part.
 const BESIDE: &str = "
 ## Beside the table
 
@@ -289,7 +288,7 @@ impl Section {
 }
 
 impl Row {
-    /// What is expected in a mode, in one of the three columns.
+    /// Returns the expected result in a mode, in one of the three columns.
     pub(crate) fn expected(&self, mode: Mode, transport: Transport, column: usize) -> &'static str {
         let said = if mode == Mode::Ipvs || self.iptables.is_empty() {
             self.seen.get(column).copied()
@@ -299,7 +298,7 @@ impl Row {
         carried(mode, transport, said.unwrap_or_default())
     }
 
-    /// What userspace mode does: one for all three columns, or one for each.
+    /// Returns the result of userspace mode: one for all three columns, or one for each.
     fn userspace(&self) -> String {
         let all = [0, 1, 2].map(|column| self.expected(Mode::Userspace, Transport::Tcp, column));
         let [first, ..] = all;
@@ -310,7 +309,7 @@ impl Row {
         }
     }
 
-    /// Whether what is said of iptables mode and why fits to what is seen.
+    /// Returns true if the results of iptables mode and their reasons fit together.
     pub(crate) fn is_sound(&self) -> bool {
         if self.iptables.is_empty() {
             return self.why.is_empty();

@@ -1,4 +1,4 @@
-//! What draining does, one thing at a time.
+//! Stories about draining, one aspect at a time.
 
 use std::time::{Duration, Instant};
 
@@ -213,12 +213,12 @@ pub(crate) fn one_source_port_is_not_stuck(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// How a client's connection ends.
+/// End of a client's connection.
 #[derive(Debug, Clone, Copy)]
 enum Going {
     ServerCloses,
     Reset,
-    /// As when its machine loses power.
+    /// Without a packet, as when its machine loses power.
     Silently,
 }
 

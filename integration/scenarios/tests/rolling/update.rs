@@ -13,12 +13,12 @@ use scenarios::{ApiServer, Cluster, Outcome, at};
 use crate::load::{Client, Manner};
 use crate::web::{SLOW, Web};
 
-/// How long the load lasts.
+/// Duration of the load.
 const LASTS: Duration = Duration::from_secs(64);
 /// After that long, a pod that goes may be given no new connection: the daemon collects changes for
 /// a second.
 const SETTLED: Duration = Duration::from_secs(2);
-/// How long a pod may take to end once it is out of the EndpointSlice.
+/// Limit for a pod to end once it is out of the EndpointSlice.
 const GRACE: Duration = Duration::from_secs(5);
 const CLUSTER_IP: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "172.35.0.100:30080";

@@ -19,9 +19,9 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 /// The path of a request that takes [`SLOW`] to answer.
 pub(crate) const SLOW_PATH: &str = "/slow";
-/// How long that takes.
+/// Duration of a slow answer.
 pub(crate) const SLOW: Duration = Duration::from_secs(1);
-/// How often a waiting thread looks whether it is to end.
+/// Pause between two looks of a waiting thread at its end.
 const GLANCE: Duration = Duration::from_millis(100);
 /// Nothing comes for so long: nothing more is under way.
 const QUIET: Duration = Duration::from_millis(300);
@@ -79,7 +79,7 @@ impl Web {
         self.state.is_leaving.store(true, Ordering::SeqCst);
     }
 
-    /// How many connections it has been given so far.
+    /// Returns the number of connections so far.
     pub(crate) fn accepted(&self) -> usize {
         self.state.accepted.load(Ordering::SeqCst)
     }

@@ -28,7 +28,7 @@ fn open_to(who: &str, from: &Place, transport: Transport) -> anyhow::Result<Conn
     anyhow::bail!("{who} does not answer")
 }
 
-/// What is told of the endpoint that has left.
+/// Checks the reports about an endpoint that has left.
 fn is_told(c: &Cluster) -> Outcome {
     let (code, one) = ask_json(c, &["services", "default/web"])?;
     ensure!(code == 0, "{code} {one}");

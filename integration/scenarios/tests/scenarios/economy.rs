@@ -1,4 +1,4 @@
-//! How little the daemon does.
+//! Work that the daemon avoids.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ pub(crate) fn changes_start_no_program(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// As [`Programs`] names it.
+/// Returns a program's name in [`Programs`].
 fn program(family: u8, backend: &str, verb: &str) -> String {
     let stem = if family == 4 { "iptables" } else { "ip6tables" };
     format!("{stem}-{backend}-{verb}")

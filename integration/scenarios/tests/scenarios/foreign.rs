@@ -1,4 +1,4 @@
-//! What others have put into the kernel.
+//! State that other programs have put into the kernel.
 
 use anyhow::{Context as _, ensure};
 use lab::Transport;

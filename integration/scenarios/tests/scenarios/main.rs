@@ -1,4 +1,4 @@
-//! What the daemon does, told with real packets through a real kernel. See `scenarios::Cluster` for
+//! Stories about the daemon, with real packets through a real kernel. See `scenarios::Cluster` for
 //! the cast.
 
 mod addresses;
@@ -54,12 +54,12 @@ fn main() {
     tell(&stories, LIMIT)
 }
 
-/// Whether this lane's iptables is the nft one.
+/// Returns true if this lane's iptables is the nft one.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// Whether the kernel has legacy iptables beside it, which went with Linux 7.
+/// Returns true if the kernel has legacy iptables besides, which Linux 7 removed.
 fn has_both() -> bool {
     has_nft()
         && Command::new("iptables-legacy")
@@ -68,7 +68,7 @@ fn has_both() -> bool {
             .is_ok_and(|output| output.status.success() && !output.stdout.is_empty())
 }
 
-/// Whether `ip_vs` is a module that is not loaded yet, in a kernel that is this lab's own.
+/// Returns true if `ip_vs` is a module that is not loaded yet, in a kernel that is this lab's own.
 fn is_ip_vs_loadable() -> bool {
     let is_guest = std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host");
     is_guest && !Path::new("/sys/module/ip_vs").exists()

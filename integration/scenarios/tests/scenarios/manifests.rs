@@ -60,7 +60,7 @@ pub(crate) fn added_edited_deleted(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// As editors and mounted ConfigMaps do it.
+/// Editors and mounted ConfigMaps replace a file by renaming.
 pub(crate) fn renamed_into_place(c: &mut Cluster) -> Outcome {
     c.apply(&web())?;
     c.start(&[])?;

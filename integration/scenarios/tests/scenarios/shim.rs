@@ -233,8 +233,8 @@ fn hide_programs(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Where its programs are gone, upstream's shim stays in the kernel: each start says so, until one
-/// can clear up.
+/// Upstream's shim stays in the kernel while its programs are missing. Each start reports it until
+/// one can clean up.
 pub(crate) fn rules_without_their_programs_are_told_at_each_start(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080))
