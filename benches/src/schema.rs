@@ -95,7 +95,7 @@ pub(crate) enum Mode {
     Iptables,
     /// nftables.
     Nftables,
-    /// By the daemon's own sockets.
+    /// Sockets of the daemon itself.
     Userspace,
 }
 

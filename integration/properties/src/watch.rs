@@ -1,4 +1,4 @@
-//! What must not be taken from those who are served.
+//! Checks that no write of ours takes service from clients.
 //!
 //! A *front* is an address, protocol and port of a Service, as clients in one place see it. A start
 //! on an empty kernel says which verdicts the objects want there. A front's *period* runs from the

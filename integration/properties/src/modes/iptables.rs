@@ -50,10 +50,6 @@ pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
 /// # Errors
 ///
 /// The kernel lacks something.
-///
-/// # Errors
-///
-/// What the kernel lacks.
 pub(super) fn on_the_kernel(family: IpFamily, _: &'static str) -> Result<Box<dyn Subject>, String> {
     let mut subject = on_the_fake(family);
     subject.real = Some(RefCell::new(Real::open(family)?));

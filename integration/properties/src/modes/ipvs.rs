@@ -37,10 +37,6 @@ pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> 
 /// # Errors
 ///
 /// The kernel lacks something.
-///
-/// # Errors
-///
-/// What the kernel lacks.
 pub(super) fn on_the_kernel(
     family: IpFamily,
     form: &'static str,
