@@ -27,8 +27,10 @@ use crate::events::{Event, Recorder};
 /// Largest number of findings reported within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
-/// Largest number of findings kept by name, of all Services and of one. All are counted.
+/// Largest number of findings kept by name: in all, of a namespace, and of one Service. All are
+/// counted. One tenant thus cannot hide the findings of others.
 const KNOWN_MAX: usize = 1_000;
+const KNOWN_OF_NAMESPACE: usize = 250;
 const KNOWN_OF_ONE: usize = 20;
 
 /// Gauge of the findings, by reason.
@@ -204,7 +206,8 @@ impl ExternalAddresses {
 
     fn learn(&mut self, model: &Model, now: Instant) {
         let mut counted = [0_usize; ContestedPart::LABELS.len()];
-        let mut named: HashMap<NamespacedName, usize> = HashMap::new();
+        let mut of_services: HashMap<NamespacedName, usize> = HashMap::new();
+        let mut of_namespaces: HashMap<String, usize> = HashMap::new();
         let mut known = BTreeMap::new();
         // Served addresses come first, so that refused ones cannot hide them.
         let served = on_node(model, &self.looked_at.1);
@@ -220,9 +223,12 @@ impl ExternalAddresses {
             if known.len() == KNOWN_MAX {
                 continue;
             }
-            let of_service = named.entry(one.service.clone()).or_default();
-            *of_service += 1;
-            if *of_service <= KNOWN_OF_ONE {
+            let namespace = one.service.namespace().to_owned();
+            let of_namespace = of_namespaces.entry(namespace).or_default();
+            let of_service = of_services.entry(one.service.clone()).or_default();
+            if *of_service < KNOWN_OF_ONE && *of_namespace < KNOWN_OF_NAMESPACE {
+                *of_service += 1;
+                *of_namespace += 1;
                 let fresh = Known {
                     since: now,
                     is_told: false,

@@ -182,13 +182,13 @@ fn what_is_near_this_node_is_told_with_service_and_field() {
 }
 
 #[test]
-fn what_is_refused_hides_nothing_that_is_served_and_all_is_told_in_time() {
+fn refused_addresses_hide_no_others_and_all_are_reported_in_time() {
     let node: IpAddr = [192, 0, 2, 1].into();
     let mut model = Model::new().with_address_rules(AddressRules {
         allowed: Some(vec!["192.0.2.0/24".parse().unwrap()]),
     });
-    let mut give = |name: &str, external_ips: Vec<IpAddr>| {
-        let name = NamespacedName::new("default", name);
+    let mut give = |namespace: &str, name: &str, external_ips: Vec<IpAddr>| {
+        let name = NamespacedName::new(namespace, name);
         let service = Service::at(name, [[10, 96, 0, 1].into()]);
         model.apply(Told::ServiceApplied(Service {
             external_ips,
@@ -198,9 +198,10 @@ fn what_is_refused_hides_nothing_that_is_served_and_all_is_told_in_time() {
     // The names of the flood sort first.
     for number in 0..60 {
         let many = (0..100).map(|host| Ipv4Addr::new(198, 51, number, host).into());
-        give(&format!("a-{number}"), many.collect());
+        give("a", &format!("a-{number}"), many.collect());
     }
-    give("z", vec![node]);
+    give("z", "z", vec![node]);
+    give("z", "refused", vec![Ipv4Addr::new(198, 51, 99, 1).into()]);
     let (recorder, mut recorded) = Recorder::queued();
     let mut now = Instant::now();
     let mut addresses = ExternalAddresses::new("node1", "ipvs", recorder, counts(), now);
@@ -220,7 +221,10 @@ fn what_is_refused_hides_nothing_that_is_served_and_all_is_told_in_time() {
         now += WINDOW;
         all += told(now).0;
     }
-    assert_eq!(all, KNOWN_MAX);
+    // Those of the other namespace, beside the share of the flooding one.
+    assert_eq!(all, KNOWN_OF_NAMESPACE + 2);
+    let is_other = |one: &Contested| one.is_refused() && one.service.namespace() == "z";
+    assert!(addresses.known.keys().any(is_other));
 
     // A new mode that has not read the addresses yet clears nothing.
     addresses.look(&model, None::<std::iter::Empty<&IpAddr>>, now);
