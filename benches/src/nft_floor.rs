@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
-use nftables_netlink::{Nftables, Prepared, Rule, Transaction};
+use nftables_netlink::{Nftables, PreparedTransaction, Rule, Transaction};
 use proxy::{
     Changes, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
     NamespacedName, NodeFacts, NodePortAddresses, Placement, Protocol, Service, ServicePort,
@@ -44,7 +44,7 @@ pub(crate) fn run(cell: &Cell) -> Result<()> {
     }
     let mut state = record(&mut modes, &mut model)?;
     let mut kernel = Nftables::open()?;
-    let mut load = |state: &mut [Prepared]| -> Result<()> {
+    let mut load = |state: &mut [PreparedTransaction]| -> Result<()> {
         for transaction in state {
             kernel.commit_prepared(transaction)?;
         }
@@ -80,13 +80,13 @@ pub(crate) fn run(cell: &Cell) -> Result<()> {
 }
 
 /// Returns the transactions that changes of the model make.
-fn record(modes: &mut [Recorded; 2], model: &mut Model) -> Result<Vec<Prepared>> {
+fn record(modes: &mut [Recorded; 2], model: &mut Model) -> Result<Vec<PreparedTransaction>> {
     let changes = model.take_changes();
     let mut all = Vec::new();
     for mode in modes {
         all.append(&mut mode.write(model, &changes)?);
     }
-    let prepared = all.iter().map(|one| Prepared::new(one, None));
+    let prepared = all.iter().map(|one| PreparedTransaction::new(one, None));
     Ok(prepared.collect())
 }
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use lab::Place;
 use nftables_netlink::{
     BaseChain, Chain, ChainKind, Change, CtKey, Expression, Family, Hook, Name, Nftables, Policy,
-    Register, Rule, Table, Transaction, Verdict, Whole,
+    Register, Rule, Table, TableDump, Transaction, Verdict,
 };
 
 /// The table with what a rule needs of the kernel, and no packet meets.
@@ -18,7 +18,7 @@ const IPVS: i32 = 99;
 /// A table, and the rules of its base chains in the order in which a packet meets them.
 #[derive(Debug)]
 pub(super) struct Pieces {
-    whole: Whole,
+    whole: TableDump,
     name: Name,
     /// Indices of the rules in the table.
     met: Vec<usize>,
@@ -34,7 +34,7 @@ impl Pieces {
         Ok(Self::new(whole, name, hooks))
     }
 
-    fn new(whole: Whole, name: &str, hooks: &[Hook]) -> Self {
+    fn new(whole: TableDump, name: &str, hooks: &[Hook]) -> Self {
         let place = |base: &BaseChain| {
             let is_met =
                 !hooks.contains(&Hook::Input) || base.hook != Hook::Input || base.priority < IPVS;
@@ -225,11 +225,11 @@ fn open(place: &Place) -> Result<Nftables> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nftables_netlink::FoundRule;
+    use nftables_netlink::KernelRule;
 
     type Place = (ChainKind, Hook, i32);
 
-    fn whole(chains: &[(&str, Option<Place>)], rules: &[(&str, &str)]) -> Whole {
+    fn whole(chains: &[(&str, Option<Place>)], rules: &[(&str, &str)]) -> TableDump {
         let chain = |(name, base): &(&str, Option<Place>)| Chain {
             name: (*name).into(),
             base: base.map(|(kind, hook, priority)| BaseChain {
@@ -240,7 +240,7 @@ mod tests {
             }),
             comment: None,
         };
-        let rule = |(chain, comment): &(&str, &str)| FoundRule {
+        let rule = |(chain, comment): &(&str, &str)| KernelRule {
             handle: 0,
             chain: (*chain).into(),
             rule: Rule {
@@ -248,7 +248,7 @@ mod tests {
                 comment: Some((*comment).into()),
             },
         };
-        Whole {
+        TableDump {
             counters: Vec::new(),
             generation: nftables_netlink::Generation(1),
             table: None,

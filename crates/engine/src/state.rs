@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use proxy::{IpFamily, Node, NodeFacts, NodePorts, Report, Unreadable};
-use reconcile::{Look, Removals};
+use reconcile::{ReadSchedule, Removals};
 
 use crate::kinds::{Config as _, Kinds, Part as _, number};
 use crate::news::News;
@@ -16,7 +16,7 @@ const REREAD_PAUSE: Duration = Duration::from_millis(100);
 
 /// Knowledge of a part of the kernel's state.
 struct Knowledge {
-    look: Look,
+    look: ReadSchedule,
     /// Time of the last write to the part.
     written: Option<Instant>,
 }
@@ -51,7 +51,7 @@ impl<K: Kinds> State<K> {
         node.ip = config.node_ip().or(node.ip);
         let longest_pause = config.longest_pause();
         let unknown = |_| Knowledge {
-            look: Look::new(now, longest_pause),
+            look: ReadSchedule::new(now, longest_pause),
             written: None,
         };
         Self {
@@ -105,11 +105,11 @@ impl<K: Kinds> State<K> {
     }
 
     /// Returns the schedule of reading a part.
-    pub fn look(&self, part: K::Part) -> &Look {
+    pub fn look(&self, part: K::Part) -> &ReadSchedule {
         &self.part(part).look
     }
 
-    pub(crate) fn look_mut(&mut self, part: K::Part) -> &mut Look {
+    pub(crate) fn look_mut(&mut self, part: K::Part) -> &mut ReadSchedule {
         &mut self.part_mut(part).look
     }
 

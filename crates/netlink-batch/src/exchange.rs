@@ -82,17 +82,18 @@ impl Link for Socket {
 }
 
 /// A function that processes each message of a dump.
-type Take<'a, T> = dyn FnMut(&mut T, &message::Received<'_>) -> Result<(), Malformed> + 'a;
+type ProcessMessage<'a, T> =
+    dyn FnMut(&mut T, &message::ReceivedMessage<'_>) -> Result<(), Malformed> + 'a;
 
 /// Keeps the message.
 #[allow(clippy::unnecessary_wraps, reason = "it has the form of what may fail")]
-fn hold(all: &mut Dump, message: &message::Received<'_>) -> Result<(), Malformed> {
+fn keep(all: &mut Dump, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {
     all.push(message.raw);
     Ok(())
 }
 
 /// Result of one read from the receive queue.
-enum Received {
+enum QueueRead {
     /// A datagram was stored in `Exchange::datagram`.
     Datagram,
     /// Replies were lost (`ENOBUFS`, or a datagram larger than the buffer).
@@ -196,9 +197,9 @@ impl<L: Link> Exchange<L> {
         let (mut acknowledged, mut loss) = (false, false);
         while !acknowledged {
             match self.receive()? {
-                Received::Empty => break,
-                Received::Loss => loss = true,
-                Received::Datagram => {
+                QueueRead::Empty => break,
+                QueueRead::Loss => loss = true,
+                QueueRead::Datagram => {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
@@ -261,9 +262,9 @@ impl<L: Link> Exchange<L> {
         }
         loop {
             match self.receive()? {
-                Received::Empty => return Ok(answers),
-                Received::Loss => answers.lost = true,
-                Received::Datagram => {
+                QueueRead::Empty => return Ok(answers),
+                QueueRead::Loss => answers.lost = true,
+                QueueRead::Datagram => {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         let index = message.sequence.wrapping_sub(first) as usize;
@@ -293,7 +294,7 @@ impl<L: Link> Exchange<L> {
     ) -> Result<Dump, Error> {
         let sequence = self.send_one(kind, flags | NLM_F_ACK, payload)?;
         let mut answer = Dump::default();
-        self.collect(sequence, &mut answer, &mut hold)?;
+        self.collect(sequence, &mut answer, &mut keep)?;
         Ok(answer)
     }
 
@@ -303,7 +304,7 @@ impl<L: Link> Exchange<L> {
         flags: u16,
         payload: &dyn Fn(&mut Writer<'_>),
     ) -> Result<Dump, Error> {
-        self.dump_into(kind, flags, payload, WhenInterrupted::Retry, &mut hold)
+        self.dump_into(kind, flags, payload, WhenInterrupted::Retry, &mut keep)
     }
 
     pub(crate) fn dump_into<T: Default>(
@@ -312,7 +313,7 @@ impl<L: Link> Exchange<L> {
         flags: u16,
         payload: &dyn Fn(&mut Writer<'_>),
         when_interrupted: WhenInterrupted,
-        take: &mut Take<'_, T>,
+        take: &mut ProcessMessage<'_, T>,
     ) -> Result<T, Error> {
         let mut pause = DUMP_PAUSE;
         let mut attempt = 1;
@@ -333,7 +334,7 @@ impl<L: Link> Exchange<L> {
                 Err(Error::LostReply) => Error::LostReply,
                 Err(error) => {
                     // Until a dump is complete, the socket cannot begin another one (EBUSY).
-                    while !matches!(self.receive()?, Received::Empty) {}
+                    while !matches!(self.receive()?, QueueRead::Empty) {}
                     return Err(error);
                 }
             };
@@ -373,14 +374,14 @@ impl<L: Link> Exchange<L> {
         &mut self,
         sequence: u32,
         all: &mut T,
-        take: &mut Take<'_, T>,
+        take: &mut ProcessMessage<'_, T>,
     ) -> Result<bool, Error> {
         let (mut interrupted, mut loss) = (false, false);
         loop {
             match self.receive()? {
-                Received::Empty => return Err(Error::LostReply),
-                Received::Loss => loss = true,
-                Received::Datagram => {
+                QueueRead::Empty => return Err(Error::LostReply),
+                QueueRead::Loss => loss = true,
+                QueueRead::Datagram => {
                     for message in Messages::new(&self.datagram) {
                         let message = message?;
                         if message.sequence != sequence {
@@ -419,20 +420,20 @@ impl<L: Link> Exchange<L> {
         }
     }
 
-    fn receive(&mut self) -> Result<Received, Error> {
+    fn receive(&mut self) -> Result<QueueRead, Error> {
         loop {
             self.datagram.clear();
             return match self.link.receive(&mut self.datagram) {
                 Ok(length) if length > self.datagram.len() => {
                     self.datagram.clear();
                     self.datagram.reserve(length);
-                    Ok(Received::Loss)
+                    Ok(QueueRead::Loss)
                 }
-                Ok(_) => Ok(Received::Datagram),
+                Ok(_) => Ok(QueueRead::Datagram),
                 Err(error) => match (error.kind(), error.raw_os_error()) {
                     (ErrorKind::Interrupted, _) => continue,
-                    (ErrorKind::WouldBlock, _) => Ok(Received::Empty),
-                    (_, Some(ENOBUFS)) => Ok(Received::Loss),
+                    (ErrorKind::WouldBlock, _) => Ok(QueueRead::Empty),
+                    (_, Some(ENOBUFS)) => Ok(QueueRead::Loss),
                     _ => Err(Error::Io {
                         doing: "receive",
                         source: error,

@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use futures::FutureExt as _;
 use futures::channel::oneshot;
 
-use crate::worker::{Gone, Worker};
+use crate::worker::{Worker, WorkerEnded};
 
 /// A [`Worker`] that runs one job at a time. `R` is a job's result.
 pub struct Lane<T, R> {
@@ -29,7 +29,7 @@ enum Thread<T> {
 enum Job<R> {
     None,
     Running(oneshot::Receiver<R>),
-    Done(Result<R, Gone>),
+    Done(Result<R, WorkerEnded>),
 }
 
 impl<T, R> fmt::Debug for Lane<T, R> {
@@ -83,7 +83,7 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
             let Poll::Ready(result) = outcome.poll_unpin(context) else {
                 return Poll::Pending;
             };
-            self.job = Job::Done(result.map_err(|_| Gone));
+            self.job = Job::Done(result.map_err(|_| WorkerEnded));
         }
         match self.job {
             Job::Done(_) => Poll::Ready(()),
@@ -92,7 +92,7 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
     }
 
     /// Takes the result of a finished job; after that the next job can start.
-    pub fn take(&mut self) -> Option<Result<R, Gone>> {
+    pub fn take(&mut self) -> Option<Result<R, WorkerEnded>> {
         let result = match std::mem::replace(&mut self.job, Job::None) {
             Job::None => return None,
             Job::Done(result) => result,
@@ -102,7 +102,7 @@ impl<T: 'static, R: Send + 'static> Lane<T, R> {
                     self.job = Job::Running(outcome);
                     return None;
                 }
-                Err(oneshot::Canceled) => Err(Gone),
+                Err(oneshot::Canceled) => Err(WorkerEnded),
             },
         };
         Some(result)
@@ -166,9 +166,9 @@ mod tests {
         let [mut lane, _] = lanes();
         lane.start(|_| panic!("on purpose"));
         block_on(poll_fn(|context| lane.poll(context)));
-        assert_eq!(lane.take(), Some(Err(Gone)));
+        assert_eq!(lane.take(), Some(Err(WorkerEnded)));
         count(&mut lane);
         block_on(poll_fn(|context| lane.poll(context)));
-        assert_eq!(lane.take(), Some(Err(Gone)));
+        assert_eq!(lane.take(), Some(Err(WorkerEnded)));
     }
 }

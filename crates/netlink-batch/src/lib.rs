@@ -42,7 +42,7 @@ pub use netlink_packet_core::{
 };
 pub use protocol::Protocol;
 pub use reply::{Answers, Dump, Reply};
-pub use worker::{Gone, HandedOut, Job, Worker};
+pub use worker::{Job, JobQueue, Worker, WorkerEnded};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -34,7 +34,7 @@ pub(crate) fn set_flags(bytes: &mut [u8], message: usize, flags: u16) {
 
 /// A received message.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Received<'a> {
+pub(crate) struct ReceivedMessage<'a> {
     pub(crate) kind: u16,
     pub(crate) flags: u16,
     pub(crate) sequence: u32,
@@ -43,7 +43,7 @@ pub(crate) struct Received<'a> {
     pub(crate) raw: &'a [u8],
 }
 
-impl Received<'_> {
+impl ReceivedMessage<'_> {
     /// Decodes an `NLMSG_ERROR`: an error number and, if requested, the request's payload and a
     /// text. `None` for an acknowledgement.
     pub(crate) fn refusal(&self) -> Result<Option<Refusal>, Malformed> {
@@ -116,7 +116,7 @@ impl<'a> Messages<'a> {
 }
 
 impl<'a> Iterator for Messages<'a> {
-    type Item = Result<Received<'a>, Malformed>;
+    type Item = Result<ReceivedMessage<'a>, Malformed>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -139,7 +139,7 @@ impl<'a> Iterator for Messages<'a> {
             }));
         };
         self.0 = rest.get(align(length)..).unwrap_or_default();
-        Some(Ok(Received {
+        Some(Ok(ReceivedMessage {
             kind: u16::from_ne_bytes([k0, k1]),
             flags: u16::from_ne_bytes([f0, f1]),
             sequence: u32::from_ne_bytes([s0, s1, s2, s3]),

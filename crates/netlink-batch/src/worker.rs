@@ -3,7 +3,7 @@
 //! The kernel works inside `send`, on the sender's thread, so a large batch would block an async
 //! runtime. A [`Worker`] takes closures instead. If one panics, the thread ends and drops the
 //! value, because a half-finished operation leaves a socket in an unknown state. All callers then
-//! get [`Gone`].
+//! get [`WorkerEnded`].
 
 use std::fmt;
 use std::future::Future;
@@ -20,7 +20,7 @@ pub type Job<T> = Box<dyn FnOnce(&mut T) + Send>;
 /// The worker's thread has ended because a closure panicked. Its writes may be half done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the worker thread has ended by a panic; its cause is on standard error")]
-pub struct Gone;
+pub struct WorkerEnded;
 
 /// A thread that owns a `T` and runs closures on it in call order.
 ///
@@ -31,18 +31,18 @@ pub struct Worker<T> {
 }
 
 /// The queue of a worker without a thread ([`Worker::handing_out`]).
-pub struct HandedOut<T>(mpsc::Receiver<Job<T>>);
+pub struct JobQueue<T>(mpsc::Receiver<Job<T>>);
 
-impl<T> HandedOut<T> {
+impl<T> JobQueue<T> {
     /// Returns the next closure, if there is one.
     pub fn next_job(&mut self) -> Option<Job<T>> {
         self.0.try_recv().ok()
     }
 }
 
-impl<T> fmt::Debug for HandedOut<T> {
+impl<T> fmt::Debug for JobQueue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("HandedOut").finish_non_exhaustive()
+        f.debug_tuple("JobQueue").finish_non_exhaustive()
     }
 }
 
@@ -98,24 +98,27 @@ impl<T: 'static> Worker<T> {
     /// Creates a worker without a thread or a value, for tests that control the order of events.
     /// Its closures are handed out in call order, and the test decides when and on which value each
     /// runs. To its caller, a dropped closure looks like a thread that has ended.
-    pub fn handing_out() -> (Self, HandedOut<T>) {
+    pub fn handing_out() -> (Self, JobQueue<T>) {
         let (jobs, queue) = mpsc::channel();
         let worker = Self {
             jobs: Some(jobs),
             thread: None,
         };
-        (worker, HandedOut(queue))
+        (worker, JobQueue(queue))
     }
 
     /// Runs `f` on the value. The closure is queued at once, and runs even if the future is
     /// dropped.
-    pub fn call<R, F>(&self, f: F) -> impl Future<Output = Result<R, Gone>> + Send + use<R, F, T>
+    pub fn call<R, F>(
+        &self,
+        f: F,
+    ) -> impl Future<Output = Result<R, WorkerEnded>> + Send + use<R, F, T>
     where
         R: Send + 'static,
         F: FnOnce(&mut T) -> R + Send + 'static,
     {
         let outcome = self.submit(f);
-        async move { outcome.await.map_err(|_| Gone) }
+        async move { outcome.await.map_err(|_| WorkerEnded) }
     }
 
     /// Queues `f` and returns a receiver for its result. The receiver fails if the thread is gone.
@@ -184,9 +187,9 @@ mod tests {
         let second = worker.call(|()| 2);
         assert_eq!(
             block_on(join(first, second)),
-            (Err::<(), _>(Gone), Err(Gone))
+            (Err::<(), _>(WorkerEnded), Err(WorkerEnded))
         );
-        assert_eq!(block_on(worker.call(|()| 3)), Err(Gone));
+        assert_eq!(block_on(worker.call(|()| 3)), Err(WorkerEnded));
     }
 
     #[test]
@@ -197,7 +200,7 @@ mod tests {
         jobs.next_job().unwrap()(&mut 10);
         assert_eq!(block_on(first), Ok(11));
         drop(jobs);
-        assert_eq!(block_on(second), Err(Gone));
+        assert_eq!(block_on(second), Err(WorkerEnded));
     }
 
     #[test]

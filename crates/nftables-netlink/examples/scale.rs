@@ -9,8 +9,8 @@ use std::time::Instant;
 use nftables_netlink::{
     AnonymousSet, BaseChain, Bytes, Chain, ChainKind, Change, Comparison, Concatenation, DataType,
     Element, Event, Expression, Family, Hook, LookupFor, MetaKey, Name, NatKind, Nftables,
-    NumGenKind, PayloadBase, Policy, Prepared, Register, Rule, Set, SetKind, SetRef, Subscription,
-    Table, Transaction, Verdict,
+    NumGenKind, PayloadBase, Policy, PreparedTransaction, Register, Rule, Set, SetKind, SetRef,
+    Subscription, Table, Transaction, Verdict,
 };
 
 const ENDPOINTS: u32 = 2;
@@ -38,7 +38,7 @@ fn main() {
     }
 
     let begun = Instant::now();
-    let mut prepared = Prepared::new(&transaction, None);
+    let mut prepared = PreparedTransaction::new(&transaction, None);
     let encoded = begun.elapsed();
     println!(
         "{services} Services x {ENDPOINTS}: {changes} changes, {} messages, {} bytes; written in {encoded:?}",

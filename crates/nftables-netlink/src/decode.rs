@@ -11,10 +11,10 @@ use netlink_batch::{Attribute, Attributes, Malformed};
 use smallvec::SmallVec;
 
 use crate::encode::concatenation;
-use crate::expression::{Expression, FoundRule, Rule};
+use crate::expression::{Expression, KernelRule, Rule};
 use crate::object::{
-    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundSet, Hook,
-    Hooked, NamedCounter, Policy, Set, SetKind, Table, Timeout, TypeOf,
+    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, Hook, HookedChain,
+    KernelSet, NamedCounter, Policy, Set, SetKind, Table, Timeout, TypeOf,
 };
 use crate::transaction::Generation;
 use crate::user_data::{find, find_comment};
@@ -46,14 +46,24 @@ fn be64(attribute: &Attribute<'_>) -> Result<u64, Malformed> {
     attribute.array().map(u64::from_be_bytes)
 }
 
-pub(crate) fn generation(payload: &[u8]) -> Result<Generation, Malformed> {
-    for attribute in attributes(payload)? {
+/// Returns the first attribute of this kind.
+pub(crate) fn first(
+    attributes: Attributes<'_>,
+    kind: u16,
+) -> Result<Option<Attribute<'_>>, Malformed> {
+    for attribute in attributes {
         let attribute = attribute?;
-        if attribute.kind == generation::ID {
-            return attribute.be32().map(Generation);
+        if attribute.kind == kind {
+            return Ok(Some(attribute));
         }
     }
-    missing(None, generation::ID, "NFTA_GEN_ID")
+    Ok(None)
+}
+
+pub(crate) fn generation(payload: &[u8]) -> Result<Generation, Malformed> {
+    let id = first(attributes(payload)?, generation::ID)?;
+    let id = missing(id, generation::ID, "NFTA_GEN_ID")?;
+    id.be32().map(Generation)
 }
 
 pub(crate) fn table(payload: &[u8]) -> Result<Option<Table>, Malformed> {
@@ -120,17 +130,12 @@ pub(crate) fn chain_of(table: &str, payload: &[u8]) -> Result<Option<Chain>, Mal
 
 /// Returns the kernel's handle of a chain, or 0 if the message has none.
 pub(crate) fn handle_of_chain(payload: &[u8]) -> Result<u64, Malformed> {
-    for attribute in attributes(payload)? {
-        let attribute = attribute?;
-        if attribute.kind == chain::HANDLE {
-            return be64(&attribute);
-        }
-    }
-    Ok(0)
+    let handle = first(attributes(payload)?, chain::HANDLE)?;
+    handle.map_or(Ok(0), |handle| be64(&handle))
 }
 
 /// Decodes a base chain of any table; `None` for regular chains and unknown families.
-pub(crate) fn hooked(payload: &[u8]) -> Result<Option<Hooked>, Malformed> {
+pub(crate) fn hooked(payload: &[u8]) -> Result<Option<HookedChain>, Malformed> {
     let (mut table, mut is_base) = (None, false);
     for attribute in attributes(payload)? {
         let attribute = attribute?;
@@ -144,7 +149,7 @@ pub(crate) fn hooked(payload: &[u8]) -> Result<Option<Hooked>, Malformed> {
         return Ok(None);
     };
     let table = missing(table, chain::TABLE, "NFTA_CHAIN_TABLE")?;
-    Ok(chain_of(table, payload)?.map(|chain| Hooked {
+    Ok(chain_of(table, payload)?.map(|chain| HookedChain {
         family,
         table: table.into(),
         chain: chain.name,
@@ -207,11 +212,8 @@ impl SetMessage {
                 set::DATA_LEN => found.data.1 = attribute.be32()?,
                 set::TIMEOUT => found.timeout = Some(be64(&attribute)?),
                 set::DESCRIPTION => {
-                    for attribute in attribute.nested() {
-                        let attribute = attribute?;
-                        if attribute.kind == set::DESCRIPTION_SIZE {
-                            found.size = Some(attribute.be32()?);
-                        }
+                    if let Some(size) = first(attribute.nested(), set::DESCRIPTION_SIZE)? {
+                        found.size = Some(size.be32()?);
                     }
                 }
                 set::USER_DATA => {
@@ -255,7 +257,7 @@ impl SetMessage {
 
 /// A set of a table, named or anonymous.
 pub(crate) enum AnySet {
-    Named(FoundSet),
+    Named(KernelSet),
     /// The set's generated name, as its rule refers to it, and the set.
     Anonymous(Name, AnonymousMessage),
 }
@@ -302,7 +304,7 @@ pub(crate) fn set_of(table: &str, payload: &[u8]) -> Result<Option<AnySet>, Malf
             comment: found.comment,
             ..bare
         };
-        AnySet::Named(FoundSet {
+        AnySet::Named(KernelSet {
             handle: found.handle,
             set,
             other_flags: found.flags & !SAID,
@@ -343,13 +345,8 @@ pub(crate) fn counter_of(table: &str, payload: &[u8]) -> Result<Option<NamedCoun
 
 /// Returns the name of the set that the message's elements belong to.
 pub(crate) fn elements_set(payload: &[u8]) -> Result<Name, Malformed> {
-    for attribute in attributes(payload)? {
-        let attribute = attribute?;
-        if attribute.kind == elements::SET {
-            return name(&attribute);
-        }
-    }
-    missing(None, elements::SET, "NFTA_SET_ELEM_LIST_SET")
+    let set = first(attributes(payload)?, elements::SET)?;
+    name(&missing(set, elements::SET, "NFTA_SET_ELEM_LIST_SET")?)
 }
 
 /// Appends the elements in a message to `all`.
@@ -367,20 +364,15 @@ pub(crate) fn elements(payload: &[u8], all: &mut Vec<Element>) -> Result<(), Mal
 
 /// Returns the first element in a message, which may be the catch-all element.
 pub(crate) fn one_element(payload: &[u8]) -> Result<Option<Element>, Malformed> {
-    for attribute in attributes(payload)? {
-        let attribute = attribute?;
-        if attribute.kind == elements::ELEMENTS {
-            let Some(one) = attribute.nested().next() else {
-                continue;
-            };
-            let one = one?;
-            return match element(&one)? {
-                Some(found) => Ok(Some(found)),
-                None => catch_all(&one),
-            };
-        }
+    let all = first(attributes(payload)?, elements::ELEMENTS)?;
+    let Some(one) = all.and_then(|all| all.nested().next()) else {
+        return Ok(None);
+    };
+    let one = one?;
+    match element(&one)? {
+        Some(found) => Ok(Some(found)),
+        None => catch_all(&one),
     }
-    Ok(None)
 }
 
 /// Decodes a catch-all element; `None` if the element is not one.
@@ -446,13 +438,8 @@ fn element_data(attribute: &Attribute<'_>) -> Result<Option<ElementData>, Malfor
 
 /// Returns the `NFTA_DATA_VALUE` inside an attribute.
 fn value(attribute: &Attribute<'_>) -> Result<Option<Bytes>, Malformed> {
-    for inner in attribute.nested() {
-        let inner = inner?;
-        if inner.kind == data::VALUE {
-            return Ok(Some(SmallVec::from_slice(inner.payload)));
-        }
-    }
-    Ok(None)
+    let inner = first(attribute.nested(), data::VALUE)?;
+    Ok(inner.map(|inner| SmallVec::from_slice(inner.payload)))
 }
 
 /// Decodes an `NFTA_DATA_VERDICT`; `None` for a verdict that no rule of ours has (`queue`).
@@ -487,8 +474,8 @@ pub(crate) struct RuleMessage {
 
 impl RuleMessage {
     /// Returns the rule as it is; its sets remain names.
-    pub(crate) fn found(self) -> FoundRule {
-        FoundRule {
+    pub(crate) fn found(self) -> KernelRule {
+        KernelRule {
             handle: self.handle,
             chain: self.chain,
             rule: Rule {
@@ -529,7 +516,7 @@ pub(crate) fn rule_of(table: &str, payload: &[u8]) -> Result<Option<RuleMessage>
 }
 
 /// Anonymous sets by name.
-pub(crate) type Anonymous = HashMap<Name, AnonymousMessage>;
+pub(crate) type AnonymousMessages = HashMap<Name, AnonymousMessage>;
 
 #[cfg(test)]
 mod tests;

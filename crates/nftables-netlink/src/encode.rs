@@ -35,7 +35,7 @@ const TOLD_BYTES: usize = 4 * 1024;
 /// have the same names each time, so the previous ones must be removed first, by deleting their
 /// rules.
 #[derive(Debug, Clone)]
-pub struct Prepared {
+pub struct PreparedTransaction {
     pub(crate) batch: Batch,
     /// The index of each change's first message. Index 0 is the message that begins the batch.
     firsts: Vec<usize>,
@@ -44,7 +44,7 @@ pub struct Prepared {
     pub(crate) expected: Option<Generation>,
 }
 
-impl Prepared {
+impl PreparedTransaction {
     /// Encodes the messages. If `expected` is given, the kernel does nothing when the ruleset has
     /// another generation.
     pub fn new(transaction: &Transaction, expected: Option<Generation>) -> Self {
@@ -172,7 +172,7 @@ pub(crate) fn list_one(w: &mut Writer<'_>, table: &str, set: &str, key: Option<&
 /// The set that elements belong to. The kernel finds a set of this transaction by number at once;
 /// for a name it searches all sets of the table.
 #[derive(Clone, Copy)]
-enum Of<'a> {
+enum TargetSet<'a> {
     Named(&'a str),
     Made(u32),
 }
@@ -235,10 +235,15 @@ impl Encoder<'_> {
                 w.attr_str(elements::SET, name);
             }),
             Change::AddElements(name, all) => {
-                self.elements(command::NEW_ELEMENTS, NLM_F_CREATE, Of::Named(name), all);
+                self.elements(
+                    command::NEW_ELEMENTS,
+                    NLM_F_CREATE,
+                    TargetSet::Named(name),
+                    all,
+                );
             }
             Change::DeleteElements(name, all) => {
-                self.elements(command::DELETE_ELEMENTS, 0, Of::Named(name), all);
+                self.elements(command::DELETE_ELEMENTS, 0, TargetSet::Named(name), all);
             }
             Change::AddCounter(name) => self.push(command::NEW_OBJECT, NLM_F_CREATE, |w| {
                 w.attr_str(object::TABLE, table);
@@ -294,15 +299,15 @@ impl Encoder<'_> {
     }
 
     /// Writes elements in as many messages as they need.
-    fn elements(&mut self, command: u16, flags: u16, name: Of<'_>, mut all: &[Element]) {
+    fn elements(&mut self, command: u16, flags: u16, name: TargetSet<'_>, mut all: &[Element]) {
         let table = self.table;
         // The kernel would read a message without elements as a flush of the set.
         while !all.is_empty() {
             self.push(command, flags, |w| {
                 w.attr_str(elements::TABLE, table);
                 match name {
-                    Of::Named(name) => w.attr_str(elements::SET, name),
-                    Of::Made(id) => w.attr_be32(elements::SET_ID, id),
+                    TargetSet::Named(name) => w.attr_str(elements::SET, name),
+                    TargetSet::Made(id) => w.attr_be32(elements::SET_ID, id),
                 }
                 w.nest(elements::ELEMENTS, |w| {
                     let end = w.len() + ELEMENT_BYTES;
@@ -367,7 +372,7 @@ impl Encoder<'_> {
         self.elements(
             command::NEW_ELEMENTS,
             NLM_F_CREATE,
-            Of::Made(id),
+            TargetSet::Made(id),
             &new.elements,
         );
     }
@@ -375,16 +380,9 @@ impl Encoder<'_> {
 
 /// Returns the anonymous set that an expression defines.
 pub(crate) fn anonymous_set(expression: &Expression) -> Option<&AnonymousSet> {
-    match expression {
-        Expression::Lookup {
-            set: SetRef::Anonymous(set),
-            ..
-        }
-        | Expression::Dynset {
-            set: SetRef::Anonymous(set),
-            ..
-        } => Some(set),
-        _ => None,
+    match expression.set()? {
+        SetRef::Anonymous(set) => Some(set),
+        SetRef::Named(_) => None,
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-pub use crate::numbered::{
+pub use crate::kernel_enums::{
     Comparison, CtKey, DynsetOperation, FibResult, MetaKey, NatKind, NumGenKind, PayloadBase,
     TupleKey,
 };
@@ -280,6 +280,14 @@ impl Expression {
             Self::Unknown(name) => name,
         }
     }
+
+    /// Returns the set or map that the expression uses.
+    pub fn set(&self) -> Option<&SetRef> {
+        match self {
+            Self::Lookup { set, .. } | Self::Dynset { set, .. } => Some(set),
+            _ => None,
+        }
+    }
 }
 
 /// A set or map of the rule's table.
@@ -337,7 +345,7 @@ pub struct Rule {
 
 /// A rule as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundRule {
+pub struct KernelRule {
     /// The kernel's handle of the rule.
     pub handle: u64,
     /// The rule's chain.

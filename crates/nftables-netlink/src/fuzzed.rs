@@ -2,7 +2,7 @@
 //! may use them.
 
 use crate::decode::{self, AnySet};
-use crate::{Chain, Element, FoundRule, Name, Rule, Set};
+use crate::{Chain, Element, KernelRule, Name, Set};
 
 /// The daemon's tables, and the corpus table that contains each expression.
 const TABLES: [&str; 4] = [
@@ -36,7 +36,7 @@ pub struct Pieces {
     /// A set, if the message decodes as one.
     pub set: Option<Set>,
     /// A rule without its anonymous sets, if the message decodes as one.
-    pub rule: Option<FoundRule>,
+    pub rule: Option<KernelRule>,
     /// Elements and the name of their set, if the message decodes as such.
     pub elements: Option<(Name, Vec<Element>)>,
 }
@@ -55,14 +55,8 @@ pub fn pieces(bytes: &[u8]) -> Pieces {
     });
     let chain = |table| decode::chain_of(table, bytes).ok().flatten();
     let rule = |table| decode::rule_of(table, bytes).ok().flatten();
-    let rule = TABLES.into_iter().find_map(rule).map(|message| FoundRule {
-        handle: message.handle,
-        chain: message.chain,
-        rule: Rule {
-            expressions: message.expressions,
-            comment: message.comment,
-        },
-    });
+    let rule = TABLES.into_iter().find_map(rule);
+    let rule = rule.map(decode::RuleMessage::found);
     Pieces {
         chain: TABLES.into_iter().find_map(chain),
         set,

@@ -18,17 +18,17 @@
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nfnetlink.h`,
 //! `net/netfilter/nf_tables_api.c`, `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).
 
-mod ask;
 mod decode;
 mod encode;
 mod error;
 mod expression;
 #[doc(hidden)]
 pub mod fuzzed;
+mod kernel_enums;
+mod lookup;
 mod nftables;
-mod numbered;
 mod object;
-mod own;
+mod own_sockets;
 mod probe;
 mod read;
 mod subscription;
@@ -39,21 +39,21 @@ mod value;
 mod watch;
 mod wire;
 
-pub use encode::Prepared;
+pub use encode::PreparedTransaction;
 pub use error::{CommitError, Error, RefusedChange};
 pub use expression::{
     Comparison, CtKey, Direction, DynsetOperation, Expression, FIB_DESTINATION, FIB_SOURCE,
-    FibResult, FoundRule, LookupFor, Membership, MetaKey, NatKind, NumGenKind, PayloadBase, Rule,
+    FibResult, KernelRule, LookupFor, Membership, MetaKey, NatKind, NumGenKind, PayloadBase, Rule,
     SetRef, TupleKey,
 };
 pub use nftables::Nftables;
 pub use object::{
-    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, FoundSet, Hook,
-    Hooked, NamedCounter, Policy, Set, SetKind, Table, Timeout, TypeOf,
+    Activity, AnonymousSet, BaseChain, Chain, ChainKind, Element, ElementData, Hook, HookedChain,
+    KernelSet, NamedCounter, Policy, Set, SetKind, Table, Timeout, TypeOf,
 };
-pub use own::OwnSockets;
-pub use probe::{Feature, Missing};
-pub use read::Whole;
+pub use own_sockets::OwnSockets;
+pub use probe::{Feature, MissingFeature};
+pub use read::TableDump;
 pub use subscription::{Event, Subscription};
 pub use transaction::{Change, Generation, Transaction};
 pub use value::{Bytes, Concatenation, DataType, Family, Name, Register, Verdict};

@@ -7,11 +7,12 @@ use std::{io, thread};
 
 use netlink_batch::{Answers, Connection, Malformed, Protocol, Refusal, Writer};
 
-use crate::decode::{self, Anonymous, AnySet, RuleMessage};
-use crate::encode::{Prepared, header};
+use crate::decode::{self, AnonymousMessages, AnySet, RuleMessage};
+use crate::encode::{PreparedTransaction, header};
 use crate::error::{CommitError, Error, RefusedChange, is_absence, permission};
-use crate::object::{Chain, Element, FoundSet, NamedCounter, Table};
-use crate::own::{OwnSocket, OwnSockets};
+use crate::lookup::unless_absent;
+use crate::object::{Chain, Element, KernelSet, NamedCounter, Table};
+use crate::own_sockets::{OwnSocket, OwnSockets};
 use crate::transaction::{Generation, Transaction};
 use crate::value::Family;
 use crate::wire::{chain, command, elements, message, object, rule, set};
@@ -108,7 +109,7 @@ impl Nftables {
         transaction: &Transaction,
         expected: Option<Generation>,
     ) -> Result<Generation, CommitError> {
-        self.commit_prepared(&mut Prepared::new(transaction, expected))
+        self.commit_prepared(&mut PreparedTransaction::new(transaction, expected))
     }
 
     /// Commits a transaction that is already encoded.
@@ -116,7 +117,10 @@ impl Nftables {
     /// # Errors
     ///
     /// See [`CommitError`].
-    pub fn commit_prepared(&mut self, prepared: &mut Prepared) -> Result<Generation, CommitError> {
+    pub fn commit_prepared(
+        &mut self,
+        prepared: &mut PreparedTransaction,
+    ) -> Result<Generation, CommitError> {
         if prepared.is_empty() {
             let found = self.generation()?;
             return match prepared.expected {
@@ -148,7 +152,7 @@ impl Nftables {
     ///
     /// As [`Nftables::commit`]; no change takes effect.
     pub fn check(&mut self, transaction: &Transaction) -> Result<(), CommitError> {
-        let mut prepared = Prepared::without_end(transaction, None);
+        let mut prepared = PreparedTransaction::without_end(transaction, None);
         if prepared.is_empty() {
             return Ok(());
         }
@@ -156,7 +160,7 @@ impl Nftables {
     }
 
     /// Sends the transaction, and again as long as the kernel asks for a restart.
-    fn taken(&mut self, prepared: &mut Prepared) -> Result<Answers, CommitError> {
+    fn taken(&mut self, prepared: &mut PreparedTransaction) -> Result<Answers, CommitError> {
         let mut restarts = 0;
         loop {
             let answers = match self.connection.transact(&mut prepared.batch) {
@@ -248,8 +252,8 @@ impl Nftables {
     /// # Errors
     ///
     /// Fails if the socket fails or the kernel refuses the request.
-    pub fn sets(&mut self, family: Family, table: &str) -> Result<Vec<FoundSet>, Error> {
-        Ok(self.all_sets(family, table, Meanwhile::Nothing)?.0)
+    pub fn sets(&mut self, family: Family, table: &str) -> Result<Vec<KernelSet>, Error> {
+        Ok(self.all_sets(family, table, AllowedChanges::None)?.0)
     }
 
     /// Returns the named counters of a table with their current counts; none if the table does not
@@ -259,14 +263,14 @@ impl Nftables {
     ///
     /// Fails if the socket fails or the kernel refuses the request.
     pub fn counters(&mut self, family: Family, table: &str) -> Result<Vec<NamedCounter>, Error> {
-        self.counters_of(family, table, Meanwhile::Nothing)
+        self.counters_of(family, table, AllowedChanges::None)
     }
 
     pub(crate) fn counters_of(
         &mut self,
         family: Family,
         table: &str,
-        meanwhile: Meanwhile,
+        meanwhile: AllowedChanges,
     ) -> Result<Vec<NamedCounter>, Error> {
         let found = self.dump(
             command::GET_OBJECT,
@@ -282,13 +286,7 @@ impl Nftables {
                 Ok(())
             },
         );
-        match found {
-            Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
-                errno: libc::ENOENT,
-                ..
-            }))) => Ok(Vec::new()),
-            found => found,
-        }
+        Ok(unless_absent(found)?.unwrap_or_default())
     }
 
     /// Returns the elements of a set. For a set of intervals these include the markers that end an
@@ -304,7 +302,7 @@ impl Nftables {
         table: &str,
         set: &str,
     ) -> Result<Vec<Element>, Error> {
-        self.elements_of(family, table, set, Meanwhile::Nothing)
+        self.elements_of(family, table, set, AllowedChanges::None)
     }
 
     /// Reads the elements of a set, again if the kernel resized it meanwhile.
@@ -323,7 +321,7 @@ impl Nftables {
         family: Family,
         table: &str,
         set: &str,
-        meanwhile: Meanwhile,
+        meanwhile: AllowedChanges,
     ) -> Result<Vec<Element>, Error> {
         let found = until_distinct(|| {
             self.dump(
@@ -348,14 +346,14 @@ impl Nftables {
     fn dump<T: Default>(
         &mut self,
         of: u16,
-        meanwhile: Meanwhile,
+        meanwhile: AllowedChanges,
         payload: impl Fn(&mut Writer<'_>),
         take: impl FnMut(&mut T, u16, &[u8]) -> Result<(), Malformed>,
     ) -> Result<T, Error> {
         let (kind, connection) = (message(of), &mut self.connection);
         Ok(match meanwhile {
-            Meanwhile::Nothing => connection.dump_into(kind, 0, payload, take),
-            Meanwhile::OtherTables => connection.dump_loosely_into(kind, 0, payload, take),
+            AllowedChanges::None => connection.dump_into(kind, 0, payload, take),
+            AllowedChanges::OtherTables => connection.dump_loosely_into(kind, 0, payload, take),
         }?)
     }
 
@@ -364,8 +362,8 @@ impl Nftables {
         &mut self,
         family: Family,
         table: &str,
-        meanwhile: Meanwhile,
-    ) -> Result<(Vec<FoundSet>, Anonymous), Error> {
+        meanwhile: AllowedChanges,
+    ) -> Result<(Vec<KernelSet>, AnonymousMessages), Error> {
         let found = self.dump(
             command::GET_SET,
             meanwhile,
@@ -373,7 +371,7 @@ impl Nftables {
                 header(w, family as u8);
                 w.attr_str(set::TABLE, table);
             },
-            |all: &mut (Vec<FoundSet>, Anonymous), _, payload| {
+            |all: &mut (Vec<KernelSet>, AnonymousMessages), _, payload| {
                 if decode::family(payload) == Some(family) {
                     match decode::set_of(table, payload)? {
                         Some(AnySet::Named(set)) => all.0.push(set),
@@ -386,13 +384,7 @@ impl Nftables {
                 Ok(())
             },
         );
-        match found {
-            Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
-                errno: libc::ENOENT,
-                ..
-            }))) => Ok(<_>::default()),
-            found => found,
-        }
+        Ok(unless_absent(found)?.unwrap_or_default())
     }
 
     /// Returns the rules of a table or of one chain, with their anonymous sets as names.
@@ -401,7 +393,7 @@ impl Nftables {
         family: Family,
         table: &str,
         chain: Option<&str>,
-        meanwhile: Meanwhile,
+        meanwhile: AllowedChanges,
     ) -> Result<Vec<RuleMessage>, Error> {
         self.dump(
             command::GET_RULE,
@@ -465,7 +457,7 @@ fn is_of_all(all: &[(usize, Refusal)]) -> bool {
     matches!(all, [(1, refusal)] if refusal.message.is_none() && !is_state(refusal.errno))
 }
 
-fn refused(prepared: &Prepared, all: Vec<(usize, Refusal)>, more: bool) -> CommitError {
+fn refused(prepared: &PreparedTransaction, all: Vec<(usize, Refusal)>, more: bool) -> CommitError {
     let is_of_all = is_of_all(&all);
     let mut refused = Vec::with_capacity(all.len());
     let mut whole = None;
@@ -488,9 +480,9 @@ fn refused(prepared: &Prepared, all: Vec<(usize, Refusal)>, more: bool) -> Commi
 
 /// The changes that a dump tolerates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Meanwhile {
+pub(crate) enum AllowedChanges {
     /// No change in the namespace; after one the dump is read again.
-    Nothing,
+    None,
     /// Changes of other tables; the caller watches for changes of its own table.
     OtherTables,
 }
@@ -516,7 +508,11 @@ mod tests {
             request: Vec::new(),
         };
         let all = all.iter().map(|(index, errno)| (*index, refusal(*errno)));
-        refused(&Prepared::new(&transaction, None), all.collect(), false)
+        refused(
+            &PreparedTransaction::new(&transaction, None),
+            all.collect(),
+            false,
+        )
     }
 
     #[test]

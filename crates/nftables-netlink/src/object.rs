@@ -273,7 +273,7 @@ impl Element {
 
 /// A named set as read from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundSet {
+pub struct KernelSet {
     /// The kernel's handle of the set.
     pub handle: u64,
     /// The set.
@@ -295,7 +295,7 @@ pub struct NamedCounter {
 
 /// A base chain and its table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hooked {
+pub struct HookedChain {
     /// The family of its table.
     pub family: Family,
     /// The table's name.

@@ -130,7 +130,7 @@ impl fmt::Display for Feature {
 
 /// A feature that the kernel lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingFeature {
     /// The feature.
     pub feature: Feature,
     /// The table family that lacks the feature.
@@ -139,7 +139,7 @@ pub struct Missing {
     pub refusal: Refusal,
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for MissingFeature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             feature,
@@ -150,12 +150,7 @@ impl fmt::Display for Missing {
         write!(
             f,
             "this kernel's nf_tables lacks {feature} in family {} ({option}): {refusal}",
-            match family {
-                Family::Ip => "ip",
-                Family::Ip6 => "ip6",
-                Family::Inet => "inet",
-                _ => "of another kind",
-            }
+            family.name()
         )
     }
 }
@@ -167,7 +162,7 @@ impl Nftables {
     /// # Errors
     ///
     /// Fails if the socket fails, a privilege is missing, or the kernel lacks nf\_tables.
-    pub fn probe(&mut self, family: Family) -> Result<Vec<Missing>, Error> {
+    pub fn probe(&mut self, family: Family) -> Result<Vec<MissingFeature>, Error> {
         let (features, changes): (Vec<_>, Vec<_>) = one_of_each(family).into_iter().unzip();
         let transaction = Transaction {
             family,
@@ -180,14 +175,14 @@ impl Nftables {
             // The transaction's last change cannot succeed.
             Ok(_) | Err(_) => return Err(Error::Netlink(netlink_batch::Error::LostReply)),
         };
-        let mut missing: Vec<Missing> = Vec::new();
+        let mut missing: Vec<MissingFeature> = Vec::new();
         for refused in refused {
             let Some(Some(feature)) = features.get(refused.change) else {
                 continue;
             };
             // The refusal of a table, chain or set also causes refusals of the objects that need
             // it.
-            let of_another = |cause: &Missing| match cause.feature {
+            let of_another = |cause: &MissingFeature| match cause.feature {
                 Feature::Tables => true,
                 Feature::NatChains => {
                     matches!(feature, Feature::DestinationNat | Feature::Masquerade)
@@ -195,7 +190,7 @@ impl Nftables {
                 cause => cause == *feature,
             };
             if !missing.iter().any(of_another) {
-                missing.push(Missing {
+                missing.push(MissingFeature {
                     feature: *feature,
                     family,
                     refusal: refused.refusal,

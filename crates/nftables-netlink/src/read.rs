@@ -12,16 +12,16 @@ use std::time::Duration;
 
 use netlink_batch::Batch;
 
-use crate::decode::{self, Anonymous, AnonymousMessage, AnySet, RuleMessage};
+use crate::decode::{self, AnonymousMessage, AnonymousMessages, AnySet, RuleMessage};
 use crate::encode::{header, list_keys};
 use crate::error::Error;
-use crate::expression::{Expression, FoundRule, SetRef};
-use crate::nftables::{Meanwhile, Nftables};
-use crate::object::{AnonymousSet, Chain, Element, FoundSet, NamedCounter, Table};
+use crate::expression::{Expression, KernelRule, SetRef};
+use crate::nftables::{AllowedChanges, Nftables};
+use crate::object::{AnonymousSet, Chain, Element, KernelSet, NamedCounter, Table};
 use crate::transaction::Generation;
 use crate::value::{Bytes, DataType, Family, Name};
 use crate::watch::Watch;
-use crate::wire::{command, message, set};
+use crate::wire::{command, message};
 
 /// Limit for attempts to read a table that changes meanwhile.
 const READS: u32 = 6;
@@ -33,7 +33,7 @@ const ANSWERS: u32 = 1024;
 
 /// The content of a table at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Whole {
+pub struct TableDump {
     /// The ruleset's generation at that moment.
     pub generation: Generation,
     /// The table; `None` if it does not exist, and all else is empty then.
@@ -45,15 +45,15 @@ pub struct Whole {
     pub chain_handles: HashMap<Name, u64>,
     /// The named sets and maps with their elements. Elements of dynamic sets
     /// ([`Set::dynamic`](crate::Set)) are not read: they come and go with packets and may be many.
-    pub sets: Vec<(FoundSet, Vec<Element>)>,
+    pub sets: Vec<(KernelSet, Vec<Element>)>,
     /// The table's named counters.
     pub counters: Vec<NamedCounter>,
     /// The table's rules, in order within each chain.
-    pub rules: Vec<FoundRule>,
+    pub rules: Vec<KernelRule>,
 }
 
 /// Anonymous sets with their elements, by name.
-type Filled = HashMap<Name, Arc<AnonymousSet>>;
+type AnonymousSets = HashMap<Name, Arc<AnonymousSet>>;
 
 impl Nftables {
     /// Returns the rules of a table by chain, with their anonymous sets; none if the table does not
@@ -62,8 +62,8 @@ impl Nftables {
     /// # Errors
     ///
     /// Fails if the socket fails or the kernel refuses the request.
-    pub fn rules(&mut self, family: Family, table: &str) -> Result<Vec<FoundRule>, Error> {
-        let meanwhile = Meanwhile::Nothing;
+    pub fn rules(&mut self, family: Family, table: &str) -> Result<Vec<KernelRule>, Error> {
+        let meanwhile = AllowedChanges::None;
         let messages = self.rule_messages(family, table, None, meanwhile)?;
         let (_, anonymous) = self.all_sets(family, table, meanwhile)?;
         self.with_sets(family, table, messages, anonymous, meanwhile)
@@ -79,20 +79,16 @@ impl Nftables {
         family: Family,
         table: &str,
         chain: &str,
-    ) -> Result<Vec<FoundRule>, Error> {
-        let meanwhile = Meanwhile::Nothing;
+    ) -> Result<Vec<KernelRule>, Error> {
+        let meanwhile = AllowedChanges::None;
         let messages = self.rule_messages(family, table, Some(chain), meanwhile)?;
-        let mut anonymous = Anonymous::new();
+        let mut anonymous = AnonymousMessages::new();
         for name in messages
             .iter()
             .flat_map(|message| &message.expressions)
             .filter_map(set_name)
         {
-            let answer = self.connection.request(message(command::GET_SET), 0, |w| {
-                header(w, family as u8);
-                w.attr_str(set::TABLE, table);
-                w.attr_str(set::NAME, name);
-            })?;
+            let answer = self.set_message(family, table, name)?;
             for (_, payload) in answer.iter() {
                 if let Some(AnySet::Anonymous(name, found)) = decode::set_of(table, payload)? {
                     anonymous.insert(name, found);
@@ -113,8 +109,9 @@ impl Nftables {
         family: Family,
         table: &str,
         chain: &str,
-    ) -> Result<Vec<FoundRule>, Error> {
-        let messages = self.rule_messages(family, table, Some(chain), Meanwhile::OtherTables)?;
+    ) -> Result<Vec<KernelRule>, Error> {
+        let messages =
+            self.rule_messages(family, table, Some(chain), AllowedChanges::OtherTables)?;
         let rules = messages.into_iter().map(RuleMessage::found);
         Ok(rules.collect())
     }
@@ -126,7 +123,7 @@ impl Nftables {
     ///
     /// [`Error::Changing`] if the table changes during each attempt; otherwise the socket's or the
     /// kernel's error.
-    pub fn read(&mut self, family: Family, table: &str) -> Result<Whole, Error> {
+    pub fn read(&mut self, family: Family, table: &str) -> Result<TableDump, Error> {
         let mut pause = PAUSE;
         for attempt in 1..=READS {
             let mut watch = Watch::begin(self, family, table)?;
@@ -143,10 +140,10 @@ impl Nftables {
         Err(Error::Changing { attempts: READS })
     }
 
-    fn read_once(&mut self, watch: &mut Watch<'_>) -> Result<Whole, Error> {
+    fn read_once(&mut self, watch: &mut Watch<'_>) -> Result<TableDump, Error> {
         let (family, table) = (watch.family, watch.table);
         let found = self.tables(Some(family))?;
-        let mut whole = Whole {
+        let mut whole = TableDump {
             generation: watch.generation,
             table: found.into_iter().find(|found| *found.name == *table),
             chains: Vec::new(),
@@ -164,7 +161,7 @@ impl Nftables {
             whole.chain_handles.insert(Arc::clone(&chain.name), handle);
             whole.chains.push(chain);
         }
-        let meanwhile = Meanwhile::OtherTables;
+        let meanwhile = AllowedChanges::OtherTables;
         let messages = self.rule_messages(family, table, None, meanwhile)?;
         watch.listen();
         let (sets, anonymous) = self.all_sets(family, table, meanwhile)?;
@@ -188,9 +185,9 @@ impl Nftables {
         family: Family,
         table: &str,
         messages: Vec<RuleMessage>,
-        anonymous: Anonymous,
-        meanwhile: Meanwhile,
-    ) -> Result<Vec<FoundRule>, Error> {
+        anonymous: AnonymousMessages,
+        meanwhile: AllowedChanges,
+    ) -> Result<Vec<KernelRule>, Error> {
         let filled = self.fill(family, table, anonymous, &numbered(&messages), meanwhile)?;
         let rules = messages.into_iter().map(|mut message| {
             for expression in &mut message.expressions {
@@ -211,20 +208,16 @@ impl Nftables {
         &mut self,
         family: Family,
         table: &str,
-        sets: Anonymous,
-        keys: &HashMap<Name, Numbers>,
-        meanwhile: Meanwhile,
-    ) -> Result<Filled, Error> {
+        sets: AnonymousMessages,
+        keys: &HashMap<Name, NumberRange>,
+        meanwhile: AllowedChanges,
+    ) -> Result<AnonymousSets, Error> {
         let (by_key, dumped): (Vec<_>, Vec<_>) = sets.into_iter().partition(|(name, message)| {
             // With more elements than numbers, the rest would remain unread.
             keys.get(name)
                 .is_some_and(|numbers| message.size == Some(numbers.count))
         });
-        let mut filled = Filled::with_capacity(by_key.len() + dumped.len());
-        let mut add = |name, mut set: AnonymousSet| {
-            in_order(&mut set);
-            filled.insert(name, Arc::new(set));
-        };
+        let mut filled = AnonymousSets::with_capacity(by_key.len() + dumped.len());
         let mut rest = by_key.as_slice();
         let mut found = HashMap::with_capacity(by_key.len());
         while !rest.is_empty() {
@@ -235,11 +228,12 @@ impl Nftables {
                 Some(elements) => elements,
                 None => self.elements_of(family, table, &name, meanwhile)?,
             };
-            let set = AnonymousSet {
+            let mut set = AnonymousSet {
                 elements,
                 ..message.set
             };
-            add(name, set);
+            in_order(&mut set);
+            filled.insert(name, Arc::new(set));
         }
         Ok(filled)
     }
@@ -251,7 +245,7 @@ impl Nftables {
         family: Family,
         table: &str,
         sets: &'a [(Name, AnonymousMessage)],
-        keys: &HashMap<Name, Numbers>,
+        keys: &HashMap<Name, NumberRange>,
         found: &mut HashMap<Name, Vec<Element>>,
     ) -> Result<&'a [(Name, AnonymousMessage)], Error> {
         let mut batch = Batch::new();
@@ -310,12 +304,12 @@ fn in_order(set: &mut AnonymousSet) {
 
 /// Consecutive numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Numbers {
+struct NumberRange {
     first: u32,
     count: u32,
 }
 
-impl Numbers {
+impl NumberRange {
     fn keys(self) -> impl Iterator<Item = Bytes> {
         let numbers = self.first..self.first.saturating_add(self.count);
         numbers.map(|number| Bytes::from_slice(&number.to_ne_bytes()))
@@ -323,7 +317,7 @@ impl Numbers {
 }
 
 /// Returns the sets whose keys are numbers that the rule generates, with those numbers.
-fn numbered(messages: &[RuleMessage]) -> HashMap<Name, Numbers> {
+fn numbered(messages: &[RuleMessage]) -> HashMap<Name, NumberRange> {
     let mut found = HashMap::new();
     for message in messages {
         let mut made = None;
@@ -344,7 +338,7 @@ fn numbered(messages: &[RuleMessage]) -> HashMap<Name, Numbers> {
                     },
                     _,
                 ) if *modulus <= ANSWERS => {
-                    let numbers = Numbers {
+                    let numbers = NumberRange {
                         first: *offset,
                         count: *modulus,
                     };
@@ -371,15 +365,8 @@ fn numbered(messages: &[RuleMessage]) -> HashMap<Name, Numbers> {
 
 /// Returns the name of the set that an expression uses.
 fn set_name(expression: &Expression) -> Option<&Name> {
-    match expression {
-        Expression::Lookup {
-            set: SetRef::Named(name),
-            ..
-        }
-        | Expression::Dynset {
-            set: SetRef::Named(name),
-            ..
-        } => Some(name),
-        _ => None,
+    match expression.set()? {
+        SetRef::Named(name) => Some(name),
+        SetRef::Anonymous(_) => None,
     }
 }

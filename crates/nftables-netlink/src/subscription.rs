@@ -13,7 +13,7 @@ use netlink_sys::{Socket, SocketAddr};
 use rustix::net::sockopt;
 use socket2::{SockFilter, SockRef};
 
-use crate::decode::{attributes, family, name};
+use crate::decode::{attributes, family, first, name};
 use crate::transaction::Generation;
 use crate::value::{Family, Name};
 use crate::wire::{SUBSYSTEM, TABLE_OF_ANY, command, generation, message};
@@ -170,14 +170,11 @@ fn event(of: Message<'_>) -> Result<Option<Event>, Malformed> {
     let Some(family) = family(of.payload) else {
         return Ok(None);
     };
-    for attribute in attributes(of.payload)? {
-        let attribute = attribute?;
-        if attribute.kind == TABLE_OF_ANY {
-            let table = name(&attribute)?;
-            return Ok(Some(Event::Touched { family, table }));
-        }
-    }
-    Ok(None)
+    let Some(table) = first(attributes(of.payload)?, TABLE_OF_ANY)? else {
+        return Ok(None);
+    };
+    let table = name(&table)?;
+    Ok(Some(Event::Touched { family, table }))
 }
 
 fn committed(payload: &[u8]) -> Result<Event, Malformed> {

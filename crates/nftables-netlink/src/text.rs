@@ -23,7 +23,7 @@ const SHOWN: usize = 8;
 /// Renders a rule. `found` has the elements that lookups in anonymous sets matched, by the index of
 /// the expression.
 pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
-    let mut reader = Reader {
+    let mut renderer = Renderer {
         family,
         found,
         at: 0,
@@ -32,10 +32,10 @@ pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
         words: Vec::new(),
     };
     for (at, expression) in rule.expressions.iter().enumerate() {
-        reader.at = at;
-        reader.read(expression);
+        renderer.at = at;
+        renderer.read(expression);
     }
-    let words = reader.words.into_iter().map(|word| word.text);
+    let words = renderer.words.into_iter().map(|word| word.text);
     let mut text = words.collect::<Vec<_>>().join(" ");
     if let Some(comment) = &rule.comment {
         // Writing to a `String` cannot fail.
@@ -45,7 +45,7 @@ pub fn rule(family: Family, rule: &Rule, found: &[(usize, Element)]) -> String {
 }
 
 /// One statement or match of a rule.
-struct Word {
+struct Statement {
     text: String,
     /// True if it only names the protocol, which `nft` omits if the next match implies it.
     is_protocol: bool,
@@ -53,13 +53,13 @@ struct Word {
 
 /// The text of a value in a register.
 #[derive(Debug, Clone)]
-struct Held {
+struct RegisterText {
     text: String,
     kind: Kind,
     mask: Option<Vec<u8>>,
 }
 
-impl Held {
+impl RegisterText {
     /// Returns the text with its mask, for use outside of a comparison.
     fn masked(self) -> String {
         match &self.mask {
@@ -69,19 +69,19 @@ impl Held {
     }
 }
 
-struct Reader<'a> {
+struct Renderer<'a> {
     family: Family,
     found: &'a [(usize, Element)],
     at: usize,
-    held: BTreeMap<Register, Held>,
+    held: BTreeMap<Register, RegisterText>,
     /// The protocol that the rule has matched.
     protocol: Option<String>,
-    words: Vec<Word>,
+    words: Vec<Statement>,
 }
 
-impl Reader<'_> {
+impl Renderer<'_> {
     fn say(&mut self, text: impl Into<String>) {
-        self.words.push(Word {
+        self.words.push(Statement {
             text: text.into(),
             is_protocol: false,
         });
@@ -90,11 +90,11 @@ impl Reader<'_> {
     fn hold(&mut self, to: Register, text: impl Into<String>, kind: Kind) {
         let text = text.into();
         let mask = None;
-        self.held.insert(to, Held { text, kind, mask });
+        self.held.insert(to, RegisterText { text, kind, mask });
     }
 
-    fn held(&self, from: Register) -> Held {
-        self.held.get(&from).cloned().unwrap_or(Held {
+    fn held(&self, from: Register) -> RegisterText {
+        self.held.get(&from).cloned().unwrap_or(RegisterText {
             text: "?".to_owned(),
             kind: Kind::Bytes,
             mask: None,
@@ -104,7 +104,7 @@ impl Reader<'_> {
     /// Returns the text of a lookup's key: all registers from this one on.
     fn key(&mut self, from: Register) -> String {
         let parts = self.held.split_off(&from);
-        let parts: Vec<String> = parts.into_values().map(Held::masked).collect();
+        let parts: Vec<String> = parts.into_values().map(RegisterText::masked).collect();
         parts.join(" . ")
     }
 
@@ -259,7 +259,7 @@ impl Reader<'_> {
             self.protocol = Some(held.kind.text(with));
         }
         self.leave_out_protocol(&text);
-        self.words.push(Word { text, is_protocol });
+        self.words.push(Statement { text, is_protocol });
     }
 
     /// Drops the match on the protocol if the next match implies it.
@@ -405,7 +405,7 @@ impl Reader<'_> {
         let flags = nat_flags(flags);
         let address = address.map(|from| self.held(from));
         let constant = match &address {
-            Some(Held {
+            Some(RegisterText {
                 kind: Kind::Constant(bytes),
                 ..
             }) => Some(of.text(bytes)),
@@ -458,10 +458,10 @@ fn nat_flags(flags: u32) -> String {
 }
 
 /// Renders `(held & mask) ^ xor`.
-fn constant_masked(held: Held, mask: &[u8], xor: &[u8]) -> Held {
+fn constant_masked(held: RegisterText, mask: &[u8], xor: &[u8]) -> RegisterText {
     let all = |byte: u8| mask.iter().all(|of| *of == byte);
     if xor.iter().all(|byte| *byte == 0) {
-        return Held {
+        return RegisterText {
             mask: Some(mask.to_vec()),
             ..held
         };
@@ -472,7 +472,7 @@ fn constant_masked(held: Held, mask: &[u8], xor: &[u8]) -> Held {
     } else if sets {
         "|"
     } else {
-        return Held {
+        return RegisterText {
             text: format!(
                 "{} & {} ^ {}",
                 held.text,
@@ -482,7 +482,7 @@ fn constant_masked(held: Held, mask: &[u8], xor: &[u8]) -> Held {
             ..held
         };
     };
-    Held {
+    RegisterText {
         text: format!("{} {sign} {}", held.text, held.kind.text(xor)),
         ..held
     }

@@ -238,15 +238,18 @@ impl DataType {
     }
 
     /// Returns the bytes of a key. In a concatenation each part is padded to 4 bytes.
-    pub(crate) fn total(parts: &[Self]) -> u32 {
-        let len = match parts {
+    pub fn key_len(parts: &[Self]) -> usize {
+        match parts {
             [only] => only.len(),
             parts => parts
                 .iter()
                 .map(|part| part.len().next_multiple_of(4))
                 .sum(),
-        };
-        u32::try_from(len).unwrap_or(u32::MAX)
+        }
+    }
+
+    pub(crate) fn total(parts: &[Self]) -> u32 {
+        u32::try_from(Self::key_len(parts)).unwrap_or(u32::MAX)
     }
 
     /// Always false.

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use common::{FAMILIES, in_namespace, in_order, making, nft, read_all, run, timeless};
 use netlink_batch::{Attribute, Attributes, Connection, Protocol};
-use nftables_netlink::{Family, Nftables, Whole};
+use nftables_netlink::{Family, Nftables, TableDump};
 
 /// Folders of cases, each with files in the syntax of `nft`. Another place may be named.
 fn files() -> Vec<PathBuf> {
@@ -155,7 +155,7 @@ fn expressions<'a>(
 struct Seen {
     raw: BTreeMap<String, Vec<Vec<u8>>>,
     text: Vec<String>,
-    whole: Vec<Whole>,
+    whole: Vec<TableDump>,
 }
 
 fn see(nftables: &mut Nftables) -> Seen {
@@ -169,7 +169,7 @@ fn see(nftables: &mut Nftables) -> Seen {
 }
 
 /// Names, numbers and handles as `nft -j` tells them.
-fn agrees_with_json(whole: &[Whole]) {
+fn agrees_with_json(whole: &[TableDump]) {
     let json: serde_json::Value = serde_json::from_str(&nft(&["-j", "list", "ruleset"])).unwrap();
     let mut told = BTreeMap::<String, usize>::new();
     let mut count = |what: String| *told.entry(what).or_default() += 1;

@@ -16,8 +16,8 @@ use common::{in_namespace, making, nft};
 use nftables_netlink::{
     Activity, AnonymousSet, Bytes, Chain, Change, CommitError, Comparison, Concatenation, DataType,
     Element, Event, Expression, Family, Feature, LookupFor, MetaKey, Name, NatKind, Nftables,
-    NumGenKind, OwnSockets, Prepared, Register, Rule, Set, SetKind, SetRef, Subscription, Table,
-    Transaction, Verdict,
+    NumGenKind, OwnSockets, PreparedTransaction, Register, Rule, Set, SetKind, SetRef,
+    Subscription, Table, Transaction, Verdict,
 };
 
 fn name(text: &str) -> Name {
@@ -561,7 +561,7 @@ fn what_is_prepared_is_made_again_and_again() {
         // So that it can be deleted, and made, in one.
         changes.insert(1, Change::DeleteTable);
         changes.insert(2, changes[0].clone());
-        let mut prepared = Prepared::new(&transaction(changes), None);
+        let mut prepared = PreparedTransaction::new(&transaction(changes), None);
         for _ in 0..5 {
             nftables.commit_prepared(&mut prepared).unwrap();
         }

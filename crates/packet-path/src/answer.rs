@@ -20,7 +20,7 @@ use crate::outcome::{Fate, Walk};
 use crate::packet::{Packet, SourceNat, Tracking};
 use crate::reply::crosses;
 use crate::ruleset::{Hook, Ruleset};
-use crate::walk::{Begun, Walker, follow, unknown};
+use crate::walk::{Start, Walker, follow, unknown};
 
 /// Follows the reply to a packet, starting at the endpoint. Assumes that the reply comes through
 /// this node, by the interface that leads to the endpoint. Returns no walk if no endpoint received
@@ -47,7 +47,7 @@ pub fn answer(arrived: &Walk, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel) ->
     walks
 }
 
-fn begin(arrived: &Walk, walker: &Walker<'_>) -> Option<Begun> {
+fn begin(arrived: &Walk, walker: &Walker<'_>) -> Option<Start> {
     if !matches!(arrived.fate, Fate::Delivered | Fate::Local) {
         return None;
     }

@@ -27,7 +27,7 @@ const PLACE: &str = "IPVS";
 const CONNTRACK: &str = "net/ipv4/vs/conntrack";
 
 /// The point at which a packet continues after IPVS.
-pub(crate) enum Passed {
+pub(crate) enum AfterIpvs {
     /// At the same hook.
     Stays(Branch),
     /// At the beginning of OUTPUT, sent by IPVS.
@@ -45,21 +45,21 @@ pub(crate) fn priority(hook: Hook) -> Option<i32> {
 }
 
 /// Takes a path through IPVS.
-pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<Passed> {
+pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<AfterIpvs> {
     // Packets sent by IPVS are marked (`ipvs_property`). Forwarded packets are only checked for
     // replies.
     let is_forwarded = branch.packet.iif.is_some() && branch.packet.oif.is_some();
     if branch.packet.server.is_some() || is_forwarded {
-        return vec![Passed::Stays(branch)];
+        return vec![AfterIpvs::Stays(branch)];
     }
     let server = match find(&branch.packet, kernel) {
         Ok(Some(server)) => server,
-        Ok(None) => return vec![Passed::Stays(branch)],
+        Ok(None) => return vec![AfterIpvs::Stays(branch)],
         Err(unread) => {
             let reason = unread.to_string();
             branch.step(Step::new(PLACE, "", format!("cannot be told: {reason}")));
             branch.end = Some(End::Unknown(reason));
-            return vec![Passed::Stays(branch)];
+            return vec![AfterIpvs::Stays(branch)];
         }
     };
     let shares = shares(&server);
@@ -76,7 +76,7 @@ pub(crate) fn pass(mut branch: Branch, kernel: &dyn Kernel) -> Vec<Passed> {
         );
         branch.step(step);
         branch.end = Some(End::Refused(format!("{UNREACHABLE}, by IPVS")));
-        return vec![Passed::Stays(branch)];
+        return vec![AfterIpvs::Stays(branch)];
     }
     step.says = says(
         &server.entry.service,
@@ -189,7 +189,7 @@ fn send(
     service: &Service,
     entry: &DestinationEntry,
     kernel: &dyn Kernel,
-) -> Passed {
+) -> AfterIpvs {
     let (key, destination) = (&service.key, &entry.destination);
     let port = port_at(service, destination.key.port, branch.packet.port);
     let to = SocketAddr::new(destination.key.address, port);
@@ -215,14 +215,14 @@ fn send(
         Forward::Local => {
             "left to this node itself".clone_into(&mut step.says);
             branch.step(step);
-            return Passed::Stays(branch);
+            return AfterIpvs::Stays(branch);
         }
         Forward::Route => step.says = format!("sent as it is to the host that has {}", to.ip()),
         Forward::Tunnel => {
             step.says = format!("sent in a tunnel to {}", to.ip());
             branch.step(step);
             branch.end = Some(End::Forwarded);
-            return Passed::Stays(branch);
+            return AfterIpvs::Stays(branch);
         }
         Forward::Bypass | Forward::Other(_) => {
             let why = "this way of forwarding is not understood".to_owned();
@@ -259,11 +259,11 @@ fn send(
     }
     branch.step(step);
     if is_local {
-        return Passed::Stays(branch);
+        return AfterIpvs::Stays(branch);
     }
     branch.packet.iif = None;
     branch.packet.oif = interface;
-    Passed::Leaves(branch)
+    AfterIpvs::Leaves(branch)
 }
 
 /// Returns the port on which a destination receives packets sent to `port`: its own, if it has one.
@@ -275,13 +275,13 @@ fn port_at(service: &Service, own: u16, port: u16) -> u16 {
     if own == 0 || is_kept { port } else { own }
 }
 
-fn ends(mut branch: Branch, mut step: Step, end: End) -> Passed {
+fn ends(mut branch: Branch, mut step: Step, end: End) -> AfterIpvs {
     if let (End::Unknown(why), true) = (&end, step.says.is_empty()) {
         step.says = format!("cannot be told: {why}");
     }
     branch.step(step);
     branch.end = Some(end);
-    Passed::Stays(branch)
+    AfterIpvs::Stays(branch)
 }
 
 fn route_to(destination: IpAddr, mark: u32, kernel: &dyn Kernel) -> Result<Route, Unread> {

@@ -20,14 +20,14 @@
 //! `security` of ip and ip6, if they have its chains). iptables text describes their rules
 //! ([`Nft::left_to_iptables`]).
 
+mod describe;
 mod evaluate;
 mod expressions;
 mod fields;
-mod held;
+mod in_memory;
 mod reader;
 mod registers;
 mod run;
-mod say;
 mod sets;
 mod translate;
 
@@ -38,15 +38,15 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 
 use inet::IpFamily;
-use nftables_netlink::{Activity, Error, Family, Hooked, Name};
+use nftables_netlink::{Activity, Error, Family, HookedChain, Name};
 
-pub use held::Held;
-pub use reader::{At, Reader};
+pub use in_memory::InMemoryTables;
+pub use reader::{ObjectId, Reader};
 
 use crate::branch::{Branch, End};
 use crate::kernel::Kernel;
 use crate::ruleset::{Base, Hook, Ruleset};
-use reader::Asked;
+use reader::CachedReader;
 use run::Evaluation;
 
 /// Limit for attempts to answer a question while the ruleset changes.
@@ -56,12 +56,12 @@ const ATTEMPTS: u32 = 5;
 #[derive(Debug)]
 pub struct Nft<R> {
     /// The base chains; their index is [`Base::number`].
-    bases: Vec<(At, nftables_netlink::BaseChain)>,
+    bases: Vec<(ObjectId, nftables_netlink::BaseChain)>,
     left_to_iptables: Vec<(Family, Name)>,
     notes: Vec<String>,
     /// The reader and its cache. [`Ruleset::walk`] takes `&self`, so this needs interior
     /// mutability.
-    asked: RefCell<Asked<R>>,
+    asked: RefCell<CachedReader<R>>,
 }
 
 /// Answers a question about the ruleset at one moment. If the ruleset changes meanwhile, the
@@ -74,7 +74,7 @@ pub fn consistently<R: Reader, T>(
     reader: &mut R,
     family: IpFamily,
     mut question: impl FnMut(&Nft<&mut R>) -> T,
-) -> Result<Answer<T>, Error> {
+) -> Result<ConsistentAnswer<T>, Error> {
     let mut attempt = 1;
     loop {
         let before = reader.generation()?;
@@ -83,7 +83,7 @@ pub fn consistently<R: Reader, T>(
         drop(nft);
         let is_of_one_moment = reader.generation()? == before;
         if is_of_one_moment || attempt == ATTEMPTS {
-            return Ok(Answer {
+            return Ok(ConsistentAnswer {
                 answer,
                 is_of_one_moment,
             });
@@ -94,7 +94,7 @@ pub fn consistently<R: Reader, T>(
 
 /// An answer, and whether it is consistent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer<T> {
+pub struct ConsistentAnswer<T> {
     /// The answer.
     pub answer: T,
     /// True if the ruleset did not change meanwhile.
@@ -113,13 +113,13 @@ impl<R: Reader> Nft<R> {
             .into_iter()
             .filter(|of| of.activity == Activity::Dormant);
         let dormant: HashSet<(Family, Name)> = dormant.map(|of| (of.family, of.name)).collect();
-        let mut hooked = reader.hooked()?;
+        let mut hooked = reader.base_chains()?;
         hooked.retain(|of| !dormant.contains(&(of.family, Name::clone(&of.table))));
         let mut nft = Self {
             bases: Vec::new(),
             left_to_iptables: iptables_tables(&hooked, family),
             notes: Vec::new(),
-            asked: RefCell::new(Asked::new(reader)),
+            asked: RefCell::new(CachedReader::new(reader)),
         };
         for of in hooked {
             nft.take(of, family);
@@ -128,9 +128,9 @@ impl<R: Reader> Nft<R> {
     }
 
     /// Adds a base chain, unless it is left to iptables or does not apply.
-    fn take(&mut self, of: Hooked, family: IpFamily) {
+    fn take(&mut self, of: HookedChain, family: IpFamily) {
         let table = (of.family, Name::clone(&of.table));
-        let at = At {
+        let at = ObjectId {
             family: of.family,
             table: of.table,
             name: of.chain,
@@ -143,8 +143,8 @@ impl<R: Reader> Nft<R> {
             (Family::Arp, _) => {}
             _ => self.notes.push(format!(
                 "{} is not looked at: it is asked before a packet is routed, or instead, and may drop it (nft list chain {} {} {})",
-                say::place(&at),
-                family_name(at.family),
+                describe::place(&at),
+                at.family.name(),
                 at.table,
                 at.name,
             )),
@@ -181,7 +181,7 @@ impl<R: Reader> Nft<R> {
     /// Returns the place of a base chain: `table ip kube-proxy, chain nat-prerouting`.
     pub fn place(&self, base: &Base) -> Option<String> {
         let (chain, _) = self.bases.get(base.number)?;
-        Some(say::place(chain))
+        Some(describe::place(chain))
     }
 }
 
@@ -211,21 +211,9 @@ impl<R: Reader> Ruleset for Nft<R> {
     }
 }
 
-/// Returns `nft`'s name of a family.
-pub fn family_name(family: Family) -> &'static str {
-    match family {
-        Family::Inet => "inet",
-        Family::Ip => "ip",
-        Family::Arp => "arp",
-        Family::Netdev => "netdev",
-        Family::Bridge => "bridge",
-        Family::Ip6 => "ip6",
-    }
-}
-
 /// Returns the tables of this family that iptables-nft created: they have its table names, and all
 /// base chains have its chain names.
-fn iptables_tables(hooked: &[Hooked], family: IpFamily) -> Vec<(Family, Name)> {
+fn iptables_tables(hooked: &[HookedChain], family: IpFamily) -> Vec<(Family, Name)> {
     const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
     const CHAINS: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
     let family = Family::from(family);

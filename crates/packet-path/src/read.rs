@@ -94,27 +94,27 @@ pub struct Live {
     routing: RefCell<Rtnetlink>,
     ipset: RefCell<Option<Ipset>>,
     ipvs: RefCell<Option<Ipvs>>,
-    routes: Kept<RouteQuestion, Route>,
-    types: Kept<IpAddr, AddressType>,
-    addresses: Kept<(Interface, Family), Vec<Address>>,
-    kinds: Kept<String, String>,
-    set_types: Kept<String, Option<String>>,
-    members: Kept<(String, SetKey), Option<String>>,
-    servers: Kept<ServiceKey, Option<Server>>,
-    settings: Kept<String, Option<String>>,
+    routes: Cache<RouteQuestion, Route>,
+    types: Cache<IpAddr, AddressType>,
+    addresses: Cache<(Interface, Family), Vec<Address>>,
+    kinds: Cache<String, String>,
+    set_types: Cache<String, Option<String>>,
+    members: Cache<(String, SetKey), Option<String>>,
+    servers: Cache<ServiceKey, Option<Server>>,
+    settings: Cache<String, Option<String>>,
 }
 
 /// Cached answers by question.
 #[derive(Debug)]
-struct Kept<Q, A>(RefCell<HashMap<Q, Result<A, Unread>>>);
+struct Cache<Q, A>(RefCell<HashMap<Q, Result<A, Unread>>>);
 
-impl<Q, A> Default for Kept<Q, A> {
+impl<Q, A> Default for Cache<Q, A> {
     fn default() -> Self {
         Self(RefCell::default())
     }
 }
 
-impl<Q: Hash + Eq + Clone, A: Clone> Kept<Q, A> {
+impl<Q: Hash + Eq + Clone, A: Clone> Cache<Q, A> {
     fn or_ask(&self, question: &Q, ask: impl FnOnce() -> Result<A, Unread>) -> Result<A, Unread> {
         if let Some(answer) = self.0.borrow().get(question) {
             return answer.clone();
@@ -138,14 +138,14 @@ impl Live {
             routing: RefCell::new(routing),
             ipset: RefCell::default(),
             ipvs: RefCell::default(),
-            routes: Kept::default(),
-            types: Kept::default(),
-            addresses: Kept::default(),
-            kinds: Kept::default(),
-            set_types: Kept::default(),
-            members: Kept::default(),
-            servers: Kept::default(),
-            settings: Kept::default(),
+            routes: Cache::default(),
+            types: Cache::default(),
+            addresses: Cache::default(),
+            kinds: Cache::default(),
+            set_types: Cache::default(),
+            members: Cache::default(),
+            servers: Cache::default(),
+            settings: Cache::default(),
         })
     }
 

@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use inet::{IpFamily, Protocol};
 
 use crate::branch::{Branch, Doubt, End, MOST_BRANCHES, Step};
-use crate::ipvs::{self, Passed};
+use crate::ipvs::{self, AfterIpvs};
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::outcome::{self, Walk};
 use crate::packet::{Interface, Packet, Tracking};
@@ -66,10 +66,10 @@ pub fn walk(question: &Question, rulesets: &[&dyn Ruleset], kernel: &dyn Kernel)
 }
 
 /// The first hook of a packet, or the path if it ended before.
-pub(crate) type Begun = Result<(Hook, Branch), Box<Branch>>;
+pub(crate) type Start = Result<(Hook, Branch), Box<Branch>>;
 
 /// Follows a packet to all of its ends.
-pub(crate) fn follow(walker: &Walker<'_>, begun: Begun) -> Vec<Walk> {
+pub(crate) fn follow(walker: &Walker<'_>, begun: Start) -> Vec<Walk> {
     let mut done = Vec::new();
     let mut under_way = match begun {
         Ok(begun) => vec![begun],
@@ -137,7 +137,7 @@ fn joined(ways: Vec<(Hook, Branch)>) -> Vec<(Hook, Branch)> {
 }
 
 /// A step at a hook.
-enum Stop<'a> {
+enum HookStep<'a> {
     Chain(&'a dyn Ruleset, Base),
     Tracking,
     /// The kernel's own NAT and the chains that it calls.
@@ -152,7 +152,7 @@ pub(crate) struct Walker<'a> {
 
 impl<'a> Walker<'a> {
     /// Returns the packet at its first hook.
-    fn begin(&self, question: &Question) -> Begun {
+    fn begin(&self, question: &Question) -> Start {
         let to = question.to;
         let protocol = question.protocol.number();
         let packet = |source| {
@@ -190,7 +190,7 @@ impl<'a> Walker<'a> {
     }
 
     /// Routes a packet from the node itself, which usually chooses its source.
-    pub(crate) fn send(&self, packet: Packet, is_chosen: bool) -> Begun {
+    pub(crate) fn send(&self, packet: Packet, is_chosen: bool) -> Start {
         let chosen = is_chosen.then_some(packet.source);
         let mut branch = Branch::new(packet);
         let found = self.way_to(branch.packet.destination, chosen, 0);
@@ -237,9 +237,9 @@ impl<'a> Walker<'a> {
         let (before, mark) = (branch.packet.to().ip(), branch.packet.mark);
         let ways = self.through(hook, branch);
         let next = ways.into_iter().map(|passed| match passed {
-            Passed::Leaves(branch) => (Hook::Output, branch),
-            Passed::Stays(branch) if branch.end.is_some() => (hook, branch),
-            Passed::Stays(branch) => match hook {
+            AfterIpvs::Leaves(branch) => (Hook::Output, branch),
+            AfterIpvs::Stays(branch) if branch.end.is_some() => (hook, branch),
+            AfterIpvs::Stays(branch) => match hook {
                 Hook::Prerouting => self.route_in(branch),
                 Hook::Input => ended(hook, branch, End::Local),
                 Hook::Forward => (Hook::Postrouting, branch),
@@ -261,7 +261,7 @@ impl<'a> Walker<'a> {
     }
 
     /// Takes a branch through all steps at a hook, in the kernel's order.
-    fn through(&self, hook: Hook, branch: Branch) -> Vec<Passed> {
+    fn through(&self, hook: Hook, branch: Branch) -> Vec<AfterIpvs> {
         let (mut here, mut gone) = (vec![branch], Vec::new());
         for stop in self.stops(hook) {
             for branch in std::mem::take(&mut here) {
@@ -270,36 +270,36 @@ impl<'a> Walker<'a> {
                     continue;
                 }
                 match &stop {
-                    Stop::Tracking => here.push(track(branch)),
-                    Stop::Nat(_) if branch.packet.reply.is_some() => {
+                    HookStep::Tracking => here.push(track(branch)),
+                    HookStep::Nat(_) if branch.packet.reply.is_some() => {
                         here.push(reply::translate_back(hook, branch));
                     }
-                    Stop::Ipvs if branch.packet.reply.is_some() => {
+                    HookStep::Ipvs if branch.packet.reply.is_some() => {
                         here.push(reply::pass_ipvs(branch));
                     }
-                    Stop::Chain(ruleset, base) => {
+                    HookStep::Chain(ruleset, base) => {
                         here.extend(ruleset.walk(base, branch, self.kernel));
                     }
-                    Stop::Nat(chains) => here.extend(self.translate(hook, chains, branch)),
-                    Stop::Ipvs => {
+                    HookStep::Nat(chains) => here.extend(self.translate(hook, chains, branch)),
+                    HookStep::Ipvs => {
                         for passed in ipvs::pass(branch, self.kernel) {
                             match passed {
-                                Passed::Stays(branch) => here.push(branch),
-                                leaves @ Passed::Leaves(_) => gone.push(leaves),
+                                AfterIpvs::Stays(branch) => here.push(branch),
+                                leaves @ AfterIpvs::Leaves(_) => gone.push(leaves),
                             }
                         }
                     }
                 }
             }
         }
-        gone.extend(here.into_iter().map(Passed::Stays));
+        gone.extend(here.into_iter().map(AfterIpvs::Stays));
         gone
     }
 
-    fn stops(&self, hook: Hook) -> Vec<Stop<'a>> {
-        let mut stops: Vec<(i32, Stop<'a>)> = Vec::new();
+    fn stops(&self, hook: Hook) -> Vec<HookStep<'a>> {
+        let mut stops: Vec<(i32, HookStep<'a>)> = Vec::new();
         if matches!(hook, Hook::Prerouting | Hook::Output) {
-            stops.push((TRACKING, Stop::Tracking));
+            stops.push((TRACKING, HookStep::Tracking));
         }
         let mut nat = Vec::new();
         for ruleset in self.rulesets {
@@ -307,7 +307,7 @@ impl<'a> Walker<'a> {
                 if base.kind == ChainKind::Nat {
                     nat.push((*ruleset, base));
                 } else {
-                    stops.push((base.priority, Stop::Chain(*ruleset, base)));
+                    stops.push((base.priority, HookStep::Chain(*ruleset, base)));
                 }
             }
         }
@@ -318,9 +318,9 @@ impl<'a> Walker<'a> {
             NAT_SOURCE
         };
         if hook != Hook::Forward {
-            stops.push((at, Stop::Nat(nat)));
+            stops.push((at, HookStep::Nat(nat)));
         }
-        stops.extend(ipvs::priority(hook).map(|priority| (priority, Stop::Ipvs)));
+        stops.extend(ipvs::priority(hook).map(|priority| (priority, HookStep::Ipvs)));
         stops.sort_by_key(|(priority, _)| *priority);
         stops.into_iter().map(|(_, stop)| stop).collect()
     }

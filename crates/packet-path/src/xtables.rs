@@ -32,7 +32,7 @@ pub(crate) fn read_all(tables: &Xtables) {
     for table in &tables.tables {
         for line in table.text.lines() {
             if let Some(rule) = RuleLine::parse(line) {
-                walk::read(rule);
+                drop(walk::parse(rule));
             }
         }
     }

@@ -54,7 +54,7 @@ pub struct Iptables {
     /// Whether that may be other than what is believed: nothing is written until it is read.
     has_to_read: bool,
     /// When the canary is looked for.
-    canary: reconcile::Look,
+    canary: reconcile::ReadSchedule,
     /// Whether that is to be done, or all rules read.
     wants_look: bool,
 }
@@ -214,7 +214,7 @@ impl engine::Scheme for Iptables {
 
     fn new(state: &State) -> Self {
         // Whoever reads all rules needs no canary.
-        let mut canary = reconcile::Look::new(state.now, state.config.sync_period);
+        let mut canary = reconcile::ReadSchedule::new(state.now, state.config.sync_period);
         canary.begin();
         canary.succeed(state.now);
         Self {

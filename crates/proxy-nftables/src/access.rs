@@ -1,36 +1,47 @@
 //! Reads and writes the kernel on this mode's kernel threads.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
 use engine::KernelAccess;
 use proxy::Unreadable;
 
 use crate::config::Config;
-use crate::exchange::Found;
-use crate::found::Reader;
 use crate::kernel::Kernel;
 use crate::kinds::Part;
-use crate::plan::{Plan, Verdicts};
+use crate::plan::{Outcomes, Plan};
 use crate::proxier::Nftables;
+use crate::snapshot::{Snapshot, SnapshotBuilder};
+
+/// The content of one part of the kernel's state.
+pub enum PartContent {
+    /// The table, and the time that reading it took.
+    Table(Box<Snapshot>, Duration),
+    /// The node's addresses.
+    Addresses(BTreeSet<IpAddr>),
+}
 
 impl<K: Kernel> KernelAccess<K> for Nftables {
-    fn read(kernel: &mut K, _: &Config, part: Part) -> Result<Found, Unreadable> {
+    fn read(kernel: &mut K, _: &Config, part: Part) -> Result<PartContent, Unreadable> {
         Ok(match part {
             Part::Table => {
                 let started = kernel.clock();
-                let mut reader = Reader::new(kernel.family());
-                kernel.table(&mut |object| reader.take(object))?;
+                let mut builder = SnapshotBuilder::new(kernel.family());
+                kernel.table(&mut |object| builder.take(object))?;
                 let took = kernel.clock().saturating_duration_since(started);
-                Found::Table(Box::new(reader.finish()), took)
+                PartContent::Table(Box::new(builder.finish()), took)
             }
-            Part::Addresses => Found::Addresses(kernel.addresses()?),
+            Part::Addresses => PartContent::Addresses(kernel.addresses()?),
         })
     }
 
-    fn write(kernel: &mut K, plan: &Plan) -> Verdicts {
+    fn write(kernel: &mut K, plan: &Plan) -> Outcomes {
         let started = kernel.clock();
-        let verdicts = plan.apply(kernel);
-        Verdicts {
+        let outcomes = plan.apply(kernel);
+        Outcomes {
             took: kernel.clock().saturating_duration_since(started),
-            ..verdicts
+            ..outcomes
         }
     }
 

@@ -144,7 +144,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
 }
 
 /// The input from which a layout builds the base.
-struct Wanted<'a> {
+struct LayoutInput<'a> {
     config: &'a Config,
     node_ports: NodePortIps,
     unallocated: Option<Rule>,
@@ -175,7 +175,7 @@ impl Base {
             chains: BTreeMap::new(),
         };
         base.add_sets(node_ports);
-        let wanted = Wanted {
+        let wanted = LayoutInput {
             config,
             node_ports,
             unallocated,

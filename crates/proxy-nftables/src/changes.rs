@@ -12,16 +12,18 @@ use nftables_netlink::{
 use proxy::{IpFamily, Owner};
 
 use crate::base::{Key, SERVICES_CHAIN};
-use crate::choice::{Choices, Map, Place};
+use crate::choice::{Choices, EndpointIndex, Map};
+use crate::describe::describe;
 use crate::edits::Edits;
 use crate::name::{
     CLUSTER_IPS, FIREWALL_IPS, HAIRPIN, LOCALHOST_NODE_PORTS, NO_ENDPOINT_NODE_PORTS,
     NO_ENDPOINT_SERVICES, NODE_PORT_IPS, REJECT, SERVICE_IPS, SERVICE_NODE_PORTS, is_affinity,
     is_of_service,
 };
-use crate::plan::{BaseChange, Known, Part, Plan, SlotChange, Stale, Subject, There};
+use crate::plan::{
+    BaseChange, ChainState, ExistingObject, Plan, PlanUnit, PortChanges, SlotChange, Stale,
+};
 use crate::port::{Member, Route, Slot, Unserved};
-use crate::words::tell;
 use kube_rules::nft::{address_type, octets};
 
 /// The grouping of elements into changes.
@@ -30,7 +32,7 @@ pub(crate) enum Grouping {
     /// All elements of a map in one change.
     ByMap,
     /// The elements of each subject in a change of their own, so that a refusal can be attributed.
-    BySubject,
+    ByUnit,
 }
 
 /// The stages of a transaction in their order.
@@ -51,45 +53,53 @@ enum Stage {
     DeleteSets,
 }
 
+impl Stage {
+    fn of_elements(is_wanted: bool) -> Self {
+        if is_wanted {
+            Self::AddElements
+        } else {
+            Self::DeleteElements
+        }
+    }
+}
+
 /// The elements that belong to one change: the stage, the subject when grouped by subject, and the
 /// set.
-type Group = (Stage, Option<Subject>, &'static str);
+type Group = (Stage, Option<PlanUnit>, &'static str);
 
 /// Changes that are being ordered.
 struct Changes {
-    staged: Vec<(Stage, Subject, Change)>,
+    staged: Vec<(Stage, PlanUnit, Change)>,
     /// Added and deleted elements by set.
-    elements: BTreeMap<Group, (Subject, Vec<Element>)>,
+    elements: BTreeMap<Group, (PlanUnit, Vec<Element>)>,
     grouping: Grouping,
 }
 
 impl Changes {
-    fn push(&mut self, stage: Stage, subject: Subject, change: Change) {
-        self.staged.push((stage, subject, change));
+    fn push(&mut self, stage: Stage, unit: PlanUnit, change: Change) {
+        self.staged.push((stage, unit, change));
     }
 
-    fn element(&mut self, stage: Stage, subject: Subject, set: &'static str, element: Element) {
-        let group = (self.grouping == Grouping::BySubject).then_some(subject);
+    fn element(&mut self, stage: Stage, unit: PlanUnit, set: &'static str, element: Element) {
+        let group = (self.grouping == Grouping::ByUnit).then_some(unit);
         let entry = self.elements.entry((stage, group, set));
-        let (_, elements) = entry.or_insert_with(|| (subject, Vec::new()));
+        let (_, elements) = entry.or_insert_with(|| (unit, Vec::new()));
         elements.push(element);
     }
 
-    fn finish(mut self) -> Vec<(Subject, Change)> {
-        for ((stage, _, set), (subject, elements)) in self.elements {
+    fn finish(mut self) -> Vec<(PlanUnit, Change)> {
+        for ((stage, _, set), (unit, elements)) in self.elements {
             let set = Name::from(set);
             let change = if stage == Stage::DeleteElements {
                 Change::DeleteElements(set, elements)
             } else {
                 Change::AddElements(set, elements)
             };
-            self.staged.push((stage, subject, change));
+            self.staged.push((stage, unit, change));
         }
         self.staged.sort_by_key(|(stage, ..)| *stage);
         let staged = self.staged.into_iter();
-        staged
-            .map(|(_, subject, change)| (subject, change))
-            .collect()
+        staged.map(|(_, unit, change)| (unit, change)).collect()
     }
 }
 
@@ -97,31 +107,31 @@ impl Plan {
     /// Returns the changes for these subjects, in an order that the kernel accepts.
     pub(crate) fn changes(
         &self,
-        subjects: impl IntoIterator<Item = Subject>,
+        units: impl IntoIterator<Item = PlanUnit>,
         grouping: Grouping,
         edits: &Edits,
-    ) -> Vec<(Subject, Change)> {
+    ) -> Vec<(PlanUnit, Change)> {
         let mut changes = Changes {
             staged: Vec::new(),
             elements: BTreeMap::new(),
             grouping,
         };
-        for subject in subjects {
-            match subject {
-                Subject::Base => self.base_changes(&mut changes),
-                Subject::Ways => {
-                    if let Some(ways) = &self.ways {
-                        self.base_change(subject, &SERVICES_CHAIN, ways, &mut changes);
+        for unit in units {
+            match unit {
+                PlanUnit::Base => self.base_changes(&mut changes),
+                PlanUnit::ServicesChain => {
+                    if let Some(services_chain) = &self.services_chain {
+                        self.base_change(unit, &SERVICES_CHAIN, services_chain, &mut changes);
                     }
                 }
-                Subject::Part(at) => {
+                PlanUnit::Part(at) => {
                     if let Some(part) = self.parts.get(at) {
-                        self.part_changes(subject, part, edits, &mut changes);
+                        self.part_changes(unit, part, edits, &mut changes);
                     }
                 }
-                Subject::Stale(at) => {
+                PlanUnit::Stale(at) => {
                     if let Some(stale) = self.stale.get(at) {
-                        stale_changes(subject, stale, &mut changes);
+                        stale_changes(unit, stale, &mut changes);
                     }
                 }
             }
@@ -130,41 +140,37 @@ impl Plan {
     }
 
     fn base_changes(&self, changes: &mut Changes) {
-        let subject = Subject::Base;
+        let unit = PlanUnit::Base;
         for (key, change) in &self.base_changes {
-            self.base_change(subject, key, change, changes);
+            self.base_change(unit, key, change, changes);
         }
         for (address, is_wanted) in &self.node_ports {
-            let stage = if *is_wanted {
-                Stage::AddElements
-            } else {
-                Stage::DeleteElements
-            };
+            let stage = Stage::of_elements(*is_wanted);
             let element = Element::of_set(octets(*address));
-            changes.element(stage, subject, NODE_PORT_IPS, element);
+            changes.element(stage, unit, NODE_PORT_IPS, element);
         }
     }
 
-    fn base_change(&self, subject: Subject, key: &Key, change: &BaseChange, changes: &mut Changes) {
+    fn base_change(&self, unit: PlanUnit, key: &Key, change: &BaseChange, changes: &mut Changes) {
         let BaseChange { wanted, there } = change;
         match key {
             Key::Table => {
                 let table = self.base.table();
-                changes.push(Stage::Table, subject, Change::AddTable(table));
+                changes.push(Stage::Table, unit, Change::AddTable(table));
             }
             Key::Set(name) => {
                 if let Some(set) = self.base.set(name).filter(|_| wanted.is_some()) {
-                    if *there == There::Other {
+                    if *there == ExistingObject::Other {
                         let delete = Change::DeleteSet(Arc::clone(&set.name));
-                        changes.push(Stage::DeleteReplaced, subject, delete);
+                        changes.push(Stage::DeleteReplaced, unit, delete);
                     }
                     let add = Change::AddSet(set.clone());
-                    changes.push(Stage::AddSets, subject, add);
+                    changes.push(Stage::AddSets, unit, add);
                 }
             }
             Key::Counter(name) => {
                 let add = Change::AddCounter(Name::from(*name));
-                changes.push(Stage::AddSets, subject, add);
+                changes.push(Stage::AddSets, unit, add);
             }
             Key::Chain(_) | Key::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
@@ -174,38 +180,44 @@ impl Plan {
                         Key::Chain(name) | Key::Set(name) | Key::Counter(name) => Name::from(*name),
                         Key::Table => return,
                     };
-                    changes.push(Stage::FlushChains, subject, Change::FlushChain(name));
+                    changes.push(Stage::FlushChains, unit, Change::FlushChain(name));
                     return;
                 };
                 let name = &chain.name;
-                if *there == There::Same {
+                if *there == ExistingObject::Same {
                     let flush = Change::FlushChain(Arc::clone(name));
-                    changes.push(Stage::FlushChains, subject, flush);
+                    changes.push(Stage::FlushChains, unit, flush);
                 } else {
                     let add = Change::AddChain(chain.clone());
-                    changes.push(Stage::AddChains, subject, add);
+                    changes.push(Stage::AddChains, unit, add);
                 }
-                if *there == There::Other {
+                if *there == ExistingObject::Other {
                     // The kernel cannot change a chain's hook or priority.
                     let delete = Change::DeleteChain(Arc::clone(name));
-                    changes.push(Stage::DeleteReplaced, subject, delete);
+                    changes.push(Stage::DeleteReplaced, unit, delete);
                 }
                 for rule in rules {
                     let add = Change::AddRule(Arc::clone(name), rule.clone());
-                    changes.push(Stage::AddRules, subject, add);
+                    changes.push(Stage::AddRules, unit, add);
                 }
             }
         }
     }
 
-    fn part_changes(&self, subject: Subject, part: &Part, edits: &Edits, changes: &mut Changes) {
+    fn part_changes(
+        &self,
+        unit: PlanUnit,
+        part: &PortChanges,
+        edits: &Edits,
+        changes: &mut Changes,
+    ) {
         for (name, clients) in &part.affinity {
             if clients.is_replacement(self.timeouts) {
                 let delete = Change::DeleteSet(Arc::clone(name));
-                changes.push(Stage::DeleteReplaced, subject, delete);
+                changes.push(Stage::DeleteReplaced, unit, delete);
             }
             let set = self.affinity_set(name, clients.wanted.seconds);
-            changes.push(Stage::AddSets, subject, Change::AddSet(set));
+            changes.push(Stage::AddSets, unit, Change::AddSet(set));
             if clients.is_shrunk(self.timeouts) {
                 // The kernel shrinks a hash table when an element is removed. No packet sees this
                 // element: it is gone when the transaction ends, and no client has this address.
@@ -217,7 +229,7 @@ impl Plan {
                     Change::AddElements(Arc::clone(name), vec![nobody.clone()]),
                     Change::DeleteElements(Arc::clone(name), vec![nobody]),
                 ] {
-                    changes.push(Stage::AddSets, subject, change);
+                    changes.push(Stage::AddSets, unit, change);
                 }
             }
         }
@@ -229,7 +241,7 @@ impl Plan {
                         Change::DeleteRule(..) => Stage::FlushChains,
                         _ => Stage::AddRules,
                     };
-                    changes.push(stage, subject, edit.clone());
+                    changes.push(stage, unit, edit.clone());
                 }
                 continue;
             }
@@ -242,17 +254,17 @@ impl Plan {
             };
             let flush = || Change::FlushChain(Arc::clone(name));
             match written.there {
-                Known::Absent => changes.push(Stage::AddChains, subject, new()),
-                Known::There => changes.push(Stage::FlushChains, subject, flush()),
-                Known::Doubted => {
-                    changes.push(Stage::FlushChains, subject, new());
-                    changes.push(Stage::FlushChains, subject, flush());
+                ChainState::Absent => changes.push(Stage::AddChains, unit, new()),
+                ChainState::Present => changes.push(Stage::FlushChains, unit, flush()),
+                ChainState::Unknown => {
+                    changes.push(Stage::FlushChains, unit, new());
+                    changes.push(Stage::FlushChains, unit, flush());
                 }
             }
         }
         for name in &part.emptied {
             let flush = Change::FlushChain(Arc::clone(name));
-            changes.push(Stage::FlushChains, subject, flush);
+            changes.push(Stage::FlushChains, unit, flush);
         }
         if !part.chains.is_empty()
             && let Some(port) = &part.port
@@ -262,19 +274,15 @@ impl Plan {
             port.write(&self.config, &is_wanted, &mut |chain, rules| {
                 for rule in rules {
                     let add = Change::AddRule(Arc::clone(&chain), rule);
-                    changes.push(Stage::AddRules, subject, add);
+                    changes.push(Stage::AddRules, unit, add);
                 }
             });
         }
         for change in &part.slots {
-            slot_changes(subject, part.owner.as_deref(), change, changes);
+            slot_changes(unit, part.owner.as_deref(), change, changes);
         }
         for (member, is_wanted) in &part.members {
-            let stage = if *is_wanted {
-                Stage::AddElements
-            } else {
-                Stage::DeleteElements
-            };
+            let stage = Stage::of_elements(*is_wanted);
             let (set, key) = match *member {
                 Member::ClusterIp(address) => (CLUSTER_IPS, octets(address)),
                 Member::Hairpin(address, protocol, port) => {
@@ -287,7 +295,7 @@ impl Plan {
                     (LOCALHOST_NODE_PORTS, key.into_key())
                 }
             };
-            changes.element(stage, subject, set, Element::of_set(key));
+            changes.element(stage, unit, set, Element::of_set(key));
         }
     }
 
@@ -309,8 +317,8 @@ impl Plan {
 
     /// Describes the plan for the operator, one line for each change.
     pub fn lines(&self) -> Vec<String> {
-        let changes = self.changes(self.subjects(), Grouping::BySubject, &Edits::new());
-        let changes = changes.iter().map(|(_, change)| tell(change));
+        let changes = self.changes(self.units(), Grouping::ByUnit, &Edits::new());
+        let changes = changes.iter().map(|(_, change)| describe(change));
         let listeners = self.listeners.iter().map(|port| {
             let at = SocketAddr::new(self.family.localhost(), port.number);
             match &port.serving {
@@ -328,17 +336,17 @@ impl Plan {
 
     /// Returns the number of changes, counting each changed map once.
     pub fn len(&self) -> usize {
-        self.changes(self.subjects(), Grouping::ByMap, &Edits::new())
+        self.changes(self.units(), Grouping::ByMap, &Edits::new())
             .len()
     }
 }
 
-fn stale_changes(subject: Subject, stale: &Stale, changes: &mut Changes) {
+fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
     let mut chain = |name: Name| {
         // Flushes come first, because one chain may refer to another.
         let flush = Change::FlushChain(Arc::clone(&name));
-        changes.push(Stage::FlushStale, subject, flush);
-        changes.push(Stage::DeleteChains, subject, Change::DeleteChain(name));
+        changes.push(Stage::FlushStale, unit, flush);
+        changes.push(Stage::DeleteChains, unit, Change::DeleteChain(name));
     };
     match stale {
         Stale::Chain(name) => chain(Arc::clone(name)),
@@ -348,18 +356,18 @@ fn stale_changes(subject: Subject, stale: &Stale, changes: &mut Changes) {
             if !is_affinity(name) {
                 // A map of upstream's, which refers to chains that are also deleted.
                 let flush = Change::FlushSet(Arc::clone(name));
-                changes.push(Stage::FlushStale, subject, flush);
+                changes.push(Stage::FlushStale, unit, flush);
             }
             let delete = Change::DeleteSet(Arc::clone(name));
-            changes.push(Stage::DeleteSets, subject, delete);
+            changes.push(Stage::DeleteSets, unit, delete);
         }
         Stale::Base(Key::Set(name)) => {
             let delete = Change::DeleteSet(Name::from(*name));
-            changes.push(Stage::DeleteSets, subject, delete);
+            changes.push(Stage::DeleteSets, unit, delete);
         }
         Stale::Base(Key::Counter(name)) => {
             let delete = Change::DeleteCounter(Name::from(*name));
-            changes.push(Stage::DeleteSets, subject, delete);
+            changes.push(Stage::DeleteSets, unit, delete);
         }
         // Other programs may have objects in the table.
         Stale::Base(Key::Table) => {}
@@ -367,12 +375,7 @@ fn stale_changes(subject: Subject, stale: &Stale, changes: &mut Changes) {
 }
 
 /// Changes the elements of a slot in the three verdict maps, and its endpoints.
-fn slot_changes(
-    subject: Subject,
-    owner: Option<&Owner>,
-    change: &SlotChange,
-    changes: &mut Changes,
-) {
+fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, changes: &mut Changes) {
     let SlotChange {
         slot,
         before,
@@ -399,14 +402,14 @@ fn slot_changes(
         }
         if is_there {
             let gone = Element::of_set(key.clone());
-            changes.element(Stage::DeleteElements, subject, set, gone);
+            changes.element(Stage::DeleteElements, unit, set, gone);
         }
         if let Some((verdict, is_named)) = wanted {
             let mut element = Element::of_verdicts(key.clone(), verdict);
             if let Some(owner) = owner.filter(|_| is_named) {
                 element = element.with_comment(owner.name.to_string());
             }
-            changes.element(Stage::AddElements, subject, set, element);
+            changes.element(Stage::AddElements, unit, set, element);
         }
     };
     // A chain's name shows the element's Service. If no Service's name is in it, a comment names
@@ -436,12 +439,12 @@ fn slot_changes(
         before.unserved == after.unserved,
         verdict,
     );
-    choice_changes(subject, slot, [&before.choices, &after.choices], changes);
+    choice_changes(unit, slot, [&before.choices, &after.choices], changes);
 }
 
 /// Changes the endpoints that moved to another place.
 fn choice_changes(
-    subject: Subject,
+    unit: PlanUnit,
     slot: &Slot,
     [before, after]: [&Choices; 2],
     changes: &mut Changes,
@@ -449,7 +452,7 @@ fn choice_changes(
     let Some(address) = slot.address else {
         return;
     };
-    let in_map = |place: Place| {
+    let in_map = |place: EndpointIndex| {
         let map = Map {
             protocol: slot.protocol,
             count: place.map,
@@ -463,7 +466,7 @@ fn choice_changes(
             && let Some((map, key)) = in_map(place)
         {
             let gone = Element::of_set(key);
-            changes.element(Stage::DeleteElements, subject, map, gone);
+            changes.element(Stage::DeleteElements, unit, map, gone);
         }
     }
     for (place, endpoint) in after.iter() {
@@ -473,7 +476,7 @@ fn choice_changes(
             let value = Concatenation::new().address(endpoint.ip());
             let value = value.port(endpoint.port()).into_key();
             let new = Element::of_map(key, value);
-            changes.element(Stage::AddElements, subject, map, new);
+            changes.element(Stage::AddElements, unit, map, new);
         }
     }
 }

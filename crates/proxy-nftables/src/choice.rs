@@ -116,7 +116,7 @@ impl Chooser {
 
 /// The position of an endpoint in the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place {
+pub struct EndpointIndex {
     /// The map's number of endpoints; 0 for more than three.
     pub map: u8,
     /// The endpoint's number, from 0.
@@ -125,7 +125,7 @@ pub struct Place {
 
 /// The endpoints of one address and port, sorted by place.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Choices(Option<Arc<Vec<(Place, SocketAddr)>>>);
+pub struct Choices(Option<Arc<Vec<(EndpointIndex, SocketAddr)>>>);
 
 impl Choices {
     /// Places endpoints in their given order.
@@ -135,8 +135,8 @@ impl Choices {
         let map = few
             .filter(|count| u32::from(*count) <= FEW)
             .unwrap_or_default();
-        let places = (0..).map(|number| Place { map, number });
-        let all: Vec<(Place, SocketAddr)> = places.zip(endpoints).collect();
+        let places = (0..).map(|number| EndpointIndex { map, number });
+        let all: Vec<(EndpointIndex, SocketAddr)> = places.zip(endpoints).collect();
         Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 
@@ -151,7 +151,7 @@ impl Choices {
         if left.len() != all.len() {
             return self;
         }
-        let mut places: Vec<(Place, Option<SocketAddr>)> =
+        let mut places: Vec<(EndpointIndex, Option<SocketAddr>)> =
             all.iter().map(|(place, _)| (*place, None)).collect();
         for (place, endpoint) in before.iter() {
             if let Ok(at) = places.binary_search_by_key(&place, |(of, _)| *of)
@@ -169,7 +169,7 @@ impl Choices {
     }
 
     /// Adds an endpoint read from the kernel.
-    pub(crate) fn insert(&mut self, place: Place, endpoint: SocketAddr) {
+    pub(crate) fn insert(&mut self, place: EndpointIndex, endpoint: SocketAddr) {
         let all = Arc::make_mut(self.0.get_or_insert_default());
         match all.binary_search_by_key(&place, |(at, _)| *at) {
             Ok(_) => {}
@@ -178,22 +178,22 @@ impl Choices {
     }
 
     /// Returns all endpoints in the order of their places.
-    pub fn iter(&self) -> impl Iterator<Item = (Place, SocketAddr)> {
+    pub fn iter(&self) -> impl Iterator<Item = (EndpointIndex, SocketAddr)> {
         self.0.iter().flat_map(|all| all.iter().copied())
     }
 
     /// Returns the endpoint in a place.
-    pub fn at(&self, place: Place) -> Option<SocketAddr> {
+    pub fn at(&self, place: EndpointIndex) -> Option<SocketAddr> {
         let all = self.0.as_ref()?;
         let at = all.binary_search_by_key(&place, |(at, _)| *at).ok()?;
         all.get(at).map(|(_, endpoint)| *endpoint)
     }
 }
 
-impl FromIterator<(Place, SocketAddr)> for Choices {
+impl FromIterator<(EndpointIndex, SocketAddr)> for Choices {
     /// Collects endpoints that are sorted by place.
-    fn from_iter<T: IntoIterator<Item = (Place, SocketAddr)>>(all: T) -> Self {
-        let all: Vec<(Place, SocketAddr)> = all.into_iter().collect();
+    fn from_iter<T: IntoIterator<Item = (EndpointIndex, SocketAddr)>>(all: T) -> Self {
+        let all: Vec<(EndpointIndex, SocketAddr)> = all.into_iter().collect();
         Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 }

@@ -13,7 +13,7 @@ use nftables_netlink::{Chain, Change, Name, Rule};
 
 use crate::content::Content;
 use crate::kernel::Kernel;
-use crate::plan::{Known, Plan};
+use crate::plan::{ChainState, Plan};
 
 /// Number of rules up to which a chain is rewritten as a whole.
 const LONG: u32 = 4;
@@ -45,12 +45,12 @@ impl Plan {
             let long = port.chains_that_name_affinity().into_iter();
             let long = long.filter(|chain| {
                 part.chains.get(chain).is_some_and(|of| match of.there {
-                    Known::There => of.content.rules > LONG,
+                    ChainState::Present => of.content.rules > LONG,
                     // The elements that lead to a new chain are written when it is complete.
-                    Known::Absent => {
+                    ChainState::Absent => {
                         part.slots.is_empty() && of.content.rules as usize > MANY_RULES
                     }
-                    Known::Doubted => false,
+                    ChainState::Unknown => false,
                 })
             });
             let long: Vec<Name> = long.collect();
@@ -64,7 +64,7 @@ impl Plan {
                     let is_new = part
                         .chains
                         .get(&chain)
-                        .is_some_and(|of| of.there == Known::Absent);
+                        .is_some_and(|of| of.there == ChainState::Absent);
                     let edit = if is_new {
                         Some(beginning(&chain, &wanted))
                     } else {

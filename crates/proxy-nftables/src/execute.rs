@@ -13,25 +13,25 @@ use crate::changes::Grouping;
 use crate::edits::Edits;
 use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
-use crate::plan::{Plan, Removal, Stale, Subject, Timeouts, Verdict, Verdicts};
+use crate::plan::{Outcome, Outcomes, Plan, PlanUnit, Removal, Stale, Timeouts};
 
 /// Limit for the transactions that isolate refused subjects of one plan.
 const MAX_TRANSACTIONS: usize = 64;
 
 impl Plan {
     /// Executes the plan.
-    pub(crate) fn apply(&self, kernel: &mut dyn Kernel) -> Verdicts {
+    pub(crate) fn apply(&self, kernel: &mut dyn Kernel) -> Outcomes {
         let edits = self.edits(kernel);
         let mut executor = Executor {
             plan: self,
             edits,
             kernel,
             left: MAX_TRANSACTIONS,
-            verdicts: Verdicts::done(self),
+            outcomes: Outcomes::done(self),
         };
         let partial = executor.edits.iter();
         let partial = partial.filter_map(|(chain, of)| Some((Arc::clone(chain), of.partial?)));
-        executor.verdicts.partial = partial.collect();
+        executor.outcomes.partial = partial.collect();
         if self.writes_table() {
             if self.switches_on_first() {
                 executor.switch_on();
@@ -40,7 +40,7 @@ impl Plan {
             executor.try_timeouts();
         }
         executor.listen();
-        executor.verdicts
+        executor.outcomes
     }
 }
 
@@ -51,14 +51,14 @@ struct Executor<'a> {
     kernel: &'a mut dyn Kernel,
     /// The number of transactions left.
     left: usize,
-    verdicts: Verdicts,
+    outcomes: Outcomes,
 }
 
 /// The outcome of a transaction.
-enum Tried {
+enum CommitResult {
     Done,
     /// Refused: the subjects at fault (none if the kernel named none), and the reason.
-    Refused(BTreeMap<Subject, Blame>, Arc<str>),
+    Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
     /// Further attempts are useless.
     Over,
 }
@@ -78,7 +78,7 @@ fn is_of_validation(blame: &Blame) -> bool {
 /// and refuses all of them. Only the first one is certainly at fault.
 ///
 /// Source: Linux, `net/netfilter/nf_tables_api.c` (`NFT_VALIDATE_DO`).
-fn believe_first_of_cascade(blamed: &mut BTreeMap<Subject, Blame>) -> bool {
+fn believe_first_of_cascade(blamed: &mut BTreeMap<PlanUnit, Blame>) -> bool {
     let of_validation = blamed.values().filter(|blame| is_of_validation(blame));
     let changes = of_validation.map(|blame| blame.change);
     let (count, first) = changes.fold((0_usize, usize::MAX), |(count, first), change| {
@@ -94,7 +94,7 @@ impl Executor<'_> {
     fn listen(&mut self) {
         let listeners = self.plan.listeners.iter();
         let listen = |port| self.kernel.listen(port).map_err(Arc::from);
-        self.verdicts.listeners = listeners.map(listen).collect();
+        self.outcomes.listeners = listeners.map(listen).collect();
     }
 
     /// Activates the table. If this is refused, the next transaction is refused too and gives the
@@ -106,52 +106,51 @@ impl Executor<'_> {
             changes: vec![Change::AddTable(self.plan.base.table())],
         };
         if self.kernel.commit(&transaction).is_ok() {
-            self.verdicts.taken += 1;
-            self.verdicts.changes += 1;
+            self.outcomes.taken += 1;
+            self.outcomes.changes += 1;
         }
     }
 
     fn all(&mut self) {
-        let is_stale = |subject: &Subject| matches!(subject, Subject::Stale(_));
-        let all: Vec<Subject> = self.plan.subjects().collect();
-        let (mut stale, wanted): (Vec<Subject>, Vec<Subject>) =
+        let is_stale = |unit: &PlanUnit| matches!(unit, PlanUnit::Stale(_));
+        let all: Vec<PlanUnit> = self.plan.units().collect();
+        let (mut stale, wanted): (Vec<PlanUnit>, Vec<PlanUnit>) =
             all.iter().partition(|of| is_stale(of));
-        if !self.verdicts.partial.is_empty() {
+        if !self.outcomes.partial.is_empty() {
             // Rules that are deleted with the last piece may still use stale objects.
-            self.set_all(&stale, &Verdict::Later);
+            self.set_all(&stale, &Outcome::Later);
             stale.clear();
         }
-        let all: Vec<Subject> = wanted.iter().chain(&stale).copied().collect();
+        let all: Vec<PlanUnit> = wanted.iter().chain(&stale).copied().collect();
         if self.plan.removal == Removal::Together || wanted.is_empty() {
-            let Tried::Refused(blamed, _) = self.commit(&all, Grouping::ByMap) else {
+            let CommitResult::Refused(blamed, _) = self.commit(&all, Grouping::ByMap) else {
                 return;
             };
-            let is_in_use = |(subject, blame): (&Subject, &Blame)| {
-                is_stale(subject) && blame.errno == libc::EBUSY
-            };
+            let is_in_use =
+                |(unit, blame): (&PlanUnit, &Blame)| is_stale(unit) && blame.errno == libc::EBUSY;
             if blamed.is_empty() || wanted.is_empty() || !blamed.iter().all(is_in_use) {
                 return self.isolate([wanted, stale]);
             }
             // The rules that use the stale objects are deleted in this transaction.
-            self.verdicts.removal = Removal::After;
+            self.outcomes.removal = Removal::After;
         }
         match self.commit(&wanted, Grouping::ByMap) {
-            Tried::Done => self.isolate([stale]),
-            Tried::Refused(..) => self.isolate([wanted, stale]),
-            Tried::Over => self.set_all(&stale, &Verdict::Untried),
+            CommitResult::Done => self.isolate([stale]),
+            CommitResult::Refused(..) => self.isolate([wanted, stale]),
+            CommitResult::Over => self.set_all(&stale, &Outcome::Untried),
         }
     }
 
     /// Checks once whether an existing set accepted another timeout.
     fn try_timeouts(&mut self) {
-        if self.verdicts.timeouts != Timeouts::Unknown || self.verdicts.taken == 0 {
+        if self.outcomes.timeouts != Timeouts::Unknown || self.outcomes.taken == 0 {
             return;
         }
         // A refused part leaves its set unchanged, so it proves nothing.
-        if let Some((name, wanted)) = self.plan.changed_timeout(&self.verdicts.parts)
+        if let Some((name, wanted)) = self.plan.changed_timeout(&self.outcomes.parts)
             && let Ok(Some(seconds)) = self.kernel.timeout(name)
         {
-            self.verdicts.timeouts = if seconds == wanted {
+            self.outcomes.timeouts = if seconds == wanted {
                 Timeouts::Changed
             } else {
                 Timeouts::Kept
@@ -161,7 +160,7 @@ impl Executor<'_> {
 
     /// Commits these groups in order, and isolates the refused subjects of each. Wanted subjects
     /// come before stale ones.
-    fn isolate<const N: usize>(&mut self, groups: [Vec<Subject>; N]) {
+    fn isolate<const N: usize>(&mut self, groups: [Vec<PlanUnit>; N]) {
         let mut groups = VecDeque::from(groups);
         let mut has_cascaded = false;
         while let Some(mut group) = groups.pop_front() {
@@ -169,27 +168,27 @@ impl Executor<'_> {
             if group.is_empty() {
                 continue;
             }
-            if self.left == 0 || self.verdicts.general.is_some() {
-                self.set_all(&group, &Verdict::Untried);
+            if self.left == 0 || self.outcomes.general.is_some() {
+                self.set_all(&group, &Outcome::Untried);
                 continue;
             }
-            let Tried::Refused(mut blamed, reason) = self.commit(&group, Grouping::BySubject)
+            let CommitResult::Refused(mut blamed, reason) = self.commit(&group, Grouping::ByUnit)
             else {
                 continue;
             };
             let is_cascade = believe_first_of_cascade(&mut blamed);
-            if let Some(blame) = blamed.get(&Subject::Base) {
+            if let Some(blame) = blamed.get(&PlanUnit::Base) {
                 // All other subjects depend on the base.
-                self.set_all(&group, &Verdict::Untried);
+                self.set_all(&group, &Outcome::Untried);
                 self.set(
-                    Subject::Base,
-                    Verdict::Refused(blame.reason.as_str().into()),
+                    PlanUnit::Base,
+                    Outcome::Refused(blame.reason.as_str().into()),
                 );
             } else if !blamed.is_empty() {
-                for (subject, blame) in &blamed {
-                    self.set(*subject, Verdict::Refused(blame.reason.as_str().into()));
+                for (unit, blame) in &blamed {
+                    self.set(*unit, Outcome::Refused(blame.reason.as_str().into()));
                 }
-                group.retain(|subject| !blamed.contains_key(subject));
+                group.retain(|unit| !blamed.contains_key(unit));
                 if is_cascade && has_cascaded && group.len() > 1 {
                     // Several subjects are at fault, but each attempt finds only one. Splitting
                     // lets the valid ones proceed.
@@ -199,7 +198,7 @@ impl Executor<'_> {
                 has_cascaded |= is_cascade;
                 groups.push_front(group);
             } else if let [alone] = group[..] {
-                self.set(alone, Verdict::Refused(reason));
+                self.set(alone, Outcome::Refused(reason));
             } else {
                 // The base is first, and is finally tried alone.
                 let other = group.split_off(group.len().div_ceil(2));
@@ -211,62 +210,62 @@ impl Executor<'_> {
 
     /// Leaves out objects that may still protect Services, such as chains of another layout, until
     /// their replacements were written.
-    fn keep_guards(&mut self, group: &mut Vec<Subject>) {
-        if self.verdicts.has_all_wanted() {
+    fn keep_guards(&mut self, group: &mut Vec<PlanUnit>) {
+        if self.outcomes.has_all_wanted() {
             return;
         }
         let stale = &self.plan.stale;
-        let is_guard = |subject: &mut Subject| match *subject {
-            Subject::Stale(at) => matches!(stale.get(at), Some(Stale::Base(_))),
-            Subject::Ways => true,
-            Subject::Base | Subject::Part(_) => false,
+        let is_guard = |unit: &mut PlanUnit| match *unit {
+            PlanUnit::Stale(at) => matches!(stale.get(at), Some(Stale::Base(_))),
+            PlanUnit::ServicesChain => true,
+            PlanUnit::Base | PlanUnit::Part(_) => false,
         };
-        let guards: Vec<Subject> = group.extract_if(.., is_guard).collect();
-        self.set_all(&guards, &Verdict::Untried);
+        let guards: Vec<PlanUnit> = group.extract_if(.., is_guard).collect();
+        self.set_all(&guards, &Outcome::Untried);
     }
 
-    fn set_all(&mut self, subjects: &[Subject], verdict: &Verdict) {
-        for subject in subjects {
-            self.set(*subject, verdict.clone());
+    fn set_all(&mut self, units: &[PlanUnit], outcome: &Outcome) {
+        for unit in units {
+            self.set(*unit, outcome.clone());
         }
     }
 
-    fn commit(&mut self, subjects: &[Subject], grouping: Grouping) -> Tried {
+    fn commit(&mut self, units: &[PlanUnit], grouping: Grouping) -> CommitResult {
         self.left = self.left.saturating_sub(1);
         let changes = self
             .plan
-            .changes(subjects.iter().copied(), grouping, &self.edits);
-        let (owners, changes): (Vec<Subject>, Vec<Change>) = changes.into_iter().unzip();
+            .changes(units.iter().copied(), grouping, &self.edits);
+        let (owners, changes): (Vec<PlanUnit>, Vec<Change>) = changes.into_iter().unzip();
         let transaction = Transaction {
             family: self.plan.family.into(),
             table: TABLE.into(),
             changes,
         };
-        let verdicts = &mut self.verdicts;
+        let outcomes = &mut self.outcomes;
         match self.kernel.commit(&transaction) {
             Ok(()) => {
-                verdicts.taken += 1;
-                verdicts.changes += transaction.changes.len();
-                Tried::Done
+                outcomes.taken += 1;
+                outcomes.changes += transaction.changes.len();
+                CommitResult::Done
             }
             Err(Refusal::General(reason)) => {
-                verdicts.refused += 1;
-                verdicts.general = Some(reason.into());
-                self.set_all(subjects, &Verdict::Untried);
-                Tried::Over
+                outcomes.refused += 1;
+                outcomes.general = Some(reason.into());
+                self.set_all(units, &Outcome::Untried);
+                CommitResult::Over
             }
             Err(Refusal::Unknown(reason)) => {
-                verdicts.refused += 1;
-                verdicts.is_doubtful = true;
-                verdicts.general = Some(reason.into());
-                self.set_all(subjects, &Verdict::Unknown);
-                Tried::Over
+                outcomes.refused += 1;
+                outcomes.is_doubtful = true;
+                outcomes.general = Some(reason.into());
+                self.set_all(units, &Outcome::Unknown);
+                CommitResult::Over
             }
             Err(Refusal::Refused { reason, changes }) => {
-                verdicts.refused += 1;
+                outcomes.refused += 1;
                 let is_of_state =
                     |blame: &Blame| matches!(blame.errno, libc::ENOENT | libc::EEXIST);
-                verdicts.is_doubtful |= changes.iter().any(is_of_state);
+                outcomes.is_doubtful |= changes.iter().any(is_of_state);
                 let mut blamed = BTreeMap::new();
                 let exists = changes.iter().filter(|blame| blame.errno == libc::EEXIST);
                 let mut exists = exists.map(|blame| transaction.changes.get(blame.change));
@@ -278,27 +277,27 @@ impl Executor<'_> {
                 if let Some(set) = set
                     && let Ok(Some(_)) = self.kernel.timeout(set)
                 {
-                    verdicts.timeouts = Timeouts::Kept;
+                    outcomes.timeouts = Timeouts::Kept;
                 }
                 for blame in changes {
-                    if let Some(subject) = owners.get(blame.change) {
-                        blamed.entry(*subject).or_insert(blame);
+                    if let Some(unit) = owners.get(blame.change) {
+                        blamed.entry(*unit).or_insert(blame);
                     }
                 }
-                Tried::Refused(blamed, reason.into())
+                CommitResult::Refused(blamed, reason.into())
             }
         }
     }
 
-    fn set(&mut self, subject: Subject, verdict: Verdict) {
-        let place = match subject {
-            Subject::Base => Some(&mut self.verdicts.base),
-            Subject::Ways => Some(&mut self.verdicts.ways),
-            Subject::Part(at) => self.verdicts.parts.get_mut(at),
-            Subject::Stale(at) => self.verdicts.stale.get_mut(at),
+    fn set(&mut self, unit: PlanUnit, outcome: Outcome) {
+        let place = match unit {
+            PlanUnit::Base => Some(&mut self.outcomes.base),
+            PlanUnit::ServicesChain => Some(&mut self.outcomes.services_chain),
+            PlanUnit::Part(at) => self.outcomes.parts.get_mut(at),
+            PlanUnit::Stale(at) => self.outcomes.stale.get_mut(at),
         };
         if let Some(place) = place {
-            *place = verdict;
+            *place = outcome;
         }
     }
 }

@@ -16,11 +16,11 @@ use proxy::{IpFamily, Unreadable};
 use relay::Serving;
 
 use crate::clients::OTHER_KIND;
-use crate::found::seconds;
+pub use crate::describe::describe;
 use crate::kernel::{Blame, Kernel, Object, Refusal};
 use crate::plan::LocalhostPort;
-use crate::refused::refused;
-use crate::words::tell;
+use crate::refusal::refusal_of;
+use crate::snapshot::seconds;
 
 /// A handle to a fake kernel; clones share it.
 #[derive(Debug, Clone)]
@@ -155,16 +155,11 @@ impl FakeKernel {
     }
 }
 
-/// Returns the text of a change that [`State::refused`] is compared with.
-pub fn words(change: &Change) -> String {
-    tell(change)
-}
-
 /// The error number, if a change is refused.
-type Done = Result<(), i32>;
+type ChangeResult = Result<(), i32>;
 
 impl Content {
-    fn change(&mut self, before: &Self, is_old: bool, change: &Change) -> Done {
+    fn change(&mut self, before: &Self, is_old: bool, change: &Change) -> ChangeResult {
         match change {
             Change::AddTable(table) => self.activity = table.activity,
             Change::DeleteTable => *self = Self::default(),
@@ -260,7 +255,7 @@ impl Content {
     }
 
     /// Refuses a rule that refers to a missing chain, set or counter.
-    fn can_have(&self, rule: &Rule) -> Done {
+    fn can_have(&self, rule: &Rule) -> ChangeResult {
         let has_all = targets(rule).all(|chain| self.chains.contains_key(chain))
             && sets(rule).all(|set| self.sets.contains_key(set))
             && counters(rule).all(|counter| self.counters.contains(counter));
@@ -282,7 +277,7 @@ impl Content {
         self.sets.get_mut(name).ok_or(libc::ENOENT)
     }
 
-    fn add(&mut self, name: &Name, element: &Element) -> Done {
+    fn add(&mut self, name: &Name, element: &Element) -> ChangeResult {
         if let Some(chain) = target(element)
             && !self.chains.contains_key(chain)
         {
@@ -290,7 +285,7 @@ impl Content {
         }
         let (set, there) = self.set(name)?;
         let is_map = set.kind != SetKind::Set;
-        if element.key.len() != key_len(&set.key) || element.data.is_some() != is_map {
+        if element.key.len() != DataType::key_len(&set.key) || element.data.is_some() != is_map {
             return Err(libc::EINVAL);
         }
         match there.get(&element.key) {
@@ -317,13 +312,6 @@ fn handle_of(rule: &Rule) -> u64 {
     let mut hasher = DefaultHasher::new();
     rule.hash(&mut hasher);
     hasher.finish()
-}
-
-fn key_len(key: &[DataType]) -> usize {
-    match key {
-        [one] => one.len(),
-        several => several.iter().map(|of| of.len().next_multiple_of(4)).sum(),
-    }
 }
 
 /// Returns the chain that an element refers to.
@@ -372,19 +360,11 @@ fn counters(rule: &Rule) -> impl Iterator<Item = &Name> {
 
 /// Returns the named sets that a rule uses.
 fn sets(rule: &Rule) -> impl Iterator<Item = &Name> {
-    rule.expressions
-        .iter()
-        .filter_map(|expression| match expression {
-            Expression::Lookup {
-                set: SetRef::Named(set),
-                ..
-            }
-            | Expression::Dynset {
-                set: SetRef::Named(set),
-                ..
-            } => Some(set),
-            _ => None,
-        })
+    let sets = rule.expressions.iter().filter_map(Expression::set);
+    sets.filter_map(|set| match set {
+        SetRef::Named(name) => Some(name),
+        SetRef::Anonymous(_) => None,
+    })
 }
 
 impl State {
@@ -395,7 +375,7 @@ impl State {
         };
         let mut sets = table.sets.values();
         let mut chains = table.chains.values();
-        let has = |change: &Change| tell(change).contains(part);
+        let has = |change: &Change| describe(change).contains(part);
         sets.any(|(set, elements)| {
             let elements = elements.values().cloned().collect();
             has(&Change::AddSet(set.clone()))
@@ -421,7 +401,7 @@ impl State {
         let start = before.unwrap_or_default();
         let (mut blamed, mut is_refused, mut is_invalid) = (Vec::new(), false, false);
         for (number, change) in transaction.changes.iter().enumerate() {
-            let words = tell(change);
+            let words = describe(change);
             let has = |parts: &[String]| parts.iter().any(|part| words.contains(part));
             is_refused |= has(&self.refused_as_whole);
             if has(&self.no_memory_for) {
@@ -431,7 +411,7 @@ impl State {
                     message: None,
                     request: Vec::new(),
                 };
-                return Err(refused(transaction, CommitError::Whole(whole)));
+                return Err(refusal_of(transaction, CommitError::Whole(whole)));
             }
             is_invalid |= has(&self.invalid);
             let is_validated = matches!(
@@ -467,7 +447,7 @@ impl State {
             self.handles.follow(change);
         }
         self.made
-            .push(transaction.changes.iter().map(tell).collect());
+            .push(transaction.changes.iter().map(describe).collect());
         if self.lost > 0 {
             self.lost -= 1;
             return Err(Refusal::Unknown("the answer was lost".to_owned()));

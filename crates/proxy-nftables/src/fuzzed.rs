@@ -8,8 +8,8 @@ use nftables_netlink::fuzzed::pieces;
 use proxy::IpFamily;
 
 use crate::base;
-use crate::found::Reader;
 use crate::kernel::Object;
+use crate::snapshot::SnapshotBuilder;
 
 /// Names of sets and chains for each family.
 static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
@@ -21,23 +21,23 @@ static NAMES: LazyLock<[Vec<Name>; 2]> = LazyLock::new(|| {
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     for (family, names) in IpFamily::ALL.into_iter().zip(&*NAMES) {
-        let mut reader = Reader::new(family);
-        reader.take(Object::Begin);
+        let mut builder = SnapshotBuilder::new(family);
+        builder.take(Object::Begin);
         if let Some(chain) = &read.chain {
-            reader.take(Object::Chain(chain.clone(), 2));
+            builder.take(Object::Chain(chain.clone(), 2));
         }
         if let Some(set) = &read.set {
-            reader.take(Object::Set(set.clone(), 1));
+            builder.take(Object::Set(set.clone(), 1));
         }
         if let Some(found) = &read.rule {
             let (chain, rule) = (Arc::clone(&found.chain), found.rule.clone());
-            reader.take(Object::Rule(chain, rule));
+            builder.take(Object::Rule(chain, rule));
         }
         if let Some((of, elements)) = &read.elements {
             for set in names.iter().chain([of]).map(Arc::clone) {
-                reader.take(Object::Elements(set, elements.clone()));
+                builder.take(Object::Elements(set, elements.clone()));
             }
         }
-        let _ = reader.finish();
+        let _ = builder.finish();
     }
 }

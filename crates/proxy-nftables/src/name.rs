@@ -104,9 +104,9 @@ pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
 /// The common part of the names of all chains and sets of a Service port, or of one of its
 /// endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Base(String);
+pub(crate) struct NameBase(String);
 
-impl Base {
+impl NameBase {
     /// Returns the base of a Service port.
     pub(crate) fn of_port(name: &ServicePortName) -> Self {
         Self::hashed(&plain(name))
@@ -195,24 +195,24 @@ mod tests {
     #[test]
     fn names_are_upstreams() {
         let web = port("web", "");
-        let chain = Base::of_port(&web).chain(Purpose::Cluster);
+        let chain = NameBase::of_port(&web).chain(Purpose::Cluster);
         assert_eq!(&*chain, "service-PFISGYVC-default/web/tcp/");
-        let endpoint = Base::of_endpoint(&web, "10.244.3.5:8080".parse().unwrap());
+        let endpoint = NameBase::of_endpoint(&web, "10.244.3.5:8080".parse().unwrap());
         assert_eq!(
             &*endpoint.affinity(),
             "affinity-SCJRKLOC-default/web/tcp/__10.244.3.5/8080"
         );
-        let endpoint = Base::of_endpoint(&web, "[fd00:244:1::5]:80".parse().unwrap());
+        let endpoint = NameBase::of_endpoint(&web, "[fd00:244:1::5]:80".parse().unwrap());
         assert!(endpoint.0.ends_with("/tcp/__fd00.244.1..5/80"));
     }
 
     #[test]
     fn a_name_is_never_too_long_for_the_kernel() {
         let name = port(&"n".repeat(253), &"p".repeat(63));
-        let base = Base::of_port(&name).0;
+        let base = NameBase::of_port(&name).0;
         assert_eq!((base.len(), base.ends_with("...")), (240, true));
         // The API has no such names, but a file may.
-        let base = Base::of_port(&port(&"ä".repeat(200), "")).0;
+        let base = NameBase::of_port(&port(&"ä".repeat(200), "")).0;
         assert!(base.len() <= 240 && base.ends_with("..."));
     }
 }

@@ -12,12 +12,12 @@ use nftables_netlink::{Error, Family, Nftables, OwnSockets, Rule, Transaction};
 use proxy::{IpFamily, Unreadable};
 
 use crate::clients::OTHER_KIND;
-use crate::found::seconds;
 use crate::kernel::{Kernel, Object, Refusal};
 use crate::localhost::Localhost;
 use crate::name::TABLE;
 use crate::plan::LocalhostPort;
-use crate::refused::refused;
+use crate::refusal::refusal_of;
+use crate::snapshot::seconds;
 
 /// The kernel for one IP family. It is opened on first use.
 #[derive(Debug)]
@@ -72,12 +72,16 @@ impl NetlinkKernel {
         Ok(self.nftables.insert(opened))
     }
 
-    fn read(&mut self) -> Result<nftables_netlink::Whole, Error> {
+    fn read(&mut self) -> Result<nftables_netlink::TableDump, Error> {
         // A failed socket is not reused.
         self.nftables = None;
         let family = Family::from(self.family);
         self.opened()?.read(family, TABLE)
     }
+}
+
+fn unreadable(error: Error) -> Unreadable {
+    Unreadable::new("the nftables table kube-proxy", error)
 }
 
 impl Kernel for NetlinkKernel {
@@ -91,9 +95,7 @@ impl Kernel for NetlinkKernel {
     }
 
     fn table(&mut self, tell: &mut dyn FnMut(Object)) -> Result<(), Unreadable> {
-        let whole = self
-            .read()
-            .map_err(|error| Unreadable::new("the nftables table kube-proxy", error))?;
+        let whole = self.read().map_err(unreadable)?;
         tell(Object::Begin);
         whole
             .table
@@ -123,7 +125,7 @@ impl Kernel for NetlinkKernel {
         let ip_family = self.family;
         let sets = self.opened();
         let sets = sets.and_then(|opened| opened.sets(Family::from(ip_family), TABLE));
-        let sets = sets.map_err(|error| Unreadable::new("the nftables table kube-proxy", error))?;
+        let sets = sets.map_err(unreadable)?;
         let mut sets = sets.into_iter().map(|found| found.set);
         let found = sets.find(|of| *of.name == *set);
         let seconds = found.map(|of| seconds(ip_family, &of));
@@ -134,8 +136,7 @@ impl Kernel for NetlinkKernel {
         let family = Family::from(self.family);
         let opened = self.opened();
         let rules = opened.and_then(|opened| opened.bare_rules_of_chain(family, TABLE, chain));
-        let rules =
-            rules.map_err(|error| Unreadable::new("the nftables table kube-proxy", error))?;
+        let rules = rules.map_err(unreadable)?;
         Ok(rules.into_iter().map(|of| (of.handle, of.rule)).collect())
     }
 
@@ -146,7 +147,7 @@ impl Kernel for NetlinkKernel {
         let Err(error) = opened.commit(transaction, None) else {
             return Ok(());
         };
-        let refusal = refused(transaction, error);
+        let refusal = refusal_of(transaction, error);
         if matches!(refusal, Refusal::Unknown(_)) {
             // A failed socket is not reused.
             self.nftables = None;

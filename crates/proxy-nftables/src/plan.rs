@@ -34,11 +34,11 @@ pub struct Plan {
     pub(crate) base_changes: BTreeMap<Key, BaseChange>,
     /// The new `services` chain when the table moves away from the layout `flat`. The existing
     /// chain leads to the objects of both layouts, so it is replaced last.
-    pub(crate) ways: Option<BaseChange>,
+    pub(crate) services_chain: Option<BaseChange>,
     /// Addresses that are added to those that serve NodePorts (true), or removed from them (false).
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
     /// The objects of single Service ports.
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<PortChanges>,
     /// NodePorts on localhost.
     pub(crate) listeners: Vec<LocalhostPort>,
     /// Unwanted objects.
@@ -64,12 +64,12 @@ pub struct LocalhostPort {
 pub(crate) struct BaseChange {
     /// The wanted definition; `None` to delete the object.
     pub(crate) wanted: Option<Value>,
-    pub(crate) there: There,
+    pub(crate) there: ExistingObject,
 }
 
 /// The existing object under the name of a wanted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum There {
+pub(crate) enum ExistingObject {
     Nothing,
     /// An object of the same kind with other content.
     Same,
@@ -102,11 +102,11 @@ pub(crate) enum Removal {
 
 /// The changes of one Service port, or of unwanted shared elements.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Part {
+pub(crate) struct PortChanges {
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
     /// The port's chains to write.
-    pub(crate) chains: BTreeMap<Name, Written>,
+    pub(crate) chains: BTreeMap<Name, ChainWrite>,
     /// Unwanted chains to flush at once, because they use a set that is replaced.
     pub(crate) emptied: Vec<Name>,
     /// The sets of clients to write.
@@ -117,19 +117,19 @@ pub(crate) struct Part {
 
 /// A chain to write.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Written {
+pub(crate) struct ChainWrite {
     pub(crate) content: Content,
-    pub(crate) there: Known,
+    pub(crate) there: ChainState,
 }
 
 /// The known state of a chain before it is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Known {
+pub(crate) enum ChainState {
     Absent,
     /// The chain exists, and must be flushed.
-    There,
+    Present,
     /// The reply to the last write was lost: the chain is created if needed, and flushed.
-    Doubted,
+    Unknown,
 }
 
 /// A set of clients to write.
@@ -199,7 +199,7 @@ impl fmt::Display for Stale {
 
 /// The outcome of a subject of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) enum Verdict {
+pub(crate) enum Outcome {
     #[default]
     Done,
     Refused(Arc<str>),
@@ -213,13 +213,13 @@ pub(crate) enum Verdict {
 
 /// The outcome of a plan.
 #[derive(Debug, Clone, Default)]
-pub struct Verdicts {
-    pub(crate) base: Verdict,
-    pub(crate) ways: Verdict,
+pub struct Outcomes {
+    pub(crate) base: Outcome,
+    pub(crate) services_chain: Outcome,
     /// One verdict for each part.
-    pub(crate) parts: Vec<Verdict>,
+    pub(crate) parts: Vec<Outcome>,
     /// One verdict for each stale object.
-    pub(crate) stale: Vec<Verdict>,
+    pub(crate) stale: Vec<Outcome>,
     /// One result for each NodePort on localhost.
     pub(crate) listeners: Vec<Result<(), Arc<str>>>,
     /// Number of committed transactions.
@@ -241,19 +241,21 @@ pub struct Verdicts {
     pub(crate) partial: BTreeMap<Name, Content>,
 }
 
-impl Verdicts {
+impl Outcomes {
     /// Returns true if all wanted subjects were written, as far as they were tried.
     pub(crate) fn has_all_wanted(&self) -> bool {
-        let mut wanted = [&self.base, &self.ways].into_iter().chain(&self.parts);
-        wanted.all(|verdict| *verdict == Verdict::Done)
+        let mut wanted = [&self.base, &self.services_chain]
+            .into_iter()
+            .chain(&self.parts);
+        wanted.all(|outcome| *outcome == Outcome::Done)
     }
 
     /// Returns verdicts in which everything succeeded.
     pub(crate) fn done(plan: &Plan) -> Self {
         Self {
             listeners: vec![Ok(()); plan.listeners.len()],
-            parts: vec![Verdict::Done; plan.parts.len()],
-            stale: vec![Verdict::Done; plan.stale.len()],
+            parts: vec![Outcome::Done; plan.parts.len()],
+            stale: vec![Outcome::Done; plan.stale.len()],
             removal: plan.removal,
             timeouts: plan.timeouts,
             ..Self::default()
@@ -263,13 +265,13 @@ impl Verdicts {
 
 /// The unit that succeeds or fails as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Subject {
+pub(crate) enum PlanUnit {
     /// The objects that all Services need.
     Base,
     /// The part with this index.
     Part(usize),
     /// The `services` chain during a change of layout.
-    Ways,
+    ServicesChain,
     /// The stale object with this index.
     Stale(usize),
 }
@@ -277,7 +279,8 @@ pub(crate) enum Subject {
 impl Plan {
     /// Returns true if the plan only deletes unwanted objects.
     pub(crate) fn is_cleanup(&self) -> bool {
-        let nothing_else = !self.has_base() && self.ways.is_none() && self.parts.is_empty();
+        let nothing_else =
+            !self.has_base() && self.services_chain.is_none() && self.parts.is_empty();
         nothing_else && !self.stale.is_empty()
     }
 
@@ -288,13 +291,16 @@ impl Plan {
 
     /// Returns true if the plan writes to the table.
     pub(crate) fn writes_table(&self) -> bool {
-        self.has_base() || self.ways.is_some() || !self.parts.is_empty() || !self.stale.is_empty()
+        self.has_base()
+            || self.services_chain.is_some()
+            || !self.parts.is_empty()
+            || !self.stale.is_empty()
     }
 
     /// Returns true if a set is replaced by one of another kind, and loses its elements.
     pub(crate) fn replaces_set(&self) -> bool {
         let mut changes = self.base_changes.iter();
-        changes.any(|(key, of)| matches!(key, Key::Set(_)) && of.there == There::Other)
+        changes.any(|(key, of)| matches!(key, Key::Set(_)) && of.there == ExistingObject::Other)
     }
 
     /// Returns true if an existing table must be activated before base chains are created. The
@@ -303,12 +309,13 @@ impl Plan {
     /// Source: Linux, `net/netfilter/nf_tables_api.c` (`__NFT_TABLE_F_UPDATE`).
     pub(crate) fn switches_on_first(&self) -> bool {
         let table = self.base_changes.get(&Key::Table);
-        let is_there = table.is_some_and(|of| of.there != There::Nothing);
+        let is_there = table.is_some_and(|of| of.there != ExistingObject::Nothing);
         let mut others = self.base_changes.iter();
         is_there
             && others.any(|(key, of)| {
                 let chain = self.base.chain(key);
-                of.there != There::Same && chain.is_some_and(|(chain, _)| chain.base.is_some())
+                of.there != ExistingObject::Same
+                    && chain.is_some_and(|(chain, _)| chain.base.is_some())
             })
     }
 
@@ -317,33 +324,39 @@ impl Plan {
     }
 
     /// Returns the plan's subjects.
-    pub(crate) fn subjects(&self) -> impl Iterator<Item = Subject> {
-        let base = self.has_base().then_some(Subject::Base);
-        let parts = (0..self.parts.len()).map(Subject::Part);
-        let ways = self.ways.is_some().then_some(Subject::Ways);
-        let stale = (0..self.stale.len()).map(Subject::Stale);
-        base.into_iter().chain(parts).chain(ways).chain(stale)
+    pub(crate) fn units(&self) -> impl Iterator<Item = PlanUnit> {
+        let base = self.has_base().then_some(PlanUnit::Base);
+        let parts = (0..self.parts.len()).map(PlanUnit::Part);
+        let services_chain = self
+            .services_chain
+            .is_some()
+            .then_some(PlanUnit::ServicesChain);
+        let stale = (0..self.stale.len()).map(PlanUnit::Stale);
+        base.into_iter()
+            .chain(parts)
+            .chain(services_chain)
+            .chain(stale)
     }
 
     /// Returns true if the part replaces a set of clients that its rules use.
-    pub(crate) fn replaces_clients(&self, part: &Part) -> bool {
+    pub(crate) fn replaces_clients(&self, part: &PortChanges) -> bool {
         let mut sets = part.affinity.iter();
         sets.any(|(_, clients)| clients.is_replacement(self.timeouts))
     }
 
     /// Returns the sets of clients that released memory.
-    pub(crate) fn shrunk(&self, verdicts: &Verdicts) -> impl Iterator<Item = Name> {
-        let done = self.parts.iter().zip(&verdicts.parts);
-        let done = done.filter(|(_, verdict)| **verdict == Verdict::Done);
+    pub(crate) fn shrunk(&self, outcomes: &Outcomes) -> impl Iterator<Item = Name> {
+        let done = self.parts.iter().zip(&outcomes.parts);
+        let done = done.filter(|(_, outcome)| **outcome == Outcome::Done);
         let sets = done.flat_map(|(part, _)| &part.affinity);
         let shrunk = sets.filter(|(_, clients)| clients.is_shrunk(self.timeouts));
         shrunk.map(|(set, _)| Arc::clone(set))
     }
 
     /// Returns a set that got another timeout in a successful part, with that timeout.
-    pub(crate) fn changed_timeout(&self, verdicts: &[Verdict]) -> Option<(&Name, u32)> {
-        let done = self.parts.iter().zip(verdicts);
-        let done = done.filter(|(_, verdict)| **verdict == Verdict::Done);
+    pub(crate) fn changed_timeout(&self, outcomes: &[Outcome]) -> Option<(&Name, u32)> {
+        let done = self.parts.iter().zip(outcomes);
+        let done = done.filter(|(_, outcome)| **outcome == Outcome::Done);
         let affinity = done.flat_map(|(part, _)| &part.affinity);
         let mut changed = affinity.filter(|(_, clients)| clients.is_change());
         changed

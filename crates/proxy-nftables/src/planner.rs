@@ -13,13 +13,13 @@ use crate::budget::Budget;
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::content::Content;
-use crate::due::{Due, SHARE, has_later, in_turns, is_due};
 use crate::edits::MANY_RULES;
 use crate::layout::Layout;
 use crate::name::{NODE_PORT_IPS, affinity_of_chain};
+use crate::pending::{PendingChanges, SHARE, has_later, in_turns, is_due};
 use crate::plan::{
-    BaseChange, ClientsChange, Known, LocalhostPort, Part, Plan, Removal, SlotChange, Stale, There,
-    Timeouts, Written,
+    BaseChange, ChainState, ChainWrite, ClientsChange, ExistingObject, LocalhostPort, Plan,
+    PortChanges, Removal, SlotChange, Stale, Timeouts,
 };
 use crate::port::Slot;
 use crate::tables::Tables;
@@ -65,7 +65,7 @@ impl<'a> Planner<'a> {
             config: Arc::clone(config),
             base: Arc::clone(self.base),
             base_changes: BTreeMap::new(),
-            ways: None,
+            services_chain: None,
             node_ports: Vec::new(),
             parts: Vec::new(),
             listeners: self.listeners(),
@@ -80,13 +80,14 @@ impl<'a> Planner<'a> {
         }
         // A change of layout is one transaction, so that packets meet only one of the layouts.
         let is_moving = self.is_moving();
-        let ways = plan.base_changes.get(&SERVICES_CHAIN);
-        let is_there = ways.is_some_and(|ways| ways.there == There::Same);
+        let services_chain = plan.base_changes.get(&SERVICES_CHAIN);
+        let is_there = services_chain
+            .is_some_and(|services_chain| services_chain.there == ExistingObject::Same);
         if is_moving && is_there && self.base.layout() == Layout::Upstream {
-            plan.ways = plan.base_changes.remove(&SERVICES_CHAIN);
+            plan.services_chain = plan.base_changes.remove(&SERVICES_CHAIN);
         }
         let some = if is_moving {
-            Due::default()
+            PendingChanges::default()
         } else {
             self.some_due()
         };
@@ -178,7 +179,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Returns how many of the first parts fit into a transaction, at least one.
-    fn fitting(&self, due: &[(&'a Arc<Owner>, Part)]) -> usize {
+    fn fitting(&self, due: &[(&'a Arc<Owner>, PortChanges)]) -> usize {
         let (mut sets, mut endpoints, mut slots) = (0_usize, 0_usize, 0_usize);
         let fits = due.iter().position(|(owner, part)| {
             sets += part.affinity.len();
@@ -196,7 +197,7 @@ impl<'a> Planner<'a> {
     /// Adds a Service port's waiting chains and sets if a written element leads to them. A missing
     /// chain was refused before, and without it the element would be refused too. A chain with
     /// unknown content may lead packets to unwanted endpoints.
-    fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut Part) {
+    fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut PortChanges) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
         let is_left = |chain: &Name| !part.chains.contains_key(chain);
         let is_missing = |chain: &Name| chains.actual(chain).is_none() && is_left(chain);
@@ -225,7 +226,7 @@ impl<'a> Planner<'a> {
     /// Leaves slow changes of a Service with session affinity and many endpoints for later
     /// transactions, and returns true if it did. The sets and chains of endpoints come first, then
     /// the chain that chooses one in pieces. The elements that lead to it come when it is complete.
-    fn leave_for_later(&self, part: &mut Part, timeouts: Timeouts) -> bool {
+    fn leave_for_later(&self, part: &mut PortChanges, timeouts: Timeouts) -> bool {
         let mut sets = part.affinity.iter();
         if sets.any(|(_, clients)| clients.is_replacement(timeouts)) {
             return false;
@@ -258,7 +259,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds the chains that use a replaced set, so that they are rewritten.
-    fn free_replaced(&self, part: &mut Part, config: &Config) {
+    fn free_replaced(&self, part: &mut PortChanges, config: &Config) {
         let mut sets = part.affinity.iter();
         if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
             return;
@@ -268,7 +269,7 @@ impl<'a> Planner<'a> {
         };
         for (chain, content) in port.chains(config) {
             let there = self.known(&chain);
-            part.chains.insert(chain, Written { content, there });
+            part.chains.insert(chain, ChainWrite { content, there });
         }
         // A set can be deleted only when no rule uses it. Chains that no packet reaches any more
         // are deleted after the rest.
@@ -330,7 +331,7 @@ impl<'a> Planner<'a> {
     fn empty_unwanted(&self, plan: &mut Plan) {
         let base = &self.tables.base;
         let replaced = plan.base_changes.iter();
-        let replaced = replaced.filter(|(_, of)| of.there == There::Other);
+        let replaced = replaced.filter(|(_, of)| of.there == ExistingObject::Other);
         let sets: Vec<&'static str> = replaced
             .filter_map(|(key, _)| match key {
                 Key::Set(name) => Some(*name),
@@ -344,7 +345,7 @@ impl<'a> Planner<'a> {
             {
                 let change = BaseChange {
                     wanted: Some(Value::Chain(*hook, Content::default())),
-                    there: There::Same,
+                    there: ExistingObject::Same,
                 };
                 plan.base_changes.insert(key.clone(), change);
             }
@@ -360,14 +361,14 @@ impl<'a> Planner<'a> {
                 continue;
             }
             let there = match (there, &wanted) {
-                (None, _) => There::Nothing,
+                (None, _) => ExistingObject::Nothing,
                 (Some(Value::Chain(there, _)), Some(Value::Chain(wanted, _)))
                     if there != wanted =>
                 {
-                    There::Other
+                    ExistingObject::Other
                 }
-                (Some(Value::Set(_)), Some(_)) => There::Other,
-                _ => There::Same,
+                (Some(Value::Set(_)), Some(_)) => ExistingObject::Other,
+                _ => ExistingObject::Same,
             };
             let change = BaseChange { wanted, there };
             plan.base_changes.insert(key.clone(), change);
@@ -380,7 +381,7 @@ impl<'a> Planner<'a> {
                 if is_chain && base.actual(key).is_some() {
                     let change = BaseChange {
                         wanted: Some(wanted.clone()),
-                        there: There::Same,
+                        there: ExistingObject::Same,
                     };
                     plan.base_changes.entry(key.clone()).or_insert(change);
                 }
@@ -401,9 +402,9 @@ impl<'a> Planner<'a> {
 
     /// Returns changes of some Service ports if very many are pending, as at a cold start. Ports
     /// that the whole node waits for come first. Entries that failed before are not included.
-    fn some_due(&self) -> Due<'a> {
+    fn some_due(&self) -> PendingChanges<'a> {
         let tables = self.tables;
-        let mut due = Due::default();
+        let mut due = PendingChanges::default();
         if tables.slots.pending_len() < MANY_ENTRIES {
             return due;
         }
@@ -446,7 +447,7 @@ impl<'a> Planner<'a> {
             let members = tables.members.keys_of(owner).iter();
             let members = members.filter(|member| tables.members.owner(member) == Some(owner));
             let members = members.filter(|member| is_due(&tables.members, member));
-            let part = Part {
+            let part = PortChanges {
                 chains: chains
                     .filter_map(|chain| Some((Arc::clone(chain), self.written(chain)?)))
                     .collect(),
@@ -455,29 +456,29 @@ impl<'a> Planner<'a> {
                     .collect(),
                 slots: slots.map(|slot| self.change(slot)).collect(),
                 members: members.map(|member| (*member, true)).collect(),
-                ..Part::default()
+                ..PortChanges::default()
             };
             due.owned.insert((owner.rank, owner), part);
         }
         due
     }
 
-    fn written(&self, chain: &Name) -> Option<Written> {
+    fn written(&self, chain: &Name) -> Option<ChainWrite> {
         let chains = &self.tables.chains;
-        Some(Written {
+        Some(ChainWrite {
             content: *chains.wanted(chain)?,
             there: self.known(chain),
         })
     }
 
-    fn known(&self, chain: &Name) -> Known {
+    fn known(&self, chain: &Name) -> ChainState {
         let chains = &self.tables.chains;
         if chains.is_doubted(chain) {
-            Known::Doubted
+            ChainState::Unknown
         } else if chains.actual(chain).is_some() {
-            Known::There
+            ChainState::Present
         } else {
-            Known::Absent
+            ChainState::Absent
         }
     }
 
@@ -497,9 +498,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn due(&self) -> Due<'a> {
+    fn due(&self) -> PendingChanges<'a> {
         let (tables, now) = (self.tables, self.now);
-        let mut due = Due::default();
+        let mut due = PendingChanges::default();
         let mut stale: BTreeSet<(bool, &Name)> = BTreeSet::new();
         for chain in tables.chains.due(now) {
             match (tables.chains.owner(chain), self.written(chain)) {
@@ -532,9 +533,9 @@ impl<'a> Planner<'a> {
             match tables.slots.owner(slot) {
                 Some(owner) => due.part(owner).slots.push(self.change(slot)),
                 None if self.may_delete && due.unowned.len() < many_slots => {
-                    due.unowned.push(Part {
+                    due.unowned.push(PortChanges {
                         slots: vec![self.change(slot)],
-                        ..Part::default()
+                        ..PortChanges::default()
                     });
                 }
                 None => {}
@@ -543,9 +544,9 @@ impl<'a> Planner<'a> {
         for member in tables.members.due(now) {
             match tables.members.owner(member) {
                 Some(owner) => due.part(owner).members.push((*member, true)),
-                None if self.may_delete => due.unowned.push(Part {
+                None if self.may_delete => due.unowned.push(PortChanges {
                     members: vec![(*member, false)],
-                    ..Part::default()
+                    ..PortChanges::default()
                 }),
                 None => {}
             }

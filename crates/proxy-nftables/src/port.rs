@@ -35,7 +35,7 @@ use crate::clients::Clients;
 use crate::config::{Config, LocalhostNodePorts};
 use crate::content::Content;
 use crate::layout::Layout;
-use crate::name::{Base, Purpose, REJECT, is_of_service};
+use crate::name::{NameBase, Purpose, REJECT, is_of_service};
 use endpoints::Endpoints;
 use kube_rules::nft::{Line, SOURCE, Sense, Side};
 
@@ -269,7 +269,7 @@ impl ServedPort {
 
     /// Returns the routes of its addresses and ports.
     pub fn slots(&self, layout: Layout) -> Vec<(Slot, Route)> {
-        let base = Base::of_port(&self.owner.name);
+        let base = NameBase::of_port(&self.owner.name);
         let protocol = self.protocol();
         let at = |address: IpAddr| Slot {
             address: Some(address),
@@ -296,7 +296,7 @@ impl ServedPort {
     }
 
     /// Returns the route of its ClusterIP.
-    fn internal(&self, base: &Base, layout: Layout) -> Route {
+    fn internal(&self, base: &NameBase, layout: Layout) -> Route {
         match layout {
             Layout::Upstream => {
                 let is_served = self.is_served(self.internal_local);
@@ -312,7 +312,7 @@ impl ServedPort {
     }
 
     /// Returns the route of its external IPs and its NodePort.
-    fn external(&self, base: &Base, layout: Layout) -> Route {
+    fn external(&self, base: &NameBase, layout: Layout) -> Route {
         let external = base.chain(Purpose::External);
         match layout {
             Layout::Upstream => {
@@ -331,7 +331,7 @@ impl ServedPort {
     }
 
     /// Returns the route of its load balancer IPs: the external route behind the source ranges.
-    fn walled(&self, base: &Base, external: &Route, layout: Layout) -> Route {
+    fn walled(&self, base: &NameBase, external: &Route, layout: Layout) -> Route {
         if !self.has_firewall() {
             return external.clone();
         }
@@ -359,14 +359,14 @@ impl ServedPort {
     /// Returns true if an existing route should be kept: it leads to endpoints of this port, while
     /// the compiled one does not. The missing endpoints may be in an object that cannot be read.
     pub(crate) fn goes_on(&self, there: &Route, compiled: &Route) -> bool {
-        let base = Base::of_port(&self.owner.name);
+        let base = NameBase::of_port(&self.owner.name);
         let mut chains = there.chains();
         chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
     }
 
     /// Returns true for a chain that may have led packets to endpoints and no longer does.
     pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
-        let base = Base::of_port(&self.owner.name);
+        let base = NameBase::of_port(&self.owner.name);
         let is_of = |purpose| base.chain(purpose) == *chain;
         let is_way =
             is_of(Purpose::External) || (layout == Layout::Flat && is_of(Purpose::Firewall));
@@ -417,7 +417,7 @@ impl ServedPort {
         clients.flat_map(|clients| {
             let endpoints = self.reachable().into_iter();
             let name = &self.owner.name;
-            endpoints.map(move |at| (Base::of_endpoint(name, at).affinity(), clients))
+            endpoints.map(move |at| (NameBase::of_endpoint(name, at).affinity(), clients))
         })
     }
 
@@ -430,7 +430,7 @@ impl ServedPort {
 
     /// Returns the chains that choose an endpoint, whether or not they exist now.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
-        let base = Base::of_port(&self.owner.name);
+        let base = NameBase::of_port(&self.owner.name);
         [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))
     }
 
@@ -446,10 +446,10 @@ impl ServedPort {
         wanted: &dyn Fn(&Name) -> bool,
         tell: &mut dyn FnMut(Name, Vec<Rule>),
     ) {
-        let base = Base::of_port(&self.owner.name);
+        let base = NameBase::of_port(&self.owner.name);
         if self.affinity.is_some() {
             for at in self.reachable() {
-                let base = Base::of_endpoint(&self.owner.name, at);
+                let base = NameBase::of_endpoint(&self.owner.name, at);
                 let chain = base.chain(Purpose::Endpoint);
                 if wanted(&chain) {
                     tell(chain, self.endpoint_rules(&base, at));
@@ -494,7 +494,7 @@ impl ServedPort {
             return vec![line.translate_to_one_of(endpoints.iter()).rule()];
         }
         let bases = endpoints.iter().map(|at| {
-            let base = Base::of_endpoint(&self.owner.name, at);
+            let base = NameBase::of_endpoint(&self.owner.name, at);
             (base.affinity(), base.chain(Purpose::Endpoint))
         });
         let bases: Vec<(Name, Name)> = bases.collect();
@@ -508,14 +508,14 @@ impl ServedPort {
         rules
     }
 
-    fn endpoint_rules(&self, base: &Base, at: SocketAddr) -> Vec<Rule> {
+    fn endpoint_rules(&self, base: &NameBase, at: SocketAddr) -> Vec<Rule> {
         vec![
             self.line().remember(base.affinity()).rule(),
             self.line().protocol(self.protocol()).translate(at).rule(),
         ]
     }
 
-    fn external_rules(&self, base: &Base, config: &Config) -> Vec<Rule> {
+    fn external_rules(&self, base: &NameBase, config: &Config) -> Vec<Rule> {
         let cluster = base.chain(Purpose::Cluster);
         let masquerade = |line: Line, why| line.set_mark(config.masquerade_mark).comment(why);
         let mut rules = Vec::new();

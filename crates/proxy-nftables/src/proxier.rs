@@ -20,19 +20,19 @@ use proxy::{
 };
 use reconcile::Rows;
 
+use crate::access::PartContent;
 use crate::base::{Base, NodePortIps, unallocated};
 use crate::budget::Budget;
 use crate::choice::Chooser;
 use crate::claims::Claims;
 use crate::clients::Room;
 use crate::config::LocalhostNodePorts;
-use crate::exchange::Found;
-use crate::found::Snapshot;
 use crate::kinds::{Lane, NftablesKinds, Part, State};
 use crate::layout::Layout;
-use crate::plan::{Plan, Removal, Timeouts, Verdict, Verdicts};
+use crate::plan::{Outcome, Outcomes, Plan, Removal, Timeouts};
 use crate::planner::Planner;
 use crate::port::{ServedPort, compile};
+use crate::snapshot::Snapshot;
 use crate::tables::Tables;
 
 /// Number of Services in one plan after which memory is released.
@@ -82,7 +82,7 @@ pub struct Nftables {
 }
 
 /// The addresses that serve NodePorts.
-enum Serving {
+enum ServedAddresses {
     /// All addresses of the node.
     All,
     /// These addresses.
@@ -103,9 +103,9 @@ enum OwnAddress {
 /// Decides at which addresses the node serves NodePorts. With `primary` and a node without an
 /// address these are all addresses, as upstream. Networks without one of the family serve at none,
 /// unlike upstream.
-fn serving(node: &NodeFacts, own_address: OwnAddress) -> Serving {
+fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
     if node.node_port_addresses.lacks(node.family) {
-        return Serving::At(Vec::new());
+        return ServedAddresses::At(Vec::new());
     }
     let is_all = match node.node_port_addresses.of(node.family) {
         Selection::All => true,
@@ -113,17 +113,17 @@ fn serving(node: &NodeFacts, own_address: OwnAddress) -> Serving {
         Selection::Within(_) | Selection::PrimaryOrWithin(_) => false,
     };
     if is_all {
-        return Serving::All;
+        return ServedAddresses::All;
     }
     let addresses = match node.serving_node_ports([]) {
         None if node.has_addresses && own_address == OwnAddress::None => {
             node.serving_node_ports_in_networks()
         }
         Some(addresses) => addresses,
-        None => return Serving::Unknown,
+        None => return ServedAddresses::Unknown,
     };
     let outside = addresses.into_iter().filter(|ip| !ip.is_loopback());
-    Serving::At(outside.collect())
+    ServedAddresses::At(outside.collect())
 }
 
 impl Nftables {
@@ -151,8 +151,8 @@ impl Nftables {
         let serving = match serving(&state.node, own_address) {
             // The Node object names an address that the node does not have, perhaps not yet: the
             // served addresses stay.
-            Serving::At(none) if none.is_empty() && self.serves_own_address(state) => {
-                Serving::Unknown
+            ServedAddresses::At(none) if none.is_empty() && self.serves_own_address(state) => {
+                ServedAddresses::Unknown
             }
             serving => serving,
         };
@@ -162,9 +162,9 @@ impl Nftables {
                 && entries.base.actual(&set).is_none()
         };
         let node_ports = match &serving {
-            Serving::All => NodePortIps::All,
-            Serving::Unknown if is_all(&self.tables) => NodePortIps::All,
-            Serving::At(_) | Serving::Unknown => NodePortIps::InSet,
+            ServedAddresses::All => NodePortIps::All,
+            ServedAddresses::Unknown if is_all(&self.tables) => NodePortIps::All,
+            ServedAddresses::At(_) | ServedAddresses::Unknown => NodePortIps::InSet,
         };
         let unallocated = match &state.node.service_cidrs {
             // ServiceCIDRs come from the API, so a change applies at once.
@@ -176,17 +176,17 @@ impl Nftables {
         self.tables.base.claim(&(), base.entries());
         self.base = Arc::new(base);
         match serving {
-            Serving::All => {
+            ServedAddresses::All => {
                 self.tables.node_ports.release(&());
                 let all = state.node.interface_addresses.iter().copied();
                 state.serving.addresses = all.filter(is_outside).collect();
             }
-            Serving::At(addresses) => {
+            ServedAddresses::At(addresses) => {
                 let entries = addresses.iter().map(|address| (*address, ()));
                 self.tables.node_ports.claim(&(), entries);
                 state.serving.addresses = addresses;
             }
-            Serving::Unknown => {
+            ServedAddresses::Unknown => {
                 // The served addresses stay as they are in the kernel.
                 let there = self.tables.node_ports.iter_actual();
                 let there: Vec<IpAddr> = there.map(|(address, ())| *address).collect();
@@ -270,8 +270,8 @@ impl Nftables {
 
 impl engine::Scheme for Nftables {
     type Kinds = NftablesKinds;
-    type Outcomes = Verdicts;
-    type Found = Found;
+    type Outcomes = Outcomes;
+    type Found = PartContent;
     type Query = ();
     type Answer = ();
 
@@ -391,13 +391,13 @@ impl engine::Scheme for Nftables {
         self.reread.into_iter().chain(listeners).min()
     }
 
-    fn observe(&mut self, state: &mut State, _: &Model, found: Found) {
+    fn observe(&mut self, state: &mut State, _: &Model, found: PartContent) {
         match found {
-            Found::Table(found, took) => {
+            PartContent::Table(found, took) => {
                 self.observe_table(state, *found);
                 self.read = Some((state.now, took));
             }
-            Found::Addresses(addresses) => {
+            PartContent::Addresses(addresses) => {
                 let is_outside = |ip: &IpAddr| !ip.is_loopback();
                 let addresses = addresses.into_iter().filter(is_outside).collect();
                 state.node.interface_addresses = addresses;
@@ -407,30 +407,30 @@ impl engine::Scheme for Nftables {
         }
     }
 
-    fn settle(&mut self, state: &mut State, plan: &Plan, verdicts: Verdicts) {
+    fn settle(&mut self, state: &mut State, plan: &Plan, outcomes: Outcomes) {
         state.report.has_used_much |= plan.parts.len() >= MANY;
-        state.report.written += verdicts.changes;
+        state.report.written += outcomes.changes;
         let writes = &mut state.report.writes;
-        writes.add(Subject::Table, Fate::Done, verdicts.taken);
-        writes.add(Subject::Table, Fate::Refused, verdicts.refused);
+        writes.add(Subject::Table, Fate::Done, outcomes.taken);
+        writes.add(Subject::Table, Fate::Refused, outcomes.refused);
         let counts = state.report.nftables.get_or_insert_default();
         if plan.is_cleanup() {
-            counts.failed_cleanups += verdicts.refused;
+            counts.failed_cleanups += outcomes.refused;
         } else {
-            counts.failed_syncs += verdicts.refused;
+            counts.failed_syncs += outcomes.refused;
         }
-        if verdicts.taken > 0 {
+        if outcomes.taken > 0 {
             state.wrote(Part::Table);
         }
-        self.shrunk.extend(plan.shrunk(&verdicts));
-        (self.removal, self.timeouts) = (verdicts.removal, verdicts.timeouts);
+        self.shrunk.extend(plan.shrunk(&outcomes));
+        (self.removal, self.timeouts) = (outcomes.removal, outcomes.timeouts);
         let size = Planner::size(plan);
-        self.budget = self.budget.map(|before| before.after(size, verdicts.took));
-        if verdicts.is_doubtful || plan.replaces_set() {
+        self.budget = self.budget.map(|before| before.after(size, outcomes.took));
+        if outcomes.is_doubtful || plan.replaces_set() {
             self.is_uncertain = true;
             state.doubt(Part::Table);
         }
-        if let Some(reason) = &verdicts.general {
+        if let Some(reason) = &outcomes.general {
             state.report.failures.push(Failure {
                 object: "write the nftables table kube-proxy".to_owned(),
                 owner: None,
@@ -438,11 +438,11 @@ impl engine::Scheme for Nftables {
             });
         }
         self.tables
-            .settle(plan, &verdicts, state.now, &mut state.report);
+            .settle(plan, &outcomes, state.now, &mut state.report);
         if state.config.localhost == LocalhostNodePorts::Served {
             let failed =
                 self.tables
-                    .settle_listeners(plan, &verdicts, state.now, &mut state.report);
+                    .settle_listeners(plan, &outcomes, state.now, &mut state.report);
             let counts = state.report.nftables.get_or_insert_default();
             counts.failed_listeners += failed;
             counts.listeners = Some(self.tables.listeners.iter_actual().count());
@@ -452,7 +452,7 @@ impl engine::Scheme for Nftables {
         if self.budget.is_none() && slots.as_wanted_len() > 0 && is_all() {
             self.budget = Some(Budget::LEAST);
         }
-        if plan.has_base() && verdicts.base == Verdict::Done {
+        if plan.has_base() && outcomes.base == Outcome::Done {
             self.unallocated = self.base.unallocated().cloned();
             state.news.review();
         }
@@ -461,8 +461,8 @@ impl engine::Scheme for Nftables {
         state.news.wrote(services);
     }
 
-    fn as_done(plan: &Plan) -> Verdicts {
-        Verdicts::done(plan)
+    fn as_done(plan: &Plan) -> Outcomes {
+        Outcomes::done(plan)
     }
 
     fn take(&mut self, _: &mut State, (): ()) {}

@@ -17,7 +17,7 @@ use crate::base::{Key, SERVICES_CHAIN, Value};
 use crate::clients::Clients;
 use crate::content::Content;
 use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
-use crate::plan::{Part, Plan, Stale, Timeouts, Verdict, Verdicts};
+use crate::plan::{Outcome, Outcomes, Plan, PortChanges, Stale, Timeouts};
 use crate::port::{Member, Route, Slot};
 
 /// The set that either layout may or may not have, depending on the addresses that serve NodePorts.
@@ -162,7 +162,7 @@ impl Tables {
     pub(crate) fn settle(
         &mut self,
         plan: &Plan,
-        verdicts: &Verdicts,
+        outcomes: &Outcomes,
         now: Instant,
         report: &mut Report,
     ) {
@@ -173,29 +173,33 @@ impl Tables {
                 reason: reason.to_string(),
             });
         };
-        if let Verdict::Refused(reason) = &verdicts.base {
+        if let Outcome::Refused(reason) = &outcomes.base {
             let what = "write the nftables chains and sets that all Services need";
             tell(what.to_owned(), None, reason);
         }
         let booking = Booking {
-            verdict: &verdicts.base,
+            outcome: &outcomes.base,
             now,
             manner: Manner::Late,
         };
         for (key, change) in &plan.base_changes {
             booking.book(&mut self.base, key, change.wanted.clone());
         }
-        if let Some(ways) = &plan.ways {
+        if let Some(services_chain) = &plan.services_chain {
             let booking = Booking {
-                verdict: &verdicts.ways,
+                outcome: &outcomes.services_chain,
                 ..booking
             };
-            booking.book(&mut self.base, &SERVICES_CHAIN, ways.wanted.clone());
-            if let Verdict::Refused(reason) = &verdicts.ways {
+            booking.book(
+                &mut self.base,
+                &SERVICES_CHAIN,
+                services_chain.wanted.clone(),
+            );
+            if let Outcome::Refused(reason) = &outcomes.services_chain {
                 tell("write the nftables chain services".to_owned(), None, reason);
             }
         }
-        if verdicts.base == Verdict::Done
+        if outcomes.base == Outcome::Done
             && plan.base_changes.contains_key(&Key::Set(NODE_PORT_IPS))
         {
             // A new set has only the elements of this plan.
@@ -204,16 +208,16 @@ impl Tables {
         for (address, is_wanted) in &plan.node_ports {
             booking.book(&mut self.node_ports, address, is_wanted.then_some(()));
         }
-        let is_kept = plan.timeouts == Timeouts::Unknown && verdicts.timeouts == Timeouts::Kept;
-        for (part, verdict) in plan.parts.iter().zip(&verdicts.parts) {
-            if let Verdict::Refused(reason) = verdict {
+        let is_kept = plan.timeouts == Timeouts::Unknown && outcomes.timeouts == Timeouts::Kept;
+        for (part, outcome) in plan.parts.iter().zip(&outcomes.parts) {
+            if let Outcome::Refused(reason) = outcome {
                 let what = "write nftables chains and elements".to_owned();
                 tell(what, part.owner.as_ref(), reason);
             }
-            self.settle_part(part, verdict, &verdicts.partial, now);
+            self.settle_part(part, outcome, &outcomes.partial, now);
             for (set, clients) in &part.affinity {
                 // The kernel reported success but kept the old timeout: the set must be replaced.
-                if *verdict == Verdict::Done
+                if *outcome == Outcome::Done
                     && is_kept
                     && clients.is_change()
                     && let Some(there) = clients.there
@@ -223,7 +227,7 @@ impl Tables {
                 }
             }
         }
-        for (stale, verdict) in plan.stale.iter().zip(&verdicts.stale) {
+        for (stale, outcome) in plan.stale.iter().zip(&outcomes.stale) {
             // After a rule was deleted, its chain may still be in use for a moment, so the first
             // refusal is not reported.
             let is_first = match stale {
@@ -231,13 +235,13 @@ impl Tables {
                 Stale::Set(name) => !self.affinity.is_failing(name),
                 Stale::Base(key) => !self.base.is_failing(key),
             };
-            if let Verdict::Refused(reason) = verdict
+            if let Outcome::Refused(reason) = outcome
                 && !is_first
             {
                 tell(format!("remove nftables {stale}"), None, reason);
             }
             let booking = Booking {
-                verdict,
+                outcome,
                 now,
                 manner: if is_first {
                     Manner::Late
@@ -251,9 +255,9 @@ impl Tables {
                 Stale::Base(key) => booking.book(&mut self.base, key, None),
             }
         }
-        let parts = plan.parts.iter().zip(&verdicts.parts);
+        let parts = plan.parts.iter().zip(&outcomes.parts);
         let written =
-            parts.filter(|(_, verdict)| matches!(verdict, Verdict::Done | Verdict::Unknown));
+            parts.filter(|(_, outcome)| matches!(outcome, Outcome::Done | Outcome::Unknown));
         let changes = written.flat_map(|(part, _)| &part.slots);
         for change in changes.filter(|change| change.after.is_none()) {
             let slot = &change.slot;
@@ -265,14 +269,14 @@ impl Tables {
     pub(crate) fn settle_listeners(
         &mut self,
         plan: &Plan,
-        verdicts: &Verdicts,
+        outcomes: &Outcomes,
         now: Instant,
         report: &mut Report,
     ) -> usize {
         let mut failed = 0;
-        for (port, verdict) in plan.listeners.iter().zip(&verdicts.listeners) {
+        for (port, outcome) in plan.listeners.iter().zip(&outcomes.listeners) {
             let number = &port.number;
-            let Err(reason) = verdict else {
+            let Err(reason) = outcome else {
                 self.listeners.set_actual(number, port.serving.clone());
                 continue;
             };
@@ -293,13 +297,13 @@ impl Tables {
 
     fn settle_part(
         &mut self,
-        part: &Part,
-        verdict: &Verdict,
+        part: &PortChanges,
+        outcome: &Outcome,
         partial: &BTreeMap<Name, Content>,
         now: Instant,
     ) {
         let booking = Booking {
-            verdict,
+            outcome,
             now,
             // The subject was refused in isolation, so it is at fault itself.
             manner: Manner::Excused,
@@ -311,7 +315,7 @@ impl Tables {
         }
         for chain in &part.emptied {
             // The chain is unwanted, whatever its content is now.
-            if *verdict == Verdict::Done {
+            if *outcome == Outcome::Done {
                 self.chains.set_actual(chain, Some(Content::default()));
             }
         }
@@ -336,7 +340,7 @@ enum Manner {
 
 /// The outcome to book for several entries.
 struct Booking<'a> {
-    verdict: &'a Verdict,
+    outcome: &'a Outcome,
     now: Instant,
     manner: Manner,
 }
@@ -348,14 +352,14 @@ impl Booking<'_> {
         V: Clone + Eq,
         O: Clone + Eq + std::hash::Hash + Ord,
     {
-        match self.verdict {
-            Verdict::Done => entries.set_actual(key, written),
-            Verdict::Later => {}
-            Verdict::Unknown => entries.doubt(key, self.now),
-            Verdict::Refused(_) if self.manner == Manner::Excused => {
+        match self.outcome {
+            Outcome::Done => entries.set_actual(key, written),
+            Outcome::Later => {}
+            Outcome::Unknown => entries.doubt(key, self.now),
+            Outcome::Refused(_) if self.manner == Manner::Excused => {
                 entries.excuse(key, self.now);
             }
-            Verdict::Refused(_) | Verdict::Untried => entries.fail(key, self.now),
+            Outcome::Refused(_) | Outcome::Untried => entries.fail(key, self.now),
         }
     }
 }

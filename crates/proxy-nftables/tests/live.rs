@@ -16,7 +16,8 @@ use std::{env, thread};
 
 use namespace::in_namespace;
 use nftables_netlink::{
-    Change, Element, Family, Generation, Nftables, Rule, Subscription, Timeout, Transaction, Whole,
+    Change, Element, Family, Generation, Nftables, Rule, Subscription, TableDump, Timeout,
+    Transaction,
 };
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
@@ -218,7 +219,7 @@ impl World {
     }
 }
 
-fn whole() -> Whole {
+fn whole() -> TableDump {
     Nftables::open().unwrap().read(Family::Ip, TABLE).unwrap()
 }
 
@@ -227,7 +228,7 @@ fn generation() -> Generation {
 }
 
 /// All but handles and the generation.
-fn content(whole: &Whole) -> Vec<String> {
+fn content(whole: &TableDump) -> Vec<String> {
     let chains = whole.chains.iter().map(|chain| format!("{chain:?}"));
     let rules = whole
         .rules
@@ -452,7 +453,7 @@ fn a_thousand_endpoints_with_affinity_take_ten_megabytes() {
 }
 
 /// The table as versions left it that gave sets of clients a size.
-fn make_with_sizes(whole: &Whole) {
+fn make_with_sizes(whole: &TableDump) {
     let named = |set: &nftables_netlink::Set| nftables_netlink::Set {
         size: set.dynamic.then_some(65_535).or(set.size),
         ..set.clone()

@@ -15,7 +15,7 @@ mod node;
 use std::time::Instant;
 
 use nftables_netlink::Family;
-use packet_path::nft::{Held, Nft};
+use packet_path::nft::{InMemoryTables, Nft};
 use proxy::{
     Endpoint, EndpointPort, EndpointSlice, Event, IpFamily, Kind, LocalDetector, Mode as _, Model,
     NamespacedName, Node, NodeFacts, Placement, Protocol, Service, ServiceCidr, ServicePort,
@@ -132,7 +132,7 @@ impl Section<'_> {
     }
 
     /// The table that this mode makes of it.
-    fn table(self, config: Config) -> Held {
+    fn table(self, config: Config) -> InMemoryTables {
         let mut model = self.model();
         let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", node::NODE]);
         let now = Instant::now();
@@ -148,7 +148,7 @@ impl Section<'_> {
         }
         assert_eq!(proxier.standing().pending, 0);
         let content = kernel.state().table.clone().unwrap();
-        let mut held = Held::default();
+        let mut held = InMemoryTables::default();
         held.add_table(Family::Ip, TABLE);
         for (chain, rules) in content.chains.into_values() {
             held.add_chain(Family::Ip, TABLE, &chain, rules);
@@ -161,7 +161,7 @@ impl Section<'_> {
 }
 
 /// What becomes of a packet, in the words of the matrix.
-fn words(held: &mut Held, from: &str, to: &str) -> String {
+fn words(held: &mut InMemoryTables, from: &str, to: &str) -> String {
     let from = match from {
         "pod" => "10.244.1.77",
         "node" => node::NODE,

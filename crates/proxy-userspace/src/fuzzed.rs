@@ -3,7 +3,7 @@
 
 use footprint::Footprints;
 use nftables_netlink::fuzzed::pieces;
-use nftables_netlink::{FoundSet, Generation, Whole};
+use nftables_netlink::{Generation, KernelSet, TableDump};
 use proxy::IpFamily;
 
 use crate::config::Config;
@@ -34,13 +34,13 @@ pub fn object(bytes: &[u8]) {
     let elements = read.elements.map(|(_, elements)| elements);
     let elements = elements.unwrap_or_default();
     for family in IpFamily::ALL {
-        let of_map = |set| FoundSet {
+        let of_map = |set| KernelSet {
             handle: 1,
             set,
             other_flags: 0,
         };
         let sets = maps(family).map(|set| (of_map(set), elements.clone()));
-        let whole = Whole {
+        let whole = TableDump {
             counters: Vec::new(),
             generation: Generation(1),
             table: Some(table(family)),

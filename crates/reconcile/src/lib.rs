@@ -19,11 +19,11 @@
 //! whether everything requested before some time is in place. A row that cannot be written for a
 //! reason of its own can be excused from this.
 
-mod look;
 mod row;
 mod rows;
+mod schedule;
 mod table;
 
-pub use look::Look;
 pub use rows::Rows;
+pub use schedule::ReadSchedule;
 pub use table::{Removals, Table};

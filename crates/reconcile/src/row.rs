@@ -20,11 +20,11 @@ pub(crate) struct Row<V, O> {
 enum Content<V, O> {
     One(O, V),
     /// Every other combination of claims and actual value.
-    Any(Box<Any<V, O>>),
+    Any(Box<GeneralContent<V, O>>),
 }
 
 #[derive(Debug)]
-struct Any<V, O> {
+struct GeneralContent<V, O> {
     /// Claims sorted by owner; the first has the wanted value.
     claims: Vec<(O, V)>,
     /// The actual value, if it differs from the wanted one.
@@ -39,7 +39,7 @@ impl<V, O> Row<V, O> {
 
     /// Creates a row with an actual value and no claim.
     pub(crate) fn of_actual(actual: V) -> Self {
-        Self::new(Content::Any(Box::new(Any {
+        Self::new(Content::Any(Box::new(GeneralContent {
             claims: Vec::new(),
             other: Some(actual),
         })))
@@ -162,7 +162,7 @@ impl<V: Clone + Eq, O: Clone + Ord> Row<V, O> {
     fn spread(&mut self) {
         if let Content::One(owner, value) = &self.content {
             let claim = (owner.clone(), value.clone());
-            self.content = Content::Any(Box::new(Any {
+            self.content = Content::Any(Box::new(GeneralContent {
                 claims: vec![claim],
                 other: None,
             }));

@@ -70,7 +70,7 @@ impl<K> Pending<K> {
 
 /// The origin of a changed claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wish {
+enum ClaimOrigin {
     /// The owner wants another value.
     New,
     /// The value follows from a write or from an observed entry.
@@ -182,10 +182,10 @@ where
             }
         };
         for key in before.into_iter().flatten().filter(|key| !is_kept(key)) {
-            self.set_claim(&key, owner, None, Wish::New);
+            self.set_claim(&key, owner, None, ClaimOrigin::New);
         }
         for (key, value) in fresh {
-            self.set_claim(&key, owner, Some(value), Wish::New);
+            self.set_claim(&key, owner, Some(value), ClaimOrigin::New);
         }
     }
 
@@ -197,7 +197,7 @@ where
     /// Replaces the value that `owner` claims for one key, if it claims that key.
     pub fn amend(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
-            self.set_claim(key, owner, Some(value), Wish::New);
+            self.set_claim(key, owner, Some(value), ClaimOrigin::New);
         }
     }
 
@@ -205,7 +205,7 @@ where
     /// previous value failed, this one would fail too, so the next retry stays as scheduled.
     pub fn adjust(&mut self, owner: &O, key: &K, value: V) {
         if self.is_claimed_by(key, owner) {
-            self.set_claim(key, owner, Some(value), Wish::Follows);
+            self.set_claim(key, owner, Some(value), ClaimOrigin::Follows);
         }
     }
 
@@ -214,7 +214,7 @@ where
         row.is_some_and(|row| row.owners().any(|of| of == owner))
     }
 
-    fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>, wish: Wish) {
+    fn set_claim(&mut self, key: &K, owner: &O, value: Option<V>, origin: ClaimOrigin) {
         let (before, claims, is_other) = match (self.rows.entry(key.clone()), value) {
             (Entry::Vacant(_), None) => return,
             (Entry::Vacant(vacant), Some(value)) => {
@@ -240,7 +240,7 @@ where
             self.contested.remove(key);
             self.contested_version += 1;
         }
-        let is_new = is_other && wish == Wish::New;
+        let is_new = is_other && origin == ClaimOrigin::New;
         // The previous value failed: the new one is tried at once, unless the actual value is
         // unknown.
         if is_new && !self.is_doubted(key) {

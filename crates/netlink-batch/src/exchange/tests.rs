@@ -282,7 +282,7 @@ fn an_interrupted_dump_is_retried_from_the_start() {
 /// Payloads that end with a dot, and how many others there are.
 type Picked = (Vec<Vec<u8>>, usize);
 
-fn pick(all: &mut Picked, message: &message::Received<'_>) -> Result<(), Malformed> {
+fn pick(all: &mut Picked, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {
     match message.payload {
         b"bad." => {
             return Err(Malformed::Message {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use smallvec::SmallVec;
 
 use super::{AnySet, chain_of, elements, generation, rule_of, set_of, table};
-use crate::encode::{Prepared, concatenation};
+use crate::encode::{PreparedTransaction, concatenation};
 use crate::expression::{
     Comparison, CtKey, Direction, DynsetOperation, Expression, FibResult, LookupFor, Membership,
     MetaKey, NatKind, NumGenKind, PayloadBase, Rule, SetRef, TupleKey,
@@ -35,7 +35,7 @@ fn transaction(changes: Vec<Change>) -> Transaction {
 }
 
 /// The changes as the messages say them, as the kernel would hand them out.
-fn read(prepared: &Prepared) -> Vec<Change> {
+fn read(prepared: &PreparedTransaction) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut anonymous: Vec<(Name, AnonymousSet)> = Vec::new();
     for index in 0..prepared.messages() {
@@ -450,13 +450,13 @@ fn change() -> impl Strategy<Value = Change> {
 proptest! {
     #[test]
     fn what_is_written_is_read(changes in vec(change(), 0..8)) {
-        let prepared = Prepared::new(&transaction(changes.clone()), None);
+        let prepared = PreparedTransaction::new(&transaction(changes.clone()), None);
         prop_assert_eq!(read(&prepared), changes);
     }
 
     #[test]
     fn a_message_belongs_to_its_change(changes in vec(change(), 1..8)) {
-        let prepared = Prepared::new(&transaction(changes.clone()), None);
+        let prepared = PreparedTransaction::new(&transaction(changes.clone()), None);
         let mut of: Vec<_> = (0..prepared.messages()).map(|at| prepared.change_of(at)).collect();
         prop_assert_eq!(of.first(), Some(&None));
         prop_assert_eq!(of.last(), Some(&None));
@@ -470,7 +470,7 @@ proptest! {
         faults in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
         cut in any::<prop::sample::Index>(),
     ) {
-        let prepared = Prepared::new(&transaction(vec![change]), None);
+        let prepared = PreparedTransaction::new(&transaction(vec![change]), None);
         for index in 0..prepared.messages() {
             let mut payload = prepared.batch.get(index).unwrap().payload.to_vec();
             for (at, to) in &faults {
@@ -509,7 +509,7 @@ fn many_elements_take_several_messages() {
         })
         .collect();
     let changes = vec![Change::AddElements("set".into(), all.clone())];
-    let prepared = Prepared::new(&transaction(changes), None);
+    let prepared = PreparedTransaction::new(&transaction(changes), None);
     assert!(prepared.messages() > 5, "{}", prepared.messages());
     let mut found = Vec::new();
     for change in read(&prepared) {
@@ -521,7 +521,10 @@ fn many_elements_take_several_messages() {
     assert_eq!(found, all);
     // None are no message, as one without elements would empty the set.
     let none = vec![Change::AddElements("set".into(), Vec::new())];
-    assert_eq!(Prepared::new(&transaction(none), None).messages(), 2);
+    assert_eq!(
+        PreparedTransaction::new(&transaction(none), None).messages(),
+        2
+    );
 }
 
 #[test]
@@ -532,7 +535,8 @@ fn a_comment_that_is_too_long_is_cut() {
         comment: Some(long.as_str().into()),
     };
     let changes = vec![Change::ReplaceRule("chain".into(), HANDLE, rule)];
-    let [Change::ReplaceRule(_, _, found)] = &read(&Prepared::new(&transaction(changes), None))[..]
+    let [Change::ReplaceRule(_, _, found)] =
+        &read(&PreparedTransaction::new(&transaction(changes), None))[..]
     else {
         panic!("one rule");
     };
@@ -555,7 +559,7 @@ fn fields_are_noted_as_nft_notes_them_and_read() {
                 )
             };
             let changes = vec![Change::AddSet(set)];
-            let prepared = Prepared::new(&transaction(changes.clone()), None);
+            let prepared = PreparedTransaction::new(&transaction(changes.clone()), None);
             assert_eq!(read(&prepared), changes);
         }
     }
@@ -593,7 +597,7 @@ fn elements_of_a_first_change_are_not_all_sent_back() {
         let elements =
             (0..count).map(|number| Element::of_set(number.to_be_bytes().as_slice().into()));
         let change = Change::AddElements("set".into(), elements.collect());
-        let prepared = Prepared::new(&transaction(vec![change]), None);
+        let prepared = PreparedTransaction::new(&transaction(vec![change]), None);
         prepared.batch.get(1).unwrap().flags & NLM_F_ECHO != 0
     };
     assert!(is_told(1));

@@ -10,7 +10,7 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use nftables_netlink::{Change, Family, Nftables, Transaction, Whole};
+use nftables_netlink::{Change, Family, Nftables, TableDump, Transaction};
 
 /// Runs `story` on a thread of its own in a new network namespace.
 pub(crate) fn in_namespace<T: Send>(story: impl FnOnce(Nftables) -> T + Send) -> T {
@@ -47,7 +47,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
 }
 
 /// What makes a table as it was read, in the order in which `nft` makes one.
-pub(crate) fn making(whole: Whole) -> Transaction {
+pub(crate) fn making(whole: TableDump) -> Transaction {
     let table = whole.table.unwrap();
     let mut transaction = Transaction {
         family: table.family,
@@ -68,7 +68,7 @@ pub(crate) fn making(whole: Whole) -> Transaction {
 }
 
 /// All tables of the namespace.
-pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<Whole> {
+pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
     let tables = nftables.tables(None).unwrap();
     tables
         .iter()
@@ -77,7 +77,7 @@ pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<Whole> {
 }
 
 /// The same without what is of one moment, so that a table that was made again compares.
-pub(crate) fn timeless(mut whole: Whole) -> Whole {
+pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole.generation = nftables_netlink::Generation(1);
     whole.chain_handles.clear();
     for (set, elements) in &mut whole.sets {

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use nftables_netlink::{Error, FoundRule, Name, Policy, Verdict};
+use nftables_netlink::{Error, KernelRule, Name, Policy, Verdict};
 
-use super::reader::{At, Reader};
-use super::run::{Evaluation, Run, Stop};
-use super::say;
+use super::describe;
+use super::reader::{ObjectId, Reader};
+use super::run::{Evaluation, RuleResult, Run};
 use crate::branch::{Branch, Doubt, End, Step};
 
 /// `NFT_JUMP_STACK_SIZE`: the kernel accepts no deeper jumps.
@@ -33,7 +33,7 @@ impl<R: Reader> Evaluation<'_, R> {
     /// Evaluates a base chain and its policy.
     pub(super) fn base_chain(
         &mut self,
-        chain: &At,
+        chain: &ObjectId,
         policy: Policy,
         branch: Branch,
     ) -> Result<Vec<Branch>, Error> {
@@ -41,7 +41,7 @@ impl<R: Reader> Evaluation<'_, R> {
         for (mut branch, exit) in self.chain(chain, branch, 0)? {
             if exit != Exit::Out && policy == Policy::Drop {
                 let says = "no rule has accepted it: it is dropped, and nobody is told";
-                branch.step(Step::new(say::place(chain), "policy drop", says));
+                branch.step(Step::new(describe::place(chain), "policy drop", says));
                 branch.end = Some(End::Dropped);
             }
             branches.push(branch);
@@ -51,7 +51,7 @@ impl<R: Reader> Evaluation<'_, R> {
 
     fn chain(
         &mut self,
-        chain: &At,
+        chain: &ObjectId,
         branch: Branch,
         depth: usize,
     ) -> Result<Vec<(Branch, Exit)>, Error> {
@@ -62,7 +62,7 @@ impl<R: Reader> Evaluation<'_, R> {
             for mut branch in open {
                 self.budget = self.budget.saturating_sub(1);
                 if self.budget == 0 {
-                    branch.end = Some(End::Unknown(say::too_many(chain, &rule.rule)));
+                    branch.end = Some(End::Unknown(describe::too_many(chain, &rule.rule)));
                     out.push((branch, Exit::Out));
                     continue;
                 }
@@ -86,8 +86,8 @@ impl<R: Reader> Evaluation<'_, R> {
 
     fn rule(
         &mut self,
-        chain: &At,
-        found: &FoundRule,
+        chain: &ObjectId,
+        found: &KernelRule,
         branch: Branch,
         depth: usize,
     ) -> Result<Vec<(Branch, Exit)>, Error> {
@@ -96,8 +96,8 @@ impl<R: Reader> Evaluation<'_, R> {
         let mut ways = Vec::with_capacity(stopped.len());
         for (branch, leads) in settled(chain, found, stopped) {
             match leads {
-                Leads::Exit(exit) => ways.push((branch, exit)),
-                Leads::Into(to, after) => {
+                Continuation::Exit(exit) => ways.push((branch, exit)),
+                Continuation::Into(to, after) => {
                     let inside = self.inside(&chain.beside(&to), branch, depth)?;
                     ways.extend(inside.into_iter().map(|(mut branch, exit)| match exit {
                         Exit::Out => (branch, exit),
@@ -119,26 +119,26 @@ impl<R: Reader> Evaluation<'_, R> {
     /// Evaluates one rule along all of its paths.
     fn carry_out(
         &mut self,
-        chain: &At,
-        found: &FoundRule,
+        chain: &ObjectId,
+        found: &KernelRule,
         branch: Branch,
     ) -> Result<Vec<(Run, Option<Verdict>)>, Error> {
         let (mut open, mut stopped) = (vec![Run::new(branch)], Vec::new());
         while let Some(run) = open.pop() {
             match run.go(self, chain, &found.rule)? {
-                Stop::Fork(runs) if runs.len() < self.budget => {
+                RuleResult::Fork(runs) if runs.len() < self.budget => {
                     self.budget -= runs.len();
                     open.extend(runs);
                 }
-                Stop::Fork(runs) => {
+                RuleResult::Fork(runs) => {
                     let chance = runs.iter().map(|run| run.branch.chance).sum();
                     if let Some(mut run) = runs.into_iter().next() {
                         run.branch.chance = chance;
-                        run.branch.end = Some(End::Unknown(say::too_many(chain, &found.rule)));
+                        run.branch.end = Some(End::Unknown(describe::too_many(chain, &found.rule)));
                         stopped.push((run, None));
                     }
                 }
-                Stop::Ended(run, verdict) => stopped.push((*run, verdict)),
+                RuleResult::Ended(run, verdict) => stopped.push((*run, verdict)),
             }
         }
         // Restores the order of the generated numbers.
@@ -148,27 +148,27 @@ impl<R: Reader> Evaluation<'_, R> {
 
     fn inside(
         &mut self,
-        to: &At,
+        to: &ObjectId,
         mut branch: Branch,
         depth: usize,
     ) -> Result<Vec<(Branch, Exit)>, Error> {
         if depth + 1 < DEPTH {
             return self.chain(to, branch, depth + 1);
         }
-        branch.end = Some(End::Unknown(say::too_deep(to)));
+        branch.end = Some(End::Unknown(describe::too_deep(to)));
         Ok(vec![(branch, Exit::Out)])
     }
 }
 
 /// The point at which a path continues after a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Leads {
+enum Continuation {
     Exit(Exit),
     /// Into a chain; the exit that follows after it.
     Into(Name, Exit),
 }
 
-impl Leads {
+impl Continuation {
     fn of(verdict: Option<Verdict>) -> Self {
         match verdict {
             None | Some(Verdict::Continue) => Self::Exit(Exit::On),
@@ -181,9 +181,9 @@ impl Leads {
 }
 
 /// One path through a rule.
-struct Taken {
+struct RulePath {
     branch: Branch,
-    leads: Leads,
+    leads: Continuation,
     /// The assumption of this path about the rule's doubt.
     side: Option<bool>,
     doubt: Option<Arc<str>>,
@@ -191,13 +191,13 @@ struct Taken {
 
 /// Concludes a rule: adds its steps, and discards a doubt that makes no difference.
 fn settled(
-    chain: &At,
-    found: &FoundRule,
+    chain: &ObjectId,
+    found: &KernelRule,
     stopped: Vec<(Run, Option<Verdict>)>,
-) -> Vec<(Branch, Leads)> {
-    let mut all: Vec<Taken> = Vec::with_capacity(stopped.len());
+) -> Vec<(Branch, Continuation)> {
+    let mut all: Vec<RulePath> = Vec::with_capacity(stopped.len());
     for (mut run, verdict) in stopped {
-        let step = say::step(chain, found, &run, verdict.as_ref());
+        let step = describe::step(chain, found, &run, verdict.as_ref());
         let is_nothing = step.is_none();
         match step {
             Some(step) => run.branch.step(step),
@@ -207,9 +207,9 @@ fn settled(
             run.branch.end = Some(End::Dropped);
         }
         let leads = if run.branch.end.is_some() {
-            Leads::Exit(Exit::Out)
+            Continuation::Exit(Exit::Out)
         } else {
-            Leads::of(verdict)
+            Continuation::of(verdict)
         };
         let (side, doubt) = run.doubt.unzip();
         // Paths on which the rule had an effect differ in that effect.
@@ -218,7 +218,7 @@ fn settled(
             .find(|of| of.side == side && of.leads == leads && is_like(&of.branch, &run.branch));
         match like {
             Some(like) => like.branch.chance += run.branch.chance,
-            None => all.push(Taken {
+            None => all.push(RulePath {
                 branch: run.branch,
                 leads,
                 side,
@@ -242,8 +242,11 @@ fn settled(
 }
 
 /// Returns true if both sides of a doubt have the same results.
-fn makes_no_difference(all: &[Taken]) -> bool {
-    let of = |side| all.iter().filter(move |of: &&Taken| of.side == Some(side));
+fn makes_no_difference(all: &[RulePath]) -> bool {
+    let of = |side| {
+        all.iter()
+            .filter(move |of: &&RulePath| of.side == Some(side))
+    };
     of(true).count() == of(false).count()
         && of(true).all(|yes| {
             of(false).any(|no| yes.leads == no.leads && is_like(&yes.branch, &no.branch))

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use nftables_netlink::{
-    Bytes, CtKey, DynsetOperation, Element, ElementData, Error, Expression, LookupFor, Membership,
-    MetaKey, Register, Rule, SetRef, text,
+    Bytes, CtKey, DataType, DynsetOperation, Element, ElementData, Error, Expression, LookupFor,
+    Membership, MetaKey, Register, Rule, SetRef, text,
 };
 
 use super::fields::Fields;
-use super::reader::{At, Reader};
+use super::reader::{ObjectId, Reader};
 use super::registers::{self, Registers};
-use super::run::{Did, Done, Evaluation, Run, Stop};
+use super::run::{Effect, Evaluation, ExpressionResult, RuleResult, Run};
 use super::sets;
 use crate::branch::End;
 use crate::packet::Tracking;
@@ -23,42 +23,46 @@ impl Run {
     pub(super) fn go<R: Reader>(
         mut self,
         evaluation: &mut Evaluation<'_, R>,
-        chain: &At,
+        chain: &ObjectId,
         rule: &Rule,
-    ) -> Result<Stop, Error> {
+    ) -> Result<RuleResult, Error> {
         while let Some(expression) = rule.expressions.get(self.at) {
             self.at += 1;
             match self.one(evaluation, chain, expression)? {
-                Done::On => {}
-                Done::Missed => return Ok(Stop::Ended(Box::new(self), None)),
-                Done::Ended(verdict) => return Ok(Stop::Ended(Box::new(self), verdict)),
-                Done::Open(what) => {
-                    if let Some(parted) = self.part(super::say::open(chain, rule, what)) {
+                ExpressionResult::On => {}
+                ExpressionResult::Missed => return Ok(RuleResult::Ended(Box::new(self), None)),
+                ExpressionResult::Ended(verdict) => {
+                    return Ok(RuleResult::Ended(Box::new(self), verdict));
+                }
+                ExpressionResult::Open(what) => {
+                    if let Some(parted) = self.part(super::describe::open(chain, rule, what)) {
                         return Ok(parted);
                     }
                 }
-                Done::Lost => {
-                    let why = super::say::lost(chain, rule, expression);
+                ExpressionResult::Lost => {
+                    let why = super::describe::lost(chain, rule, expression);
                     self.branch.end = Some(End::Unknown(why));
-                    return Ok(Stop::Ended(Box::new(self), None));
+                    return Ok(RuleResult::Ended(Box::new(self), None));
                 }
-                Done::NotUnderstood => {
+                ExpressionResult::NotUnderstood => {
                     // The expression may have written any register.
                     self.registers = Registers::new();
-                    let doubt = super::say::not_understood(chain, rule, expression);
+                    let doubt = super::describe::not_understood(chain, rule, expression);
                     if let Some(parted) = self.part(doubt) {
                         return Ok(parted);
                     }
                 }
-                Done::Choose(count, first, to) => return Ok(self.choose(count, first, to)),
+                ExpressionResult::Choose(count, first, to) => {
+                    return Ok(self.choose(count, first, to));
+                }
             }
         }
-        Ok(Stop::Ended(Box::new(self), None))
+        Ok(RuleResult::Ended(Box::new(self), None))
     }
 
     /// Splits the path into match and no match. A rule that is already in doubt is assumed to
     /// match: the rule's outcome is one question.
-    fn part(&mut self, doubt: Arc<str>) -> Option<Stop> {
+    fn part(&mut self, doubt: Arc<str>) -> Option<RuleResult> {
         if self.doubt.is_some() {
             return None;
         }
@@ -68,10 +72,10 @@ impl Run {
         no.doubt = Some((false, doubt));
         // Effects so far have happened; after the last expression the rule ends.
         no.at = usize::MAX;
-        Some(Stop::Fork(vec![yes, no]))
+        Some(RuleResult::Fork(vec![yes, no]))
     }
 
-    fn choose(self, count: u32, first: u32, to: Register) -> Stop {
+    fn choose(self, count: u32, first: u32, to: Register) -> RuleResult {
         let runs = (0..count).map(|number| {
             let mut run = self.clone();
             run.branch.chance /= f64::from(count);
@@ -80,15 +84,15 @@ impl Run {
             run.registers.put(to, &number.to_ne_bytes());
             run
         });
-        Stop::Fork(runs.collect())
+        RuleResult::Fork(runs.collect())
     }
 
     fn one<R: Reader>(
         &mut self,
         evaluation: &mut Evaluation<'_, R>,
-        chain: &At,
+        chain: &ObjectId,
         expression: &Expression,
-    ) -> Result<Done, Error> {
+    ) -> Result<ExpressionResult, Error> {
         Ok(match expression {
             Expression::Lookup { key, set, what } => {
                 return self.lookup(evaluation, chain, (*key, set), *what);
@@ -101,7 +105,7 @@ impl Run {
                 let found = self.registers.read(*register, with.len());
                 match registers::compare(&found, *how, with) {
                     Some(holds) => holds.into(),
-                    None => Done::Open(NOT_KNOWN),
+                    None => ExpressionResult::Open(NOT_KNOWN),
                 }
             }
             Expression::Range {
@@ -114,13 +118,13 @@ impl Run {
                     let is_in = *from <= found && found <= *to;
                     (is_in == (*how == Membership::In)).into()
                 }
-                None => Done::Open(NOT_KNOWN),
+                None => ExpressionResult::Open(NOT_KNOWN),
             },
-            Expression::Verdict(verdict) => Done::Ended(Some(verdict.clone())),
+            Expression::Verdict(verdict) => ExpressionResult::Ended(Some(verdict.clone())),
             Expression::Reject { kind, code } => {
-                let message = super::say::refusal(self.branch.packet.family(), *kind, *code);
+                let message = super::describe::refusal(self.branch.packet.family(), *kind, *code);
                 self.branch.end = Some(End::Refused(message));
-                Done::Ended(None)
+                ExpressionResult::Ended(None)
             }
             Expression::NumGen {
                 modulus,
@@ -136,33 +140,33 @@ impl Run {
             } => {
                 if *modulus == 0 || *modulus > CHOICES {
                     self.registers.forget(*to, 4);
-                    Done::On
+                    ExpressionResult::On
                 } else {
-                    Done::Choose(*modulus, *offset, *to)
+                    ExpressionResult::Choose(*modulus, *offset, *to)
                 }
             }
             // Assumes that a limit is not exceeded by the first packet.
             Expression::Limit { over, .. } => (!over).into(),
             Expression::Dynset { set, operation, .. } => {
                 self.note(set, *operation);
-                Done::On
+                ExpressionResult::On
             }
             Expression::Object { kind, .. } => match *kind {
                 // NFT_OBJECT_COUNTER, and NFT_OBJECT_LIMIT, which is assumed not to be exceeded.
-                1 | 4 => Done::On,
-                _ => Done::NotUnderstood,
+                1 | 4 => ExpressionResult::On,
+                _ => ExpressionResult::NotUnderstood,
             },
             Expression::NoTrack => {
                 if self.branch.packet.tracking == Tracking::NotYet {
                     self.branch.packet.tracking = Tracking::Untracked;
-                    self.did.push(Did::Untracked);
+                    self.did.push(Effect::Untracked);
                 }
-                Done::On
+                ExpressionResult::On
             }
-            Expression::Counter { .. } | Expression::Log { .. } => Done::On,
-            Expression::Unknown(name) if is_of_no_matter(name) => Done::On,
-            Expression::Unknown(name) if is_deed(name) => Done::Lost,
-            Expression::Unknown(_) => Done::NotUnderstood,
+            Expression::Counter { .. } | Expression::Log { .. } => ExpressionResult::On,
+            Expression::Unknown(name) if is_of_no_matter(name) => ExpressionResult::On,
+            Expression::Unknown(name) if is_deed(name) => ExpressionResult::Lost,
+            Expression::Unknown(_) => ExpressionResult::NotUnderstood,
             Expression::Nat { .. }
             | Expression::Masquerade { .. }
             | Expression::Redirect { .. } => self.translate(evaluation, expression),
@@ -170,9 +174,9 @@ impl Run {
                 base, offset, len, ..
             } => {
                 if Fields(&self.branch.packet).leads(*base, *offset, *len) {
-                    Done::Lost
+                    ExpressionResult::Lost
                 } else {
-                    Done::On
+                    ExpressionResult::On
                 }
             }
             Expression::SetMeta { key, from } => self.set_meta(*key, *from),
@@ -182,7 +186,11 @@ impl Run {
     }
 
     /// Loads a value from the packet or a register into a register.
-    fn load<R: Reader>(&mut self, evaluation: &Evaluation<'_, R>, expression: &Expression) -> Done {
+    fn load<R: Reader>(
+        &mut self,
+        evaluation: &Evaluation<'_, R>,
+        expression: &Expression,
+    ) -> ExpressionResult {
         let packet = Fields(&self.branch.packet);
         let (to, bytes) = match expression {
             Expression::Payload {
@@ -195,7 +203,7 @@ impl Run {
             Expression::Ct { key, to } => (*to, packet.ct(*key)),
             Expression::CtTuple { key, direction, to } => match packet.tuple(*key, *direction) {
                 Some(bytes) => (*to, bytes),
-                None => return Done::Missed,
+                None => return ExpressionResult::Missed,
             },
             Expression::Fib { result, flags, to } => {
                 (*to, packet.fib(evaluation.kernel, *result, *flags))
@@ -219,35 +227,35 @@ impl Run {
                 let found = self.registers.read(*from, *len as usize);
                 (*to, registers::turned(&found, *size as usize))
             }
-            _ => return Done::NotUnderstood,
+            _ => return ExpressionResult::NotUnderstood,
         };
         self.registers.write(to, &bytes);
-        Done::On
+        ExpressionResult::On
     }
 
-    fn set_meta(&mut self, key: MetaKey, from: Register) -> Done {
+    fn set_meta(&mut self, key: MetaKey, from: Register) -> ExpressionResult {
         match (key, self.registers.number(from)) {
             (MetaKey::Mark, Some(mark)) => {
                 let before = self.branch.packet.mark;
                 if mark != before {
                     self.branch.packet.mark = mark;
-                    self.did.push(Did::Mark(before, mark));
+                    self.did.push(Effect::Mark(before, mark));
                 }
-                Done::On
+                ExpressionResult::On
             }
-            (MetaKey::Mark, None) => Done::Lost,
+            (MetaKey::Mark, None) => ExpressionResult::Lost,
             // No other key changes the packet's path.
-            _ => Done::On,
+            _ => ExpressionResult::On,
         }
     }
 
-    fn set_ct(&mut self, key: CtKey, from: Register) -> Done {
+    fn set_ct(&mut self, key: CtKey, from: Register) -> ExpressionResult {
         match (key, self.registers.number(from)) {
             (CtKey::Mark, Some(mark)) => {
                 self.branch.packet.connection_mark = mark;
-                Done::On
+                ExpressionResult::On
             }
-            _ => Done::Lost,
+            _ => ExpressionResult::Lost,
         }
     }
 
@@ -255,27 +263,27 @@ impl Run {
         let SetRef::Named(name) = set else { return };
         let name = Arc::clone(name);
         self.did.push(match operation {
-            DynsetOperation::Add | DynsetOperation::Update => Did::Noted(name),
-            DynsetOperation::Delete => Did::Forgotten(name),
+            DynsetOperation::Add | DynsetOperation::Update => Effect::Noted(name),
+            DynsetOperation::Delete => Effect::Forgotten(name),
         });
     }
 
     fn lookup<R: Reader>(
         &mut self,
         evaluation: &mut Evaluation<'_, R>,
-        chain: &At,
+        chain: &ObjectId,
         (key, set): (Register, &SetRef),
         what: LookupFor,
-    ) -> Result<Done, Error> {
+    ) -> Result<ExpressionResult, Error> {
         let Some(key) = self.key(evaluation, chain, key, set)? else {
             // An element may exist or not, and its data is unknown.
             return Ok(match what {
-                LookupFor::Membership(_) => Done::Open(NOT_KNOWN),
+                LookupFor::Membership(_) => ExpressionResult::Open(NOT_KNOWN),
                 LookupFor::Value(to) => {
                     self.registers.forget(to, 64);
-                    Done::Open(NOT_KNOWN)
+                    ExpressionResult::Open(NOT_KNOWN)
                 }
-                LookupFor::Verdict => Done::Lost,
+                LookupFor::Verdict => ExpressionResult::Lost,
             });
         };
         let found = match set {
@@ -293,11 +301,13 @@ impl Run {
             (LookupFor::Membership(sense), _) => (is_in == (sense == Membership::In)).into(),
             (LookupFor::Value(to), Some(ElementData::Value(value))) => {
                 self.registers.put(to, &value);
-                Done::On
+                ExpressionResult::On
             }
-            (LookupFor::Verdict, Some(ElementData::Verdict(verdict))) => Done::Ended(Some(verdict)),
-            _ if is_in => Done::Lost,
-            _ => Done::Missed,
+            (LookupFor::Verdict, Some(ElementData::Verdict(verdict))) => {
+                ExpressionResult::Ended(Some(verdict))
+            }
+            _ if is_in => ExpressionResult::Lost,
+            _ => ExpressionResult::Missed,
         })
     }
 
@@ -305,7 +315,7 @@ impl Run {
     fn member<R: Reader>(
         &mut self,
         evaluation: &mut Evaluation<'_, R>,
-        at: &At,
+        at: &ObjectId,
         key: &[u8],
     ) -> Result<Option<Element>, Error> {
         let Some(found) = evaluation.asked.element(at, key)? else {
@@ -329,7 +339,7 @@ impl Run {
     fn key<R: Reader>(
         &self,
         evaluation: &mut Evaluation<'_, R>,
-        chain: &At,
+        chain: &ObjectId,
         from: Register,
         set: &SetRef,
     ) -> Result<Option<Bytes>, Error> {
@@ -338,9 +348,9 @@ impl Run {
                 let Some(set) = evaluation.asked.set(&chain.beside(name))? else {
                     return Ok(None);
                 };
-                sets::key_len(&set.set.key)
+                DataType::key_len(&set.set.key)
             }
-            SetRef::Anonymous(set) => sets::key_len(&set.key),
+            SetRef::Anonymous(set) => DataType::key_len(&set.key),
         };
         Ok(self.registers.bytes(from, len))
     }

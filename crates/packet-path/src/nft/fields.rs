@@ -6,7 +6,7 @@ use inet::IpFamily;
 use nftables_netlink::{CtKey, Direction, FIB_SOURCE, FibResult, MetaKey, PayloadBase, TupleKey};
 use smallvec::SmallVec;
 
-use super::registers::Known;
+use super::registers::PartialBytes;
 use crate::kernel::{Kernel, Route, RouteQuestion};
 use crate::packet::{Interface, Packet, Tracking};
 
@@ -38,9 +38,9 @@ const SYN_ACK: u8 = 0x12;
 pub(super) struct Fields<'a>(pub(super) &'a Packet);
 
 impl Fields<'_> {
-    pub(super) fn payload(&self, base: PayloadBase, offset: u32, len: u32) -> Known {
+    pub(super) fn payload(&self, base: PayloadBase, offset: u32, len: u32) -> PartialBytes {
         let header = match base {
-            PayloadBase::Link => Known::new(),
+            PayloadBase::Link => PartialBytes::new(),
             PayloadBase::Network => self.network_header(),
             PayloadBase::Transport => self.transport_header(),
         };
@@ -60,8 +60,8 @@ impl Fields<'_> {
         offset < behind && offset.saturating_add(len) > first
     }
 
-    fn network_header(&self) -> Known {
-        let mut header = Known::new();
+    fn network_header(&self) -> PartialBytes {
+        let mut header = PartialBytes::new();
         match self.0.family() {
             IpFamily::V4 => {
                 header.resize(20, None);
@@ -82,9 +82,9 @@ impl Fields<'_> {
         header
     }
 
-    fn transport_header(&self) -> Known {
+    fn transport_header(&self) -> PartialBytes {
         const TCP: u8 = 6;
-        let mut header = Known::from_elem(None, 20);
+        let mut header = PartialBytes::from_elem(None, 20);
         if let Some(port) = self.0.source_port {
             set(&mut header, 0, &port.to_be_bytes());
         }
@@ -101,7 +101,7 @@ impl Fields<'_> {
         header
     }
 
-    pub(super) fn meta(&self, key: MetaKey) -> Known {
+    pub(super) fn meta(&self, key: MetaKey) -> PartialBytes {
         let is_v4 = self.0.family() == IpFamily::V4;
         let index = |of: &Option<Interface>| match of {
             Some(interface) => number(interface.index),
@@ -131,7 +131,7 @@ impl Fields<'_> {
         }
     }
 
-    pub(super) fn ct(&self, key: CtKey) -> Known {
+    pub(super) fn ct(&self, key: CtKey) -> PartialBytes {
         let bits = match key {
             CtKey::State => match self.0.tracking {
                 Tracking::NotYet => INVALID,
@@ -164,7 +164,7 @@ impl Fields<'_> {
 
     /// Returns connection data of one direction. `None` for an untracked packet, or an address of
     /// the other family.
-    pub(super) fn tuple(&self, key: TupleKey, direction: Direction) -> Option<Known> {
+    pub(super) fn tuple(&self, key: TupleKey, direction: Direction) -> Option<PartialBytes> {
         if !self.0.is_tracked() {
             return None;
         }
@@ -188,7 +188,7 @@ impl Fields<'_> {
         };
         let port = |port: Option<u16>| match port {
             Some(port) => known(&port.to_be_bytes()),
-            None => Known::from_elem(None, 2),
+            None => PartialBytes::from_elem(None, 2),
         };
         let of = |family, address| (self.0.family() == family).then(|| known(&octets(address)));
         match key {
@@ -205,7 +205,7 @@ impl Fields<'_> {
         }
     }
 
-    pub(super) fn fib(&self, kernel: &dyn Kernel, result: FibResult, flags: u32) -> Known {
+    pub(super) fn fib(&self, kernel: &dyn Kernel, result: FibResult, flags: u32) -> PartialBytes {
         /// `NFTA_FIB_F_IIF` and `NFTA_FIB_F_OIF`: only routes by that interface count.
         const BY_IIF: u32 = 1 << 3;
         const BY_OIF: u32 = 1 << 4;
@@ -229,9 +229,9 @@ impl Fields<'_> {
         let way = way.map(|way| way.filter(|way| only_by.is_none_or(|by| way.name == by.name)));
         match (result, way) {
             (_, Some(way)) if flags & PRESENT != 0 => known(&[u8::from(way.is_some())]),
-            (_, None) if flags & PRESENT != 0 => Known::from_elem(None, 1),
+            (_, None) if flags & PRESENT != 0 => PartialBytes::from_elem(None, 1),
             (FibResult::OifName, Some(way)) => name(way.as_ref()),
-            (FibResult::OifName, None) => Known::from_elem(None, INTERFACE_NAME),
+            (FibResult::OifName, None) => PartialBytes::from_elem(None, INTERFACE_NAME),
             (_, Some(None)) => number(Some(0)),
             (_, Some(Some(way))) => number(way.index),
             (_, None) => number(None),
@@ -262,7 +262,7 @@ impl Fields<'_> {
     }
 }
 
-fn set(header: &mut Known, at: usize, bytes: &[u8]) {
+fn set(header: &mut PartialBytes, at: usize, bytes: &[u8]) {
     for (place, byte) in header.iter_mut().skip(at).zip(bytes) {
         *place = Some(*byte);
     }
@@ -275,29 +275,29 @@ pub(super) fn octets(address: IpAddr) -> SmallVec<[u8; 16]> {
     }
 }
 
-fn known(bytes: &[u8]) -> Known {
+fn known(bytes: &[u8]) -> PartialBytes {
     bytes.iter().copied().map(Some).collect()
 }
 
 /// Returns a number in host byte order.
-fn number(number: Option<u32>) -> Known {
+fn number(number: Option<u32>) -> PartialBytes {
     match number {
         Some(number) => known(&number.to_ne_bytes()),
-        None => Known::from_elem(None, 4),
+        None => PartialBytes::from_elem(None, 4),
     }
 }
 
 /// Returns an interface's name; empty without an interface.
-fn name(interface: Option<&Interface>) -> Known {
+fn name(interface: Option<&Interface>) -> PartialBytes {
     let name = interface.map_or("", |interface| &interface.name);
-    let mut bytes: Known = name.bytes().take(INTERFACE_NAME - 1).map(Some).collect();
+    let mut bytes: PartialBytes = name.bytes().take(INTERFACE_NAME - 1).map(Some).collect();
     bytes.resize(INTERFACE_NAME, Some(0));
     bytes
 }
 
-fn device_type(interface: Option<&Interface>) -> Known {
+fn device_type(interface: Option<&Interface>) -> PartialBytes {
     match interface {
         Some(interface) if interface.is_loopback() => known(&LOOPBACK.to_ne_bytes()),
-        _ => Known::from_elem(None, 2),
+        _ => PartialBytes::from_elem(None, 2),
     }
 }

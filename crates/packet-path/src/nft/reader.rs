@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use nftables_netlink::{
-    Element, Error, Family, FoundRule, FoundSet, Generation, Hooked, Name, Nftables, Table,
+    Element, Error, Family, Generation, HookedChain, KernelRule, KernelSet, Name, Nftables, Table,
 };
 
 /// The address of a chain or set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct At {
+pub struct ObjectId {
     /// The table's family.
     pub family: Family,
     /// The table's name.
@@ -18,7 +18,7 @@ pub struct At {
     pub name: Name,
 }
 
-impl At {
+impl ObjectId {
     /// Returns the address of another chain or set of the same table.
     #[must_use]
     pub fn beside(&self, name: &Name) -> Self {
@@ -51,36 +51,36 @@ pub trait Reader {
     ///
     /// # Errors
     ///
-    /// As [`Nftables::hooked`].
-    fn hooked(&mut self) -> Result<Vec<Hooked>, Error>;
+    /// As [`Nftables::base_chains`].
+    fn base_chains(&mut self) -> Result<Vec<HookedChain>, Error>;
 
     /// Returns the rules of a chain with their anonymous sets.
     ///
     /// # Errors
     ///
     /// As [`Nftables::rules_of_chain`].
-    fn rules(&mut self, chain: &At) -> Result<Vec<FoundRule>, Error>;
+    fn rules(&mut self, chain: &ObjectId) -> Result<Vec<KernelRule>, Error>;
 
     /// Returns a named set without its elements.
     ///
     /// # Errors
     ///
     /// As [`Nftables::set`].
-    fn set(&mut self, set: &At) -> Result<Option<FoundSet>, Error>;
+    fn set(&mut self, set: &ObjectId) -> Result<Option<KernelSet>, Error>;
 
     /// Returns the element that contains a key, or the catch-all element.
     ///
     /// # Errors
     ///
     /// As [`Nftables::element`].
-    fn element(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error>;
+    fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error>;
 
     /// Returns the marker that ends the range around a key, in a set of ranges of single values.
     ///
     /// # Errors
     ///
     /// As [`Nftables::interval_end`].
-    fn interval_end(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error>;
+    fn interval_end(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error>;
 }
 
 impl Reader for Nftables {
@@ -92,19 +92,19 @@ impl Reader for Nftables {
         Self::tables(self, None)
     }
 
-    fn hooked(&mut self) -> Result<Vec<Hooked>, Error> {
-        Self::hooked(self)
+    fn base_chains(&mut self) -> Result<Vec<HookedChain>, Error> {
+        Self::base_chains(self)
     }
 
-    fn rules(&mut self, chain: &At) -> Result<Vec<FoundRule>, Error> {
+    fn rules(&mut self, chain: &ObjectId) -> Result<Vec<KernelRule>, Error> {
         self.rules_of_chain(chain.family, &chain.table, &chain.name)
     }
 
-    fn set(&mut self, set: &At) -> Result<Option<FoundSet>, Error> {
+    fn set(&mut self, set: &ObjectId) -> Result<Option<KernelSet>, Error> {
         Self::set(self, set.family, &set.table, &set.name)
     }
 
-    fn element(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error> {
+    fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error> {
         let found = Self::element(self, set.family, &set.table, &set.name, key)?;
         match found {
             Some(found) => Ok(Some(found)),
@@ -112,7 +112,7 @@ impl Reader for Nftables {
         }
     }
 
-    fn interval_end(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error> {
+    fn interval_end(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error> {
         Self::interval_end(self, set.family, &set.table, &set.name, key)
     }
 }
@@ -120,13 +120,13 @@ impl Reader for Nftables {
 /// A reader with a cache, so that packets on the same path do not ask twice. It lives as long as
 /// one question.
 #[derive(Debug)]
-pub(super) struct Asked<R> {
+pub(super) struct CachedReader<R> {
     reader: R,
-    rules: HashMap<At, Arc<[FoundRule]>>,
-    sets: HashMap<At, Option<Arc<FoundSet>>>,
+    rules: HashMap<ObjectId, Arc<[KernelRule]>>,
+    sets: HashMap<ObjectId, Option<Arc<KernelSet>>>,
 }
 
-impl<R: Reader> Asked<R> {
+impl<R: Reader> CachedReader<R> {
     pub(super) fn new(reader: R) -> Self {
         Self {
             reader,
@@ -135,16 +135,16 @@ impl<R: Reader> Asked<R> {
         }
     }
 
-    pub(super) fn rules(&mut self, chain: &At) -> Result<Arc<[FoundRule]>, Error> {
+    pub(super) fn rules(&mut self, chain: &ObjectId) -> Result<Arc<[KernelRule]>, Error> {
         if let Some(found) = self.rules.get(chain) {
             return Ok(Arc::clone(found));
         }
-        let found: Arc<[FoundRule]> = self.reader.rules(chain)?.into();
+        let found: Arc<[KernelRule]> = self.reader.rules(chain)?.into();
         self.rules.insert(chain.clone(), Arc::clone(&found));
         Ok(found)
     }
 
-    pub(super) fn set(&mut self, set: &At) -> Result<Option<Arc<FoundSet>>, Error> {
+    pub(super) fn set(&mut self, set: &ObjectId) -> Result<Option<Arc<KernelSet>>, Error> {
         if let Some(found) = self.sets.get(set) {
             return Ok(found.clone());
         }
@@ -153,11 +153,15 @@ impl<R: Reader> Asked<R> {
         Ok(found)
     }
 
-    pub(super) fn element(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error> {
+    pub(super) fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error> {
         self.reader.element(set, key)
     }
 
-    pub(super) fn interval_end(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error> {
+    pub(super) fn interval_end(
+        &mut self,
+        set: &ObjectId,
+        key: &[u8],
+    ) -> Result<Option<Element>, Error> {
         self.reader.interval_end(set, key)
     }
 }

@@ -5,7 +5,7 @@ use nftables_netlink::{Bytes, Comparison, Register};
 use smallvec::SmallVec;
 
 /// Bytes that may be unknown.
-pub(super) type Known = SmallVec<[Option<u8>; 32]>;
+pub(super) type PartialBytes = SmallVec<[Option<u8>; 32]>;
 
 /// The register file: 16 slots of 4 bytes.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ impl Registers {
     }
 
     /// Returns `len` bytes from a slot on; bytes beyond the last slot are unknown.
-    pub(super) fn read(&self, from: Register, len: usize) -> Known {
+    pub(super) fn read(&self, from: Register, len: usize) -> PartialBytes {
         let at = usize::from(from.place()) * 4;
         let byte = |index| self.0.get(index).copied().flatten();
         (at..at.saturating_add(len.min(64))).map(byte).collect()
@@ -48,18 +48,18 @@ impl Registers {
 
     /// Writes known bytes.
     pub(super) fn put(&mut self, to: Register, bytes: &[u8]) {
-        let known: Known = bytes.iter().copied().map(Some).collect();
+        let known: PartialBytes = bytes.iter().copied().map(Some).collect();
         self.write(to, &known);
     }
 
     /// Marks bytes as unknown.
     pub(super) fn forget(&mut self, to: Register, len: usize) {
-        self.write(to, &Known::from_elem(None, len.min(64)));
+        self.write(to, &PartialBytes::from_elem(None, len.min(64)));
     }
 }
 
 /// Computes `(from & mask) ^ xor`. Bytes that the mask clears need not be known.
-pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> Known {
+pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> PartialBytes {
     let bytes = from.iter().zip(mask).zip(xor);
     bytes
         .map(|((byte, mask), xor)| match (byte, mask) {
@@ -70,7 +70,7 @@ pub(super) fn masked(from: &[Option<u8>], mask: &[u8], xor: &[u8]) -> Known {
 }
 
 /// Swaps the bytes of each number of `size` bytes.
-pub(super) fn turned(from: &[Option<u8>], size: usize) -> Known {
+pub(super) fn turned(from: &[Option<u8>], size: usize) -> PartialBytes {
     let size = if cfg!(target_endian = "little") {
         size.max(1)
     } else {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use nftables_netlink::{Element, Register, Verdict};
 
-use super::reader::Asked;
+use super::reader::CachedReader;
 use super::registers::Registers;
 use crate::branch::Branch;
 use crate::kernel::Kernel;
@@ -13,7 +13,7 @@ use crate::packet::SourceNat;
 
 /// The evaluation of one base chain.
 pub(super) struct Evaluation<'a, R> {
-    pub(super) asked: &'a mut Asked<R>,
+    pub(super) asked: &'a mut CachedReader<R>,
     pub(super) kernel: &'a dyn Kernel,
     /// Number of rules and choices that may still be evaluated.
     pub(super) budget: usize,
@@ -27,7 +27,7 @@ pub(super) struct Run {
     pub(super) branch: Branch,
     pub(super) registers: Registers,
     /// The effects so far.
-    pub(super) did: Vec<Did>,
+    pub(super) did: Vec<Effect>,
     /// The elements matched in anonymous sets, each with the index of its expression.
     pub(super) found: Vec<(usize, Element)>,
     /// The elements matched in named sets, as text.
@@ -40,7 +40,7 @@ pub(super) struct Run {
 
 /// An effect of a rule on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Did {
+pub(super) enum Effect {
     /// The mark before and after.
     Mark(u32, u32),
     /// The new destination.
@@ -59,7 +59,7 @@ pub(super) enum Did {
     Untracked,
 }
 
-impl Did {
+impl Effect {
     pub(super) fn is_translation(&self) -> bool {
         match self {
             Self::Destination(..) | Self::Kept | Self::Redirected(..) | Self::Source(_) => true,
@@ -69,7 +69,7 @@ impl Did {
 }
 
 /// The result of evaluating a rule on one path.
-pub(super) enum Stop {
+pub(super) enum RuleResult {
     /// The rule ended: without a match, after its last expression, or with a verdict.
     Ended(Box<Run>, Option<Verdict>),
     /// The rule continues on each of these paths.
@@ -92,7 +92,7 @@ impl Run {
 }
 
 /// The result of one expression.
-pub(super) enum Done {
+pub(super) enum ExpressionResult {
     On,
     Missed,
     Ended(Option<Verdict>),
@@ -106,7 +106,7 @@ pub(super) enum Done {
     Choose(u32, u32, Register),
 }
 
-impl From<bool> for Done {
+impl From<bool> for ExpressionResult {
     fn from(goes_on: bool) -> Self {
         if goes_on { Self::On } else { Self::Missed }
     }

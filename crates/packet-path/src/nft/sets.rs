@@ -2,17 +2,6 @@
 
 use nftables_netlink::{AnonymousSet, DataType, Element};
 
-/// Returns the bytes of a key. In a concatenation each part is padded to 4 bytes.
-pub(super) fn key_len(parts: &[DataType]) -> usize {
-    match parts {
-        [only] => only.len(),
-        parts => parts
-            .iter()
-            .map(|part| part.len().next_multiple_of(4))
-            .sum(),
-    }
-}
-
 /// Returns the element that contains a key.
 pub(super) fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
     let mut elements = set.elements.iter();

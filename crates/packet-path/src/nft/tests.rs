@@ -91,7 +91,7 @@ fn packet() -> Packet {
     Packet::new(6, address(1), address(7), 80)
 }
 
-fn walk(held: &mut Held) -> Vec<Branch> {
+fn walk(held: &mut InMemoryTables) -> Vec<Branch> {
     let nft = Nft::read(held, IpFamily::V4).unwrap();
     let mut branches = vec![Branch::new(packet())];
     for base in nft.base_chains(Hook::Input) {
@@ -146,7 +146,7 @@ fn services(kind: SetKind) -> Set {
 
 #[test]
 fn of_many_services_one_is_asked_for() {
-    let mut held = Held::default();
+    let mut held = InMemoryTables::default();
     held.add_table(Family::Ip, TABLE);
     let mut elements = Vec::new();
     for number in 0..50_000_u32 {
@@ -193,8 +193,8 @@ fn unknown() -> Vec<Expression> {
     ]
 }
 
-fn held(rules: Vec<Rule>) -> Held {
-    let mut held = Held::default();
+fn held(rules: Vec<Rule>) -> InMemoryTables {
+    let mut held = InMemoryTables::default();
     held.add_table(Family::Ip, TABLE);
     held.add_chain(Family::Ip, TABLE, &base("input"), rules);
     held
@@ -303,7 +303,7 @@ fn many_endpoints_have_their_shares() {
 
 #[test]
 fn a_table_of_iptables_is_known_by_all_its_base_chains() {
-    let mut held = Held::default();
+    let mut held = InMemoryTables::default();
     held.add_table(Family::Ip, "nat");
     held.add_chain(Family::Ip, "nat", &base("PREROUTING"), Vec::new());
     held.add_table(Family::Ip, "filter");

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use nftables_netlink::{Expression, Family, NatKind, Register, Verdict};
 
 use super::reader::Reader;
-use super::run::{Did, Done, Evaluation, Run};
+use super::run::{Effect, Evaluation, ExpressionResult, Run};
 use crate::branch::End;
 use crate::packet::SourceNat;
 
@@ -14,7 +14,7 @@ impl Run {
         &mut self,
         evaluation: &Evaluation<'_, R>,
         expression: &Expression,
-    ) -> Done {
+    ) -> ExpressionResult {
         let did = match expression {
             Expression::Masquerade { .. } => self.masquerade(evaluation),
             Expression::Redirect { port, .. } => self.redirect(evaluation, *port),
@@ -31,27 +31,27 @@ impl Run {
             Some(did) => {
                 self.did.push(did);
                 // A translation accepts the packet like a verdict.
-                Done::Ended((self.branch.end.is_none()).then_some(Verdict::Accept))
+                ExpressionResult::Ended((self.branch.end.is_none()).then_some(Verdict::Accept))
             }
-            None => Done::Lost,
+            None => ExpressionResult::Lost,
         }
     }
 
-    fn masquerade<R: Reader>(&mut self, evaluation: &Evaluation<'_, R>) -> Option<Did> {
+    fn masquerade<R: Reader>(&mut self, evaluation: &Evaluation<'_, R>) -> Option<Effect> {
         let packet = &mut self.branch.packet;
         let address = match &packet.oif {
             Some(oif) => evaluation.kernel.address_of(oif, packet.destination).ok()?,
             None => None,
         };
         packet.translate_source(SourceNat::Masquerade(address));
-        Some(Did::Source(SourceNat::Masquerade(address)))
+        Some(Effect::Source(SourceNat::Masquerade(address)))
     }
 
     fn redirect<R: Reader>(
         &mut self,
         evaluation: &Evaluation<'_, R>,
         port: Option<Register>,
-    ) -> Option<Did> {
+    ) -> Option<Effect> {
         let port = self.port(port)?;
         let packet = &mut self.branch.packet;
         let address = match &packet.iif {
@@ -65,7 +65,7 @@ impl Run {
             packet.translate(address, port);
             packet.is_redirected = true;
         }
-        Some(Did::Redirected(address, self.branch.packet.port))
+        Some(Effect::Redirected(address, self.branch.packet.port))
     }
 
     /// Returns the port in a register, or `Some(None)` without a register. `None` if it is unknown.
@@ -88,7 +88,7 @@ impl Run {
         family: Family,
         address: Option<Register>,
         port: Option<Register>,
-    ) -> Option<Did> {
+    ) -> Option<Effect> {
         let port = self.port(port)?;
         let address = match address {
             Some(address) => Some(self.address(address, family)?),
@@ -98,16 +98,16 @@ impl Run {
         if kind == NatKind::Source {
             let to = SourceNat::To(address, port);
             packet.translate_source(to.clone());
-            return Some(Did::Source(to));
+            return Some(Effect::Source(to));
         }
         let before = packet.to();
         let has_changed = packet.destination_changed;
         packet.translate(address, port);
         if packet.to() == before {
             packet.destination_changed = has_changed;
-            return Some(Did::Kept);
+            return Some(Effect::Kept);
         }
-        Some(Did::Destination(packet.destination, packet.port))
+        Some(Effect::Destination(packet.destination, packet.port))
     }
 
     fn address(&self, from: Register, family: Family) -> Option<IpAddr> {

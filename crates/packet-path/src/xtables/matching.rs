@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 
-use super::rule::{Ask, Bridge, Ipvs, PortSide, Rule, Side, State, Test};
+use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Test};
 use crate::bridge::comes_by_port;
 use crate::kernel::{AddressType, Kernel, SetKey, Unread};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
@@ -13,7 +13,7 @@ use crate::packet::{Interface, Packet, SourceNat, Tracking};
 /// The result of matching a rule, and the set members that matched.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Fit {
-    pub(super) how: How,
+    pub(super) how: MatchResult,
     pub(super) members: Vec<String>,
     /// True if a new client is assumed to be missing in a list of `recent`.
     pub(super) is_new_client: bool,
@@ -21,7 +21,7 @@ pub(super) struct Fit {
 
 /// The result of matching a rule.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum How {
+pub(super) enum MatchResult {
     No,
     Yes,
     /// Matches with this probability, less than 1.
@@ -34,75 +34,80 @@ pub(super) enum How {
 /// the kernel last.
 pub(super) fn fit(rule: &Rule, packet: &Packet, kernel: &dyn Kernel) -> Fit {
     let mut fit = Fit {
-        how: How::Yes,
+        how: MatchResult::Yes,
         members: Vec::new(),
         is_new_client: false,
     };
     let mut unknown: Vec<String> = Vec::new();
     let mut chance = 1.0;
-    let cheap = rule.tests.iter().filter(|test| !test.ask.is_dear());
-    let dear = rule.tests.iter().filter(|test| test.ask.is_dear());
+    let cheap = rule.tests.iter().filter(|test| !test.property.is_dear());
+    let dear = rule.tests.iter().filter(|test| test.property.is_dear());
     for test in cheap.chain(dear) {
         match ask(test, packet, kernel, &mut fit) {
-            Ok(Answer::Yes) => {}
-            Ok(Answer::No) => {
-                fit.how = How::No;
+            Ok(TestResult::Yes) => {}
+            Ok(TestResult::No) => {
+                fit.how = MatchResult::No;
                 return fit;
             }
-            Ok(Answer::Chance(part)) => chance *= part,
+            Ok(TestResult::Chance(part)) => chance *= part,
             Err(reason) => unknown.push(reason),
         }
     }
     fit.how = if !unknown.is_empty() {
-        How::Unknown(unknown.join("; "))
+        MatchResult::Unknown(unknown.join("; "))
     } else if chance <= 0.0 {
-        How::No
+        MatchResult::No
     } else if chance < 1.0 {
-        How::Chance(chance)
+        MatchResult::Chance(chance)
     } else {
-        How::Yes
+        MatchResult::Yes
     };
     fit
 }
 
-enum Answer {
+enum TestResult {
     Yes,
     No,
     Chance(f64),
 }
 
-impl From<bool> for Answer {
+impl From<bool> for TestResult {
     fn from(is: bool) -> Self {
         if is { Self::Yes } else { Self::No }
     }
 }
 
-fn ask(test: &Test, packet: &Packet, kernel: &dyn Kernel, fit: &mut Fit) -> Result<Answer, String> {
-    let is = match &test.ask {
-        Ask::Chance(chance) => {
+fn ask(
+    test: &Test,
+    packet: &Packet,
+    kernel: &dyn Kernel,
+    fit: &mut Fit,
+) -> Result<TestResult, String> {
+    let is = match &test.property {
+        Property::Chance(chance) => {
             let chance = if test.is_inverted {
                 1.0 - chance
             } else {
                 *chance
             };
-            return Ok(Answer::Chance(chance));
+            return Ok(TestResult::Chance(chance));
         }
-        Ask::Always(is) => *is,
-        Ask::Address(side, net) => net.contains(&address(*side, packet)),
-        Ask::Interface(side, pattern) => is_named(interface(*side, packet), pattern),
-        Ask::Protocol(number) => packet.protocol == *number,
-        Ask::Ports(side, ranges) => is_port(*side, ranges, packet)?,
-        Ask::State(states) => states.iter().any(|state| is_in(*state, packet)),
-        Ask::IsAnswer(is) => packet.reply.is_some() == *is,
-        Ask::OriginalAddress(Side::Source, net) => net.contains(&packet.original_source),
-        Ask::OriginalAddress(Side::Destination, net) => net.contains(&packet.original.ip()),
-        Ask::OriginalPort(range) => range.contains(&packet.original.port()),
-        Ask::Mark(value, mask) => packet.mark & mask == *value,
-        Ask::ConnectionMark(value, mask) => packet.connection_mark & mask == *value,
-        Ask::AddressType(side, types, limit) => {
+        Property::Always(is) => *is,
+        Property::Address(side, net) => net.contains(&address(*side, packet)),
+        Property::Interface(side, pattern) => is_named(interface(*side, packet), pattern),
+        Property::Protocol(number) => packet.protocol == *number,
+        Property::Ports(side, ranges) => is_port(*side, ranges, packet)?,
+        Property::State(states) => states.iter().any(|state| is_in(*state, packet)),
+        Property::IsAnswer(is) => packet.reply.is_some() == *is,
+        Property::OriginalAddress(Side::Source, net) => net.contains(&packet.original_source),
+        Property::OriginalAddress(Side::Destination, net) => net.contains(&packet.original.ip()),
+        Property::OriginalPort(range) => range.contains(&packet.original.port()),
+        Property::Mark(value, mask) => packet.mark & mask == *value,
+        Property::ConnectionMark(value, mask) => packet.connection_mark & mask == *value,
+        Property::AddressType(side, types, limit) => {
             is_of_type(address(*side, packet), types, *limit, packet, kernel)?
         }
-        Ask::Set(name, sides) => match member(name, sides, packet, kernel)? {
+        Property::Set(name, sides) => match member(name, sides, packet, kernel)? {
             Some(member) => {
                 if !test.is_inverted {
                     fit.members.push(format!("{name} {member}"));
@@ -111,19 +116,21 @@ fn ask(test: &Test, packet: &Packet, kernel: &dyn Kernel, fit: &mut Fit) -> Resu
             }
             None => false,
         },
-        Ask::Bridge(Bridge::IsIn) => {
+        Property::Bridge(Bridge::IsIn) => {
             comes_by_port(packet, kernel).map_err(|unread| told(&unread))?
         }
-        Ask::Bridge(Bridge::IsOut) => false,
-        Ask::Ipvs(wanted) => is_of_server(wanted, packet),
-        Ask::Remembered(_) => {
+        Property::Bridge(Bridge::IsOut) => false,
+        Property::Ipvs(wanted) => is_of_server(wanted, packet),
+        Property::Remembered(_) => {
             fit.is_new_client = true;
             false
         }
-        Ask::TcpFlags(mask, set) => packet.protocol == super::TCP && flags(packet) & mask == *set,
-        Ask::Unknown(text) => return Err(format!("`{text}` is not understood")),
+        Property::TcpFlags(mask, set) => {
+            packet.protocol == super::TCP && flags(packet) & mask == *set
+        }
+        Property::Unknown(text) => return Err(format!("`{text}` is not understood")),
     };
-    Ok(Answer::from(is != test.is_inverted))
+    Ok(TestResult::from(is != test.is_inverted))
 }
 
 /// Returns the TCP flags of a first packet, or of the reply.

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use ipnet::IpNet;
 use iptables::Words;
 
-use super::rule::{Ask, Bridge, Ipvs, PortSide, Rule, Side, State, Target, Test};
+use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Target, Test};
 use super::targets::{self, Rest, masked};
 
 /// Supported matches. All options of another match together become one unsupported match.
@@ -31,15 +31,15 @@ const MODULES: [&str; 17] = [
     "icmp",
 ];
 
-/// Parses all options of a rule.
+/// Parses the options after `-A CHAIN`. Unsupported ones are kept as text.
 pub(super) fn read(words: Words<'_>) -> Rule {
     let mut words = words.peekable();
-    let mut reading = Reading::default();
+    let mut parser = RuleParser::default();
     let mut target = Target::None;
     while let Some(word) = words.next() {
         match &*word {
-            "!" => reading.is_inverted = true,
-            "-m" | "--match" => reading.begin(words.next(), &mut words),
+            "!" => parser.is_inverted = true,
+            "-m" | "--match" => parser.begin(words.next(), &mut words),
             "-j" | "--jump" => {
                 target = targets::read(&words.next().unwrap_or_default(), &mut words);
                 break;
@@ -53,19 +53,19 @@ pub(super) fn read(words: Words<'_>) -> Rule {
                 words.next();
                 words.next();
             }
-            option => reading.option(option, &mut words),
+            option => parser.option(option, &mut words),
         }
     }
-    reading.end();
+    parser.end();
     Rule {
-        tests: reading.tests,
+        tests: parser.tests,
         target,
     }
 }
 
 /// The state of parsing a rule.
 #[derive(Debug, Default)]
-struct Reading {
+struct RuleParser {
     tests: Vec<Test>,
     is_inverted: bool,
     module: String,
@@ -76,7 +76,7 @@ struct Reading {
     limit: Option<Side>,
 }
 
-impl Reading {
+impl RuleParser {
     fn begin(&mut self, module: Option<Cow<'_, str>>, words: &mut Rest<'_>) {
         self.end();
         self.module = module.unwrap_or_default().into_owned();
@@ -88,7 +88,7 @@ impl Reading {
                     text.push(' ');
                     text.push_str(&word);
                 }
-                self.push(Ask::Unknown(text));
+                self.push(Property::Unknown(text));
             }
             _ => {}
         }
@@ -97,27 +97,30 @@ impl Reading {
     /// Completes a match whose options form one test.
     fn end(&mut self) {
         if let Some(ipvs) = self.ipvs.take() {
-            self.push(Ask::Ipvs(ipvs));
+            self.push(Property::Ipvs(ipvs));
         }
         if let Some((is_asked, name)) = self.recent.take() {
             self.is_inverted &= is_asked;
             self.push(if is_asked {
-                Ask::Remembered(name)
+                Property::Remembered(name)
             } else {
-                Ask::Always(true)
+                Property::Always(true)
             });
         }
         for (side, types, is_inverted) in std::mem::take(&mut self.types) {
             self.is_inverted = is_inverted;
-            self.push(Ask::AddressType(side, types, self.limit));
+            self.push(Property::AddressType(side, types, self.limit));
         }
         self.limit = None;
         self.is_inverted = false;
     }
 
-    fn push(&mut self, ask: Ask) {
+    fn push(&mut self, property: Property) {
         let is_inverted = std::mem::take(&mut self.is_inverted);
-        self.tests.push(Test { is_inverted, ask });
+        self.tests.push(Test {
+            is_inverted,
+            property,
+        });
     }
 
     fn option(&mut self, option: &str, words: &mut Rest<'_>) {
@@ -131,18 +134,18 @@ impl Reading {
                     text.push(' ');
                     text.push_str(&word);
                 }
-                self.push(Ask::Unknown(text));
+                self.push(Property::Unknown(text));
             }
         }
     }
 
     /// Parses an option. `None`: not supported. `Some(None)`: it is no test by itself.
     #[allow(clippy::option_option, reason = "three cases, named above")]
-    fn known(&mut self, option: &str, words: &mut Rest<'_>) -> Option<Option<Ask>> {
+    fn known(&mut self, option: &str, words: &mut Rest<'_>) -> Option<Option<Property>> {
         let flag = match (&*self.module, option) {
-            ("physdev", "--physdev-is-in") => Some(Ask::Bridge(Bridge::IsIn)),
+            ("physdev", "--physdev-is-in") => Some(Property::Bridge(Bridge::IsIn)),
             ("physdev", "--physdev-is-out" | "--physdev-is-bridged") => {
-                Some(Ask::Bridge(Bridge::IsOut))
+                Some(Property::Bridge(Bridge::IsOut))
             }
             ("ipvs", "--ipvs") => {
                 if std::mem::take(&mut self.is_inverted) {
@@ -176,15 +179,22 @@ impl Reading {
 
     /// Parses an option with values, and consumes them if the option is supported.
     #[allow(clippy::option_option, reason = "as of `known`")]
-    fn valued(&mut self, option: &str, value: &str, words: &mut Rest<'_>) -> Option<Option<Ask>> {
+    fn valued(
+        &mut self,
+        option: &str,
+        value: &str,
+        words: &mut Rest<'_>,
+    ) -> Option<Option<Property>> {
         let ask = match (&*self.module, option) {
-            (_, "-s" | "--source") => Ask::Address(Side::Source, network(value)?),
-            (_, "-d" | "--destination") => Ask::Address(Side::Destination, network(value)?),
-            (_, "-i" | "--in-interface") => Ask::Interface(Side::Source, value.to_owned()),
-            (_, "-o" | "--out-interface") => Ask::Interface(Side::Destination, value.to_owned()),
+            (_, "-s" | "--source") => Property::Address(Side::Source, network(value)?),
+            (_, "-d" | "--destination") => Property::Address(Side::Destination, network(value)?),
+            (_, "-i" | "--in-interface") => Property::Interface(Side::Source, value.to_owned()),
+            (_, "-o" | "--out-interface") => {
+                Property::Interface(Side::Destination, value.to_owned())
+            }
             (_, "-p" | "--protocol") => match protocol(value)? {
-                0 => Ask::Always(true),
-                number => Ask::Protocol(number),
+                0 => Property::Always(true),
+                number => Property::Protocol(number),
             },
             // Options that test nothing by themselves.
             ("comment", "--comment")
@@ -193,35 +203,36 @@ impl Reading {
                 words.next();
                 return Some(None);
             }
-            ("nfacct", "--nfacct-name") => Ask::Always(true),
-            ("tcp" | "udp" | "sctp", "--dport" | "--destination-port") => {
-                Ask::Ports(PortSide::Of(Side::Destination), ports(value)?)
+            ("nfacct", "--nfacct-name") => Property::Always(true),
+            ("tcp" | "udp" | "sctp", "--dport" | "--destination-port")
+            | ("multiport", "--dports") => {
+                Property::Ports(PortSide::Of(Side::Destination), ports(value)?)
             }
-            ("tcp" | "udp" | "sctp", "--sport" | "--source-port") => {
-                Ask::Ports(PortSide::Of(Side::Source), ports(value)?)
+            ("tcp" | "udp" | "sctp", "--sport" | "--source-port") | ("multiport", "--sports") => {
+                Property::Ports(PortSide::Of(Side::Source), ports(value)?)
             }
-            ("multiport", "--dports") => Ask::Ports(PortSide::Of(Side::Destination), ports(value)?),
-            ("multiport", "--sports") => Ask::Ports(PortSide::Of(Side::Source), ports(value)?),
-            ("multiport", "--ports") => Ask::Ports(PortSide::Either, ports(value)?),
+            ("multiport", "--ports") => Property::Ports(PortSide::Either, ports(value)?),
             ("tcp", "--tcp-flags") => return flags(words),
             // No packet that we follow is ICMP.
-            ("icmp", "--icmp-type" | "--icmpv6-type") => Ask::Always(false),
-            ("conntrack", "--ctstate") | ("state", "--state") => Ask::State(states(value)?),
-            ("conntrack", "--ctstatus") => Ask::State(statuses(value)?),
-            ("conntrack", "--ctdir") => Ask::IsAnswer(value == "REPLY"),
+            ("icmp", "--icmp-type" | "--icmpv6-type") => Property::Always(false),
+            ("conntrack", "--ctstate") | ("state", "--state") => Property::State(states(value)?),
+            ("conntrack", "--ctstatus") => Property::State(statuses(value)?),
+            ("conntrack", "--ctdir") => Property::IsAnswer(value == "REPLY"),
             ("conntrack", "--ctorigdst") => {
-                Ask::OriginalAddress(Side::Destination, network(value)?)
+                Property::OriginalAddress(Side::Destination, network(value)?)
             }
-            ("conntrack", "--ctorigsrc") => Ask::OriginalAddress(Side::Source, network(value)?),
-            ("conntrack", "--ctorigdstport") => Ask::OriginalPort(range(value)?),
-            ("conntrack", "--ctproto") => Ask::Protocol(protocol(value)?),
+            ("conntrack", "--ctorigsrc") => {
+                Property::OriginalAddress(Side::Source, network(value)?)
+            }
+            ("conntrack", "--ctorigdstport") => Property::OriginalPort(range(value)?),
+            ("conntrack", "--ctproto") => Property::Protocol(protocol(value)?),
             ("mark", "--mark") => {
                 let (value, mask) = masked(value)?;
-                Ask::Mark(value, mask)
+                Property::Mark(value, mask)
             }
             ("connmark", "--mark") => {
                 let (value, mask) = masked(value)?;
-                Ask::ConnectionMark(value, mask)
+                Property::ConnectionMark(value, mask)
             }
             ("addrtype", "--src-type" | "--dst-type") => {
                 let side = if option == "--src-type" {
@@ -241,10 +252,10 @@ impl Reading {
                 words.next();
                 return Some(None);
             }
-            ("statistic", "--probability") => Ask::Chance(chance(value)?),
+            ("statistic", "--probability") => Property::Chance(chance(value)?),
             ("statistic", "--every") => {
                 let every: u32 = value.parse().ok().filter(|every| *every > 0)?;
-                Ask::Chance(1.0 / f64::from(every))
+                Property::Chance(1.0 / f64::from(every))
             }
             ("recent", "--name") => {
                 let (_, name) = self.recent.get_or_insert_default();
@@ -279,8 +290,8 @@ impl Reading {
     }
 }
 
-#[allow(clippy::option_option, reason = "as of `Reading::known`")]
-fn set(words: &mut Rest<'_>) -> Option<Option<Ask>> {
+#[allow(clippy::option_option, reason = "as of `RuleParser::known`")]
+fn set(words: &mut Rest<'_>) -> Option<Option<Property>> {
     let name = words.next()?.into_owned();
     let sides = words.next()?;
     let side = |side: &str| match side {
@@ -289,14 +300,14 @@ fn set(words: &mut Rest<'_>) -> Option<Option<Ask>> {
         _ => None,
     };
     let sides: Option<Vec<Side>> = sides.split(',').map(side).collect();
-    Some(Some(Ask::Set(name, sides?)))
+    Some(Some(Property::Set(name, sides?)))
 }
 
-#[allow(clippy::option_option, reason = "as of `Reading::known`")]
-fn flags(words: &mut Rest<'_>) -> Option<Option<Ask>> {
+#[allow(clippy::option_option, reason = "as of `RuleParser::known`")]
+fn flags(words: &mut Rest<'_>) -> Option<Option<Property>> {
     let mask = tcp_flags(&words.next()?)?;
     let set = tcp_flags(&words.next()?)?;
-    Some(Some(Ask::TcpFlags(mask, set)))
+    Some(Some(Property::TcpFlags(mask, set)))
 }
 
 /// Returns true if a word begins a new option that is not part of the current match.
@@ -412,11 +423,4 @@ fn tcp_flags(text: &str) -> Option<u8> {
     };
     text.split(',')
         .try_fold(0, |all, name| Some(all | flag(name)?))
-}
-
-impl Rule {
-    /// Parses the options after `-A CHAIN`. Unsupported ones are kept as text.
-    pub(super) fn parse(words: Words<'_>) -> Self {
-        read(words)
-    }
 }

@@ -20,12 +20,12 @@ pub(super) struct Test {
     /// True if the test is negated (`!`).
     pub(super) is_inverted: bool,
     /// The tested property.
-    pub(super) ask: Ask,
+    pub(super) property: Property,
 }
 
 /// A property that a rule can test.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Ask {
+pub(super) enum Property {
     /// `-s`, `-d`.
     Address(Side, IpNet),
     /// `-i`, `-o`: the name; a final `+` matches any suffix.
@@ -158,7 +158,7 @@ pub(super) struct Nat {
     pub(super) port: Option<u16>,
 }
 
-impl Ask {
+impl Property {
     /// Returns true if the test needs a question to the kernel.
     pub(super) fn is_dear(&self) -> bool {
         matches!(

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use iptables::RuleLine;
 
-use super::matching::{self, Fit, How, source_words};
+use super::matching::{self, Fit, MatchResult, source_words};
+use super::options;
 use super::rule::{ConnectionMark, Nat, Rule, Target};
 use super::targets::WORDLESS;
 use super::{Chain, Rules, Table, counters, name_of};
@@ -27,7 +28,7 @@ pub(super) fn through(
     let Some(chain) = table.chains.get(name) else {
         return vec![branch];
     };
-    let mut walk = Walk {
+    let mut walk = TableWalk {
         table,
         hook,
         kernel,
@@ -35,7 +36,7 @@ pub(super) fn through(
         under_way: Vec::new(),
         done: Vec::new(),
     };
-    walk.under_way.push(At {
+    walk.under_way.push(Position {
         branch,
         frames: vec![Frame {
             chain: name,
@@ -49,18 +50,18 @@ pub(super) fn through(
     walk.done
 }
 
-struct Walk<'a> {
+struct TableWalk<'a> {
     table: &'a Table,
     hook: Hook,
     kernel: &'a dyn Kernel,
     built_in: &'a Chain,
-    under_way: Vec<At<'a>>,
+    under_way: Vec<Position<'a>>,
     done: Vec<Branch>,
 }
 
 /// The position of one branch.
 #[derive(Clone)]
-struct At<'a> {
+struct Position<'a> {
     branch: Branch,
     /// The chains that the branch is in, the innermost last.
     frames: Vec<Frame<'a>>,
@@ -87,9 +88,9 @@ enum Next<'r> {
     Into { chain: &'r str, comes_back: bool },
 }
 
-impl<'a> Walk<'a> {
+impl<'a> TableWalk<'a> {
     /// Continues until the branch leaves the table or splits.
-    fn advance(&mut self, mut at: At<'a>) {
+    fn advance(&mut self, mut at: Position<'a>) {
         loop {
             let Some(frame) = at.frames.last_mut() else {
                 let ended = self.policy(at.branch);
@@ -106,7 +107,7 @@ impl<'a> Walk<'a> {
                 continue;
             };
             let fit = matching::fit(&rule, &at.branch.packet, self.kernel);
-            if fit.how == How::No && !fit.is_new_client {
+            if fit.how == MatchResult::No && !fit.is_new_client {
                 at.branch.passed += 1;
                 continue;
             }
@@ -122,19 +123,19 @@ impl<'a> Walk<'a> {
     /// Applies a rule; returns the branch if it continues.
     fn carry_out(
         &mut self,
-        mut at: At<'a>,
+        mut at: Position<'a>,
         rule: &Rule,
         fit: Fit,
         mut step: Step,
-    ) -> Option<At<'a>> {
+    ) -> Option<Position<'a>> {
         step.members = fit.members;
         match fit.how {
-            How::No => {
+            MatchResult::No => {
                 note_new_client(&mut at.branch, step);
                 Some(at)
             }
-            How::Yes => self.apply(at, &rule.target, step),
-            How::Unknown(why) if is_harmless(&rule.target) => {
+            MatchResult::Yes => self.apply(at, &rule.target, step),
+            MatchResult::Unknown(why) if is_harmless(&rule.target) => {
                 step.says =
                     format!("cannot be told ({why}); does nothing to the packet either way");
                 at.branch.step(step);
@@ -149,7 +150,7 @@ impl<'a> Walk<'a> {
                 self.done.push(at.branch);
                 None
             }
-            How::Chance(chance) => {
+            MatchResult::Chance(chance) => {
                 let mut fits = at.clone();
                 fits.branch.chance *= chance;
                 at.branch.chance *= 1.0 - chance;
@@ -158,13 +159,13 @@ impl<'a> Walk<'a> {
                 self.under_way.extend(fits);
                 Some(at)
             }
-            How::Unknown(why) if is_wordless(&rule.target) => {
+            MatchResult::Unknown(why) if is_wordless(&rule.target) => {
                 // The effect is unknown too: the step says so, and the branch continues.
                 step.says = format!("cannot be told: {why}; here taken not to match");
                 at.branch.step(step);
                 Some(at)
             }
-            How::Unknown(why) => {
+            MatchResult::Unknown(why) => {
                 let what = format!("{}: `{}`: {why}", step.place, step.entry);
                 let frames = at.frames.clone();
                 let (branch, mut no) = at.branch.doubt(&what);
@@ -172,9 +173,9 @@ impl<'a> Walk<'a> {
                 passed.says = format!("cannot be told: {why}; here taken not to match");
                 no.step(passed);
                 step.says = format!("cannot be told: {why}; here taken to match, so ");
-                let fits = self.apply(At { branch, frames }, &rule.target, step);
+                let fits = self.apply(Position { branch, frames }, &rule.target, step);
                 self.under_way.extend(fits);
-                Some(At {
+                Some(Position {
                     branch: no,
                     frames: at.frames,
                 })
@@ -182,7 +183,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn apply(&mut self, mut at: At<'a>, target: &Target, step: Step) -> Option<At<'a>> {
+    fn apply(&mut self, mut at: Position<'a>, target: &Target, step: Step) -> Option<Position<'a>> {
         match self.act(&mut at, target, step) {
             Next::On => Some(at),
             Next::Return => {
@@ -216,7 +217,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Applies a target to the packet, and adds a step if it has an effect.
-    fn act<'r>(&self, at: &mut At<'a>, target: &'r Target, mut step: Step) -> Next<'r> {
+    fn act<'r>(&self, at: &mut Position<'a>, target: &'r Target, mut step: Step) -> Next<'r> {
         let packet = &mut at.branch.packet;
         let (says, next) = match target {
             Target::None | Target::Harmless(_) => {
@@ -336,7 +337,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl At<'_> {
+impl Position<'_> {
     /// Leaves the innermost chain. A jump into a chain without effect needs no step.
     fn leave(&mut self) {
         let Some(frame) = self.frames.pop() else {
@@ -349,17 +350,13 @@ impl At<'_> {
     }
 }
 
-/// Parses a rule and discards it.
-pub(super) fn read(line: RuleLine<'_>) {
-    drop(parse(line));
-}
-
-fn parse(line: RuleLine<'_>) -> Rule {
+/// Parses a rule.
+pub(super) fn parse(line: RuleLine<'_>) -> Rule {
     let mut words = line.words();
     // Skips `-A` and the chain.
     words.next();
     words.next();
-    Rule::parse(words)
+    options::read(words)
 }
 
 /// Returns true if iptables cannot express the rule's target.
@@ -387,26 +384,18 @@ fn connection_mark(packet: &mut Packet, what: ConnectionMark) -> String {
     match what {
         ConnectionMark::Set { value, mask } => {
             packet.connection_mark = (packet.connection_mark & !mask) ^ value;
-            format!(
-                "its connection's mark becomes {:#x}",
-                packet.connection_mark
-            )
         }
         ConnectionMark::Save { from, to } => {
             packet.connection_mark = (packet.connection_mark & !to) ^ (packet.mark & from);
-            format!(
-                "its connection's mark becomes {:#x}",
-                packet.connection_mark
-            )
         }
         ConnectionMark::Restore { from, to } => {
             packet.mark = (packet.mark & !to) ^ (packet.connection_mark & from);
-            format!(
-                "its mark becomes {:#x}, that of its connection",
-                packet.mark
-            )
+            let mark = packet.mark;
+            return format!("its mark becomes {mark:#x}, that of its connection");
         }
     }
+    let mark = packet.connection_mark;
+    format!("its connection's mark becomes {mark:#x}")
 }
 
 fn translate(packet: &mut Packet, to: Nat) -> String {

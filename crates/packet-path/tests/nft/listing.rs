@@ -71,5 +71,5 @@ fn rules_are_told_as_nft_lists_them() {
 
 #[test]
 fn families_have_their_names() {
-    assert_eq!(packet_path::nft::family_name(Family::Inet), "inet");
+    assert_eq!(Family::Inet.name(), "inet");
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use netlink_batch::Refusal;
 use nftables_netlink::{
-    Activity, Change, CommitError, Element, Error, Family, FoundSet, Generation, Name, Nftables,
+    Activity, Change, CommitError, Element, Error, Family, Generation, KernelSet, Name, Nftables,
     OwnSockets, Rule, Transaction,
 };
 use proxy::IpFamily;
@@ -138,7 +138,7 @@ impl Native {
     }
 
     /// Returns sets with our names and another type.
-    pub(super) fn strangers(&mut self) -> Result<Vec<FoundSet>, Error> {
+    pub(super) fn strangers(&mut self) -> Result<Vec<KernelSet>, Error> {
         let mut there = self.nftables.sets(Family::from(self.family), TABLE)?;
         there.retain(|found| {
             let wanted = definition_of(&found.set.name, self.family);
@@ -150,7 +150,7 @@ impl Native {
     /// Returns sets in the way, for the operator: the next write replaces them.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let family = Family::from(self.family).name();
-        let told = |FoundSet { set, .. }: FoundSet| {
+        let told = |KernelSet { set, .. }: KernelSet| {
             let types: Vec<String> = set.key.iter().map(ToString::to_string).collect();
             SetInTheWay {
                 is_replaced: true,
@@ -448,7 +448,7 @@ fn runs(writes: &[(Set, Direction, Place)]) -> Vec<Run> {
 }
 
 /// Reports whether a set takes the elements that this one is to hold, as many and for as long.
-fn is_alike(wanted: &nftables_netlink::Set, there: &FoundSet) -> bool {
+fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     let kind = |of: &nftables_netlink::Set| nftables_netlink::Set {
         type_of: None,
         comment: None,

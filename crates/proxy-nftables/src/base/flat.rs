@@ -5,7 +5,7 @@
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;
 
-use super::{Base, Key, SERVICES, Wanted};
+use super::{Base, Key, LayoutInput, SERVICES};
 use crate::choice::{Chooser, FEW, Map};
 use crate::name::{CLUSTER_IPS, SERVICE_IPS};
 use kube_rules::nft::{ADDRESS_AND_PORT, DESTINATION, Sense, address_type};
@@ -13,7 +13,7 @@ use kube_rules::nft::{ADDRESS_AND_PORT, DESTINATION, Sense, address_type};
 /// Protocols in the order of their rules.
 const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
 
-pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
+pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
     for (map, name) in Map::all() {
         add_map(base, map, name);
     }

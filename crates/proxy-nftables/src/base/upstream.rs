@@ -4,14 +4,15 @@
 use nftables_netlink::{ChainKind, Hook, Rule, SetKind};
 
 use super::{
-    Base, CLUSTER_IPS_CHECK, FIREWALL_CHECK, NODE_PORTS_CHECK, SERVICES, SERVICES_CHECK, Wanted,
+    Base, CLUSTER_IPS_CHECK, FIREWALL_CHECK, LayoutInput, NODE_PORTS_CHECK, SERVICES,
+    SERVICES_CHECK,
 };
 use crate::name::{
     CLUSTER_IPS, FIREWALL_IPS, NO_ENDPOINT_NODE_PORTS, NO_ENDPOINT_SERVICES, SERVICE_IPS,
 };
 use kube_rules::nft::{ADDRESS_AND_PORT, DESTINATION, PORT, Sense};
 
-pub(super) fn add(base: &mut Base, wanted: Wanted<'_>) {
+pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
     add_maps(base);
     add_filter_chains(base);
     let (config, node_ports) = (wanted.config, wanted.node_ports);

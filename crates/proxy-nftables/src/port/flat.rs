@@ -6,7 +6,7 @@ use nftables_netlink::{Rule, Verdict};
 
 use super::{Endpoints, Route, ServedPort, Unserved};
 use crate::choice::{Choices, Chooser, FEW};
-use crate::name::{Base, Purpose, REJECT};
+use crate::name::{NameBase, Purpose, REJECT};
 
 impl ServedPort {
     /// Returns true if the endpoints are elements and no chain chooses one: the port has only a
@@ -34,7 +34,7 @@ impl ServedPort {
         })
     }
 
-    pub(super) fn flat_internal(&self, base: &Base) -> Route {
+    pub(super) fn flat_internal(&self, base: &NameBase) -> Route {
         let to = |verdict| Route {
             to: Some(verdict),
             ..Route::default()
@@ -54,7 +54,7 @@ impl ServedPort {
         }
     }
 
-    pub(super) fn flat_external(&self, base: &Base) -> Verdict {
+    pub(super) fn flat_external(&self, base: &NameBase) -> Verdict {
         if self.any {
             Verdict::Goto(base.chain(Purpose::External))
         } else {
@@ -77,7 +77,7 @@ impl ServedPort {
     }
 
     /// Returns the last rule of `firewall-...`, for packets that the source ranges allow.
-    pub(super) fn flat_end_of_firewall(&self, base: &Base) -> Rule {
+    pub(super) fn flat_end_of_firewall(&self, base: &NameBase) -> Rule {
         match self.flat_external(base) {
             Verdict::Goto(chain) => self.line().goto(chain).rule(),
             _ => self.line().drop().rule(),

@@ -290,10 +290,12 @@ impl Run<'_> {
         let found = match set {
             SetRef::Named(name) => {
                 let (set, elements) = &content.sets[name];
-                let key = self.read(key, key_len(&set.key));
+                let key = self.read(key, DataType::key_len(&set.key));
                 elements.get(key).cloned()
             }
-            SetRef::Anonymous(set) => find(set, self.read(key, key_len(&set.key))).cloned(),
+            SetRef::Anonymous(set) => {
+                find(set, self.read(key, DataType::key_len(&set.key))).cloned()
+            }
         };
         match what {
             LookupFor::Membership(sense) => {
@@ -326,13 +328,6 @@ fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),
-    }
-}
-
-fn key_len(key: &[DataType]) -> usize {
-    match key {
-        [one] => one.len(),
-        several => several.iter().map(|of| of.len().next_multiple_of(4)).sum(),
     }
 }
 

@@ -119,7 +119,7 @@ fn the_oldest_pending_row_says_since_when() {
     assert_eq!((since(&table), table.pending_len()), (None, 1));
     table.begin(at(3));
     table.claim(&1, [(1, 1), (2, 3)]);
-    assert_eq!(since(&table), Some(at(3)), "another wish is another try");
+    assert_eq!(since(&table), Some(at(3)), "another origin is another try");
     table.claim(&1, []);
     assert_eq!(since(&table), Some(at(3)), "and what is to go is pending");
     table.set_actual(&1, None);

@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use chance::Chance;
 use nftables_netlink::{Activity, Bytes, Element, ElementData, Name, Rule, Transaction, Verdict};
-use packet_path::nft::{Held, Nft};
+use packet_path::nft::{InMemoryTables, Nft};
 use proxy::{IpFamily, Mode, Model, Notice, Protocol, Service, Target, Unreadable};
-use proxy_nftables::fake::{Content, FakeKernel, State, words};
+use proxy_nftables::fake::{Content, FakeKernel, State, describe};
 use proxy_nftables::{
     Blame as BlameOne, Config, Kernel, Lanes, Layout, LocalhostNodePorts, LocalhostPort,
     NetlinkKernel, Object, Proxier, Refusal, TABLE,
@@ -243,7 +243,7 @@ impl Subject for Nftables {
         let state = self.look();
         let node = packets::node(self.family, state.addresses.iter().copied());
         let listening = state.listening.clone();
-        let mut held = Held::default();
+        let mut held = InMemoryTables::default();
         if let Some(content) = &state.table
             && content.activity == Activity::Active
         {
@@ -501,7 +501,7 @@ impl<K: Kernel> Kernel for Turnstile<K> {
     fn commit(&mut self, transaction: &Transaction) -> Result<(), Refusal> {
         let reason = || "on purpose".to_owned();
         let what = {
-            let words: Vec<String> = transaction.changes.iter().map(words).collect();
+            let words: Vec<String> = transaction.changes.iter().map(describe).collect();
             format!("{}\n{:?}", words.join("; "), transaction.changes)
         };
         match self.pass_write(what) {

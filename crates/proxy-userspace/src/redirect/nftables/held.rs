@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use footprint::Leftovers;
 use hashbrown::HashMap;
-use nftables_netlink::{Element, ElementData, Rule, Set, Whole};
+use nftables_netlink::{Element, ElementData, Rule, Set, TableDump};
 use proxy::{IpFamily, Protocol};
 
 use super::layout::{Origin, elements, maps, table};
@@ -26,7 +26,7 @@ struct Found {
 type OfAll = [Option<Found>; 3];
 
 /// What there is of redirects.
-pub(crate) fn held(family: IpFamily, config: &Config, whole: &Whole) -> Held {
+pub(crate) fn held(family: IpFamily, config: &Config, whole: &TableDump) -> Held {
     let mut is_ours = whole.table.as_ref() == Some(&table(family)) && has_maps(family, whole);
     let mut portals: HashMap<Portal, OfAll> = HashMap::new();
     let mut count = 0;
@@ -75,7 +75,7 @@ pub(crate) fn held(family: IpFamily, config: &Config, whole: &Whole) -> Held {
     }
 }
 
-fn has_maps(family: IpFamily, whole: &Whole) -> bool {
+fn has_maps(family: IpFamily, whole: &TableDump) -> bool {
     let mut wanted: Vec<Set> = maps(family).collect();
     let found = whole.sets.iter();
     let mut found: Vec<Set> = found.map(|(found, _)| found.set.clone()).collect();
@@ -85,7 +85,7 @@ fn has_maps(family: IpFamily, whole: &Whole) -> bool {
 }
 
 /// The base that these chains and rules are of, if it is one.
-fn base(family: IpFamily, config: &Config, whole: &Whole) -> Option<Base> {
+fn base(family: IpFamily, config: &Config, whole: &TableDump) -> Option<Base> {
     let of_output = whole.rules.iter().filter(|rule| &*rule.chain == "output");
     let addresses = of_output.filter_map(|found| {
         let comment = found.rule.comment.as_deref()?;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 use ipvs_netlink::{DestinationEntry, Flags, ServiceEntry, ServiceKey, Statistics};
-use packet_path::nft::{Held, Nft};
+use packet_path::nft::{InMemoryTables, Nft};
 use packet_path::{Interface, Server, Xtables};
 use proxy_ipvs::fake::State;
 use proxy_ipvs::{Rules, SetKind, ShimStyle, VirtualServer, VirtualServerKey};
@@ -20,7 +20,7 @@ pub(super) fn verdicts(fronts: &BTreeSet<Front>, state: &State) -> Verdicts {
     if state.shim != ShimStyle::Nftables {
         return packets::verdicts(fronts, &Xtables::of(&saved(&rules)), &node);
     }
-    let (family, mut held) = (state.family.into(), Held::default());
+    let (family, mut held) = (state.family.into(), InMemoryTables::default());
     let table = state.native();
     held.add_table(family, table.name);
     for (set, elements) in table.sets {

@@ -7,7 +7,7 @@ const FIRST: Duration = Duration::from_secs(1);
 
 /// The schedule of reads of one part of the kernel's state, and the outcome of the last read.
 #[derive(Debug, Clone)]
-pub struct Look {
+pub struct ReadSchedule {
     /// When the content became unknown; `None` after the first successful read.
     unknown: Option<Instant>,
     is_under_way: bool,
@@ -22,7 +22,7 @@ pub struct Look {
     longest: Duration,
 }
 
-impl Look {
+impl ReadSchedule {
     /// Creates a schedule for unknown content with a read due at once. `longest` limits the delay
     /// after failures.
     pub fn new(now: Instant, longest: Duration) -> Self {
@@ -141,7 +141,7 @@ mod tests {
     fn what_cannot_be_read_is_read_again_later_and_later() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut look = Look::new(start, Duration::from_secs(4));
+        let mut look = ReadSchedule::new(start, Duration::from_secs(4));
         assert!(!look.is_tried());
         for (failed, due) in [(0, 1), (1, 3), (3, 7), (7, 11)] {
             assert!(look.is_due(at(failed)));
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn what_is_asked_for_during_a_look_is_looked_at_again() {
         let now = Instant::now();
-        let mut look = Look::new(now, Duration::from_secs(4));
+        let mut look = ReadSchedule::new(now, Duration::from_secs(4));
         look.begin();
         look.ask(now);
         look.succeed(now);
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn what_keeps_asking_has_to_wait() {
         let (now, pause) = (Instant::now(), Duration::from_millis(100));
-        let mut look = Look::new(now, Duration::from_secs(4));
+        let mut look = ReadSchedule::new(now, Duration::from_secs(4));
         look.ask_apart(now, pause);
         assert!(look.is_due(now), "it was never looked at");
         look.begin();

@@ -10,7 +10,7 @@ use nftables_netlink::{Element, ElementData, Name, Rule, Set, SetKind, Timeout, 
 use proxy::{IpFamily, Protocol};
 
 use crate::base::{Definition, Key, Value, find_chain, find_set, is_unallocated};
-use crate::choice::{Map, Place};
+use crate::choice::{EndpointIndex, Map};
 use crate::clients::{Clients, OTHER_KIND, Room};
 use crate::content::Content;
 use crate::kernel::Object;
@@ -20,7 +20,7 @@ use crate::name::{
     affinity_of_chain, find_counter, is_affinity, is_of_service,
 };
 use crate::port::{Member, Route, Slot, Unserved};
-use crate::unknown::Unknown;
+use crate::unknown_objects::UnknownObjects;
 use kube_rules::nft::address_type;
 
 /// This mode's objects in the kernel, in one family.
@@ -42,22 +42,22 @@ pub struct Snapshot {
 
 /// Collects the table's objects into a snapshot.
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub(crate) struct SnapshotBuilder {
     family: IpFamily,
     snapshot: Snapshot,
     /// Handles of sets of clients, and of the chains that fill them; both by the set's name.
     handles: [HashMap<Name, u64>; 2],
-    unknown: Unknown,
+    unknown: UnknownObjects,
 }
 
-impl Reader {
+impl SnapshotBuilder {
     /// Creates a reader without objects.
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,
             snapshot: Snapshot::default(),
             handles: <_>::default(),
-            unknown: Unknown::default(),
+            unknown: UnknownObjects::default(),
         }
     }
 
@@ -184,7 +184,7 @@ impl Reader {
     }
 
     fn endpoint(&mut self, map: Map, mut key: Parts<'_>, element: &Element) -> Option<()> {
-        let place = Place {
+        let place = EndpointIndex {
             map: map.count,
             number: u32::from_ne_bytes(key.take(4)?.try_into().ok()?),
         };

@@ -4,21 +4,21 @@
 use std::collections::{BTreeMap, HashMap};
 
 use nftables_netlink::{
-    AnonymousSet, Chain, Element, Error, Family, FoundRule, FoundSet, Generation, Hooked, Name,
-    Rule, Set, Table, Whole,
+    AnonymousSet, Chain, Element, Error, Family, Generation, HookedChain, KernelRule, KernelSet,
+    Name, Rule, Set, Table, TableDump,
 };
 
-use super::reader::{At, Reader};
+use super::reader::{ObjectId, Reader};
 use super::sets;
 
 /// Tables with all of their objects.
 #[derive(Debug, Clone, Default)]
-pub struct Held {
+pub struct InMemoryTables {
     generation: u32,
     tables: Vec<Table>,
-    hooked: Vec<Hooked>,
-    rules: HashMap<At, Vec<FoundRule>>,
-    sets: HashMap<At, (FoundSet, Contents)>,
+    hooked: Vec<HookedChain>,
+    rules: HashMap<ObjectId, Vec<KernelRule>>,
+    sets: HashMap<ObjectId, (KernelSet, Contents)>,
     /// Number of questions asked.
     pub asked: usize,
     /// Number of changes that happen, one after each question for the generation.
@@ -32,7 +32,7 @@ enum Contents {
     Ranges(AnonymousSet),
 }
 
-impl Held {
+impl InMemoryTables {
     /// Adds a table.
     pub fn add_table(&mut self, family: Family, name: &str) {
         self.tables.push(Table::new(family, name.into()));
@@ -42,14 +42,14 @@ impl Held {
     pub fn add_chain(&mut self, family: Family, table: &str, chain: &Chain, rules: Vec<Rule>) {
         let at = at(family, table, &chain.name);
         if let Some(base) = chain.base {
-            self.hooked.push(Hooked {
+            self.hooked.push(HookedChain {
                 family,
                 table: Name::clone(&at.table),
                 chain: Name::clone(&at.name),
                 base: Some(base),
             });
         }
-        let rules = (1..).zip(rules).map(|(handle, rule)| FoundRule {
+        let rules = (1..).zip(rules).map(|(handle, rule)| KernelRule {
             handle,
             chain: Name::clone(&at.name),
             rule,
@@ -71,7 +71,7 @@ impl Held {
             let elements = elements.into_iter();
             Contents::Single(elements.map(|of| (of.key.to_vec(), of)).collect())
         };
-        let found = FoundSet {
+        let found = KernelSet {
             handle: 1,
             set: set.clone(),
             other_flags: 0,
@@ -81,7 +81,7 @@ impl Held {
     }
 
     /// Adds a table dump.
-    pub fn add(&mut self, whole: Whole) {
+    pub fn add(&mut self, whole: TableDump) {
         let Some(table) = whole.table else { return };
         let (family, name) = (table.family, Name::clone(&table.name));
         self.tables.push(table);
@@ -98,15 +98,15 @@ impl Held {
     }
 }
 
-fn at(family: Family, table: &str, name: &str) -> At {
-    At {
+fn at(family: Family, table: &str, name: &str) -> ObjectId {
+    ObjectId {
         family,
         table: table.into(),
         name: name.into(),
     }
 }
 
-impl Reader for Held {
+impl Reader for InMemoryTables {
     fn generation(&mut self) -> Result<Generation, Error> {
         let now = Generation(self.generation);
         if self.changes > 0 {
@@ -120,21 +120,21 @@ impl Reader for Held {
         Ok(self.tables.clone())
     }
 
-    fn hooked(&mut self) -> Result<Vec<Hooked>, Error> {
+    fn base_chains(&mut self) -> Result<Vec<HookedChain>, Error> {
         Ok(self.hooked.clone())
     }
 
-    fn rules(&mut self, chain: &At) -> Result<Vec<FoundRule>, Error> {
+    fn rules(&mut self, chain: &ObjectId) -> Result<Vec<KernelRule>, Error> {
         self.asked += 1;
         Ok(self.rules.get(chain).cloned().unwrap_or_default())
     }
 
-    fn set(&mut self, set: &At) -> Result<Option<FoundSet>, Error> {
+    fn set(&mut self, set: &ObjectId) -> Result<Option<KernelSet>, Error> {
         self.asked += 1;
         Ok(self.sets.get(set).map(|(found, _)| found.clone()))
     }
 
-    fn element(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error> {
+    fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error> {
         self.asked += 1;
         let Some((_, contents)) = self.sets.get(set) else {
             return Ok(None);
@@ -149,7 +149,7 @@ impl Reader for Held {
         })
     }
 
-    fn interval_end(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error> {
+    fn interval_end(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error> {
         self.asked += 1;
         let Some((_, Contents::Ranges(all))) = self.sets.get(set) else {
             return Ok(None);
@@ -171,23 +171,23 @@ impl<R: Reader> Reader for &mut R {
         (**self).tables()
     }
 
-    fn hooked(&mut self) -> Result<Vec<Hooked>, Error> {
-        (**self).hooked()
+    fn base_chains(&mut self) -> Result<Vec<HookedChain>, Error> {
+        (**self).base_chains()
     }
 
-    fn rules(&mut self, chain: &At) -> Result<Vec<FoundRule>, Error> {
+    fn rules(&mut self, chain: &ObjectId) -> Result<Vec<KernelRule>, Error> {
         (**self).rules(chain)
     }
 
-    fn set(&mut self, set: &At) -> Result<Option<FoundSet>, Error> {
+    fn set(&mut self, set: &ObjectId) -> Result<Option<KernelSet>, Error> {
         (**self).set(set)
     }
 
-    fn element(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error> {
+    fn element(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error> {
         (**self).element(set, key)
     }
 
-    fn interval_end(&mut self, set: &At, key: &[u8]) -> Result<Option<Element>, Error> {
+    fn interval_end(&mut self, set: &ObjectId, key: &[u8]) -> Result<Option<Element>, Error> {
         (**self).interval_end(set, key)
     }
 }

@@ -23,7 +23,7 @@ fn a_service_with_very_many_ports_comes_after_the_others() {
     let owners: Vec<_> = large.chain(others).chain([urgent]).collect();
     let due = owners
         .iter()
-        .map(|owner| ((owner.rank, owner), Part::default()));
+        .map(|owner| ((owner.rank, owner), PortChanges::default()));
     let turns = in_turns(due.collect());
     assert_eq!(turns.len(), owners.len());
     let names: Vec<&str> = turns.iter().map(|(of, _)| of.name.service.name()).collect();
@@ -36,7 +36,7 @@ fn a_service_with_very_many_ports_comes_after_the_others() {
             .all(|of| *of == "large")
     );
     assert_eq!(names.get(SHARE + 1..SHARE + 4), Some(&["web"; 3][..]));
-    let is_sorted = |some: &[(&Arc<Owner>, Part)]| some.is_sorted_by_key(|(of, _)| *of);
+    let is_sorted = |some: &[(&Arc<Owner>, PortChanges)]| some.is_sorted_by_key(|(of, _)| *of);
     assert!(is_sorted(turns.get(SHARE + 4..).unwrap()));
 }
 
@@ -51,9 +51,9 @@ fn a_namespace_with_very_many_services_comes_after_the_others() {
     let owners: Vec<_> = many.chain([owner(2, "web", 0)]).collect();
     let due = owners
         .iter()
-        .map(|owner| ((owner.rank, owner), Part::default()));
+        .map(|owner| ((owner.rank, owner), PortChanges::default()));
     let turns = in_turns(due.collect());
     assert_eq!(turns.len(), owners.len());
-    let of_web = |(of, _): &(&Arc<Owner>, Part)| of.name.service.name() == "web";
+    let of_web = |(of, _): &(&Arc<Owner>, PortChanges)| of.name.service.name() == "web";
     assert_eq!(turns.iter().position(of_web), Some(SHARE));
 }

@@ -2,11 +2,11 @@
 
 use nftables_netlink::{CommitError, Error, Transaction};
 
+use crate::describe::describe;
 use crate::kernel::{Blame, Refusal};
-use crate::words::tell;
 
 /// Returns the refused changes, or the outcome of the whole transaction.
-pub(crate) fn refused(transaction: &Transaction, error: CommitError) -> Refusal {
+pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {
         // Memory is short, no matter which change needed more.
@@ -19,7 +19,7 @@ pub(crate) fn refused(transaction: &Transaction, error: CommitError) -> Refusal 
         CommitError::Refused { refused, .. } => {
             let changes = refused.into_iter().map(|of| {
                 let change = transaction.changes.get(of.change);
-                let what = change.map_or_else(String::new, tell);
+                let what = change.map_or_else(String::new, describe);
                 Blame {
                     change: of.change,
                     errno: of.refusal.errno,
@@ -61,7 +61,7 @@ mod tests {
                 Change::FlushChain("b".into()),
             ],
         };
-        refused(&transaction, error)
+        refusal_of(&transaction, error)
     }
 
     fn errno(errno: i32) -> netlink_batch::Refusal {

@@ -138,7 +138,7 @@ fn sets_and_base_chains_are_found() {
         assert_eq!(nftables.set(Family::Ip, "t", "none").unwrap(), None);
         assert_eq!(nftables.set(Family::Ip, "none", "ranges").unwrap(), None);
 
-        let mut hooked = nftables.hooked().unwrap();
+        let mut hooked = nftables.base_chains().unwrap();
         hooked.sort_by_key(|of| of.chain.clone());
         let chains: Vec<_> = hooked
             .iter()

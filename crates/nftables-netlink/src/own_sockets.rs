@@ -9,10 +9,10 @@ use crate::subscription::Subscription;
 /// The sockets that a program writes with, and its subscriptions. Each subscription ignores the
 /// changes of all these sockets, so that writing one table fills no subscription's buffer.
 #[derive(Debug, Default)]
-pub struct OwnSockets(Mutex<Both>);
+pub struct OwnSockets(Mutex<Registry>);
 
 #[derive(Debug, Default)]
-struct Both {
+struct Registry {
     ports: BTreeSet<u32>,
     subscriptions: Vec<Arc<Subscription>>,
 }
@@ -20,9 +20,9 @@ struct Both {
 impl OwnSockets {
     /// Registers an open socket until the returned value is dropped.
     pub(crate) fn note(self: &Arc<Self>, port: u32) -> OwnSocket {
-        let mut both = self.both();
-        both.ports.insert(port);
-        let _ = both.leave_out();
+        let mut registry = self.registry();
+        registry.ports.insert(port);
+        let _ = registry.leave_out();
         let all = Arc::clone(self);
         OwnSocket { all, port }
     }
@@ -33,17 +33,17 @@ impl OwnSockets {
     ///
     /// Fails if the kernel rejects the filter; the subscription then reports all changes.
     pub fn leave_out_of(&self, subscription: Arc<Subscription>) -> io::Result<()> {
-        let mut both = self.both();
-        both.subscriptions.push(subscription);
-        both.leave_out()
+        let mut registry = self.registry();
+        registry.subscriptions.push(subscription);
+        registry.leave_out()
     }
 
-    fn both(&self) -> MutexGuard<'_, Both> {
+    fn registry(&self) -> MutexGuard<'_, Registry> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Both {
+impl Registry {
     fn leave_out(&self) -> io::Result<()> {
         let all: Vec<u32> = self.ports.iter().copied().collect();
         // If one subscription rejects the filter, others may accept it.
@@ -63,8 +63,8 @@ pub(crate) struct OwnSocket {
 
 impl Drop for OwnSocket {
     fn drop(&mut self) {
-        let mut both = self.all.both();
-        both.ports.remove(&self.port);
-        let _ = both.leave_out();
+        let mut registry = self.all.registry();
+        registry.ports.remove(&self.port);
+        let _ = registry.leave_out();
     }
 }

@@ -4,34 +4,34 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use inet::IpFamily;
-use nftables_netlink::{Expression, FoundRule, Rule, Verdict, text};
+use nftables_netlink::{Expression, KernelRule, Rule, Verdict, text};
 
-use super::reader::At;
-use super::run::{Did, Run};
+use super::reader::ObjectId;
+use super::run::{Effect, Run};
 use crate::branch::{Counters, End, Step};
 use crate::packet::SourceNat;
 
 /// Returns `table ip kube-proxy, chain services`.
-pub(super) fn place(chain: &At) -> String {
+pub(super) fn place(chain: &ObjectId) -> String {
     let table = table(chain);
     format!("{table}, chain {}", chain.name)
 }
 
 /// Returns `table ip kube-proxy`.
-pub(super) fn table(of: &At) -> String {
-    let family = super::family_name(of.family);
+pub(super) fn table(of: &ObjectId) -> String {
+    let family = of.family.name();
     format!("table {family} {}", of.table)
 }
 
 /// Describes the effect of a rule; `None` if it had none.
 pub(super) fn step(
-    chain: &At,
-    found: &FoundRule,
+    chain: &ObjectId,
+    found: &KernelRule,
     run: &Run,
     verdict: Option<&Verdict>,
 ) -> Option<Step> {
     let mut says: Vec<String> = run.did.iter().map(did_words).collect();
-    let has_translated = run.did.iter().any(Did::is_translation);
+    let has_translated = run.did.iter().any(Effect::is_translation);
     match (&run.branch.end, verdict) {
         (Some(End::Refused(message)), _) => says.push(format!("refuses it: {message}")),
         (_, Some(Verdict::Drop)) => says.push("drops it, and nobody is told".to_owned()),
@@ -70,39 +70,39 @@ pub(super) fn step(
     Some(step)
 }
 
-fn did_words(did: &Did) -> String {
+fn did_words(did: &Effect) -> String {
     match did {
-        Did::Mark(before, after) => mark(*before, *after),
-        Did::Destination(address, port) => {
+        Effect::Mark(before, after) => mark(*before, *after),
+        Effect::Destination(address, port) => {
             format!(
                 "its destination becomes {}",
                 SocketAddr::new(*address, *port)
             )
         }
-        Did::Kept => "keeps its destination: no other rule of type nat changes it".to_owned(),
-        Did::Redirected(Some(address), port) => {
+        Effect::Kept => "keeps its destination: no other rule of type nat changes it".to_owned(),
+        Effect::Redirected(Some(address), port) => {
             let to = SocketAddr::new(*address, *port);
             format!("leads it to this node itself, {to}")
         }
-        Did::Redirected(None, _) => {
+        Effect::Redirected(None, _) => {
             "drops it: the interface that it came by has no address to redirect it to".to_owned()
         }
-        Did::Source(SourceNat::Masquerade(Some(address))) => {
+        Effect::Source(SourceNat::Masquerade(Some(address))) => {
             format!("masquerades it: its source becomes {address}, an address of this node")
         }
-        Did::Source(SourceNat::Masquerade(None)) => {
+        Effect::Source(SourceNat::Masquerade(None)) => {
             "masquerades it: its source becomes an address of the interface that it leaves by"
                 .to_owned()
         }
-        Did::Source(SourceNat::To(address, port)) => {
+        Effect::Source(SourceNat::To(address, port)) => {
             let address = address.map(|address| format!(" address {address}"));
             let port = port.map(|port| format!(" port {port}"));
             let both = [address, port].into_iter().flatten().collect::<Vec<_>>();
             format!("its source becomes{}", both.join(","))
         }
-        Did::Noted(set) => format!("remembers it in set {set}"),
-        Did::Forgotten(set) => format!("takes it out of set {set}"),
-        Did::Untracked => "keeps connection tracking from it".to_owned(),
+        Effect::Noted(set) => format!("remembers it in set {set}"),
+        Effect::Forgotten(set) => format!("takes it out of set {set}"),
+        Effect::Untracked => "keeps connection tracking from it".to_owned(),
     }
 }
 
@@ -133,36 +133,36 @@ pub(super) fn refusal(family: IpFamily, kind: u32, code: u8) -> String {
     format!("ICMP {what}")
 }
 
-fn quoted(chain: &At, rule: &Rule) -> String {
+fn quoted(chain: &ObjectId, rule: &Rule) -> String {
     let text = text::rule(chain.family, rule, &[]);
     format!("{}: `{text}`", place(chain))
 }
 
 /// Describes a doubt about unknown packet data.
-pub(super) fn open(chain: &At, rule: &Rule, why: &str) -> Arc<str> {
+pub(super) fn open(chain: &ObjectId, rule: &Rule, why: &str) -> Arc<str> {
     format!("{}: {why}", quoted(chain, rule)).into()
 }
 
 /// Describes a doubt about an unsupported expression.
-pub(super) fn not_understood(chain: &At, rule: &Rule, expression: &Expression) -> Arc<str> {
+pub(super) fn not_understood(chain: &ObjectId, rule: &Rule, expression: &Expression) -> Arc<str> {
     let what = expression.name();
     format!("{}: its `{what}` is not understood", quoted(chain, rule)).into()
 }
 
 /// Describes an unknown effect of an unsupported expression.
-pub(super) fn lost(chain: &At, rule: &Rule, expression: &Expression) -> String {
+pub(super) fn lost(chain: &ObjectId, rule: &Rule, expression: &Expression) -> String {
     let what = expression.name();
     let rule = quoted(chain, rule);
     format!("{rule}: what its `{what}` does to the packet cannot be told")
 }
 
 /// Describes a rule after which there are too many paths to follow.
-pub(super) fn too_many(chain: &At, rule: &Rule) -> String {
+pub(super) fn too_many(chain: &ObjectId, rule: &Rule) -> String {
     let rule = quoted(chain, rule);
     format!("{rule}: up to here there are too many ways and rules to follow them further")
 }
 
 /// Describes jumps deeper than the kernel accepts.
-pub(super) fn too_deep(to: &At) -> String {
+pub(super) fn too_deep(to: &ObjectId) -> String {
     format!("{}: jumps lead deeper than the kernel allows", place(to))
 }

@@ -11,7 +11,7 @@ use kube_rules::nft::COUNTER;
 
 /// Chains and sets with names that this mode does not know.
 #[derive(Debug, Default)]
-pub(crate) struct Unknown {
+pub(crate) struct UnknownObjects {
     chains: HashMap<Name, Chain>,
     /// The chains that each map refers to.
     maps: HashMap<Name, HashSet<Name>>,
@@ -40,7 +40,7 @@ fn targets(elements: &[Element]) -> impl Iterator<Item = Name> {
     verdicts.cloned()
 }
 
-impl Unknown {
+impl UnknownObjects {
     /// Adds elements of a map.
     pub(crate) fn elements(&mut self, map: &Name, elements: &[Element]) {
         let known = self.maps.entry(map.clone()).or_default();

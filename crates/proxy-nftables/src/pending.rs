@@ -7,7 +7,7 @@ use std::time::Instant;
 use proxy::{Owner, Rank, Share, Shares};
 use reconcile::Table as Entries;
 
-use crate::plan::{Part, Stale};
+use crate::plan::{PortChanges, Stale};
 
 /// Number of Service ports in one transaction up to which a Service or namespace is served in
 /// order. Its further ports come after all others, which so do not wait for them.
@@ -15,15 +15,15 @@ pub(crate) const SHARE: usize = 256;
 
 /// Pending changes, grouped by owner.
 #[derive(Default)]
-pub(crate) struct Due<'a> {
-    pub(crate) owned: BTreeMap<(Rank, &'a Arc<Owner>), Part>,
+pub(crate) struct PendingChanges<'a> {
+    pub(crate) owned: BTreeMap<(Rank, &'a Arc<Owner>), PortChanges>,
     /// Unwanted elements of shared sets and maps.
-    pub(crate) unowned: Vec<Part>,
+    pub(crate) unowned: Vec<PortChanges>,
     pub(crate) stale: Vec<Stale>,
 }
 
-impl<'a> Due<'a> {
-    pub(crate) fn part(&mut self, owner: &'a Arc<Owner>) -> &mut Part {
+impl<'a> PendingChanges<'a> {
+    pub(crate) fn part(&mut self, owner: &'a Arc<Owner>) -> &mut PortChanges {
         self.owned.entry((owner.rank, owner)).or_default()
     }
 
@@ -35,7 +35,7 @@ impl<'a> Due<'a> {
             part.slots.sort_unstable_by_key(|change| change.slot);
             part.members.sort_unstable();
         }
-        let key = |part: &Part| {
+        let key = |part: &PortChanges| {
             let slot = part.slots.first().map(|change| change.slot);
             (slot, part.members.first().copied())
         };
@@ -45,7 +45,9 @@ impl<'a> Due<'a> {
 
 /// Returns pending changes in the order in which they are written. A Service or namespace with more
 /// ports than its share comes last with the rest of them.
-pub(crate) fn in_turns(due: BTreeMap<(Rank, &Arc<Owner>), Part>) -> Vec<(&Arc<Owner>, Part)> {
+pub(crate) fn in_turns(
+    due: BTreeMap<(Rank, &Arc<Owner>), PortChanges>,
+) -> Vec<(&Arc<Owner>, PortChanges)> {
     let is_little = due.len() <= SHARE;
     let mut shares = Shares::new(SHARE);
     let placed = due.into_iter().map(|((rank, owner), part)| {

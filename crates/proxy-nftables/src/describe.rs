@@ -11,7 +11,7 @@ use crate::name::{
 };
 
 /// Describes a change.
-pub(crate) fn tell(change: &Change) -> String {
+pub fn describe(change: &Change) -> String {
     match change {
         Change::AddTable(table) => format!("add table {}", table.name),
         Change::DeleteTable => "delete the table".to_owned(),

@@ -1,7 +1,7 @@
 //! Enums of linux/netfilter/nf_tables.h that expressions use.
 
 /// Defines enums with the kernel's numbers.
-macro_rules! numbered {
+macro_rules! kernel_enums {
     ($($(#[$about:meta])* pub enum $name:ident { $($(#[$of:meta])* $variant:ident = $number:literal,)+ })+) => {
         $(
             $(#[$about])*
@@ -21,7 +21,7 @@ macro_rules! numbered {
     };
 }
 
-numbered! {
+kernel_enums! {
     /// `NFTA_PAYLOAD_BASE`.
     pub enum PayloadBase {
         /// The link layer header.

@@ -3,13 +3,13 @@
 //! A table of 50,000 Services is too large to read whole when a packet meets only a dozen of its
 //! objects.
 
-use netlink_batch::Refusal;
+use netlink_batch::{Dump, Refusal};
 
 use crate::decode::{self, AnySet};
 use crate::encode::{header, list_one};
 use crate::error::Error;
 use crate::nftables::Nftables;
-use crate::object::{Element, FoundSet, Hooked};
+use crate::object::{Element, HookedChain, KernelSet};
 use crate::value::{Bytes, Family};
 use crate::wire::{command, element, message, set};
 
@@ -20,12 +20,12 @@ impl Nftables {
     /// # Errors
     ///
     /// Fails if the socket fails or the kernel refuses the request.
-    pub fn hooked(&mut self) -> Result<Vec<Hooked>, Error> {
+    pub fn base_chains(&mut self) -> Result<Vec<HookedChain>, Error> {
         Ok(self.connection.dump_into(
             message(command::GET_CHAIN),
             0,
             |w| header(w, 0),
-            |all: &mut Vec<Hooked>, _, payload| {
+            |all: &mut Vec<HookedChain>, _, payload| {
                 all.extend(decode::hooked(payload)?);
                 Ok(())
             },
@@ -43,12 +43,8 @@ impl Nftables {
         family: Family,
         table: &str,
         name: &str,
-    ) -> Result<Option<FoundSet>, Error> {
-        let answer = self.connection.request(message(command::GET_SET), 0, |w| {
-            header(w, family as u8);
-            w.attr_str(set::TABLE, table);
-            w.attr_str(set::NAME, name);
-        });
+    ) -> Result<Option<KernelSet>, Error> {
+        let answer = self.set_message(family, table, name);
         let Some(answer) = unless_absent(answer)? else {
             return Ok(None);
         };
@@ -58,6 +54,20 @@ impl Nftables {
             }
         }
         Ok(None)
+    }
+
+    /// Requests a set without its elements.
+    pub(crate) fn set_message(
+        &mut self,
+        family: Family,
+        table: &str,
+        name: &str,
+    ) -> Result<Dump, netlink_batch::Error> {
+        self.connection.request(message(command::GET_SET), 0, |w| {
+            header(w, family as u8);
+            w.attr_str(set::TABLE, table);
+            w.attr_str(set::NAME, name);
+        })
     }
 
     /// Returns the element that contains a key: the element with this key, or the range around it.
@@ -145,7 +155,7 @@ impl Nftables {
             })) if key.is_none() => return Ok(None),
             answer => unless_absent(answer)?,
         };
-        for (_, payload) in answer.iter().flat_map(netlink_batch::Dump::iter) {
+        for (_, payload) in answer.iter().flat_map(Dump::iter) {
             if let Some(found) = decode::one_element(payload)? {
                 return Ok(Some(found));
             }
@@ -168,13 +178,13 @@ fn next(key: &[u8]) -> Option<Bytes> {
 }
 
 /// Turns the kernel's `ENOENT` into `None`.
-fn unless_absent<T>(answer: Result<T, netlink_batch::Error>) -> Result<Option<T>, Error> {
-    match answer {
+pub(crate) fn unless_absent<T>(answer: Result<T, impl Into<Error>>) -> Result<Option<T>, Error> {
+    match answer.map_err(Into::into) {
         Ok(answer) => Ok(Some(answer)),
-        Err(netlink_batch::Error::Refused(Refusal {
+        Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
             errno: libc::ENOENT,
             ..
-        })) => Ok(None),
-        Err(error) => Err(error.into()),
+        }))) => Ok(None),
+        Err(error) => Err(error),
     }
 }
