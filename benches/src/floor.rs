@@ -29,7 +29,7 @@ use crate::schema::{Axis, Cell, SubjectKind};
 const LEAST_ROOM: u32 = 65_536;
 /// Line that the floor prints when it is ready.
 const READY: &str = "ready";
-/// At least; before changes it writes the whole state.
+/// Least limit for the preparation; before changes, the floor writes the whole state.
 const PREPARED_WITHIN: Duration = Duration::from_mins(2);
 
 /// Waits until a floor has prepared, and lets it go.
@@ -302,7 +302,7 @@ struct OneChange {
     key: ServiceKey,
     /// A destination more, and weight 0 for the one that goes.
     made: Batch,
-    /// It goes.
+    /// Removal of the destination.
     removed: Batch,
     /// Members that the set of local endpoints loses.
     members: Vec<Entry>,

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-/// Who is asking: this program, and no subject.
+/// `User-Agent` that tells this program's requests from the subject's.
 pub(crate) const USER_AGENT: &str = "bench";
 
 /// A connection to the fixture.
@@ -14,7 +14,7 @@ pub(crate) const USER_AGENT: &str = "bench";
 pub(crate) struct Api(BufReader<TcpStream>);
 
 impl Api {
-    /// On a connected socket.
+    /// Wraps a connected socket.
     pub(crate) fn new(socket: TcpStream) -> Result<Self> {
         socket.set_nodelay(true)?;
         Ok(Self(BufReader::new(socket)))

@@ -332,7 +332,7 @@ impl Kernel {
 
     // ---- all of it ----
 
-    /// All virtual servers.
+    /// Returns all virtual servers.
     pub(crate) fn servers(&self) -> Result<Servers> {
         let text = self
             .place
@@ -365,7 +365,7 @@ impl Kernel {
         })
     }
 
-    /// All of IPVS mode.
+    /// Reads the whole state of IPVS mode.
     fn virtual_state(&mut self) -> Result<Snapshot> {
         let mut snapshot = Snapshot {
             servers: self.servers()?,

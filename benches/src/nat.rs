@@ -57,7 +57,7 @@ impl Nat {
         Ok(table(&self.v4)?.map_or_else(Length::default, |table| Length::of(&table)))
     }
 
-    /// All of the table of IPv4, and how long it is; empty if there is none.
+    /// Reads the table of IPv4 and its length; both are empty without a table.
     pub(crate) fn read(&self) -> Result<(Vec<u8>, Length)> {
         for _ in 0..READINGS {
             let Some(table) = table(&self.v4)? else {

@@ -16,15 +16,15 @@ use crate::rules::Servers;
 
 /// The table of nftables mode, ours and upstream's.
 pub(crate) const TABLE: &str = "kube-proxy";
-/// Its map of Service addresses.
+/// Map of Service addresses in the table.
 const SERVICES: &str = "service-ips";
 /// The table of the IPVS mode's shim.
 pub(crate) const SHIM: &str = "kube-proxy-ipvs";
 /// A table that asks whether there can be one.
 const PROBE: &str = "bench-probe";
 const PROTOCOL_TCP: u8 = 6;
-/// Up to so many Services have all their endpoints read at the end. Those of one are a few
-/// requests, for each of which the kernel walks all maps.
+/// Number of Services up to which all endpoints are read at the end. Reading one Service takes a
+/// few requests, for each of which the kernel walks all maps.
 const WHOLE: usize = 12_000;
 /// Number of Services that are read if there are more than [`WHOLE`].
 const SAMPLE: usize = 1_000;
@@ -43,7 +43,7 @@ pub(crate) struct Tables {
     nft: Nftables,
     /// Chains of Services, as of the last read of the map.
     chains: HashMap<SocketAddrV4, Name>,
-    /// In which layout nftables mode's table is, once it is there.
+    /// Layout of nftables mode's table, once it exists.
     layout: Option<Layout>,
     /// Service that was not as wanted in this generation, so that it need not be read again.
     unwanted: Option<(Ipv4Addr, Generation)>,
@@ -128,8 +128,8 @@ impl Tables {
         Ok(serves)
     }
 
-    /// All Services with their endpoints. Of many, those of some are read; the others are taken to
-    /// have what is wanted, if the map leads to a chain of theirs.
+    /// Returns all Services with their endpoints. If there are many, only a sample is read; the
+    /// others are assumed to be as wanted if the map leads to their chains.
     pub(crate) fn servers(&mut self, wanted: &Servers) -> Result<Servers> {
         if self.layout()? == Layout::Flat {
             return self.flat_servers();

@@ -37,10 +37,10 @@ const SLICE: usize = 100;
 /// Services or endpoints in one file: a file is in memory as a whole when it is read.
 const FILE: usize = 20_000;
 
-/// One endpoint.
+/// Endpoint of a Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Endpoint {
-    /// Its address and port.
+    /// Address and port.
     pub(crate) at: SocketAddrV4,
     /// True if the endpoint runs on this node.
     pub(crate) is_local: bool,
@@ -68,7 +68,7 @@ pub(crate) enum Looks {
 }
 
 impl Objects {
-    /// All of a size.
+    /// Creates the objects of a size.
     pub(crate) fn new(size: Size) -> Self {
         Self {
             size,

@@ -15,9 +15,9 @@ use std::str::FromStr;
 
 use crate::schema::{Axis, Cell, Mode, NATIVE, ROUTE, Size, Subject, SubjectKind};
 
-/// Above this many Services an axis has two endpoints each only.
+/// Number of Services above which only sizes with two endpoints are measured.
 const MANY: u32 = 10_000;
-/// All sizes of a run without limits.
+/// Sizes of a run without limits.
 const ALL: [&str; 11] = [
     "1", "100", "1000", "5000", "10000", "50000", "1x50", "100x50", "1000x50", "5000x50",
     "10000x50",
@@ -30,9 +30,9 @@ enum Often {
     All,
     Twice,
     Once,
-    /// Once, if there is another kube-proxy to be compared with; else as what is spare.
+    /// Once if there is another kube-proxy to compare with; else as `Spare`.
     Beside,
-    /// Once, when all others are done.
+    /// Once, after all others.
     Spare,
 }
 
@@ -152,7 +152,7 @@ pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
 }
 
 impl Plan<'_> {
-    /// All cells, in order.
+    /// Returns all cells, in order.
     pub(crate) fn cells(&self) -> Vec<Cell> {
         let points = self.points();
         let mut cells = Vec::new();
@@ -173,7 +173,7 @@ impl Plan<'_> {
         cells
     }
 
-    /// One repeat of all points that are had so often.
+    /// Adds one repeat of all points that are measured this often.
     fn repeat(
         &self,
         points: &[Point],
@@ -553,7 +553,7 @@ mod tests {
         assert!(full.cells().len() > 2 * cells.len());
     }
 
-    /// Other kube-proxies, as upstream's binary would be given.
+    /// Returns subjects of upstream's binary, as the command line names them.
     fn with_upstream() -> Vec<Subject> {
         let other = |mode: Mode| Subject {
             name: format!("upstream-{}", mode.name()),

@@ -33,7 +33,7 @@ impl Process {
         })
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -51,7 +51,7 @@ impl Process {
         tail.unwrap_or_default().join("\n")
     }
 
-    /// All that it said.
+    /// Returns all output.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

@@ -23,7 +23,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 /// The part of a state that all modes have: who serves an address and port.
 pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 
-/// Who a packet may come to.
+/// Addresses that a packet may come to.
 type Targets = BTreeSet<SocketAddrV4>;
 
 /// The rules of a table of IPv4.
@@ -32,7 +32,7 @@ pub(crate) struct Rules<'a> {
     entries: &'a [u8],
 }
 
-/// One rule.
+/// Rule of a table.
 #[derive(Debug, Clone, Copy)]
 struct Rule<'a> {
     bytes: &'a [u8],
@@ -63,7 +63,7 @@ enum Fate {
     Back,
     /// Nothing more in this table.
     End,
-    /// It gets another address, and nothing more; without a port, it keeps its own.
+    /// The packet gets this address, and keeps its port if there is none here.
     To(Ipv4Addr, Option<u16>),
 }
 
@@ -113,8 +113,8 @@ const ENDS: [&[u8]; 8] = [
 const DEEP: usize = 32;
 
 impl<'a> Rules<'a> {
-    /// All entries of a table whose first built-in chain is PREROUTING: nat's. None: a table that
-    /// is not there.
+    /// Reads the entries of a table whose first built-in chain is PREROUTING: nat's. Without
+    /// entries, the table does not exist.
     pub(crate) fn new(entries: &'a [u8]) -> Self {
         Self { entries }
     }
@@ -129,8 +129,8 @@ impl<'a> Rules<'a> {
         Ok(targets)
     }
 
-    /// All addresses and ports that rules on the way of packets that come in ask for, and where
-    /// these may be sent. Rules that take whole networks, or no certain port, are not among them.
+    /// Returns all addresses and ports that rules for incoming packets match, and the targets of
+    /// their packets. Rules for whole networks, or for no certain port, are left out.
     pub(crate) fn servers(&self) -> Result<Servers> {
         let mut found = BTreeMap::new();
         if !self.entries.is_empty() {
@@ -381,7 +381,7 @@ const TCP: [u8; 2] = 6_u16.to_ne_bytes();
 struct Extension<'a> {
     name: &'a [u8],
     revision: u8,
-    /// All of it.
+    /// Size of the match.
     size: usize,
     own: &'a [u8],
 }
@@ -461,7 +461,7 @@ const NOT_TO_PORT: u8 = 0x02;
 #[derive(Debug)]
 struct Tcp {
     to: std::ops::RangeInclusive<u16>,
-    /// For something besides the port it goes to.
+    /// True if it matches more than the destination port.
     asks_more: bool,
     inverted: u8,
 }

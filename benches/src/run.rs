@@ -42,7 +42,7 @@ pub(crate) struct Run {
     /// 50000]
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<Size>,
-    /// Only these axes, at the sizes or at one of their own: cold,change@50000 [default: cold,
+    /// Axes to measure, at the sizes or at one of their own: cold,change@50000 [default: cold,
     /// loaded, restart, add, change, rolling, delete, idle, memory, big, api, first, connect,
     /// keptalive, udp, throughput, anatomy]
     #[arg(long, value_delimiter = ',')]
@@ -54,16 +54,16 @@ pub(crate) struct Run {
     /// other kube-proxy; with --full none]
     #[arg(long, value_name = "MINUTES", conflicts_with = "full")]
     minutes: Option<u64>,
-    /// Only these subjects, by name; another kube-proxy's is NAME-MODE
+    /// Subjects to measure, by name; another kube-proxy's is NAME-MODE
     #[arg(long, value_delimiter = ',')]
     subjects: Vec<String>,
-    /// One more kube-proxy, NAME=PATH:MODE; may be repeated
+    /// Other kube-proxy, NAME=PATH:MODE; may be repeated
     #[arg(long = "kube-proxy", value_name = "NAME=PATH:MODE", value_parser = other)]
     others: Vec<Subject>,
     /// Lift the limits: every size on every axis, idle for ten minutes
     #[arg(long)]
     full: bool,
-    /// Only print the cells, in their order, with the minutes that they take by experience
+    /// Print the cells, in their order, with the minutes that they take by experience, and end
     #[arg(long)]
     plan: bool,
     /// Do not count system calls and messages

@@ -18,26 +18,26 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Axis {
-    /// From exec to the whole state in an empty kernel.
+    /// Cold start: from exec to the whole state in an empty kernel.
     Cold,
     /// A cold start with the kernel modules loaded before.
     Loaded,
-    /// From exec to the end of the first sync on a kernel that holds the state already.
+    /// Restart: from exec to the end of the first sync on a kernel that holds the state already.
     Restart,
-    /// One Service more.
+    /// Addition of a Service.
     Add,
-    /// One endpoint of one Service replaced, many times; each is seen in the kernel before the
-    /// next.
+    /// Replacement of one endpoint of one Service, many times; each is seen in the kernel before
+    /// the next.
     Change,
     /// 100 endpoints replaced, one object after another without waiting.
     Rolling,
-    /// All Services deleted.
+    /// Deletion of all Services.
     Delete,
     /// Nothing happens.
     Idle,
     /// A cold start; peak and steady memory.
     Memory,
-    /// One Service with as many endpoints as the size says.
+    /// Service with as many endpoints as the size says.
     Big,
     /// Requests to the API server, and its responses.
     Api,
@@ -114,7 +114,7 @@ impl Mode {
 /// Subject of measurements: a column of the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Subject {
-    /// Its name in the report.
+    /// Name in the report.
     pub(crate) name: String,
     /// Kind of the subject.
     #[serde(flatten)]
@@ -168,7 +168,7 @@ pub(crate) const FLAT: &str = "--nftables-layout=flat";
 pub(crate) const ROUTE: &str = "--ipvs-vip-mode=route";
 
 impl Outcome {
-    /// Not measured, for this reason.
+    /// Describes a cell that is not measured, for this reason.
     pub(crate) fn skipped(why: impl Into<String>) -> Self {
         Self::Skipped {
             why: why.into(),
@@ -228,13 +228,14 @@ impl FromStr for Size {
     }
 }
 
-/// One measurement, in a fresh guest of its own.
+/// Measurement in a fresh guest of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Cell {
     pub(crate) axis: Axis,
     pub(crate) subject: Subject,
     pub(crate) size: Size,
-    /// From 0. Repeats of one axis, subject and size are one point of the report.
+    /// Number of the repeat, from 0. Repeats of one axis, subject and size are one point of the
+    /// report.
     pub(crate) repeat: u32,
     /// The subject runs under `strace -f`: what it does is counted, and its times mean nothing.
     pub(crate) is_counting: bool,
@@ -262,7 +263,7 @@ impl Cell {
 pub(crate) enum Outcome {
     /// Figures, of a state that was compared with what it must be.
     Measured(Box<Measured>),
-    /// Not done within the time limit: a result, "over N s".
+    /// The time limit passed: a result, "over N s".
     Over {
         /// The limit; in JSON by another name than the cell's, which it stands beside.
         #[serde(rename = "over_s")]
@@ -372,15 +373,15 @@ impl Distribution {
 pub(crate) enum Occasion {
     /// The subject starts.
     First,
-    /// It is stopped and started again.
+    /// Stop and start of the subject.
     Restart,
     /// Endpoints change.
     Watch,
-    /// All connections of many clients broke at once.
+    /// Break of all connections of many clients at once.
     Reconnect,
     /// The server answers watches with 504 for a while.
     WatchStorm,
-    /// And lists, too.
+    /// Break of all connections, with lists refused for a while.
     Storm,
 }
 
@@ -471,7 +472,7 @@ pub(crate) struct Report {
     /// Changes when what is written here changes its meaning.
     pub(crate) version: u32,
     pub(crate) about: About,
-    /// In the order in which they were made.
+    /// Measurements in their order.
     pub(crate) measurements: Vec<Measurement>,
 }
 

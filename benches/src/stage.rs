@@ -40,11 +40,11 @@ const IPTABLES: [&str; 6] = [
 /// The surroundings of a subject.
 pub(crate) struct Stage {
     pub(crate) cell: Cell,
-    /// To add pods and hosts to.
+    /// World, for more pods and hosts.
     pub(crate) world: World,
     /// Node of the subject: 172.35.0.100; pods in 10.200.1.0/24.
     pub(crate) node: Node,
-    /// To be changed before [`Stage::serve`], or together with the fixture's.
+    /// Objects, changed before [`Stage::serve`] or together with the fixture's.
     pub(crate) objects: Objects,
     pub(crate) kernel: Kernel,
     folder: PathBuf,

@@ -15,14 +15,14 @@ use crate::schema::{Mode, Outcome, State};
 
 /// Number of Services that are looked up before everything is read.
 const SAMPLE: u32 = 100;
-/// Between two looks, at a state of many entries: a look takes two system calls, less than 2 % of
-/// this.
+/// Pause between two looks at a state of many entries: a look takes two system calls, less than 2 %
+/// of the pause.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Least factor between the CPU time of a look and the pause after it, as some looks read a whole
 /// table. A look in the background takes nothing from the subject, so that its pause is as long as
 /// the look.
 const REST: u32 = 10;
-/// Between two readings of a whole state in which nothing is missing, but something is too many.
+/// Pause between two reads of a whole state that has too many entries.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
 
 /// This thread runs only when no other wants to (`SCHED_IDLE`), as long as this is held. What it
@@ -62,9 +62,9 @@ fn schedule(policy: libc::c_int) -> Result<()> {
 /// End of a wait.
 #[derive(Debug)]
 pub(crate) enum Waited {
-    /// All is there; since when, as the cheap looks saw it, and the state.
+    /// The state is as wanted: since when, as the cheap looks saw it, and the state.
     Done(Instant, State),
-    /// It took too long, or it came out wrong.
+    /// The wait took too long, or the state is wrong.
     Not(Outcome),
 }
 
@@ -192,9 +192,9 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
 
 /// Result of a look.
 enum Look {
-    /// All that it looks at is there, since then.
+    /// All entries of the look are there, since then.
     Done(Instant),
-    /// Something is not; the next pause is at least so many times the CPU time of this look.
+    /// An entry is missing; the next pause is at least so many times the CPU time of this look.
     NotYet { rest: u32 },
 }
 

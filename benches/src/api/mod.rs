@@ -138,9 +138,9 @@ fn programmed(
 /// Durations that no subject decides.
 #[derive(Clone, Copy)]
 struct Pace {
-    /// For so long the server refuses.
+    /// Time for which the server refuses requests.
     storm: Duration,
-    /// One that has been asked nothing and has sent nothing for so long is done.
+    /// Time without a request or a response after which a client counts as done.
     quiet: Duration,
 }
 
@@ -281,7 +281,7 @@ impl Run {
         Ok(())
     }
 
-    /// All connections break, and requests of some kinds are answered with 504 for a while.
+    /// Breaks all connections, and answers requests of some kinds with 504 for a while.
     fn storm(
         &mut self,
         stage: &Stage,

@@ -54,7 +54,7 @@ impl Clients {
         Ok(())
     }
 
-    /// None if nothing has come for so long.
+    /// Reads once; returns `None` if nothing has come for so long.
     fn read_once(&mut self, quiet: Duration) -> Result<Option<u64>> {
         let waiting = |socket| PollFd::new(socket, PollFlags::IN);
         let mut waiting: Vec<_> = self.sockets.iter().map(waiting).collect();

@@ -14,9 +14,9 @@ use crate::schema::ServerCost;
 pub(super) struct Traffic {
     /// Requests from some request on.
     requests: Vec<Request>,
-    /// For all requests, in bytes on the wire.
+    /// Bytes of all responses, on the wire.
     sent_bytes: u64,
-    /// All requests, this program's among them.
+    /// Number of all requests, this program's included.
     count: usize,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Request {
     kind: Option<String>,
     pub(super) accept: String,
     pub(super) accept_encoding: String,
-    /// None before there is an answer.
+    /// Status code; `None` before there is a response.
     code: Option<u16>,
     sent_bytes: u64,
 }

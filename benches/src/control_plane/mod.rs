@@ -198,7 +198,8 @@ impl Phase {
     }
 }
 
-/// Until the kernel holds what the objects say by now: since when, and the state; or why not.
+/// Waits until the kernel holds the present objects. Returns the time of the last cheap look and
+/// the state, or the outcome of a failure.
 fn settled(
     stage: &mut Stage,
     subject: &mut Process,

@@ -60,7 +60,7 @@ struct Step {
 #[derive(Debug)]
 enum Add {
     Nothing,
-    /// All virtual servers.
+    /// Virtual servers of all Services.
     Servers,
     /// Commands.
     Script(String),
@@ -70,7 +70,7 @@ enum Add {
     Tracking,
     /// Addresses are translated, by nf_tables.
     Translation,
-    /// So many pieces of a table instead of fewer, or all.
+    /// This many pieces of a table instead of fewer; `None` for all.
     Pieces(Option<usize>),
 }
 
@@ -103,7 +103,7 @@ impl Track {
         })
     }
 
-    /// One more node, and its number.
+    /// Adds a node, and returns it with its number.
     fn node(&mut self, stage: &mut Stage) -> Result<(Node, u8)> {
         self.nodes += 1;
         let third = self.nodes;
@@ -211,7 +211,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(track.run()?)))
 }
 
-/// Has the daemon program the stage's node, and ends it; or why it is not.
+/// Programs the stage's node by the daemon, and ends the daemon. Returns the outcome if that fails.
 fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     match programmed(stage, &mut Measured::default())? {
         Ok(subject) => {
@@ -261,7 +261,7 @@ const THROUGH_IPVS: [Hook; 4] = [
 /// The way of a packet that is forwarded.
 const FORWARDED: [Hook; 3] = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
 
-/// All steps, and what their rules are taken from.
+/// Steps of a subject, and the source of their rules.
 struct Steps {
     all: Vec<Step>,
     chains: Chains,
@@ -386,7 +386,7 @@ fn conntrack_step() -> Step {
     Step::new("sysctl net.ipv4.vs.conntrack=1", Add::Script(lines))
 }
 
-/// All steps.
+/// Returns the steps of a shim of iptables.
 fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     let script = |lines: &str| Add::Script(lines.replace("UNUSED", UNUSED));
     let mut steps = vec![

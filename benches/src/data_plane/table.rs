@@ -153,7 +153,7 @@ impl Pieces {
     }
 }
 
-/// Has connections followed, by a rule that no packet meets.
+/// Makes the kernel track connections, by a rule that no packet meets.
 pub(super) fn track(place: &Place) -> Result<()> {
     let unused: Name = "unused".into();
     let state = Expression::Ct {
@@ -177,8 +177,8 @@ pub(super) fn track(place: &Place) -> Result<()> {
     commit(place, BENCH, changes)
 }
 
-/// Has addresses translated, by a chain without rules, at the last place where a packet could meet
-/// it.
+/// Makes the kernel translate addresses, by a chain without rules, at the last hook where a packet
+/// could meet it.
 pub(super) fn translate(place: &Place) -> Result<()> {
     let chain = Chain {
         name: "nat".into(),

@@ -70,7 +70,7 @@ impl Tables {
         Ok(ends)
     }
 
-    /// All Services with their endpoints.
+    /// Returns all Services with their endpoints.
     pub(super) fn flat_servers(&mut self) -> Result<Servers> {
         let mut chosen: BTreeMap<SocketAddrV4, u32> = BTreeMap::new();
         for element in self.members(TABLE, SERVICES)? {

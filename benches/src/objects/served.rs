@@ -95,7 +95,7 @@ fn manage(metadata: &mut Map<String, Value>, manager: &str, api_version: &str, f
     metadata.insert("managedFields".into(), managed);
 }
 
-/// In the form of a UUID; different for different names, and as hard to compress as a real one.
+/// Returns a UUID for a name. It compresses as badly as a real one.
 fn uid(name: &str) -> String {
     // FNV-1a, 128 bits.
     let hash = name.bytes().fold(

@@ -14,7 +14,7 @@ const AIMS: &str = include_str!("aims.txt");
 /// A figure in words, and whether it is what was aimed at; some have no bound.
 type Figure = (String, Option<bool>);
 
-/// One aim: what it says, and its figure, if this run has it.
+/// Aim: its text, and its figure, if this run has it.
 struct Aim {
     text: &'static str,
     figure: Option<Figure>,

@@ -54,7 +54,7 @@ fn of_kernels(report: &Report, name: &str, is_meant: fn(&Cell) -> bool) -> Optio
     found.get(found.len() / 2).copied()
 }
 
-/// All modes that a daemon has programmed, and what is none of the rules'.
+/// Draws all modes that a daemon has programmed, and the cost without any rule.
 pub(super) fn whole(report: &Report) -> String {
     let mut names: Vec<&str> = report
         .measurements

@@ -454,7 +454,7 @@ fn chart(report: &Report, metric: &Metric) -> Option<String> {
     charts::lines(&title, metric.unit.name(), &lines)
 }
 
-/// Each subject with each size.
+/// Returns each subject with each size.
 fn pairs<'a>(subjects: Vec<&'a str>, sizes: &[Size]) -> impl Iterator<Item = (&'a str, Size)> {
     subjects
         .into_iter()

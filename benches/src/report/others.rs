@@ -12,7 +12,7 @@ use crate::schema::{Mode, Report, SubjectKind};
 /// Two figures that differ by less are equal, however little the repeats do.
 const NOISE: f64 = 0.05;
 
-/// Another kube-proxy, and ours in the same mode without flags of its own.
+/// Pair of another kube-proxy, and ours in the same mode without flags of its own.
 pub(super) struct Pair<'a> {
     pub(super) ours: &'a str,
     pub(super) other: &'a str,
@@ -169,7 +169,7 @@ pub(super) fn are_there(report: &Report) -> bool {
     !names(report).is_empty()
 }
 
-/// All pairs, in the order of the columns.
+/// Returns all pairs, in the order of the columns.
 pub(super) fn pairs(report: &Report) -> Vec<Pair<'_>> {
     let mode = |name: &str| mode(report, |subject, kind| subject == name && kind.is_other());
     names(report)

@@ -12,7 +12,7 @@ pub(super) struct Metric {
     /// Title of the figure, behind that of the axis.
     pub(super) title: &'static str,
     pub(super) unit: Unit,
-    /// Its value in one cell.
+    /// Value of the figure in one cell.
     pub(super) of: Of,
 }
 
@@ -29,7 +29,7 @@ pub(super) enum Unit {
     MillisecondsPerMinute,
     /// Number; more is better.
     Count,
-    /// One figure over another of the same guest; of rates, so that more is better.
+    /// Ratio of two figures of the same guest; for rates, so that more is better.
     Share,
 }
 
@@ -87,15 +87,15 @@ pub(super) struct Point {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Point(Point),
-    /// Not done within so many seconds.
+    /// Over the limit of so many seconds.
     Over(u64),
     /// Measured, and wrong.
     Wrong,
-    /// Not measured, though it should have been.
+    /// Failed measurement.
     Failed,
     /// Left out, for a reason that the report gives.
     Skipped,
-    /// Nobody asked for it.
+    /// Absent from the plan.
     Absent,
 }
 

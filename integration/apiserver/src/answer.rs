@@ -126,7 +126,7 @@ fn compressed(
 }
 
 struct Compressed<I> {
-    /// None after the last chunk.
+    /// Encoder; `None` after the last chunk.
     encoder: Option<GzEncoder<Vec<u8>>>,
     chunks: I,
 }

@@ -161,7 +161,7 @@ impl Cluster {
         Some(object.value())
     }
 
-    /// All objects of a kind, by namespace and name.
+    /// Returns all objects of a kind, by namespace and name.
     pub fn list(&self, kind: Kind) -> Vec<Value> {
         let objects: Vec<_> = self.lock().objects(kind).cloned().collect();
         objects.iter().map(|object| object.value()).collect()
@@ -296,7 +296,7 @@ struct Collection {
     dropped: u64,
 }
 
-/// One page of a collection as it was at a version.
+/// Page of a collection as it was at a version.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) version: u64,
@@ -331,8 +331,8 @@ impl State {
             .map_or(0, |collection| collection.dropped)
     }
 
-    /// Up to `limit` changes after `after`, and the version up to which they are all; None if some
-    /// are lost.
+    /// Returns up to `limit` changes after `after`, and the version up to which they are complete;
+    /// `None` if some are lost.
     pub(crate) fn changes(
         &self,
         kind: Kind,

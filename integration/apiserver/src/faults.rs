@@ -24,8 +24,7 @@ const FLUSH: Duration = Duration::from_millis(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// It is refused with this code: as plain text, as the filters in front of a real server
-    /// refuse.
+    /// Refusal with this code, as plain text, as the filters in front of a real server refuse.
     Refuse {
         /// The HTTP status code, from 400 to 599.
         code: u16,
@@ -38,19 +37,19 @@ pub enum Fault {
     /// The version that it names is still to come: 504 with that cause to a list, an event `ERROR`
     /// to a watch.
     Ahead,
-    /// It has taken too long, whatever the version: 504 to a list, an event `ERROR` to a watch.
+    /// Timeout, whatever the version: 504 to a list, an event `ERROR` to a watch.
     Timeout,
-    /// It is answered as by a server that does not stream initial lists: 422 Invalid.
+    /// Response of a server that does not stream initial lists: 422 Invalid.
     NoWatchList,
     /// The connection is closed instead of an answer.
     Drop,
-    /// There is no answer, and the connection stays open.
+    /// No response, while the connection stays open.
     Silence,
     /// The connection breaks after so much of the body.
     CutAfter(usize),
     /// The body ends after so much of it, as if that were all.
     EndAfter(usize),
-    /// After so much of the body nothing comes any more, and the connection stays open.
+    /// Stall after so much of the body, while the connection stays open.
     StallAfter(usize),
     /// The body comes in pieces of this size, with a pause before each.
     Slow {
@@ -73,7 +72,7 @@ pub enum Asked {
     StreamedList,
     /// A watch from a resource version.
     Watch,
-    /// Anything else.
+    /// Other requests.
     Other,
 }
 
@@ -91,7 +90,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Only requests for this.
+    /// Limits the rule to requests for this.
     #[must_use]
     pub fn on(self, asked: Asked) -> Self {
         Self {
@@ -100,7 +99,7 @@ impl Rule {
         }
     }
 
-    /// Only requests for objects of this kind.
+    /// Limits the rule to objects of this kind.
     #[must_use]
     pub fn of(self, kind: Kind) -> Self {
         Self {
@@ -109,7 +108,7 @@ impl Rule {
         }
     }
 
-    /// Only the next so many requests that the rule is for.
+    /// Limits the rule to the next `count` requests that match.
     #[must_use]
     pub fn times(self, count: usize) -> Self {
         Self {
@@ -152,13 +151,12 @@ impl Faults {
         }
     }
 
-    /// From now on, requests that the rule is for go wrong. Of several rules for a request, the
-    /// oldest counts.
+    /// Adds a rule for requests from now on. The oldest rule that matches a request counts.
     pub fn add(&self, rule: impl Into<Rule>) {
         self.lock().push(rule.into());
     }
 
-    /// From now on, nothing goes wrong with new requests. What is silent or slow already stays so.
+    /// Removes all rules for new requests. Responses that are silent or slow already stay so.
     pub fn clear(&self) {
         self.lock().clear();
     }

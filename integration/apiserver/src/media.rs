@@ -112,7 +112,7 @@ impl Media {
     }
 }
 
-/// One of the media ranges in an `Accept`.
+/// Media range in an `Accept`.
 struct Range<'a> {
     name: &'a str,
     parameters: Vec<&'a str>,
@@ -120,7 +120,7 @@ struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// None for what is not acceptable at all.
+    /// Parses a range; `None` if the server cannot serve it.
     fn parse(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let name = parts.next()?;

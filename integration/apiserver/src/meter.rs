@@ -16,7 +16,7 @@ pub(crate) struct Metered<S> {
     meter: Meter,
 }
 
-/// For which request a connection's bytes are. A clone is a handle to the same.
+/// Request that a connection's bytes are counted for. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 

@@ -14,7 +14,7 @@ use crate::resource::Kind;
 /// Namespace (empty where there is none) and name: the order of lists.
 pub(crate) type Key = (Box<str>, Box<str>);
 
-/// One version of an object. Never changes once stored.
+/// Version of an object. Never changes once stored.
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) key: Key,
@@ -36,11 +36,11 @@ struct Encoded {
     body: Range<usize>,
 }
 
-/// One step in the history of a collection.
+/// Step in the history of a collection.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) version: u64,
-    /// None: the object was created.
+    /// Object before the change; `None` if it was created.
     pub(crate) before: Option<Arc<Object>>,
     /// The object after the change; at a deletion as it last was, at the version of the deletion.
     pub(crate) object: Arc<Object>,

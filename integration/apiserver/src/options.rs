@@ -59,7 +59,7 @@ impl Default for Options {
 /// Presence of a watch cache, for lists and objects of any version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WatchCache {
-    /// It has no pages, and waits for a version that is still to come.
+    /// No pages; requests wait for a version that is still to come.
     #[default]
     Present,
     /// Lists have pages where they are asked for, and a version that is still to come is refused at

@@ -36,7 +36,7 @@ pub enum Speaks {
 pub struct ProxyOptions {
     /// Address to listen at. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
-    /// Its protocol.
+    /// Protocol of the proxy.
     pub speaks: Speaks,
     /// TLS to the proxy itself.
     pub tls: Option<Tls>,
@@ -44,7 +44,7 @@ pub struct ProxyOptions {
     pub user: Option<(String, String)>,
     /// The addresses of names that it knows; it knows no others.
     pub names: BTreeMap<String, IpAddr>,
-    /// It refuses every target: 403, or "not allowed by ruleset".
+    /// True to refuse every target: 403, or "not allowed by ruleset".
     pub refuses: bool,
 }
 
@@ -61,7 +61,7 @@ impl Default for ProxyOptions {
     }
 }
 
-/// Not the password.
+/// Omits the password.
 impl fmt::Debug for ProxyOptions {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = formatter.debug_struct("ProxyOptions");
@@ -83,11 +83,11 @@ pub struct Proxy {
 enum Refusal {
     /// Name or password are wrong or missing.
     Unknown,
-    /// It does not take what the client offers.
+    /// No authentication method that the client offers is accepted.
     Unacceptable,
     /// The target is refused.
     Forbidden,
-    /// Nobody knows the name.
+    /// The name is unknown.
     Nameless,
     /// The target cannot be connected to.
     Unreachable,

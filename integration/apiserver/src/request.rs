@@ -23,7 +23,7 @@ pub struct Request {
     pub path: String,
     /// The query, still percent-encoded; empty if there is none.
     pub query: String,
-    /// Its purpose.
+    /// Purpose of the request.
     pub asked: Asked,
     /// Kind of its objects; none if the server does not have it.
     pub kind: Option<Kind>,
@@ -35,7 +35,7 @@ pub struct Request {
     pub accept_encoding: String,
     /// `Authorization`; empty if there is none.
     pub authorization: Credentials,
-    /// None before there is one, and where the connection was closed instead.
+    /// Response; `None` before there is one, and if the connection was closed instead.
     pub answer: Option<Answer>,
     /// Bytes sent for it so far on the wire (below TLS): headers, and the body as compressed.
     pub sent_bytes: u64,
@@ -156,13 +156,13 @@ impl Log {
         entry
     }
 
-    /// All requests, as of now.
+    /// Returns all requests, as of now.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.entries().iter().map(|entry| entry.now()).collect()
     }
 
-    /// All requests from one on, and what was sent for all together, but for those of a certain
-    /// `User-Agent`, if it is not empty; and how many there are by now.
+    /// Returns the requests from `from` on, their total of sent bytes without those of one
+    /// `User-Agent` (if not empty), and the present number of requests.
     pub(crate) fn since(&self, from: usize, without: &str) -> Value {
         let entries = self.entries();
         let counts =

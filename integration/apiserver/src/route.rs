@@ -11,7 +11,7 @@ pub(crate) enum Target {
         kind: Kind,
         namespace: Option<String>,
     },
-    /// One object.
+    /// Single object.
     Object {
         kind: Kind,
         namespace: String,

@@ -25,7 +25,7 @@ impl Sent {
         }
     }
 
-    /// All that was noted since this was last called, as a JSON object.
+    /// Returns the times noted since the last call, as a JSON object.
     pub(crate) fn take(&self) -> Value {
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let times = std::mem::take(&mut *times).into_iter();

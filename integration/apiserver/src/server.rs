@@ -104,8 +104,8 @@ impl Server {
         &self.service.faults
     }
 
-    /// From now on these bearer tokens are good and no others: requests with another are answered
-    /// with 401. What is being answered goes on.
+    /// Accepts exactly these bearer tokens from now on: requests with another are answered with
+    /// 401. Responses under way go on.
     pub fn set_tokens(&self, tokens: &[&str]) {
         let tokens = tokens.iter().map(|&token| token.to_owned()).collect();
         *self.service.tokens() = Some(tokens);

@@ -152,7 +152,7 @@ impl Status {
         Self::invalid_options("sendInitialEvents", "the feature WatchList is off")
     }
 
-    /// After how many seconds it is worth another attempt, if that is said.
+    /// Returns the seconds after which a retry makes sense, if the status names them.
     pub(crate) fn retry_after(&self) -> Option<u64> {
         self.details.get("retryAfterSeconds")?.as_u64()
     }

@@ -33,7 +33,7 @@ pub struct Tls {
 pub struct Identity {
     /// The certificate.
     pub certificate: String,
-    /// Its private key, as PKCS#8.
+    /// Private key, as PKCS#8.
     pub key: String,
 }
 
@@ -52,12 +52,12 @@ impl Authority {
         issuer.map(Self).map_err(io::Error::other)
     }
 
-    /// Its certificate, in PEM.
+    /// Returns the certificate, in PEM.
     pub fn certificate(&self) -> String {
         self.0.pem()
     }
 
-    /// For a server with these host names and addresses.
+    /// Issues a certificate for a server with these host names and addresses.
     pub fn server(&self, names: &[&str]) -> io::Result<Identity> {
         let mut params = named(names, "kube-apiserver")?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -73,7 +73,7 @@ impl Authority {
         self.sign(&params)
     }
 
-    /// For a client, the user `name`.
+    /// Issues a certificate for a client, the user `name`.
     pub fn client(&self, name: &str) -> io::Result<Identity> {
         let mut params = named(&[], name)?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];

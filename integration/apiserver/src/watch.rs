@@ -50,7 +50,7 @@ struct Watch {
     kind: Kind,
     scope: Scope,
     changed: Receiver<u64>,
-    /// All changes up to here have been sent.
+    /// Version up to which all changes have been sent.
     sent: u64,
     initial: std::vec::IntoIter<Arc<Object>>,
     /// A bookmark is to say that the initial events are over.
@@ -268,8 +268,8 @@ impl Watch {
 /// Purpose of a bookmark.
 #[derive(Debug, Clone, Copy)]
 enum Bookmark {
-    /// To say how far all has been told.
+    /// Progress: the version up to which all changes have been sent.
     Regular,
-    /// To say that the initial events are over.
+    /// End of the initial events.
     EndOfInitial,
 }

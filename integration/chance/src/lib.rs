@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 pub struct Chance(u64);
 
 impl Chance {
-    /// From a seed.
+    /// Starts from a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -36,17 +36,17 @@ impl Chance {
         usize::try_from(self.below(len.max(1) as u64)).unwrap_or(0)
     }
 
-    /// Within these.
+    /// Returns a number within the range.
     pub fn within(&mut self, range: RangeInclusive<u64>) -> u64 {
         range.start() + self.below(range.end() - range.start() + 1)
     }
 
-    /// Once in so many times.
+    /// Returns true once in `times` times.
     pub fn is_one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// One of these.
+    /// Returns one of the items.
     pub fn one_of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
         let at = self.index(all.len());
         all.get(at)

@@ -19,7 +19,7 @@ pub fn short(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// With a comma for each thousand: `12,345`.
+/// Formats a number with a comma for each thousand: `12,345`.
 pub fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::new();

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-/// One line of a chart.
+/// Line of a chart.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Line {
     /// Name at the end of the line.
     pub name: String,
-    /// Its colour and dash, the same in all charts.
+    /// Index of its colour and dash, equal in all charts.
     pub look: usize,
     /// Points of the line: Services and the median, or minutes and the value.
     pub points: Vec<(f64, f64)>,
@@ -21,7 +21,7 @@ pub(crate) const LEFT: f64 = 70.0;
 pub(crate) const RIGHT: f64 = 600.0;
 pub(crate) const TOP: f64 = 52.0;
 pub(crate) const BOTTOM: f64 = 346.0;
-/// Between the names at the ends of lines.
+/// Least distance between the names at the ends of lines.
 pub(crate) const NAME_HEIGHT: f64 = 17.0;
 /// Seven that are told apart without regard to the eye (after Okabe and Ito), dashes where they
 /// begin again.

@@ -17,7 +17,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// From one round number to another, the values between them.
+    /// Scales the values between two round numbers.
     fn round(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.filter(|value| *value > 0.0) {
@@ -47,7 +47,7 @@ impl Scale {
         }
     }
 
-    /// From the least to the most of these.
+    /// Scales the values between the least and the greatest.
     fn exact(values: &[f64], from: f64, to: f64) -> Self {
         let low = values.iter().copied().fold(f64::INFINITY, f64::min);
         let high = values.iter().copied().fold(low, f64::max);

@@ -1,4 +1,4 @@
-//! One figure over time, both axes linear, from zero.
+//! Charts of one figure over time, both axes linear, from zero.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use crate::frame::{BOTTOM, HEIGHT, LEFT, Line, RIGHT, TOP, axes, names, open, po
 /// About as many marks as an axis has.
 const TICKS: f64 = 6.0;
 
-/// From zero to a round number.
+/// Scale from zero to a round number.
 #[derive(Debug, Clone, Copy)]
 struct Linear {
     high: f64,

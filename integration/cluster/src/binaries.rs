@@ -9,7 +9,7 @@ pub(crate) struct Binaries {
     folder: PathBuf,
 }
 
-/// Without these there is no cluster: the program, and where it is had.
+/// Programs that a cluster needs: the name, and where to get it.
 const CLUSTER: [(&str, &str); 7] = [
     ("kube-apiserver", SERVER),
     ("kube-controller-manager", SERVER),
@@ -22,12 +22,12 @@ const CLUSTER: [(&str, &str); 7] = [
         "the etcd that this version of Kubernetes is released with; from etcd's release page",
     ),
 ];
-/// For `make e2e`.
+/// Program for `make e2e`.
 pub(crate) const E2E: (&str, &str) = (
     "e2e.test",
     "kubernetes-test-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/test/bin",
 );
-/// For `make migrate` from upstream.
+/// Program for `make migrate` from upstream.
 pub(crate) const UPSTREAM: (&str, &str) = ("kube-proxy", NODE);
 
 const SERVER: &str =
@@ -74,7 +74,7 @@ impl Binaries {
         &self.folder
     }
 
-    /// One of them.
+    /// Returns the path of a program.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }

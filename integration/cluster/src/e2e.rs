@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Results {
     pub(crate) passed: Vec<String>,
-    /// With the first line of why.
+    /// Failed specs, with the first line of the reason.
     pub(crate) failed: Vec<(String, String)>,
     /// Skipped specs, by the reason that the spec gave.
     pub(crate) skipped: BTreeMap<String, Vec<String>>,

@@ -33,10 +33,10 @@ use lab::traffic::Traffic;
 use nodes::{Folders, Kubelet};
 use proxy::{Image, Proxy};
 
-/// Something that the user has to bring is missing.
+/// Exit status if the user's programs are missing.
 const MISSING: u8 = 2;
 
-/// So long before all is ended e2e.test stops, and writes its report.
+/// Time before the end at which e2e.test stops, and writes its report.
 const TO_REPORT: Duration = Duration::from_mins(2);
 
 /// Modules that a node loads at boot, as Kubernetes' documentation of IPVS mode asks for:
@@ -73,7 +73,7 @@ struct Arguments {
     /// The folder for logs and reports
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// After this many minutes all is ended
+    /// Minutes after which everything is ended
     #[arg(long, default_value_t = 60)]
     minutes: u64,
     #[command(subcommand)]
@@ -386,7 +386,7 @@ impl Cluster {
         })
     }
 
-    /// There, and back again, while clients ask.
+    /// Migrates from one image to the other and back, while clients ask.
     fn migrate(
         &self,
         first: &Image,

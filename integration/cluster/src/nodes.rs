@@ -28,7 +28,7 @@ pub(crate) struct Kubelet {
 /// Folders in the guest.
 #[derive(Debug, Clone)]
 pub(crate) struct Folders {
-    /// In memory: an overlay cannot be the upper layer of another.
+    /// Folder in memory: an overlay cannot be the upper layer of another.
     pub(crate) state: PathBuf,
     /// Kept by the host.
     pub(crate) logs: PathBuf,
@@ -174,7 +174,8 @@ fn cni(node: &Node) -> Value {
     })
 }
 
-/// For nodes without all controllers of cgroups, that share one file system.
+/// Writes the kubelet's configuration for nodes that lack some cgroup controllers and share one
+/// file system.
 fn kubelet(state: &Path, run: &Path, logs: &Path) -> String {
     let (state, run, logs) = (state.display(), run.display(), logs.display());
     format!(

@@ -22,7 +22,7 @@ const ROLLED_WITHIN: Duration = Duration::from_mins(8);
 const SERVED_WITHIN: Duration = Duration::from_mins(3);
 /// Addresses at which `web` is asked from outside: the first node's, in both families.
 pub(crate) const NODE_PORT: [&str; 2] = ["172.35.0.100:30080", "[fd35::100]:30080"];
-/// And inside.
+/// Addresses at which `web` is asked from inside.
 pub(crate) const CLUSTER_IP: [&str; 2] = ["10.96.0.80:80", "[fd96::80]:80"];
 
 /// Three pods behind a Service of both families.
@@ -109,14 +109,14 @@ impl Proxy<'_> {
         self.swap(image)
     }
 
-    /// Another image, and nothing else.
+    /// Replaces the image, and nothing else.
     pub(crate) fn swap(&self, image: &Image) -> Result<()> {
         let container = format!("kube-proxy={}", image.name);
         self.of_system(&["set", "image", "daemonset/kube-proxy", &container])?;
         Ok(())
     }
 
-    /// Another mode: the ConfigMap is written, and the pods start anew.
+    /// Replaces the mode: writes the ConfigMap, and restarts the pods.
     pub(crate) fn set_mode(&self, mode: &str) -> Result<()> {
         let map = self
             .kubectl
@@ -193,7 +193,8 @@ pub(crate) fn serve_web(
     )
 }
 
-/// From outside to a node port, and from a node to the ClusterIP, in both families.
+/// Returns the ways to `web`: from outside to a node port, and from a node to the ClusterIP, in
+/// both families.
 pub(crate) fn ways(outside: &Place, node: &Place) -> Result<Vec<(Place, SocketAddr)>> {
     let from_outside = NODE_PORT.map(|to| (outside.clone(), to));
     let inside = CLUSTER_IP.map(|to| (node.clone(), to));

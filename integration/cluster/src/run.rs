@@ -18,7 +18,7 @@ pub(crate) struct Kubectl {
 
 /// Credentials of kubeadm that need no role binding.
 pub(crate) const ADMIN: &str = "/etc/kubernetes/super-admin.conf";
-/// Between two looks at something that is awaited.
+/// Pause between two looks at an awaited state.
 const GLANCE: Duration = Duration::from_secs(1);
 
 impl Kubectl {

@@ -86,7 +86,7 @@ impl Account {
         }
     }
 
-    /// Something was not as claimed.
+    /// Notes a claim that did not hold.
     pub(crate) fn failed(&mut self, what: &str) {
         println!("   [FAIL] {what}");
         self.failures.push(what.to_owned());
@@ -210,7 +210,7 @@ pub(crate) fn virtual_servers(node: &Place) -> Result<BTreeMap<String, VirtualSe
     Ok(servers)
 }
 
-/// One of them: `-s rr`, and `192.167.1.123:80 -m -w 1` for each real server.
+/// Virtual server: `-s rr`, and `192.167.1.123:80 -m -w 1` for each real server.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct VirtualServer {
     pub(crate) properties: String,
@@ -251,7 +251,7 @@ pub(crate) fn wait_for(
     }
 }
 
-/// Who answered how often.
+/// Counts the answers by server.
 pub(crate) fn count<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> BTreeMap<&'a str, usize> {
     let mut counts = BTreeMap::new();
     for answer in answers {

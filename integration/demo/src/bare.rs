@@ -19,7 +19,7 @@ for program in $real/*; do
 done
 mount --bind $bare /usr/sbin";
 
-/// All that are looked for.
+/// Programs that the demo looks for.
 const PROGRAMS: [&str; 8] = [
     "iptables-save",
     "iptables-restore",

@@ -28,7 +28,7 @@ struct Arguments {
     /// The folder of example manifests
     #[arg(long, value_name = "DIR")]
     examples: PathBuf,
-    /// In a guest with neither the programs of iptables nor those of ipset
+    /// Run in a guest without the programs of iptables and ipset
     #[arg(long)]
     without_iptables: bool,
     /// Print docs/tour.md instead: Services of each type, as the subcommands show them

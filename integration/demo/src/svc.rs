@@ -11,7 +11,7 @@ use crate::account::{Account, copy, count, cut, start, tally, wait_for};
 use crate::{Arguments, bare};
 
 const CLUSTER_IP: &str = "10.200.1.201:9000";
-/// So much is shown of what a subcommand says.
+/// Number of shown lines of a subcommand's output.
 const LINES: usize = 16;
 const NODE_PORT: &str = "172.36.0.14:30900";
 

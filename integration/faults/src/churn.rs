@@ -138,7 +138,7 @@ fn apply(to: &Cluster, slice: Value) -> Result<()> {
 
 /// Gives each Service of a crowd some endpoints, one after the other, for [`Churn::replay`].
 pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Recording>> {
-    /// So many endpoints a Service has in turn.
+    /// Number of endpoints that a Service has in turn.
     const ENDPOINTS: u32 = 5;
     let crowd = u32::try_from(crowd)?;
     let record = |number| -> Result<Recording> {

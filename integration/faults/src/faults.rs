@@ -39,16 +39,16 @@ const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
 /// Modes whose rules are in nf_tables.
 const IN_NFTABLES: &[&Mode] = &[&IPVS_NFTABLES, &NFTABLES];
-/// In `make test`: modes whose ways of going on from what is there are their own.
+/// Modes of a fault in `make test` that resume in a way of their own after a crash.
 const CRASHES: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const KILLS: &[&Mode] = &[&IPVS, &IPTABLES, &NFTABLES];
-/// In `make test` other scenarios have it, or it takes too long.
+/// Modes of a fault that `make test` leaves out: other scenarios have it, or it takes too long.
 const NEVER: &[&Mode] = &[];
 
 fn anywhere() -> bool {
     true
 }
-/// In a kernel of the lab's own.
+/// Returns true in a kernel of the lab's own.
 fn in_a_guest() -> bool {
     std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host")
 }
@@ -85,7 +85,7 @@ macro_rules! faults {
     };
 }
 
-/// Each is promised to cost no request and no open connection, unless it says otherwise.
+/// Faults. Each is promised to cost no request and no open connection, unless it says otherwise.
 pub(crate) const ALL: &[Fault] = faults! {
     ours::restart, "restart", BY_KERNEL, NEVER, anywhere,
         "SIGTERM, and a new start, several times.";

@@ -37,13 +37,13 @@ use crate::stage::{Size, Stage};
 /// Runs faults in the lab, with real traffic.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Only this fault (a part of its name)
+    /// Run only this fault (a part of its name)
     #[arg(long, value_name = "NAME")]
     fault: Option<String>,
-    /// From this fault on (a part of its name)
+    /// Begin with this fault (a part of its name)
     #[arg(long, value_name = "NAME", conflicts_with = "fault")]
     from: Option<String>,
-    /// Only this mode
+    /// Run only this mode
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
     /// The short form, as in `make test`
@@ -67,19 +67,19 @@ struct Arguments {
     /// Run nothing: write the page of the rows that are kept
     #[arg(long, requires = "document")]
     page: bool,
-    /// In the lab: where the rows go
+    /// File for the rows; in the lab
     #[arg(long, value_name = "FOLDER", hide = true)]
     into: Option<PathBuf>,
 }
 
-/// For all of a lane, boot included.
+/// Limit for a whole lane, boot included.
 const LIMIT: Duration = Duration::from_hours(3);
-/// For all of the short form, which is far less where nothing hangs.
+/// Limit for the whole short form. It takes far less if nothing hangs.
 const SHORT_LIMIT: Duration = Duration::from_mins(8);
 /// The product's own period.
 const PERIOD: Duration = Duration::from_secs(30);
 const SHORT_PERIOD: Duration = Duration::from_secs(3);
-/// In the folder of a lane.
+/// File of the rows in a lane's folder.
 const ROWS: &str = "rows.json";
 const KERNEL: &str = "kernel";
 
@@ -202,7 +202,7 @@ fn inside(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// One fault in one mode, on a cluster of its own.
+/// Runs a fault in a mode, on a cluster of its own.
 fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) -> Row {
     let began = Instant::now();
     let row = Row {

@@ -3,7 +3,7 @@
 /// A mode, as the daemon is started in it.
 #[derive(Debug)]
 pub(crate) struct Mode {
-    /// In the table.
+    /// Name in the table.
     pub(crate) name: &'static str,
     pub(crate) flags: &'static [&'static str],
     /// The flag that says how often the kernel is compared.
@@ -32,7 +32,7 @@ pub(crate) const IPTABLES: Mode = Mode {
     period: "iptables-sync-period",
     needs_nftables: false,
 };
-/// One table of nf_tables in each family.
+/// Mode with one table of nf_tables in each family.
 pub(crate) const NFTABLES: Mode = Mode {
     name: "nftables",
     flags: &["--proxy-mode=nftables"],

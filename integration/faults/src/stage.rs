@@ -55,7 +55,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) c: &'a mut Cluster,
     pub(crate) mode: &'static Mode,
     pub(crate) size: Size,
-    /// Another daemon, an older one.
+    /// Program of an older daemon.
     pub(crate) before: Option<&'a std::path::Path>,
     row: Row,
     load: Option<Load>,
@@ -117,7 +117,7 @@ fn crowd_with(count: usize, at: fn(usize, usize) -> (String, &'static str)) -> S
 }
 
 impl<'a> Stage<'a> {
-    /// With nothing on it yet.
+    /// Creates the stage, without a Service or a daemon.
     pub(crate) fn new(
         c: &'a mut Cluster,
         mode: &'static Mode,
@@ -144,7 +144,7 @@ impl<'a> Stage<'a> {
 
     // ---- the daemon ----
 
-    /// Its flags, `more` at the end.
+    /// Returns the daemon's flags, `more` at the end.
     pub(crate) fn flags(&self, more: &[&str]) -> Vec<String> {
         let mut flags: Vec<String> = self.mode.flags.iter().map(|&flag| flag.into()).collect();
         flags.push("--v=2".into());
@@ -226,8 +226,8 @@ impl<'a> Stage<'a> {
 
     // ---- the traffic ----
 
-    /// From a pod by its ClusterIP in both families, from outside by its node port and its load
-    /// balancer, and from the node itself.
+    /// Returns the ways of the traffic: from a pod by its ClusterIP in both families, from outside
+    /// by its node port and its load balancer, and from the node itself.
     pub(crate) fn ways(&self) -> Vec<Way> {
         let way = |from: &lab::Place, to, held| Way {
             from: from.clone(),

@@ -13,13 +13,13 @@ pub mod mutate;
 /// A parser.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name, which is that of its folder of inputs.
+    /// Name of the target, and of its folder of inputs.
     pub name: &'static str,
     /// Parser of the input.
     pub run: fn(&[u8]),
 }
 
-/// All of them.
+/// Targets of all parsers.
 pub const TARGETS: &[Target] = &[
     // From the kernel.
     target("netlink", netlink_batch::fuzzed::datagram),

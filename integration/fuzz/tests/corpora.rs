@@ -1,4 +1,4 @@
-//! Each input that is kept, once, and what chance makes of them for a few seconds.
+//! Reads each kept input once, and random mutations of them for a few seconds.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -15,7 +15,7 @@ use chance::Chance;
 use fuzz::mutate::mutate;
 use fuzz::{TARGETS, Target};
 
-/// For all targets together.
+/// Time for all targets together.
 const MUTATED_FOR: Duration = Duration::from_secs(10);
 /// Limit for one input, in a debug build on a loaded machine.
 const LONGEST: Duration = Duration::from_secs(5);

@@ -26,22 +26,22 @@ const FLAGS: [&str; 3] = [
     "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
     "--conntrack-max-per-core=0",
 ];
-/// In `flags`: the default of this flag is not given either.
+/// Entry of `flags` that removes the default of this flag.
 const NO_CLUSTER_CIDR: &str = "--cluster-cidr=";
 
-/// One folder.
+/// Case, from its folder.
 #[derive(Debug)]
 pub(crate) struct Case {
     /// Absolute.
     pub(crate) folder: PathBuf,
-    /// At least one.
+    /// Phases; at least one.
     pub(crate) phases: Vec<Phase>,
-    /// All of them, those that every case has too.
+    /// Flags, with those that every case has.
     pub(crate) flags: Vec<String>,
     /// The configuration file, instead of flags.
     pub(crate) config: Option<String>,
     pub(crate) pre: Pre,
-    /// After the last phase.
+    /// Dumps after the last phase.
     pub(crate) expected: Dumps,
 }
 

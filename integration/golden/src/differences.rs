@@ -26,7 +26,7 @@ pub(crate) struct Before {
     pub(crate) has_no_node_ports: [bool; 2],
 }
 
-/// One difference.
+/// Difference from upstream.
 struct Difference {
     expect: fn(&Before, &mut Expected),
 }
@@ -199,7 +199,7 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// None for one of a firewall mark.
+    /// Parses a line; `None` for a virtual server of a firewall mark.
     fn of(line: &'a str) -> Option<Self> {
         let mut words = line.split_whitespace().skip(1);
         let protocol = match words.next()? {

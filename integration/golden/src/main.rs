@@ -63,24 +63,24 @@ struct Arguments {
     /// foretold
     #[arg(long)]
     adopt: bool,
-    /// In the lab, with `adopt`: the next case
+    /// Next case; in the lab, with `adopt`
     #[arg(long, value_name = "CASE", hide = true)]
     next: Option<String>,
     /// The binary is Kubernetes' own: it has no flags of ours, and does not say when it is done
     #[arg(long)]
     upstream: bool,
-    /// Only these cases
+    /// Cases to run
     names: Vec<String>,
-    /// In the lab: run the cases, and append their verdicts to this file
+    /// File to which the verdicts are appended; in the lab
     #[arg(long, value_name = "FILE", hide = true)]
     verdicts: Option<PathBuf>,
-    /// In the lab: run the one case in this network namespace, and print what differs
+    /// Run the one case in this network namespace, and print the differences; in the lab
     #[arg(long, hide = true)]
     here: bool,
-    /// One of several guests at the same time: no summary
+    /// Print no summary, as one of several guests
     #[arg(long, hide = true)]
     part: bool,
-    /// In the lab: this network namespace is the kernel's initial one, and the case is to run there
+    /// Run the case in this network namespace, which is the kernel's initial one; in the lab
     #[arg(long, hide = true)]
     initial: bool,
 }
@@ -293,7 +293,8 @@ impl Arguments {
         Ok(())
     }
 
-    /// In the lab: each case in a process of its own, so that none leaves anything to the next.
+    /// Runs each case in a process of its own, so that none leaves anything to the next. In the
+    /// lab.
     fn in_lab(&self, verdicts: &Path) -> Result<()> {
         ensure!(lab::in_lab(), "--verdicts is for the lab");
         let mut file = fs::File::options()
@@ -364,7 +365,7 @@ impl Arguments {
         Ok(output.stdout)
     }
 
-    /// In the namespace of a case: prints what differs, and says whether nothing did.
+    /// Runs the case in its namespace: prints the differences, and returns true if there are none.
     fn here(&self) -> Result<bool> {
         ensure!(lab::in_lab(), "--here is for the lab");
         let read = |name: &String| Case::read(&self.cases.join(name));

@@ -94,11 +94,11 @@ type Judge<'a> = dyn Fn(&Phase, &Dumps) -> String + 'a;
 /// writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// It is not asked.
+    /// No question to `check`.
     Unasked,
     /// Nothing: the state is the wanted one.
     Nothing,
-    /// Something, or nothing.
+    /// Any number of writes.
     Any,
 }
 

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::nft;
 
-/// One dump of a case, in the order in which differences are shown: causes before what follows from
-/// them.
+/// Dump of a case, in the order in which differences are shown: causes before their effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Table {
     /// `nft -s list table ip kube-proxy`
@@ -131,7 +130,7 @@ fn virtual_servers(dump: &str) -> Vec<String> {
         .collect()
 }
 
-/// Without the hash's seed and the bucket size, which is the tool's and the kernel's choice.
+/// Removes the hash's seed and the bucket size, which the tool and the kernel choose.
 fn without_seeds(line: &str) -> String {
     let mut words = Vec::new();
     let mut rest = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! One container: a process with a root of its own and the rights that its pod gives it.
+//! A container: a process with a root of its own and the rights that its pod gives it.
 //!
 //! `unshare` makes the namespaces and this test binary, started again, makes the rest and becomes
 //! the container's program.
@@ -115,7 +115,7 @@ impl Container {
         Ok(self.running.wait(timeout)?)
     }
 
-    /// All lines so far.
+    /// Returns all lines so far.
     pub fn said(&self) -> String {
         self.running.said()
     }

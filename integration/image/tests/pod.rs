@@ -36,7 +36,7 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// On the host lane, that is up to the host.
+/// Returns true if the lane has nf_tables; on the host lane, that depends on the host.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -153,7 +153,7 @@ impl Deployed {
         Ok(())
     }
 
-    /// Another pod in the place of this one, which has ended.
+    /// Replaces this pod, which has ended, by another.
     fn roll(&mut self, c: &Cluster) -> Outcome {
         let files = configuration(&self.objects, c.folder())?;
         let daemon_set = of_kind(&self.objects, "DaemonSet")?;
@@ -245,7 +245,7 @@ fn ends(mut container: Container) -> Outcome {
     Ok(())
 }
 
-/// Its ConfigMap is as kubeadm made it: the mode stays what upstream took it for.
+/// The ConfigMap is as kubeadm made it: the mode stays the one that upstream understood.
 fn kubeadms_pod_with_the_image_swapped(c: &mut Cluster) -> Outcome {
     kubeadms_pod_serves(c, &kubeadm()?, "iptables")
 }
@@ -323,9 +323,8 @@ fn with_the_least_privilege(c: &Cluster, variant: &str) -> Outcome {
     ends(container)
 }
 
-/// With the rights of the least privilege, where settings can be written by the init container
-/// alone: neither the edit nor a crash takes the mode up, and the next pod, which is prepared for
-/// it, does.
+/// The pod has the rights of the least privilege, where only the init container can write settings.
+/// Neither the edit nor a crash changes the mode; the next pod, which is prepared for it, does.
 fn a_mode_that_is_edited_is_taken_up_by_the_next_pod(c: &mut Cluster) -> Outcome {
     // In iptables mode no service address is one of the node: its own packets need a way.
     c.node1
@@ -419,8 +418,8 @@ fn iptables_without_a_raw_socket_is_told(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// One static binary in an empty file system, and no more rights than to write the network: IPVS with
-/// the shim of nftables, which is chosen as there is no other, and the nftables mode.
+/// The image is one static binary in an empty file system, with no right but to write the network:
+/// IPVS with the shim of nftables, which is the only one possible, and the nftables mode.
 fn nothing_but_the_daemon_is_in_the_image(c: &mut Cluster) -> Outcome {
     // In nftables mode no service address is one of the node: its own packets need a way.
     c.node1
@@ -450,8 +449,8 @@ fn nothing_but_the_daemon_is_in_the_image(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Not what the manifests do: a program that has its capabilities by its file, run by a user who is
-/// not root.
+/// The program has its capabilities by its file, and is run by a user who is not root. The
+/// manifests do not do this.
 fn another_user_passes_its_capabilities_on(c: &mut Cluster) -> Outcome {
     let deployed = Deployed::new(c, &build(&manifests().join("least-privilege/nft"))?)?;
     let mut spec = deployed.pod.container()?;

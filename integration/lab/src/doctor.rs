@@ -18,7 +18,7 @@ const TOOLS: [(&str, &str); 9] = [
     ("curl", "curl"),
 ];
 
-/// One line of the report.
+/// Line of the report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// Name of the tool or kernel.

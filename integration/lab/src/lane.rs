@@ -19,8 +19,8 @@ pub enum Lane {
     /// Debian's packaged User Mode Linux: modules, iptables-legacy only. With `--kernel`, that of
     /// another suite, its modules in the folder `modules` beside it.
     A,
-    /// Another User Mode Linux (`--kernel`), everything built in: iptables-nft too, boots in half a
-    /// second.
+    /// User Mode Linux of one's own (`--kernel`), everything built in: iptables-nft too, boots in
+    /// half a second.
     B,
 }
 
@@ -51,7 +51,7 @@ impl FromStr for Lane {
 /// Part of the chosen lane that is missing, with the next step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
-    /// No packaged User Mode Linux, and no IPVS in the host's kernel.
+    /// Neither a packaged User Mode Linux nor IPVS in the host's kernel.
     #[error(
         "no IPVS here: the host's kernel does not offer it, and {0} is missing; apt-get install -y user-mode-linux"
     )]

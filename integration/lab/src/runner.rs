@@ -45,7 +45,7 @@ const POWER_OFF: Duration = Duration::from_secs(5);
 /// Options of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// After this everything is killed and the status is 124; boot included.
+    /// Limit, boot included, after which everything is killed and the status is 124.
     pub timeout: Duration,
     /// Memory of the guest, as the kernel's `mem=` takes it: digits and K, M or G.
     pub memory: String,
@@ -54,7 +54,7 @@ pub struct Options {
     /// `None`: the host's kernel if it has IPVS, otherwise lane B if a kernel is given, otherwise
     /// A.
     pub lane: Option<Lane>,
-    /// Another User Mode Linux kernel.
+    /// Kernel of lane B.
     pub kernel: Option<PathBuf>,
     /// Host folders that the guest may write to, seen there at the same paths.
     pub keep: Vec<PathBuf>,
@@ -94,8 +94,8 @@ impl Options {
 }
 
 impl Options {
-    /// For what needs `nf_tables`: where no lane was chosen, the host's kernel, if it has them and
-    /// we are root with `nft`.
+    /// Chooses the host's kernel for commands that need `nf_tables`, if no lane was chosen, the
+    /// kernel has them and we are root with `nft`.
     #[must_use]
     pub fn with_nftables(self) -> Self {
         let is_open = self.lane.is_none() && self.kernel.is_none();

@@ -43,8 +43,8 @@ use server::{Listening, Servers};
 /// The limit of [`Place::run`].
 const RUN_LIMIT: Duration = Duration::from_mins(1);
 
-/// No duplicate address detection and no router advertisements: an IPv6 address works at once and
-/// stays.
+/// Settings without duplicate address detection and router advertisements: an IPv6 address works at
+/// once and stays.
 const QUIET_IPV6: [(&str, &str); 6] = [
     ("net/ipv6/conf/all/accept_dad", "0"),
     ("net/ipv6/conf/default/accept_dad", "0"),
@@ -126,7 +126,7 @@ fn parse(text: &str) -> Result<Vec<IpNet>, Error> {
 pub struct World {
     /// First part of every namespace's name; unique.
     prefix: String,
-    /// All that were made, those of places that could not be finished too.
+    /// Namespaces that were made, also those of places that could not be finished.
     namespaces: Vec<Netns>,
     fabric: Netns,
     nodes: Vec<Node>,
@@ -537,9 +537,9 @@ fn bridged_through_iptables(value: &str) -> [(&'static str, &str); 2] {
     ]
 }
 
-/// Once per process: what worlds, and the daemon in them, are made of. What is built in needs no
-/// loading, so only the outcome counts; a link type that is missing is named by the `ip` that wants
-/// it.
+/// Loads the modules that worlds, and the daemon in them, need, once per process. Built-in modules
+/// need no loading, so that failures are ignored; the `ip` command that needs a missing link type
+/// names it.
 fn load_modules() -> Result<(), Error> {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {

@@ -9,7 +9,7 @@ use lab::{Failure, Node, Place, Signal, Transport, World};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 const SOON: Duration = Duration::from_secs(5);
-/// For asks that are to fail by time: as short as a loaded machine allows.
+/// Limit for asks that are to time out: as short as a loaded machine allows.
 const BRIEF: Duration = Duration::from_millis(700);
 
 /// A test and its name.
@@ -304,8 +304,8 @@ fn curl_is_answered() -> Outcome {
     Ok(())
 }
 
-/// Each backend that this lane is for, and in both families, what kube-proxy of every mode writes;
-/// and all schedulers.
+/// In each backend of this lane and both families, the kernel accepts the rules of kube-proxy in
+/// every mode, and all schedulers.
 fn the_kernel_takes_what_proxies_write() -> Outcome {
     let small = small()?;
     let is_b = std::env::var_os("LAB_LANE").is_some_and(|lane| lane == "B");
@@ -370,7 +370,7 @@ fn the_kernel_takes_what_proxies_write() -> Outcome {
     Ok(())
 }
 
-/// One virtual server made with `ipvsadm`: the lab's point is that this is the real thing.
+/// A virtual server made with `ipvsadm` works: the lab's point is that IPVS is real.
 fn ipvs_by_hand() -> Outcome {
     let small = small()?;
     small.a1.serve_tcp(80)?;

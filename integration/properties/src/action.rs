@@ -51,9 +51,9 @@ verbs! {
     Relist "relist" 1,
     /// The node gets an address, or loses one; the kernel tells.
     Address "address" 2,
-    /// Somebody changes what is ours.
+    /// Another program changes our entries.
     Damage "damage" 6,
-    /// Somebody changes what is theirs.
+    /// Another program changes its own entries.
     Foreign "foreign" 4,
     /// The next writes are refused.
     Refuse "refuse" 3,
@@ -81,13 +81,13 @@ verbs! {
     Check "check" 3,
     /// The kernel tells that something may have changed.
     Told "told" 2,
-    /// All goes on until nothing is left to be done at once.
+    /// Everything runs until nothing is left to be done at once.
     Rest "rest" 4,
     /// The process is killed, and started again.
     Kill "kill" 2,
     /// The process ends and starts with other settings.
     Switch "switch" 1,
-    /// Another takes its place in the same process, once its threads work on nothing.
+    /// Another daemon takes over in the same process, once its threads are idle.
     Succeed "succeed" 1,
 }
 

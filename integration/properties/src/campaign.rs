@@ -11,7 +11,7 @@ use crate::run::{Failure, Ran, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::turnstile::Threads;
 
-/// One in so many is run twice, to see that it is the same.
+/// Share of histories that run twice, to see that they are equal: one in so many.
 const TWICE: u64 = 20;
 
 /// Settings of a run.
@@ -19,13 +19,13 @@ const TWICE: u64 = 20;
 pub struct Campaign {
     /// Most histories to run.
     pub histories: u64,
-    /// No further one is begun after this.
+    /// Time after which no further history begins.
     pub limit: Option<Duration>,
     /// The seed of the first; each next one has the next number.
     pub seed: u64,
     /// The modes, in turn.
     pub forms: Vec<&'static Form>,
-    /// On what.
+    /// Ground of the histories.
     pub ground: Ground,
 }
 
@@ -100,7 +100,7 @@ pub struct Account {
 /// A history that failed, shortened.
 #[derive(Debug)]
 pub struct Failed {
-    /// Its seed.
+    /// Seed of the history.
     pub seed: u64,
     /// The mode.
     pub form: &'static Form,

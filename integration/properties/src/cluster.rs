@@ -26,7 +26,7 @@ pub const POD_ADDRESS: [u8; 4] = [10, 244, 1, 1];
 /// The kinds that are listed.
 const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
 
-/// So many Services.
+/// Number of Services.
 pub const SERVICES: u8 = 6;
 /// First cluster IP; sometimes an endpoint's address, too.
 const CLUSTER_IP: [u8; 4] = [10, 96, 0, 10];
@@ -97,7 +97,7 @@ pub fn model() -> Model {
 }
 
 impl Cluster {
-    /// One with a Node and nothing else.
+    /// Creates a cluster with a Node and nothing else.
     pub fn new(family: IpFamily) -> Self {
         let mut cluster = Self {
             family,
@@ -283,7 +283,7 @@ impl Cluster {
         self.apply(Event::ServiceApplied(service))
     }
 
-    /// One goes.
+    /// Deletes a Service.
     pub fn service_gone(&mut self, chance: &mut Chance) -> Option<Event> {
         let at = chance.index(self.services.len());
         let name = self.services.keys().nth(at)?.clone();
@@ -322,7 +322,7 @@ impl Cluster {
         self.apply(Event::SliceApplied(slice))
     }
 
-    /// One goes.
+    /// Deletes a slice.
     pub fn slice_gone(&mut self, chance: &mut Chance) -> Option<Event> {
         let at = chance.index(self.slices.len());
         let name = self.slices.keys().nth(at)?.clone();
@@ -360,7 +360,7 @@ impl Cluster {
         Some(Event::Unreadable(kind, name))
     }
 
-    /// All can be read again.
+    /// Makes all objects readable again.
     pub fn mend(&mut self) -> Vec<Event> {
         let garbled = std::mem::take(&mut self.garbled);
         let events = garbled.iter().filter_map(|(is_service, name)| {

@@ -19,22 +19,22 @@ struct Arguments {
     /// Number of histories.
     #[arg(long, default_value_t = 1_000)]
     histories: u64,
-    /// No further one is begun after so many seconds.
+    /// Seconds after which no further history begins.
     #[arg(long)]
     seconds: Option<u64>,
     /// The seed of the first one; without it, the time.
     #[arg(long)]
     seed: Option<u64>,
-    /// Only forms of modes whose name begins so: `ipvs`, `nftables-flat`, ...
+    /// Run only forms whose name begins so: `ipvs`, `nftables-flat`, ...
     #[arg(long, default_value = "")]
     mode: String,
-    /// Only the form with exactly this name.
+    /// Run only the form with exactly this name.
     #[arg(long)]
     form: Option<String>,
-    /// On the kernel of this machine: those forms that it can carry.
+    /// Run on the kernel of this machine, the forms that it can carry.
     #[arg(long)]
     kernel: bool,
-    /// Only the history of this file, with all that happens in it.
+    /// Run only the history of this file, with a log of all that happens.
     #[arg(long)]
     replay: Option<PathBuf>,
 }

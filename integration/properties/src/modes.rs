@@ -15,7 +15,7 @@ pub struct Form {
     /// `ipvs`, `ipvs-lean`, `iptables`, `nftables-flat`, ...
     pub name: &'static str,
     make: Make,
-    /// On the kernel of this machine; `None`: it is a form of the fake alone.
+    /// Constructor on the kernel of this machine; `None` for a form of the fake alone.
     on_the_kernel: Option<OnTheKernel>,
 }
 
@@ -37,7 +37,7 @@ const fn on_the_kernel(name: &'static str, make: Make, real: OnTheKernel) -> For
 type Make = fn(IpFamily, &'static str) -> Box<dyn Subject>;
 type OnTheKernel = fn(IpFamily, &'static str) -> Result<Box<dyn Subject>, String>;
 
-/// All of them.
+/// All forms.
 pub const FORMS: &[Form] = &[
     on_the_kernel("ipvs", ipvs::subject, ipvs::on_the_kernel),
     on_the_kernel("ipvs-lean", ipvs::subject, ipvs::on_the_kernel),

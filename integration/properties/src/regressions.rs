@@ -13,13 +13,13 @@ use crate::modes::{FORMS, Form};
 /// A history that is kept.
 #[derive(Debug)]
 pub struct Kept {
-    /// Its file.
+    /// Path of the file.
     pub path: PathBuf,
     /// The mode.
     pub form: &'static Form,
     /// The family.
     pub family: IpFamily,
-    /// Its actions.
+    /// Actions of the history.
     pub actions: Vec<Action>,
 }
 
@@ -28,7 +28,7 @@ pub fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions")
 }
 
-/// All of them, by name.
+/// Reads all regressions, by name.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! One history: what happens, in an order that follows from the actions alone.
+//! A history: its actions decide all that happens, and the order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ use crate::watch::Watch;
 /// Time that timers are followed at the end, longer than any retry.
 const HORIZON: Duration = Duration::from_secs(100);
 
-/// So many turns are an end that does not come.
+/// Number of turns after which a history counts as endless.
 const MOST_TURNS: usize = 3_000;
 
 /// Tries of a write within [`HORIZON`] that the kernel refuses for good: one every 30 s, and one
@@ -105,9 +105,9 @@ struct Armed {
 
 /// Writes of a daemon that has nothing to do.
 enum Tries {
-    /// Not looked at.
+    /// Not counted.
     Unasked,
-    /// Not looked at before the end.
+    /// Not counted before the end.
     Later,
     /// The number of tries of each.
     Counted(BTreeMap<String, usize>),
@@ -208,7 +208,7 @@ impl<'a> World<'a> {
         self.lanes.clear();
     }
 
-    /// Another mode in the same process: it is told what the model holds.
+    /// Starts another mode in the same process, and gives it the model.
     fn succeed(&mut self) {
         self.kill();
         let (mode, lanes) = self.subject.start(self.now);
@@ -390,7 +390,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// All goes on until nothing is left to be done within this time.
+    /// Runs everything until nothing is left to be done within this time.
     fn rest(&mut self, horizon: Duration) -> Held {
         let end = self.now + horizon;
         for _ in 0..MOST_TURNS {
@@ -663,7 +663,7 @@ impl<'a> World<'a> {
         self.watch.note(verdicts, heard);
     }
 
-    /// One lane that can go on does so for some pieces.
+    /// Lets a lane that can go on do some pieces.
     fn step(&mut self, chance: &mut Chance) -> Held {
         let waiting = self.lanes.iter().enumerate();
         let waiting = waiting.filter(|(_, lane)| lane.asks().is_some());

@@ -32,7 +32,8 @@ pub trait Subject {
     /// A process starts: the mode, and its kernel threads.
     fn start(&mut self, now: Instant) -> (Box<dyn Mode>, Vec<Lane>);
 
-    /// It is set otherwise from the next start on; how, in words. `None` if there is no other way.
+    /// Changes the settings for the next start. Returns the change in words, or `None` if there is
+    /// no other setting.
     fn switch(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
@@ -105,7 +106,7 @@ pub trait Subject {
         false
     }
 
-    /// All that is ours in the kernel, as far as it makes a difference.
+    /// Returns our entries in the kernel, as far as they make a difference.
     fn ours(&self) -> Entries;
 
     /// Returns all own entries, those included that take long to read and that a start makes.
@@ -118,7 +119,7 @@ pub trait Subject {
         false
     }
 
-    /// All that is not ours.
+    /// Returns the foreign entries.
     fn foreign(&self) -> Entries {
         Entries::new()
     }
@@ -128,10 +129,10 @@ pub trait Subject {
         Entries::new()
     }
 
-    /// Somebody changes what is ours: `None` if there is nothing of the kind.
+    /// Changes our entries as another program: `None` if there is no such entry.
     fn damage(&mut self, chance: &mut Chance) -> Option<Damage>;
 
-    /// Somebody changes what is not ours; in words.
+    /// Changes foreign entries as another program. Returns the change in words.
     fn change_foreign(&mut self, _chance: &mut Chance) -> Option<String> {
         None
     }
@@ -247,14 +248,14 @@ pub(crate) fn toggle_address(
 /// A change by another program.
 #[derive(Debug)]
 pub struct Damage {
-    /// In words.
+    /// Description of the damage.
     pub what: String,
     /// The kernel's event about it.
     pub told: Option<Notice>,
 }
 
-/// Has a mode whose jobs run when they begin do all that there is to do at once, from the
-/// start. How much is pending then.
+/// Runs a mode, with jobs on this thread, from the start until nothing is left to be done at once.
+/// Returns the number of pending entries.
 pub fn run_afresh(mode: &mut dyn Mode, model: &Model) -> usize {
     let mut now = Instant::now();
     let changes = Changes {

@@ -24,9 +24,9 @@ use proxy::{IpFamily, Protocol, Unreadable};
 /// Write that a thread is about to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ask {
-    /// It reads this part.
+    /// Read of this part.
     Read(&'static str),
-    /// It writes.
+    /// Write of a piece.
     Write(Write),
 }
 
@@ -55,13 +55,13 @@ pub enum Serves {
 /// Outcome of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permit {
-    /// It is done.
+    /// The piece is done.
     Go,
     /// A write is refused; a read fails.
     Refuse(Blame),
     /// A write is done, and nobody learns it.
     LoseDone,
-    /// Nobody learns that a write was not done.
+    /// The write is not done, and its reply is lost.
     LoseUndone,
     /// A read leaves out something.
     PassOver(u64),
@@ -215,14 +215,14 @@ pub struct Lane {
 /// State of a lane after it was let go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moved {
-    /// It waits again.
+    /// The thread waits again.
     Waits,
-    /// Its job is done, and can be booked.
+    /// The job is done, and can be booked.
     Finished,
 }
 
 impl Lane {
-    /// One whose jobs use this kernel, and what the engine is given for it.
+    /// Creates a lane for this kernel, and the worker for the engine.
     pub fn new<K: Send + 'static>(kernel: K) -> (Self, Worker<Turnstile<K>>) {
         let (worker, mut jobs) = Worker::<Turnstile<K>>::handing_out();
         let (say, told) = channel();
@@ -331,9 +331,9 @@ pub struct Front {
 /// Place of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum From {
-    /// On the node itself.
+    /// The node itself.
     Node,
-    /// In a pod of this node.
+    /// A pod of this node.
     Pod,
     /// Outside of the cluster.
     Outside,

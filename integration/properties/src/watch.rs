@@ -217,7 +217,7 @@ impl Watch {
         self.claims.clone_from(claims);
     }
 
-    /// Somebody else has changed something: who serves now is what counts.
+    /// Notes damage by another program: the present servers are the new reference.
     pub fn damaged(&mut self) {
         for period in self.fronts.values_mut() {
             period.is_disturbed = true;
@@ -258,7 +258,7 @@ impl Watch {
         self.altered.retain(is_still);
     }
 
-    /// Something was not done.
+    /// Notes a write that was not done.
     pub fn refused(&mut self, write: &Write) {
         self.has_refused = true;
         for (front, period) in &mut self.fronts {

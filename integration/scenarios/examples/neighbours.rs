@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 const CHANGES: usize = 20;
 /// The longest that a phase may take.
 const PATIENCE: Duration = Duration::from_mins(3);
-/// Between two changes, and two questions for `/livez`.
+/// Pause between two changes, and between two questions for `/livez`.
 const PAUSE: Duration = Duration::from_millis(20);
 /// EndpointSlices of this size are what the controller makes.
 const SLICE: usize = 100;
@@ -58,7 +58,7 @@ impl Tenant {
         has_affinity: false,
         contends: false,
     };
-    /// Above the limits: it is served in part.
+    /// Size above the limits, which is served in part.
     const ABOVE: Self = Self {
         ports: 100,
         external_ips: 5_000,
@@ -116,7 +116,7 @@ impl Tenant {
         })
     }
 
-    /// One EndpointSlice, with its last endpoint of a `turn`.
+    /// Returns an EndpointSlice, with its last endpoint of a `turn`.
     fn slice(&self, number: usize, slice: usize, turn: usize) -> Value {
         let first = slice * SLICE;
         let last = self.endpoints.min(first + SLICE);
@@ -143,7 +143,7 @@ impl Tenant {
         })
     }
 
-    /// All objects, as they are written.
+    /// Returns all objects, as they are written.
     fn objects(&self) -> Vec<String> {
         let of_service = |number: usize| {
             let slices = self.endpoints.div_ceil(SLICE);

@@ -32,7 +32,7 @@ pub struct ApiServer {
     watch_list: bool,
     objects: Cluster,
     server: Option<Server>,
-    /// And the token that it takes then.
+    /// TLS configuration, and the token that is accepted then.
     tls: Option<(Tls, String)>,
 }
 
@@ -106,14 +106,13 @@ impl ApiServer {
         self.objects.compact();
     }
 
-    /// From its next start on, its storage is a new one: `node1` is all there is, and versions
-    /// begin anew.
+    /// Replaces the storage at the next start: `node1` is the only object, and versions begin anew.
     pub fn lose_all(&mut self) -> Result<()> {
         self.objects = with_node1()?;
         Ok(())
     }
 
-    /// From its next start on, it serves HTTPS, and this token is the one that is good.
+    /// Serves HTTPS from the next start on, and accepts only this token.
     pub fn secure(&mut self, tls: Tls, token: &str) {
         self.tls = Some((tls, token.to_owned()));
     }
@@ -132,7 +131,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// From its next start on, it listens there.
+    /// Listens at another address from the next start on.
     pub fn move_to(&mut self, address: SocketAddr) {
         self.address = address;
     }
@@ -165,8 +164,8 @@ impl ApiServer {
         )
     }
 
-    /// Something on its port that answers requests with these bodies as JSON, in turn. It must not
-    /// be serving.
+    /// Starts a server at the same port that answers with these bodies as JSON, in turn. The API
+    /// server must not be serving.
     pub fn nonsense(&self, bodies: &'static [&'static str]) -> Result<Nonsense> {
         Nonsense::start(listen(&self.place, self.address)?, bodies)
     }

@@ -33,11 +33,11 @@ const SERVICE_RANGES: &str = "10.96.0.0/16 192.0.2.0/24 fd96::/112 2001:db8::/64
 /// Both pods serve on TCP and UDP port 8080, in both families.
 #[derive(Debug)]
 pub struct Cluster {
-    /// To add to it.
+    /// World, for more nodes and pods.
     pub world: World,
     /// Node of the daemon: 172.35.0.100, fd35::100; pods in 10.244.1.0/24, fd44:1::/64.
     pub node1: Node,
-    /// Has no daemon: 172.35.0.101, fd35::101; pods in 10.244.2.0/24, fd44:2::/64.
+    /// Node without a daemon: 172.35.0.101, fd35::101; pods in 10.244.2.0/24, fd44:2::/64.
     pub node2: Node,
     /// A pod on node1: 10.244.1.10, fd44:1::10.
     pub near: Place,
@@ -51,7 +51,7 @@ pub struct Cluster {
     pub prefix: Vec<OsString>,
     /// Put behind it, each time.
     pub flags: Vec<OsString>,
-    /// Another daemon than the one that was built beside this program.
+    /// Daemon to run instead of the one that was built beside this program.
     pub program: Option<PathBuf>,
     /// Limit for awaited states: [`SOON`], unless the story sets another.
     pub patience: Duration,
@@ -74,8 +74,8 @@ const COMMON: [&str; 6] = [
 ];
 
 impl Cluster {
-    /// Without a daemon, and with an empty folder of manifests: for whoever tells no story
-    /// ([`tell`](crate::tell) makes one for each), in the lab.
+    /// Creates a cluster without a daemon, and with an empty folder of manifests, in the lab.
+    /// Stories get theirs from [`tell`](crate::tell).
     pub fn new(name: &str) -> Result<Self> {
         let mut world = World::new("story")?;
         let node1 = world.node(
@@ -304,14 +304,14 @@ impl Cluster {
         Ok(())
     }
 
-    /// All that the daemons of this story have said.
+    /// Returns the output of all daemons of this story.
     pub fn said(&self) -> String {
         self.said.clone() + &self.daemon.as_ref().map(Running::said).unwrap_or_default()
     }
 
     // ---- the kernel of node1 ----
 
-    /// Its virtual servers.
+    /// Returns the virtual servers of node1.
     pub fn servers(&self) -> Result<VirtualServers> {
         kernel::virtual_servers(&self.node1)
     }
@@ -331,13 +331,13 @@ impl Cluster {
         kernel::members(&self.node1, set)
     }
 
-    /// Its addresses with their devices: `kube-ipvs0 10.96.0.10/32`, or `kube-ipvs0 local
-    /// 10.96.0.10` if it is a route.
+    /// Returns the addresses of node1 with their devices: `kube-ipvs0 10.96.0.10/32`, or
+    /// `kube-ipvs0 local 10.96.0.10` for a route.
     pub fn addresses(&self) -> Result<BTreeSet<String>> {
         kernel::addresses(&self.node1)
     }
 
-    /// All that a proxy may touch, as text that is equal when the state is.
+    /// Returns all kernel state that a proxy may touch, as text that is equal when the state is.
     pub fn state(&self) -> Result<String> {
         kernel::state(&self.node1)
     }

@@ -53,12 +53,12 @@ impl Faults {
         self.set(program, "flock --shared $fault true")
     }
 
-    /// It says so, and fails.
+    /// Makes the program print an error and fail.
     pub fn fail(&self, program: &str) -> Result<Fault> {
         self.set(program, "echo 'it fails on purpose' >&2; exit 1")
     }
 
-    /// It takes everything but what has one of these in it.
+    /// Makes the program refuse input that has one of these parts in it.
     pub fn refuse(&self, program: &str, parts: &[&str]) -> Result<Fault> {
         let parts: Vec<String> = parts.iter().map(|part| format!("*{part}*")).collect();
         let script = format!(

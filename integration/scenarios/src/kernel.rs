@@ -8,7 +8,7 @@ use lab::Place;
 /// Virtual servers by protocol, address and port: `TCP 10.96.0.10:80`. Firewall marks are `FWM 7`.
 pub type VirtualServers = BTreeMap<String, VirtualServer>;
 
-/// One virtual server.
+/// Virtual server with its destinations.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct VirtualServer {
     /// Scheduler and flags: `rr`, `rr -p 10800`.
@@ -94,9 +94,9 @@ pub(crate) fn addresses(place: &Place) -> Result<BTreeSet<String>> {
     Ok(lines.lines().filter_map(address).chain(routes).collect())
 }
 
-/// All that a proxy may touch, a line each: virtual servers, sets, rules of both families and
-/// backends (without their counters), links and addresses. Lines whose order says nothing are
-/// sorted.
+/// Returns all kernel state that a proxy may touch, a line each: virtual servers, sets, rules of
+/// both families and backends (without their counters), links and addresses. Lines whose order
+/// means nothing are sorted.
 pub(crate) fn state(place: &Place) -> Result<String> {
     let part = |script: &str| place.read(["sh", "-c", script]);
     let rules = part(

@@ -12,7 +12,7 @@ const MODPROBE: &str = "/proc/sys/kernel/modprobe";
 pub struct Modprobe(String);
 
 impl Modprobe {
-    /// From now on, the kernel loads no module by itself.
+    /// Stops the kernel from loading modules by itself.
     pub fn take_away() -> io::Result<Self> {
         let before = fs::read_to_string(MODPROBE)?;
         fs::write(MODPROBE, "/nonexistent")?;

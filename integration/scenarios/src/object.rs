@@ -41,13 +41,13 @@ pub fn sctp(port: u16, target: u16) -> Port {
 }
 
 impl Port {
-    /// With a name: necessary where a Service has several.
+    /// Names the port: necessary if a Service has several.
     #[must_use]
     pub fn named(self, name: &'static str) -> Self {
         Self { name, ..self }
     }
 
-    /// With a node port.
+    /// Sets the node port.
     #[must_use]
     pub fn node_port(self, node_port: u16) -> Self {
         Self {
@@ -86,15 +86,14 @@ impl Service {
         }
     }
 
-    /// One more port. A node port makes the Service a NodePort one.
+    /// Adds a port. A node port makes the Service a NodePort one.
     #[must_use]
     pub fn port(mut self, port: Port) -> Self {
         self.ports.push(port);
         self
     }
 
-    /// Its endpoints, all of them; those of 10.244.1.0/24 and fd44:1::/64 are on node1, others on
-    /// node2.
+    /// Sets the endpoints; those of 10.244.1.0/24 and fd44:1::/64 are on node1, others on node2.
     #[must_use]
     pub fn endpoints(self, endpoints: &str) -> Self {
         Self {
@@ -148,7 +147,7 @@ impl Service {
         }
     }
 
-    /// Its name, which is also that of its file.
+    /// Returns the name, which is also that of the file.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -181,7 +180,7 @@ impl Service {
         wanted
     }
 
-    /// Its own addresses.
+    /// Returns the service addresses.
     pub(crate) fn vips(&self) -> impl Iterator<Item = IpAddr> {
         let further = self
             .external_ips

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 
 use crate::cluster::Cluster;
 
-/// All that a kube-proxy in IPVS mode is known to start, upstream's included.
+/// Programs that a kube-proxy in IPVS mode may start, upstream's included.
 const PROGRAMS: [&str; 12] = [
     "iptables-legacy-restore",
     "iptables-legacy-save",

@@ -37,7 +37,7 @@ pub struct Terminal {
     before: String,
     program: Child,
     shown: Arc<Mutex<Vec<u8>>>,
-    /// It has our end, too.
+    /// Thread that reads our end.
     reader: Option<JoinHandle<()>>,
     is_hung_up: Arc<AtomicBool>,
 }
@@ -130,7 +130,7 @@ impl Terminal {
         })
     }
 
-    /// All that has been written to the terminal.
+    /// Returns all that has been written to the terminal.
     pub fn shown(&self) -> String {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&shown).into_owned()
@@ -187,7 +187,7 @@ impl Terminal {
         Ok(kill_process(self.pid(), signal)?)
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.program)
     }

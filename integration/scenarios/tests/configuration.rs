@@ -149,8 +149,8 @@ fn told_in_effect(c: &Cluster) -> Result<String> {
     Ok(format!("{:?} {:?}", field("scheduler"), field("strictARP")))
 }
 
-/// Until the cause is gone, all stays as it was, and is told as it is; then nobody has to edit the
-/// file again.
+/// The old configuration stays in effect, and is reported so, until the cause is gone. Then the
+/// file takes effect without another edit.
 fn a_changed_file_that_cannot_be_in_effect_yet_is_tried_again(c: &mut Cluster) -> Outcome {
     let map = ConfigMap::new(c, "mode: ipvs\n")?;
     c.apply(&web())?;
@@ -209,8 +209,8 @@ fn health_checks_are_answered_where_node_ports_are(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// With `tcpBeLiberal` there is no rule that drops what connection tracking calls invalid. (Taken
-/// back, it leaves what was set.)
+/// With `tcpBeLiberal` no rule drops packets that conntrack calls invalid. (Without it again, the
+/// setting stays.)
 fn odd_packets_are_no_longer_dropped_in_iptables_mode(c: &mut Cluster) -> Outcome {
     has_a_way(c)?;
     let fields = |is_liberal: bool| {

@@ -44,7 +44,7 @@ impl Projected {
         Ok(Self(folder))
     }
 
-    /// Another file takes the place.
+    /// Replaces a file.
     fn write(&self, name: &str, text: &str) -> Result<()> {
         fs::write(self.0.join("..new"), text)?;
         fs::rename(self.0.join("..new"), self.0.join(name))?;

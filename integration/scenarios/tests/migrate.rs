@@ -200,7 +200,7 @@ impl Programmed {
         self.sh(&patient).map(drop)
     }
 
-    /// All that a proxy may touch.
+    /// Returns all kernel state that a proxy may touch.
     fn state(&self) -> Result<String> {
         self.sh(
             "ipvsadm -Sn; ipset save | sort; ip -oneline address show dev kube-ipvs0 | grep -v fe80
@@ -224,7 +224,7 @@ impl Programmed {
         Ok(daemon)
     }
 
-    /// From where what is asked, so that all ways into the Service are there.
+    /// Returns senders and addresses that cover all ways into the Service.
     fn ways(&self) -> [(&Place, &str); 6] {
         [
             (&self.client, CLUSTER_IP),

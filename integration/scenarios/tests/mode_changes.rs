@@ -1,5 +1,5 @@
-//! From each mode to each other one, and back, with requests all the while: none fails, and nothing
-//! is left of the mode that went.
+//! Changes each mode into each other one, and back, with requests all the while: none fails, and
+//! nothing is left of the mode before.
 //!
 //! What goes on between connections is told in `migrate`, with what upstream has left.
 #![allow(
@@ -19,7 +19,7 @@ use scenarios::{
 
 /// A way to carry Services, and what it leaves in the kernel when it ends.
 struct Way {
-    /// In the names of stories.
+    /// Name in the names of stories.
     name: &'static str,
     flags: &'static [&'static str],
     /// A part of what [`held`] says as long as it is there; some of it is gone in every other way.
@@ -167,8 +167,8 @@ fn set_up(c: &Cluster) -> Outcome {
     Ok(())
 }
 
-/// From where what is asked: not by the node itself where IPVS takes part, whose own source address
-/// comes and goes with `kube-ipvs0`.
+/// Returns senders and addresses. The node itself is left out where IPVS takes part: its source
+/// address comes and goes with `kube-ipvs0`.
 fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     [
         (&c.client, "10.96.0.10:80"),
@@ -180,7 +180,7 @@ fn ways(c: &Cluster) -> [(&Place, &'static str); 6] {
     ]
 }
 
-/// To a Service that has no chain in the flat layout.
+/// Addresses of a Service that has no chain in the flat layout.
 const INNER: [&str; 2] = ["10.96.0.11:80", "[fd96::11]:80"];
 
 /// Changes modes among so many Services that their first sync takes a while. The Services that are
@@ -259,7 +259,7 @@ fn node_ports_are_told_at_the_nodes_addresses(c: &Cluster) -> Outcome {
     waited.map(drop).with_context(|| told.to_string())
 }
 
-/// All that marks a way is there, and of every other way something is not.
+/// Checks that all marks of a way are there, and that of every other way at least one is missing.
 fn is_alone(c: &Cluster, way: &Way) -> Outcome {
     let mut wrong = String::new();
     let waited = c.until("one mode alone", || {

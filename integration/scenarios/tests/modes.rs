@@ -1,5 +1,5 @@
-//! One mode follows the other on a node, and nothing of the one before is left; and what is the
-//! iptables mode's alone.
+//! A mode follows another on a node, and nothing of the one before is left. Also stories of the
+//! iptables mode alone.
 //!
 //! That requests are answered all the while is told in `migrate`.
 
@@ -215,8 +215,8 @@ fn external_ips_are_not_served_where_the_gate_is_off(c: &mut Cluster) -> Outcome
     Ok(())
 }
 
-/// In every mode, of whatever age the Service is that names the node's address: of its ports it has
-/// those that are nobody's node port.
+/// In every mode, and whatever the age of the Service that names the node's address: this Service
+/// gets those of its ports that are nobody's node port.
 fn a_node_port_is_its_services_at_the_nodes_addresses(c: &mut Cluster) -> Outcome {
     let victim = Service::new("victim", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))

@@ -114,7 +114,7 @@ impl Client {
     }
 }
 
-/// Nobody is answered.
+/// Checks that no client is answered.
 fn ask_in_vain(clients: &mut [Client]) -> Outcome {
     for client in clients {
         let answer = client.ask().or_else(|| client.ask());
@@ -123,8 +123,8 @@ fn ask_in_vain(clients: &mut [Client]) -> Outcome {
     Ok(())
 }
 
-/// All go on sending until `who` answers each of them; how long that took. Afterwards nobody else
-/// answers.
+/// Keeps all clients sending until `who` answers each of them, and returns the time. Afterwards no
+/// other server answers.
 fn until_all_ask(clients: &mut [Client], who: &str, limit: Duration) -> Result<Duration> {
     let started = Instant::now();
     let mut others: Vec<&mut Client> = clients.iter_mut().collect();
@@ -311,8 +311,8 @@ fn flows_from_before_the_service_are_served(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Somebody takes virtual servers away. What a client sends meanwhile goes astray, and connection
-/// tracking would let it go on doing so for as long as it sends.
+/// Another program removes virtual servers. A client's packets go astray meanwhile, and its
+/// conntrack entry would keep them going astray as long as it sends.
 fn flows_that_never_pause_live_again_after_a_repair(c: &mut Cluster) -> Outcome {
     const OUTAGE: Duration = Duration::from_secs(5);
     // With the default periods.

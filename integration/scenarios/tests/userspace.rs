@@ -207,7 +207,7 @@ fn with_a_broken_object(c: &mut Cluster, userspace: &Way, other: &Way) -> Outcom
     c.stop()
 }
 
-/// One refuses, one has no host: each client is served by the one that is left.
+/// One endpoint refuses, one has no host: each client is served by the third.
 fn endpoints_that_do_not_accept_are_passed_over(c: &mut Cluster) -> Outcome {
     let service = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))

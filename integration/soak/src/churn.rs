@@ -10,15 +10,15 @@ const FAR: &str = "10.244.2.10 fd44:2::10";
 
 /// Services that come and go.
 const POPULATION: u32 = 40;
-/// In each round: so many go, and others come for them.
+/// Number of Services that are replaced in each round.
 const REPLACED: u32 = 3;
-/// So many get other endpoints.
+/// Number of Services whose endpoints change in each round.
 const CHANGED: u32 = 5;
 /// The pod is another one after so many rounds.
 const POD_LIVES: u32 = 4;
-/// So many addresses has a slot's Service in turn.
+/// Number of addresses that a slot's Service has in turn.
 const ADDRESSES: u32 = 3;
-/// So many addresses has the pod in turn.
+/// Number of addresses that the pod has in turn.
 const POD_ADDRESSES: u32 = 60;
 
 /// Asked without pause, it never lacks an endpoint: `10.96.255.1`, TCP and UDP port 80.
@@ -60,7 +60,7 @@ impl Churn {
         Ok(churn)
     }
 
-    /// One round. When it returns, a Service that has just come is served.
+    /// Runs one round. When it returns, each new Service is served.
     ///
     /// # Errors
     /// The world or the API server refuses, or the Service is not served in time.
@@ -110,7 +110,7 @@ impl Churn {
         Ok(())
     }
 
-    /// All go, those that stayed among them.
+    /// Deletes all Services, also those that stayed until now.
     ///
     /// # Errors
     /// The API server refuses.

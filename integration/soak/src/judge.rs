@@ -29,7 +29,7 @@ pub(crate) struct Verdict {
     pub(crate) first: f64,
     /// The median of its last tenth.
     pub(crate) last: f64,
-    /// In an hour.
+    /// Growth in an hour.
     pub(crate) slope: f64,
     /// While it was judged.
     pub(crate) growth: f64,
@@ -104,7 +104,7 @@ mod tests {
         share: 0.05,
     };
 
-    /// So many samples, one in 5 s, with some noise that repeats.
+    /// Returns this many samples, one in 5 s, with some noise that repeats.
     fn series(samples: u32, value: impl Fn(f64) -> f64) -> Vec<(f64, f64)> {
         let sample = |number: u32| {
             let minutes = f64::from(number) / 12.0;

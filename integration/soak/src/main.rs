@@ -49,7 +49,7 @@ const SAMPLES: f64 = 720.0;
 const FEWEST: usize = 20;
 /// They are never closer.
 const CLOSEST: Duration = Duration::from_secs(1);
-/// Between two rounds of churn.
+/// Pause between two rounds of churn.
 const PAUSE: Duration = Duration::from_millis(300);
 /// Time for boot and cleanup.
 const AROUND: Duration = Duration::from_mins(3);

@@ -54,7 +54,7 @@ const fn figure(
     }
 }
 
-/// One sample: the figures in their order.
+/// Sample: the figures in their order.
 pub(crate) type Values = [u32; FIGURES.len()];
 
 /// Takes one.
@@ -89,7 +89,8 @@ pub(crate) fn left(values: &Values) -> [u32; 6] {
     left
 }
 
-/// One number a line, in the order of [`take`]. Link-local addresses are those of pods' cables. A kernel without a part holds none of it.
+/// Script that prints one number a line, in the order of [`take`]. Link-local addresses are those
+/// of pods' cables. A kernel without a part holds none of it.
 const KERNEL: &str = r#"
 servers=$(ipvsadm -Sn)
 count() { grep -c -e "$1" || true; }

@@ -20,9 +20,9 @@ pub(crate) type Schema = &'static [(u64, &'static str, Presence, Shape)];
 pub(crate) enum Presence {
     /// Always: Go has a plain value, and writes its zero. JSON leaves that out.
     Always,
-    /// If it is set: Go has a pointer or a map.
+    /// If the field is set: Go has a pointer or a map.
     Set,
-    /// Once for each item.
+    /// For each item.
     Each,
 }
 

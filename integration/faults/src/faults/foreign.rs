@@ -70,7 +70,7 @@ fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.close(damaged, promise)
 }
 
-/// Within the sync period, and what the repair takes.
+/// Returns the limit for a repair at the next sync: the period, and the time of the repair.
 fn period(s: &Stage<'_>) -> Duration {
     s.size.period + AT_ONCE
 }

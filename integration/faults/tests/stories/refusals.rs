@@ -21,8 +21,8 @@ fn completed(c: &Cluster) -> Result<Option<f64>> {
     metric(c, series)
 }
 
-/// It is neither ready nor, after two sync periods, healthy, and counts no sync as complete, for as
-/// long as that lasts.
+/// Checks that the daemon is not ready, and after two sync periods not healthy, and counts no sync
+/// as complete, as long as the fault lasts.
 fn is_told(c: &Cluster) -> Outcome {
     let before = completed(c)?;
     let pages = || -> Result<[u16; 2]> { Ok([health(c, "/readyz")?, health(c, "/healthz")?]) };
@@ -44,7 +44,7 @@ fn is_told(c: &Cluster) -> Outcome {
     c.refuses(&c.client, "10.96.0.10:80")
 }
 
-/// And once the cause is gone, all is well without further ado.
+/// Checks that the daemon recovers by itself once the fault is gone.
 fn is_over(c: &Cluster, before: Option<f64>) -> Outcome {
     let took = c.until("readiness", || {
         Ok(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200)

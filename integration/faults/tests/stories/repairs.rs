@@ -1,4 +1,4 @@
-//! Somebody takes away what is ours: how soon it is back, and what is told of it.
+//! Another program removes our entries: checks how soon they are back, and how they are reported.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -129,8 +129,8 @@ fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
     Ok(metric(c, &series)?.unwrap_or(f64::NAN))
 }
 
-/// One warning for all of a kind, with how many and the first names; and the counter has grown by
-/// as many.
+/// One warning covers all entries of a kind, with their number and the first names. The counter
+/// grows by as many.
 pub(crate) fn each_is_told_once_with_a_count(c: &mut Cluster) -> Outcome {
     /// Damage that is done in both families: the tables, the script, and the kinds of entries that
     /// go.

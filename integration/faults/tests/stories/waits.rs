@@ -11,9 +11,9 @@ use scenarios::{ApiServer, Cluster, Faults, Outcome, SOON, Service, health, tcp}
 
 /// Number of Services whose endpoints change in turn.
 const SERVICES: u8 = 5;
-/// Between two changes.
+/// Pause between two changes.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Whatever takes longer is enough for a verdict.
+/// Time after which a change has failed.
 const ENOUGH: Duration = Duration::from_secs(20);
 
 /// Changes of endpoints.
@@ -106,7 +106,7 @@ pub(crate) fn a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint
     c: &mut Cluster,
 ) -> Outcome {
     const CHANGES: usize = 50;
-    /// From the API server into the kernel; the aim is 100 ms. The guest has one processor, on
+    /// Limit from the API server to the kernel; the aim is 100 ms. The guest has one processor, on
     /// which the programs start, too, and other guests may run beside it.
     const LATEST: Duration = Duration::from_millis(400);
     let faults = Faults::prepare(c)?;
@@ -150,7 +150,7 @@ pub(crate) fn a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint
     c.stop()
 }
 
-/// For longer than a check takes to come, and longer than two.
+/// The rules cannot be read for longer than two periods of the check.
 pub(crate) fn rules_that_cannot_be_read_hold_up_no_endpoint(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 20;
     const LATEST: Duration = Duration::from_secs(1);

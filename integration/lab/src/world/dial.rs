@@ -51,7 +51,7 @@ pub enum Failure {
     /// The server closed the connection without an answer.
     #[error("connection closed without an answer")]
     Closed,
-    /// Anything else: a port already in use here, an answer from somebody who is not ours, ...
+    /// Other causes: a port already in use here, an answer from a server that is not ours, ...
     #[error("{0}")]
     Other(String),
 }

@@ -1,4 +1,4 @@
-//! One named network namespace: made, entered and removed.
+//! A named network namespace: made, entered and removed.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -147,7 +147,7 @@ fn in_thread<T: Send>(work: impl FnOnce() -> io::Result<T> + Send) -> io::Result
     })
 }
 
-/// In the network namespace of the calling thread.
+/// Writes settings of the calling thread's network namespace.
 fn write_sysctls(settings: &[(&str, &str)]) -> io::Result<()> {
     for (name, value) in settings {
         let file: PathBuf = Path::new("/proc/sys").join(name);

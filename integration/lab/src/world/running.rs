@@ -18,9 +18,9 @@ const HELD_FOR: Duration = Duration::from_secs(2);
 pub struct Output {
     /// Exit status.
     pub status: ExitStatus,
-    /// Its standard output; bytes that are not UTF-8 replaced.
+    /// Standard output; bytes that are not UTF-8 are replaced.
     pub stdout: String,
-    /// Its standard error, likewise.
+    /// Standard error, likewise.
     pub stderr: String,
 }
 
@@ -44,7 +44,7 @@ struct Heard {
 struct Text {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// Both, by line, as they came.
+    /// Lines of both streams, as they came.
     lines: Vec<String>,
     ended: u8,
 }
@@ -190,12 +190,12 @@ impl Running {
         }
     }
 
-    /// All lines so far, both streams, as they came.
+    /// Returns all lines so far, of both streams, as they came.
     pub fn said(&self) -> String {
         self.text().lines.join("\n")
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

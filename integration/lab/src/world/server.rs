@@ -247,7 +247,7 @@ fn serve(orders: &mpsc::Receiver<(Order, Done)>, wake: &OwnedFd) {
     }
 }
 
-/// One accepted connection and what of a request has arrived on it.
+/// Accepted connection, and the part of a request that has arrived on it.
 struct Connection {
     socket: TcpStream,
     peer: SocketAddr,

@@ -104,7 +104,7 @@ impl Iptables {
         self.kernel.state()
     }
 
-    /// Somebody changes the state, and so the kernel.
+    /// Changes the state as another program, and then the kernel.
     fn change<T>(&mut self, how: impl FnOnce(&mut Self) -> T) -> T {
         drop(self.look());
         let before = self.kernel.state().clone();

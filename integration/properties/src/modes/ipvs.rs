@@ -27,7 +27,7 @@ use crate::turnstile::{Front, Lane, Write};
 use crate::verdict::{Seen, Verdicts, accepted};
 use real::Real;
 
-/// In a form, by its name.
+/// Creates the form of this name.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }

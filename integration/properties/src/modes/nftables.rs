@@ -29,7 +29,7 @@ use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
 use crate::verdict::{self, Seen, Verdicts, accepted};
 use real::Real;
 
-/// In a form, by its name.
+/// Creates the form of this name.
 pub(super) fn subject(family: IpFamily, form: &'static str) -> Box<dyn Subject> {
     Box::new(on_the_fake(family, form))
 }
@@ -107,7 +107,7 @@ impl Nftables {
         state
     }
 
-    /// Somebody changes the state, and so the kernel.
+    /// Changes the state as another program, and then the kernel.
     fn change<T>(&mut self, how: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.look();
         let before = (state.addresses.clone(), state.table.clone());

@@ -70,7 +70,8 @@ fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
 
-/// In the modes without IPVS no service address is one of the node: its own packets need a way.
+/// Adds a route: in the modes without IPVS no service address is one of the node, so that its own
+/// packets need one.
 fn way_out(c: &Cluster) -> Outcome {
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;

@@ -28,7 +28,7 @@ fn peak_memory(c: &Cluster) -> Result<u64> {
     Ok(number.context("no VmHWM")?.parse()?)
 }
 
-/// No character that a terminal or a parser would take for something else.
+/// Checks that a text has no character that a terminal or a parser treats specially.
 fn is_plain(what: &str, text: &str) -> Outcome {
     let odd = text.lines().find(|line| {
         line.contains(|of: char| of.is_control() && of != '\t') || line.contains('\u{202e}')

@@ -13,7 +13,7 @@ fn web() -> Service {
 
 /// A user whom nobody knows.
 const NOBODY: u32 = 65_532;
-/// Only root may read which tables legacy iptables has.
+/// User who may read which tables legacy iptables has; no other user may.
 const ROOT: u32 = 0;
 
 /// Runs the daemon as this user with exactly these capabilities, which its children get, too.

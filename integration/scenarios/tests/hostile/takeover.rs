@@ -27,7 +27,7 @@ fn answers(from: &Place, to: &str, who: &str) -> Outcome {
     Ok(())
 }
 
-/// All that leads packets anywhere.
+/// Returns all kernel state that leads packets anywhere.
 fn programmed(c: &Cluster) -> Result<String> {
     c.sh("set +e; (ipvsadm -Sn; iptables-$backend-save; nft list ruleset; ipset save; ip -o address show) 2>/dev/null || true")
 }

@@ -15,8 +15,8 @@ use crate::cast::{Mode, answers_come_back, place, policies, start};
 /// take milliseconds.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
-/// Who asks what: pods of this node and of another one, a process of this node; by the pods' own
-/// addresses and masqueraded; IPv4 and IPv6.
+/// Questions, with their senders: pods of this node and of another one, a process of this node; by
+/// the pods' own addresses and masqueraded; IPv4 and IPv6.
 const QUESTIONS: [(&str, &str); 9] = [
     ("pod", "10.96.3.1:80"),
     ("pod", "10.96.3.2:80"),
@@ -109,7 +109,7 @@ const FAULTS: [Fault; 10] = [
     },
 ];
 
-/// On the node itself.
+/// Endpoint on the node itself.
 const ON_NODE: &str = "apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 addressType: IPv4

@@ -1,4 +1,4 @@
-//! Who asks, and what: Services that can be reached in every way, known by a number.
+//! The cast: places that ask, and Services that can be reached in every way, known by a number.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use scenarios::{Cluster, Outcome, Service, at, sctp, tcp, udp};
 
 /// The ways to a Service of [`service`].
 pub(crate) const WAYS: [&str; 4] = ["ClusterIP", "NodePort", "LoadBalancer", "externalIP"];
-/// Who asks.
+/// Places that ask.
 pub(crate) const PLACES: [&str; 3] = ["pod", "node", "outside"];
 
 /// A Service of type LoadBalancer with external IPs, on port 80 of TCP, UDP and SCTP in both
@@ -25,7 +25,7 @@ pub(crate) fn service(number: usize) -> Service {
     .external(&format!("192.0.2.2{number} 2001:db8::2{number}"))
 }
 
-/// One that has its ClusterIP only.
+/// Returns a Service that has only its ClusterIP.
 pub(crate) fn inner_service(number: usize) -> Service {
     Service::new(&format!("inner{number}"), &format!("10.96.2.{number}")).port(tcp(80, 8080))
 }
@@ -167,7 +167,7 @@ pub(crate) fn start(c: &mut Cluster, flags: &[&str]) -> Outcome {
     Ok(())
 }
 
-/// One of [`PLACES`].
+/// Returns one of [`PLACES`].
 pub(crate) fn place<'a>(c: &'a Cluster, name: &str) -> &'a Place {
     match name {
         "pod" => &c.client,

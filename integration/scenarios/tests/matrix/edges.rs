@@ -118,9 +118,9 @@ fn explainable(transport: Transport, to: SocketAddr) -> Option<String> {
     is_first.then(|| format!("{to}/{transport:?}"))
 }
 
-/// Whatever the policies: a client is told at once, with a port unreachable; and the node itself,
-/// over UDP, by a send that fails, as where a rule rejects. (SCTP is told too, and asks on: it
-/// takes the ICMP for a passing error.)
+/// Whatever the policies, the client gets a port unreachable at once. The node itself gets it over
+/// UDP as an error of the send, as from a rule that rejects. (An SCTP client gets it, too, but asks
+/// on: it takes the ICMP for a passing error.)
 pub(crate) fn no_endpoints_is_refused(c: &mut Cluster) -> Outcome {
     speak_freely(c)?;
     four_services(c, "")?;

@@ -16,7 +16,7 @@ use serde_json::Value;
 const HERE: [&str; 2] = ["10.244.1.10", "fd44:1::10"];
 const ELSEWHERE: [&str; 2] = ["10.244.2.10", "fd44:2::10"];
 
-/// Another host outside, which some stories have.
+/// Second host outside, which some stories have.
 const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 35, 0, 8));
 
 /// Answers of explain for each Service since the daemon was started: one call covers all senders.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use scenarios::{Story, tell};
 
-/// Each story, told in the other ways that these flags stand for.
+/// Repeats each story with the other flags.
 macro_rules! stories {
     ($($module:ident: $($name:ident),+;)+) => {
         &[$($(

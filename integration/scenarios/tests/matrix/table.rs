@@ -17,7 +17,8 @@ pub(crate) struct Section {
     rows: &'static str,
 }
 
-/// Who asks where, and what is seen with local detection, without, and with `--masquerade-all`.
+/// Row: the sender, the address, and the results with local detection, without, and with
+/// `--masquerade-all`.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) from: &'static str,
@@ -256,7 +257,7 @@ outside | externalIP    | remote kept | remote kept | remote kept | timeout | C
 ];
 
 impl Section {
-    /// Its rows, in order.
+    /// Returns the rows, in order.
     pub(crate) fn rows(&self) -> impl Iterator<Item = Row> {
         self.rows.trim().lines().map(|line| {
             let mut cells = line.split('|').map(str::trim);

@@ -18,9 +18,9 @@ pub(crate) enum Manner {
     New,
     /// A connection for each request, reset by the client: IPVS remembers it in CLOSE.
     Reset,
-    /// One connection for as long as the server keeps it.
+    /// Connection that lasts as long as the server keeps it.
     Kept,
-    /// One connection, as `Kept`, with requests that take a second.
+    /// Connection as `Kept`, with requests that take a second.
     Slow,
 }
 

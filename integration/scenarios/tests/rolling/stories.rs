@@ -222,13 +222,13 @@ enum Going {
     Silently,
 }
 
-/// One request on a new connection from a source port, which the server closes; who answered.
+/// Asks once on a new connection from a source port, which the server closes; returns the server.
 fn ask(c: &Cluster, port: u16) -> Result<String> {
     let ask = || Ok(get(&mut connect(at(CLUSTER_IP), port, false)?, "/", true)?.0);
     Ok(c.client.enter(ask)?)
 }
 
-/// One request from a source port on a connection that ends so; who answered.
+/// Asks once from a source port on a connection that ends so; returns the server.
 fn ask_and_go(c: &Cluster, going: Going, port: u16) -> Result<String> {
     if matches!(going, Going::ServerCloses) {
         return ask(c, port);

@@ -15,8 +15,8 @@ use crate::web::{SLOW, Web};
 
 /// Duration of the load.
 const LASTS: Duration = Duration::from_secs(64);
-/// After that long, a pod that goes may be given no new connection: the daemon collects changes for
-/// a second.
+/// Time after which a terminating pod may get no new connection: the daemon collects changes for a
+/// second.
 const SETTLED: Duration = Duration::from_secs(2);
 /// Limit for a pod to end once it is out of the EndpointSlice.
 const GRACE: Duration = Duration::from_secs(5);

@@ -74,7 +74,7 @@ impl Web {
         })
     }
 
-    /// From now on, each connection is closed after the next answer on it.
+    /// Closes each connection after its next answer from now on.
     pub(crate) fn leave(&self) {
         self.state.is_leaving.store(true, Ordering::SeqCst);
     }

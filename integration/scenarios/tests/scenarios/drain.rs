@@ -142,7 +142,7 @@ pub(crate) fn udp_moves_at_once(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// One endpoint comes and goes while the other one stays, and other Services come and go.
+/// An endpoint comes and goes while the other one stays, and other Services come and go.
 pub(crate) fn no_question_is_lost_by_changes(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10").port(tcp(80, 8080).node_port(30080));
     let (both, near) = (

@@ -1,4 +1,4 @@
-//! Somebody else changes what is ours.
+//! Another program changes our entries.
 
 use std::time::{Duration, Instant};
 

@@ -31,7 +31,8 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
-/// Its external address and port are another program's, which has another endpoint.
+/// Returns a Service whose external address and port are another program's, which has another
+/// endpoint.
 fn taken() -> Service {
     Service::new("taken", "10.96.0.21")
         .port(tcp(80, 8080))

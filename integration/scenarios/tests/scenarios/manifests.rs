@@ -146,7 +146,8 @@ pub(crate) fn broken_at_the_start(c: &mut Cluster) -> Outcome {
     c.until_served(&moved).map(drop)
 }
 
-/// One file, in which a Service becomes two, or its address another's: nobody may be refused meanwhile.
+/// In one file, a Service becomes two, or its address another's: no client may be refused
+/// meanwhile.
 pub(crate) fn an_address_that_goes_over_in_one_file_is_served_throughout(
     c: &mut Cluster,
 ) -> Outcome {

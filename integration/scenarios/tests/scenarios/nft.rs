@@ -22,7 +22,7 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// Both families; what a backend holds of kube-proxy.
+/// Returns the rules of kube-proxy in a backend, for both families.
 fn held(c: &Cluster, backend: &str) -> anyhow::Result<String> {
     c.sh(&format!(
         "for tables in iptables ip6tables; do $tables-{backend}-save 2>/dev/null; done | {OURS}"
@@ -161,7 +161,7 @@ pub(crate) fn a_cleanup_takes_both_backends(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Not nft's own, but like it only to be had in this kernel: flows in zones of others have the same
+/// Zones are not nft's own, but only this kernel has them, too: flows in other zones have the same
 /// addresses and stay.
 pub(crate) fn flows_in_other_zones_stay(c: &mut Cluster) -> Outcome {
     let dns = Service::new("dns", "10.96.0.53")

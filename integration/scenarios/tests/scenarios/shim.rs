@@ -1,4 +1,4 @@
-//! One shim follows the other on a node, while new connections come all the time.
+//! A shim follows another on a node, while new connections come all the time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -101,7 +101,7 @@ fn follow(c: &mut Cluster, change: fn(&mut Cluster, &str) -> Outcome, last: &str
 
 /// The tables of nftables, where there are any.
 const TABLES: &str = "nft list tables 2>&1 || true";
-/// In a preview: a line of the shim in nftables.
+/// Line of a preview about the shim in nftables.
 const NATIVE: &str = "nftables kube-proxy-ipvs";
 /// Rules and sets of iptables.
 const OF_IPTABLES: &str = "iptables-$backend-save; ip6tables-$backend-save; ipset list -name";
@@ -138,8 +138,8 @@ fn change_carrier(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Somebody has made a set of the table as another one, with a rule that looks into it, and later
-/// switches the table off. It is kube-proxy's alone.
+/// Another program has replaced a set of the table, with a rule that looks into it, and later
+/// switches the table off. The table is kube-proxy's alone.
 pub(crate) fn the_table_in_nftables_is_put_right(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).node_port(30080))
@@ -181,7 +181,7 @@ pub(crate) fn the_table_in_nftables_is_put_right(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// No program at all is to be had, and what is there of ipset and iptables stays empty.
+/// No program of ipset and iptables exists, and their kernel state stays empty.
 pub(crate) fn neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -221,7 +221,7 @@ pub(crate) fn neither_iptables_nor_ipset(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// From here on the daemon finds none of the programs of iptables and ipset.
+/// Hides the programs of iptables and ipset from the daemon.
 fn hide_programs(c: &mut Cluster) -> Outcome {
     // Where these programs are, it finds nothing.
     let empty = c.folder().join("empty");
@@ -298,7 +298,7 @@ fn change(c: &mut Cluster, upstream: &str) -> Outcome {
     c.stop()
 }
 
-/// Without the order of lines: a jump that comes back is the first one.
+/// Returns the lines without their order: a jump that comes back is the first one.
 fn same(state: &str) -> Vec<&str> {
     let mut lines: Vec<_> = state.lines().collect();
     lines.sort_unstable();

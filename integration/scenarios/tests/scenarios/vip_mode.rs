@@ -71,8 +71,8 @@ pub(crate) fn it_changes_under_open_connections(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// Who asks for a service address on the node's own network is answered as `--ipvs-strict-arp`
-/// says, in either form.
+/// An ARP request for a service address on the node's own network is answered as
+/// `--ipvs-strict-arp` says, in either form.
 pub(crate) fn strict_arp_holds_for_routes(c: &mut Cluster) -> Outcome {
     let lan = web().external("172.35.0.200");
     c.apply(&lan)?;

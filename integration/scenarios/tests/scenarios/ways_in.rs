@@ -5,7 +5,7 @@ use scenarios::{Cluster, Outcome, Port, Service, Tally, at, sctp, tally, tcp, ud
 
 const ENDPOINTS: &str = "10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10";
 
-/// Each way in, and whether pods keep their own address on it.
+/// Ways in, with true if pods keep their own address on it.
 const WAYS_IN: [(&str, bool); 8] = [
     ("10.96.0.10:80", true),
     ("172.35.0.100:30080", false),

@@ -95,7 +95,7 @@ pub(crate) fn an_endpoint_that_the_kernel_refuses(c: &mut Cluster) -> Outcome {
     c.until_served(&corrected).map(drop)
 }
 
-/// Somebody else's set has a name of ours and another type.
+/// A foreign set has a name of ours and another type.
 pub(crate) fn a_set_in_the_way(c: &mut Cluster) -> Outcome {
     c.sh("ipset create KUBE-NODE-PORT-UDP hash:ip")?;
     c.apply(&web())?;

@@ -12,7 +12,7 @@ use crate::real::{set_addresses, shell};
 /// The kernel, for those who look at it and those who damage it.
 pub(super) struct Real {
     family: IpFamily,
-    /// Its own, as another program has it: what it has read is nobody else's.
+    /// Own reader of iptables, as another program has it: its cache is separate.
     iptables: Iptables,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Real {
     reason = "a kernel that cannot be read or damaged ends the history"
 )]
 impl Real {
-    /// In the calling thread's network namespace.
+    /// Opens the kernel, in the calling thread's network namespace.
     pub(super) fn open(family: IpFamily) -> Result<Self, String> {
         let iptables = Iptables::choose(None).map_err(|error| error.to_string())?;
         iptables.check(family).map_err(|error| error.to_string())?;

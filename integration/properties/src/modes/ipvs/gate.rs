@@ -1,4 +1,4 @@
-//! Each write and each read of the IPVS mode's kernel, behind the turnstile.
+//! The gate of the IPVS mode's kernel: each write and each read waits at the turnstile.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

@@ -15,7 +15,7 @@ use crate::real::{delete_link, shell};
 /// The kernel, for those who look at it and those who damage it.
 pub(super) struct Real {
     family: IpFamily,
-    /// Its own, as another program has it: what it has read is nobody else's.
+    /// Own reader of iptables, as another program has it: its cache is separate.
     iptables: Option<Iptables>,
     has_nftables: bool,
     eyes: Option<(Config, NetlinkKernel)>,
@@ -29,7 +29,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// For one thread.
+    /// Opens the kernel for one thread.
     pub(super) fn kernel(&self) -> NetlinkKernel {
         NetlinkKernel::lazy(self.family, self.carrier.clone()).with_vip_mode(self.config.vip_mode)
     }
@@ -41,7 +41,7 @@ impl Process {
     reason = "a kernel that cannot be read or damaged ends the history"
 )]
 impl Real {
-    /// In the calling thread's network namespace.
+    /// Opens the kernel, in the calling thread's network namespace.
     pub(super) fn open(family: IpFamily, config: &Config) -> Result<Self, String> {
         let iptables = Iptables::choose(None).ok();
         let real = Self {
@@ -78,7 +78,7 @@ impl Real {
         Carrier::Iptables(chosen)
     }
 
-    /// Another process starts.
+    /// Starts another process.
     pub(super) fn process(&mut self, config: &Config) -> Process {
         self.eyes = None;
         Process {

@@ -22,7 +22,7 @@ pub(super) struct Real {
     reason = "a kernel that cannot be read or damaged ends the history"
 )]
 impl Real {
-    /// In the calling thread's network namespace.
+    /// Opens the kernel, in the calling thread's network namespace.
     pub(super) fn open(family: IpFamily, layout: Layout) -> Result<Self, String> {
         proxy_nftables::probe(family, layout, LocalhostNodePorts::Off)
             .map_err(|error| error.to_string())?;
