@@ -61,12 +61,12 @@ fn point(row: &str) -> Option<(Axis, Size, Often)> {
 
 /// An axis, at sizes of the plan or at one of its own: `change@50000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct AxisChoice {
     pub(crate) axis: Axis,
     pub(crate) size: Option<Size>,
 }
 
-impl FromStr for Asked {
+impl FromStr for AxisChoice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -85,7 +85,7 @@ impl FromStr for Asked {
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     /// Empty: all axes.
-    pub(crate) axes: &'a [Asked],
+    pub(crate) axes: &'a [AxisChoice],
     /// Empty: each axis at the sizes where it says most.
     pub(crate) sizes: &'a [Size],
     pub(crate) subjects: &'a [Subject],
@@ -103,7 +103,7 @@ struct Point {
     axis: Axis,
     size: Size,
     often: Often,
-    /// Asked for by itself, so that no subject is left to the end.
+    /// AxisChoice for by itself, so that no subject is left to the end.
     is_asked: bool,
 }
 
@@ -236,7 +236,7 @@ impl Plan<'_> {
     /// Returns the points in their order.
     fn points(&self) -> Vec<Point> {
         let is_whole = |axis| {
-            let asks = |asked: &Asked| asked.axis == axis && asked.size.is_none();
+            let asks = |asked: &AxisChoice| asked.axis == axis && asked.size.is_none();
             self.axes.is_empty() || self.axes.iter().any(asks)
         };
         let mut points: Vec<Point> = Vec::new();
@@ -448,7 +448,7 @@ mod tests {
         ]
     }
 
-    fn plan<'a>(axes: &'a [Asked], sizes: &'a [Size], subjects: &'a [Subject]) -> Plan<'a> {
+    fn plan<'a>(axes: &'a [AxisChoice], sizes: &'a [Size], subjects: &'a [Subject]) -> Plan<'a> {
         Plan {
             axes,
             sizes,
@@ -494,7 +494,7 @@ mod tests {
         assert_eq!(points(&cells), wanted);
         let counted: Vec<Cell> = cells.into_iter().filter(|cell| cell.is_counting).collect();
         assert_eq!(points(&counted), ["cold@100x2"]);
-        assert!("cold@".parse::<Asked>().is_err() && "warm".parse::<Asked>().is_err());
+        assert!("cold@".parse::<AxisChoice>().is_err() && "warm".parse::<AxisChoice>().is_err());
     }
 
     /// Subjects that are measured at a cold start.

@@ -15,7 +15,7 @@ use clap::Args;
 use lab::{Lane, Options};
 
 use crate::budget::{self, Budget};
-use crate::plan::{Asked, Plan};
+use crate::plan::{AxisChoice, Plan};
 use crate::report;
 use crate::schema::{
     About, Axis, Cell, FLAT, LEAN, Measurement, Mode, NATIVE, NO_TIME, Other, Outcome, ROUTE,
@@ -46,7 +46,7 @@ pub(crate) struct Run {
     /// loaded, restart, add, change, rolling, delete, idle, memory, big, api, first, connect,
     /// keptalive, udp, throughput, anatomy]
     #[arg(long, value_delimiter = ',')]
-    axes: Vec<Asked>,
+    axes: Vec<AxisChoice>,
     /// Repeats of each measurement; counting is once more
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
@@ -162,7 +162,7 @@ impl Run {
             bail!("counting needs strace: apt-get install -y strace, or pass --no-counting");
         }
         let end = minutes.map(|minutes| started.1 + Duration::from_secs(minutes * 60));
-        let mut left_out = LeftOut::default();
+        let mut left_out = SkippedCells::default();
         let mut budget = Budget::default();
         let shows = std::io::stderr().is_terminal();
         for (index, cell) in cells.iter().enumerate() {
@@ -457,14 +457,14 @@ impl Run {
 
 /// Cells that are not begun, and the reasons.
 #[derive(Debug, Default)]
-struct LeftOut {
+struct SkippedCells {
     /// Subjects that do not know their mode or flags.
     refused: BTreeMap<String, String>,
     /// Cells that took too long.
     over: Vec<Cell>,
 }
 
-impl LeftOut {
+impl SkippedCells {
     /// Returns the outcome of a cell that is not begun, or `None` to begin it.
     fn why(&self, cell: &Cell, end: Option<Instant>, expected: Duration) -> Option<Outcome> {
         let is_repeat_of = |one: &Cell| {
@@ -521,7 +521,7 @@ pub(crate) fn default_minutes(subjects: &[Subject]) -> u64 {
 /// The cells, with the seconds that each takes by experience; `None`: one before it says that it
 /// would take too long.
 pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
-    let mut left_out = LeftOut::default();
+    let mut left_out = SkippedCells::default();
     let mut foreseen = Vec::new();
     for cell in cells {
         let is_begun = left_out.why(cell, None, Duration::ZERO).is_none();

@@ -19,7 +19,7 @@ use crate::kernel::{Kernel, SetsIn, Snapshot};
 use crate::objects::Objects;
 use crate::process::Process;
 use crate::schema::{Cell, Mode, NATIVE, Subject, SubjectKind};
-use crate::wait::{self, Waited};
+use crate::wait::{self, WaitEnd};
 
 /// Address of the fixture, on node1.
 pub(crate) const API: &str = "127.0.0.1:18080";
@@ -158,7 +158,7 @@ impl Stage {
         &mut self,
         subject: &mut Process,
         started: Instant,
-    ) -> Result<Waited> {
+    ) -> Result<WaitEnd> {
         let wanted = self.wanted();
         let (mode, limit) = (self.mode(), self.limit());
         let services = self.cell.size.services.max(self.objects.services());

@@ -61,7 +61,7 @@ fn schedule(policy: libc::c_int) -> Result<()> {
 
 /// End of a wait.
 #[derive(Debug)]
-pub(crate) enum Waited {
+pub(crate) enum WaitEnd {
     /// The state is as wanted: since when, as the cheap looks saw it, and the state.
     Done(Instant, State),
     /// The wait took too long, or the state is wrong.
@@ -79,7 +79,7 @@ pub(crate) fn until(
     started: Instant,
     limit: Duration,
     mut alive: impl FnMut() -> Result<()>,
-) -> Result<Waited> {
+) -> Result<WaitEnd> {
     // Not in the background: a subject that goes on to look at what it wrote would hide when it was
     // there.
     let mut looks = match mode {
@@ -112,7 +112,7 @@ pub(crate) fn until(
             };
             alive()?;
             if Instant::now() > deadline {
-                return Ok(Waited::Not(over(kernel, wanted, limit)?));
+                return Ok(WaitEnd::Not(over(kernel, wanted, limit)?));
             }
             std::thread::sleep(PAUSE.max(own_cpu().saturating_sub(before) * rest));
         };
@@ -123,12 +123,12 @@ pub(crate) fn until(
         };
         let found = kernel.snapshot(wanted)?;
         if found == *wanted {
-            return Ok(Waited::Done(since, found.state(rules)));
+            return Ok(WaitEnd::Done(since, found.state(rules)));
         }
         alive()?;
         if Instant::now() > deadline {
             let differences = found.differences(wanted);
-            return Ok(Waited::Not(if found.holds(wanted) {
+            return Ok(WaitEnd::Not(if found.holds(wanted) {
                 Outcome::Wrong { differences }
             } else {
                 Outcome::Over {
@@ -398,7 +398,7 @@ mod tests {
         };
         let without = wait(500, &mut || {});
         assert!(
-            matches!(without, Waited::Not(Outcome::Over { .. })),
+            matches!(without, WaitEnd::Not(Outcome::Over { .. })),
             "{without:?}"
         );
 
@@ -410,7 +410,7 @@ mod tests {
                 Instant::now()
             });
         });
-        let Waited::Done(since, state) = done else {
+        let WaitEnd::Done(since, state) = done else {
             panic!("{done:?}");
         };
         assert!(since >= is_back.unwrap());

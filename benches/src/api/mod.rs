@@ -29,7 +29,7 @@ use crate::process::Process;
 use crate::schema::{Cell, Measured, Occasion, Outcome, ServerCost};
 use crate::stage::Stage;
 use crate::subject;
-use crate::wait::Waited;
+use crate::wait::WaitEnd;
 use replay::Clients;
 use traffic::{Mark, Request, Traffic};
 
@@ -102,7 +102,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     run.storm(&stage, &mut subject, Occasion::Storm, &all)?;
     run.change(&mut stage)?;
     let programmed = stage.until_programmed(&mut subject, Instant::now())?;
-    let Waited::Done(_, state) = programmed else {
+    let WaitEnd::Done(_, state) = programmed else {
         return Ok(Outcome::Wrong {
             differences: "the last changes have not been programmed".into(),
         });
@@ -130,8 +130,8 @@ fn programmed(
     started: Instant,
 ) -> Result<Option<Outcome>> {
     Ok(match stage.until_programmed(subject, started)? {
-        Waited::Done(..) => None,
-        Waited::Not(outcome) => Some(outcome),
+        WaitEnd::Done(..) => None,
+        WaitEnd::Not(outcome) => Some(outcome),
     })
 }
 

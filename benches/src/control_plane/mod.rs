@@ -18,7 +18,7 @@ use crate::process::{self, Process};
 use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, State, SubjectKind};
 use crate::stage::Stage;
 use crate::subject;
-use crate::wait::{Background, Waited};
+use crate::wait::{Background, WaitEnd};
 
 /// Number of Services that the axis `add` adds, one after another; fewer are added when counting.
 const ADDED: u32 = 20;
@@ -54,8 +54,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         }
     }
     let (since, state) = match stage.until_programmed(&mut subject, started)? {
-        Waited::Done(since, state) => (since, state),
-        Waited::Not(outcome) => return Ok(outcome),
+        WaitEnd::Done(since, state) => (since, state),
+        WaitEnd::Not(outcome) => return Ok(outcome),
     };
     let mut measured = Measured {
         wall_s: Some((since - started).as_secs_f64()),
@@ -206,8 +206,8 @@ fn settled(
     started: Instant,
 ) -> Result<Result<(Instant, State), Outcome>> {
     Ok(match stage.until_programmed(subject, started)? {
-        Waited::Done(since, state) => Ok((since, state)),
-        Waited::Not(outcome) => Err(outcome),
+        WaitEnd::Done(since, state) => Ok((since, state)),
+        WaitEnd::Not(outcome) => Err(outcome),
     })
 }
 

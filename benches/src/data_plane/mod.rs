@@ -32,7 +32,7 @@ use crate::process::Process;
 use crate::schema::{Axis, Cell, Distribution, Measured, Mode, Outcome, SubjectKind};
 use crate::stage::Stage;
 use crate::subject;
-use crate::wait::Waited;
+use crate::wait::WaitEnd;
 
 /// The range that the server has whole: all endpoints are in it, no client is.
 pub(crate) const SERVERS: &str = "10.128.0.0/10";
@@ -143,11 +143,11 @@ fn programmed(
     }
     let (mut subject, started) = subject::start(stage)?;
     Ok(match stage.until_programmed(&mut subject, started)? {
-        Waited::Done(_, state) => {
+        WaitEnd::Done(_, state) => {
             measured.state = Some(state);
             Ok(Some(subject))
         }
-        Waited::Not(outcome) => Err(outcome),
+        WaitEnd::Not(outcome) => Err(outcome),
     })
 }
 

@@ -24,7 +24,7 @@ const FEW: [(u32, &str); 3] = [
 ];
 
 /// Target of an element.
-enum Found {
+enum ElementTarget {
     Endpoint(SocketAddrV4),
     Chain(Name),
 }
@@ -36,11 +36,11 @@ impl Tables {
     }
 
     /// Looks up a key in a map.
-    fn find(&mut self, map: &str, key: &[u8]) -> Result<Option<Found>> {
+    fn find(&mut self, map: &str, key: &[u8]) -> Result<Option<ElementTarget>> {
         let element = self.nft.element(Family::Ip, TABLE, map, key)?;
         Ok(match element.and_then(|element| element.data) {
-            Some(ElementData::Value(value)) => endpoint(&value).map(Found::Endpoint),
-            Some(ElementData::Verdict(Verdict::Goto(chain))) => Some(Found::Chain(chain)),
+            Some(ElementData::Value(value)) => endpoint(&value).map(ElementTarget::Endpoint),
+            Some(ElementData::Verdict(Verdict::Goto(chain))) => Some(ElementTarget::Chain(chain)),
             _ => None,
         })
     }
@@ -50,7 +50,7 @@ impl Tables {
     pub(super) fn flat_endpoints(&mut self, at: SocketAddrV4) -> Result<BTreeSet<SocketAddrV4>> {
         let service = service_key(at);
         let (mut map, mut count) = (MANY, 0);
-        if let Some(Found::Chain(chain)) = self.find(SERVICES, &service)? {
+        if let Some(ElementTarget::Chain(chain)) = self.find(SERVICES, &service)? {
             count = choices(&chain)?;
         } else {
             for (few, name) in FEW {
@@ -63,7 +63,7 @@ impl Tables {
         let mut ends = BTreeSet::new();
         for number in 0..count {
             match self.find(map, &slot(number, at))? {
-                Some(Found::Endpoint(end)) => _ = ends.insert(end),
+                Some(ElementTarget::Endpoint(end)) => _ = ends.insert(end),
                 _ => return Ok(BTreeSet::new()),
             }
         }

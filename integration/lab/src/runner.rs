@@ -154,18 +154,18 @@ fn try_run(argv: &[OsString], options: &Options) -> Result<i32> {
     let ended = guest.watch(dir.path(), Instant::now() + options.timeout, &signals)?;
     let leader = guest.kill();
     Ok(match ended {
-        Ended::Status(status) => status,
-        Ended::TimedOut => {
+        RunEnd::Status(status) => status,
+        RunEnd::TimedOut => {
             eprintln!(
                 "lab: time limit of {} s reached, killed",
                 options.timeout.as_secs_f64()
             );
             TIMED_OUT
         }
-        Ended::Signal(signal) => 128 + i32::from(signal),
+        RunEnd::Signal(signal) => 128 + i32::from(signal),
         // Nobody reads the output any more: what a shell does then.
-        Ended::OutputClosed => 128 + Signal::PIPE.as_raw(),
-        Ended::Died => {
+        RunEnd::OutputClosed => 128 + Signal::PIPE.as_raw(),
+        RunEnd::Died => {
             let how = leader
                 .map(|status| ExitStatus::from_raw(status.as_raw()).to_string())
                 .unwrap_or_default();
@@ -268,7 +268,7 @@ fn choose_cpu(wanted: Option<usize>) -> Result<(usize, Option<UnixListener>)> {
 }
 
 /// End of a run.
-enum Ended {
+enum RunEnd {
     Status(i32),
     TimedOut,
     Signal(u8),
@@ -368,7 +368,7 @@ impl Guest {
     }
 
     /// Passes output on until the guest has delivered a status or something else ends the run.
-    fn watch(&mut self, dir: &Path, mut deadline: Instant, signals: &Signals) -> Result<Ended> {
+    fn watch(&mut self, dir: &Path, mut deadline: Instant, signals: &Signals) -> Result<RunEnd> {
         let pidfd =
             pidfd_open(Pid::from_child(&self.leader), PidfdFlags::empty()).context("pidfd_open")?;
         let open = |name: &str| {
@@ -382,17 +382,17 @@ impl Guest {
             status = status.or_else(|| read_status(&dir.join("status")));
             // After the checks, so that what was written before the end is passed on before we end.
             if pass_on(&mut stdout, &mut io::stdout())? | pass_on(&mut stderr, &mut io::stderr())? {
-                return Ok(Ended::OutputClosed);
+                return Ok(RunEnd::OutputClosed);
             }
             match status {
-                Some(status) if gone || late => return Ok(Ended::Status(status)),
+                Some(status) if gone || late => return Ok(RunEnd::Status(status)),
                 Some(_) => deadline = deadline.min(Instant::now() + POWER_OFF),
-                None if gone => return Ok(Ended::Died),
-                None if late => return Ok(Ended::TimedOut),
+                None if gone => return Ok(RunEnd::Died),
+                None if late => return Ok(RunEnd::TimedOut),
                 None => {}
             }
             if let Some(signal) = signals.next() {
-                return Ok(Ended::Signal(signal));
+                return Ok(RunEnd::Signal(signal));
             }
             let mut fds = [
                 PollFd::new(&pidfd, PollFlags::IN),

@@ -7,7 +7,7 @@ use proxy::IpFamily;
 use crate::action::{Action, history};
 use crate::modes::Form;
 use crate::real::on_a_node;
-use crate::run::{Failure, Ran, run, run_on_kernel};
+use crate::run::{Failure, HistoryResult, run, run_on_kernel};
 use crate::shrink::shrink;
 use crate::turnstile::Threads;
 
@@ -47,7 +47,7 @@ impl Ground {
         actions: &[Action],
         threads: &Threads,
         is_told: bool,
-    ) -> Ran {
+    ) -> HistoryResult {
         match self {
             Self::Fakes => run(form.subject(family), actions, threads, is_told),
             Self::Kernel => {
@@ -56,10 +56,11 @@ impl Ground {
                     // They are in the same network namespace.
                     Ok(run_on_kernel(subject, actions, &Threads::start(), is_told))
                 });
-                ran.and_then(|ran| ran).unwrap_or_else(|what| Ran {
-                    failure: Some(Failure { at: 0, what }),
-                    ..Ran::default()
-                })
+                ran.and_then(|ran| ran)
+                    .unwrap_or_else(|what| HistoryResult {
+                        failure: Some(Failure { at: 0, what }),
+                        ..HistoryResult::default()
+                    })
             }
         }
     }

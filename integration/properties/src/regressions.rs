@@ -12,7 +12,7 @@ use crate::modes::{FORMS, Form};
 
 /// A history that is kept.
 #[derive(Debug)]
-pub struct Kept {
+pub struct Regression {
     /// Path of the file.
     pub path: PathBuf,
     /// The mode.
@@ -33,7 +33,7 @@ pub fn folder() -> PathBuf {
 /// # Errors
 ///
 /// The folder or a file cannot be read, or a file is none of these.
-pub fn read(folder: &Path) -> io::Result<Vec<Kept>> {
+pub fn read(folder: &Path) -> io::Result<Vec<Regression>> {
     let files: io::Result<Vec<_>> = fs::read_dir(folder)?.collect();
     let mut paths: Vec<PathBuf> = files?.into_iter().map(|file| file.path()).collect();
     paths.retain(|path| {
@@ -49,13 +49,13 @@ pub fn read(folder: &Path) -> io::Result<Vec<Kept>> {
 /// # Errors
 ///
 /// It cannot be read, or is none of these.
-pub fn read_one(path: &Path) -> io::Result<Kept> {
+pub fn read_one(path: &Path) -> io::Result<Regression> {
     let text = fs::read_to_string(path)?;
     parse(path.to_owned(), &text)
         .map_err(|why| io::Error::other(format!("{}: {why}", path.display())))
 }
 
-fn parse(path: PathBuf, text: &str) -> Result<Kept, String> {
+fn parse(path: PathBuf, text: &str) -> Result<Regression, String> {
     let lines = text
         .lines()
         .map(|line| line.split('#').next().unwrap_or_default().trim());
@@ -71,7 +71,7 @@ fn parse(path: PathBuf, text: &str) -> Result<Kept, String> {
         "IPv6" => IpFamily::V6,
         other => return Err(format!("no family: {other}")),
     };
-    Ok(Kept {
+    Ok(Regression {
         path,
         form: known.ok_or_else(|| format!("no form: {form}"))?,
         family,

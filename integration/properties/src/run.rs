@@ -13,7 +13,7 @@ use crate::action::{Action, Verb};
 use crate::cluster::{self, Cluster};
 use crate::real;
 use crate::subject::{Fresh, Subject};
-use crate::turnstile::{Ask, Blame, From, Front, Lane, Moved, Permit, Threads, Write};
+use crate::turnstile::{Ask, Blame, From, Front, Lane, LaneProgress, Permit, Threads, Write};
 use crate::watch::Watch;
 
 /// Time that timers are followed at the end, longer than any retry.
@@ -28,7 +28,7 @@ const MOST_TRIES: usize = 6;
 
 /// Result of a history.
 #[derive(Debug, Default)]
-pub struct Ran {
+pub struct HistoryResult {
     /// The violated property, and the action before it, if there is one.
     pub failure: Option<Failure>,
     /// Checksum of everything done, equal for equal histories.
@@ -49,7 +49,12 @@ pub struct Failure {
 }
 
 /// Runs a history on this fake.
-pub fn run(subject: Box<dyn Subject>, actions: &[Action], threads: &Threads, is_told: bool) -> Ran {
+pub fn run(
+    subject: Box<dyn Subject>,
+    actions: &[Action],
+    threads: &Threads,
+    is_told: bool,
+) -> HistoryResult {
     live(World::new(subject, threads, is_told), actions)
 }
 
@@ -60,16 +65,16 @@ pub fn run_on_kernel(
     actions: &[Action],
     threads: &Threads,
     is_told: bool,
-) -> Ran {
+) -> HistoryResult {
     let mut world = World::new(subject, threads, is_told);
     world.tries = Tries::Unasked;
     live(world, actions)
 }
 
-fn live(mut world: World<'_>, actions: &[Action]) -> Ran {
+fn live(mut world: World<'_>, actions: &[Action]) -> HistoryResult {
     let failure = world.live(actions).err();
     world.kill();
-    Ran {
+    HistoryResult {
         failure: failure.map(|what| Failure { at: world.at, what }),
         trace: world.trace.finish(),
         pieces: world.pieces,
@@ -143,7 +148,7 @@ struct World<'a> {
     is_told: bool,
 }
 
-type Held = Result<(), String>;
+type Claim = Result<(), String>;
 
 impl<'a> World<'a> {
     fn new(subject: Box<dyn Subject>, threads: &'a Threads, is_told: bool) -> Self {
@@ -232,7 +237,7 @@ impl<'a> World<'a> {
     }
 
     /// Runs one turn of the daemon.
-    fn turn(&mut self) -> Held {
+    fn turn(&mut self) -> Claim {
         let has_booked = self.book()?;
         self.update();
         self.proceed();
@@ -343,12 +348,15 @@ impl<'a> World<'a> {
             self.watch.after(verdicts, heard, by_all)?;
             self.notices.extend(self.subject.told());
         }
-        Ok(moved.is_some_and(|moved| matches!(moved, Moved::Waits | Moved::Finished)))
+        Ok(
+            moved
+                .is_some_and(|moved| matches!(moved, LaneProgress::Waits | LaneProgress::Finished)),
+        )
     }
 
     /// Checks that the daemon is quiet once it has nothing to do: it only tries what the kernel
     /// refuses for good, less and less often.
-    fn may_write(&mut self, write: &Write) -> Held {
+    fn may_write(&mut self, write: &Write) -> Claim {
         let Tries::Counted(tries) = &mut self.tries else {
             return Ok(());
         };
@@ -391,7 +399,7 @@ impl<'a> World<'a> {
     }
 
     /// Runs everything until nothing is left to be done within this time.
-    fn rest(&mut self, horizon: Duration) -> Held {
+    fn rest(&mut self, horizon: Duration) -> Claim {
         let end = self.now + horizon;
         for _ in 0..MOST_TURNS {
             self.turn()?;
@@ -426,7 +434,7 @@ impl<'a> World<'a> {
     /// # Errors
     ///
     /// What the kernel has told is not repaired.
-    fn note_rest(&mut self) -> Held {
+    fn note_rest(&mut self) -> Claim {
         let has_heard_all = self.events.is_empty() && self.notices.is_empty();
         let pending = self.mode.as_ref().map_or(1, |mode| mode.standing().pending);
         // Entries that the kernel refuses for good are pending after a start as well.
@@ -501,7 +509,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn live(&mut self, actions: &[Action]) -> Held {
+    fn live(&mut self, actions: &[Action]) -> Claim {
         self.want(Some(0));
         for (at, action) in actions.iter().enumerate() {
             self.at = at;
@@ -514,7 +522,7 @@ impl<'a> World<'a> {
         self.end()
     }
 
-    fn act(&mut self, verb: Verb, chance: &mut Chance) -> Held {
+    fn act(&mut self, verb: Verb, chance: &mut Chance) -> Claim {
         match verb {
             Verb::Populate => {
                 for _ in 0..4 {
@@ -664,7 +672,7 @@ impl<'a> World<'a> {
     }
 
     /// Lets a lane that can go on do some pieces.
-    fn step(&mut self, chance: &mut Chance) -> Held {
+    fn step(&mut self, chance: &mut Chance) -> Claim {
         let waiting = self.lanes.iter().enumerate();
         let waiting = waiting.filter(|(_, lane)| lane.asks().is_some());
         let waiting: Vec<usize> = waiting.map(|(number, _)| number).collect();
@@ -690,7 +698,7 @@ impl<'a> World<'a> {
     // ---- the end ----
 
     /// Nothing happens any more, and nothing is wrong any more.
-    fn end(&mut self) -> Held {
+    fn end(&mut self) -> Claim {
         self.armed = Armed::default();
         for event in self.cluster.mend() {
             self.tell(event);

@@ -89,7 +89,7 @@ impl fmt::Display for Ask {
     }
 }
 
-enum Told {
+enum LaneMessage {
     Asks(Ask),
     Finished,
 }
@@ -97,7 +97,7 @@ enum Told {
 /// Place at which a thread waits.
 #[derive(Debug)]
 pub struct Gate {
-    told: Sender<Told>,
+    told: Sender<LaneMessage>,
     permits: Receiver<Permit>,
     is_dead: bool,
     opened: Instant,
@@ -115,7 +115,7 @@ impl Gate {
             // Without a driver there is nobody who waits for what this does.
             let permit = self
                 .told
-                .send(Told::Asks(ask))
+                .send(LaneMessage::Asks(ask))
                 .ok()
                 .and_then(|()| self.permits.recv().ok());
             let permit = permit.unwrap_or(Permit::Dead);
@@ -159,11 +159,11 @@ impl<K> Turnstile<K> {
 }
 
 /// Tells the end of a job, also if that is a panic.
-struct End(Sender<Told>);
+struct End(Sender<LaneMessage>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        let _ = self.0.send(Told::Finished);
+        let _ = self.0.send(LaneMessage::Finished);
     }
 }
 
@@ -205,7 +205,7 @@ impl Threads {
 /// A kernel thread, as the driver sees it.
 pub struct Lane {
     next: Box<dyn FnMut() -> Option<Run>>,
-    told: Receiver<Told>,
+    told: Receiver<LaneMessage>,
     permits: Sender<Permit>,
     asks: Option<Ask>,
     /// Number of the last event before its job began.
@@ -214,7 +214,7 @@ pub struct Lane {
 
 /// State of a lane after it was let go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moved {
+pub enum LaneProgress {
     /// The thread waits again.
     Waits,
     /// The job is done, and can be booked.
@@ -273,7 +273,7 @@ impl Lane {
 
     /// Begins a job on this thread, if the engine has one; it runs until it first asks. Whether
     /// there was one.
-    pub fn begin(&mut self, threads: &Threads, number: usize, heard: u64) -> Option<Moved> {
+    pub fn begin(&mut self, threads: &Threads, number: usize, heard: u64) -> Option<LaneProgress> {
         if self.asks.is_some() {
             return None;
         }
@@ -285,18 +285,18 @@ impl Lane {
     }
 
     /// Lets it go on.
-    pub fn permit(&mut self, permit: Permit) -> Moved {
+    pub fn permit(&mut self, permit: Permit) -> LaneProgress {
         self.asks = None;
         let _ = self.permits.send(permit);
         self.wait()
     }
 
-    fn wait(&mut self) -> Moved {
-        if let Ok(Told::Asks(ask)) = self.told.recv() {
+    fn wait(&mut self) -> LaneProgress {
+        if let Ok(LaneMessage::Asks(ask)) = self.told.recv() {
             self.asks = Some(ask);
-            return Moved::Waits;
+            return LaneProgress::Waits;
         }
-        Moved::Finished
+        LaneProgress::Finished
     }
 
     /// The process is killed: what it had begun is not done.

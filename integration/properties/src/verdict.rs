@@ -14,7 +14,7 @@ pub type Verdicts = BTreeMap<Front, BTreeSet<Verdict>>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     /// An endpoint gets the packets.
-    Accepted(Target, Seen),
+    Accepted(Target, SeenClient),
     /// The client receives a refusal.
     Rejected,
     /// The client receives nothing.
@@ -25,7 +25,7 @@ pub enum Verdict {
 
 /// The address that an endpoint sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Seen {
+pub enum SeenClient {
     /// The client's own.
     Client,
     /// The node's, by masquerading or because a process of the node relays.
@@ -47,8 +47,8 @@ impl Verdict {
             (Fate::Delivered, Some(at)) => {
                 let (ip, port) = (at.ip(), at.port());
                 let seen = match walk.source {
-                    Source::Kept | Source::ServiceAddress => Seen::Client,
-                    Source::Masqueraded(_) | Source::Rewritten(_) => Seen::Node,
+                    Source::Kept | Source::ServiceAddress => SeenClient::Client,
+                    Source::Masqueraded(_) | Source::Rewritten(_) => SeenClient::Node,
                 };
                 Self::Accepted(Target { ip, port }, seen)
             }
@@ -60,7 +60,10 @@ impl Verdict {
 }
 
 /// Returns verdicts that say only who serves: where rules are not asked, or a relay carries all.
-pub(crate) fn accepted(targets: impl IntoIterator<Item = Target>, seen: Seen) -> BTreeSet<Verdict> {
+pub(crate) fn accepted(
+    targets: impl IntoIterator<Item = Target>,
+    seen: SeenClient,
+) -> BTreeSet<Verdict> {
     let targets = targets.into_iter();
     targets
         .map(|target| Verdict::Accepted(target, seen))

@@ -28,7 +28,7 @@ use proxy::Target;
 use crate::cluster::{POD_ADDRESS, at, is_a_cluster_ip, is_for_cluster};
 use crate::subject::Entries;
 use crate::turnstile::{From, Front, Serves, Write};
-use crate::verdict::{Seen, Verdict, Verdicts, is_served};
+use crate::verdict::{SeenClient, Verdict, Verdicts, is_served};
 
 /// Knowledge of a front in its period.
 #[derive(Debug)]
@@ -60,9 +60,9 @@ impl Period {
     /// True if this was wanted at some moment. Endpoints may see the node for a moment where some of
     /// them are to, or did before, or nobody served before: answers find their way.
     fn allows(&self, verdict: &Verdict, before: &BTreeSet<Verdict>) -> bool {
-        let sees_node = |one: &Verdict| matches!(one, Verdict::Accepted(_, Seen::Node));
+        let sees_node = |one: &Verdict| matches!(one, Verdict::Accepted(_, SeenClient::Node));
         match verdict {
-            Verdict::Accepted(target, Seen::Node) => {
+            Verdict::Accepted(target, SeenClient::Node) => {
                 let mut all = self.good.iter().chain(before);
                 self.is_good(*target) && (all.any(sees_node) || !is_served(before))
             }
@@ -168,15 +168,15 @@ impl Watch {
                 self.refuses_in_pieces && (is_for_cluster(front.address) || is_loop())
             };
             let targets = wanted.iter().filter_map(Verdict::target).filter(waits_not);
-            let unmasked = targets.map(|target| Verdict::Accepted(target, Seen::Client));
+            let unmasked = targets.map(|target| Verdict::Accepted(target, SeenClient::Client));
             period.good.extend(unmasked);
             // Nor has an exemption from masquerading to come before a virtual server that it is for.
             let targets = wanted.iter().filter_map(Verdict::target);
             let masked = targets.filter(|_| self.refuses_in_pieces);
             period
                 .good
-                .extend(masked.map(|target| Verdict::Accepted(target, Seen::Node)));
-            let clients = [Seen::Client, Seen::Node];
+                .extend(masked.map(|target| Verdict::Accepted(target, SeenClient::Node)));
+            let clients = [SeenClient::Client, SeenClient::Node];
             let seen = |target: &Target| clients.map(|seen| Verdict::Accepted(*target, seen));
             period.good.extend(makeshift.iter().flat_map(seen));
             if period.wanted != *wanted {

@@ -35,9 +35,9 @@ fn shown(authority: &Authority) -> Result<Tls> {
 }
 
 /// Files that the kubelet projects into the Pod.
-struct Projected(PathBuf);
+struct ProjectedFiles(PathBuf);
 
-impl Projected {
+impl ProjectedFiles {
     fn new(c: &Cluster) -> Result<Self> {
         let folder = c.folder().join("serviceaccount");
         fs::create_dir(&folder)?;
@@ -58,12 +58,12 @@ fn started_in_a_pod(
     c: &mut Cluster,
     authority: &Authority,
     token: &str,
-) -> Result<(ApiServer, Projected)> {
+) -> Result<(ApiServer, ProjectedFiles)> {
     let mut api = c.api_server(true)?;
     api.secure(shown(authority)?, token);
     api.apply(&web())?;
     api.start()?;
-    let projected = Projected::new(c)?;
+    let projected = ProjectedFiles::new(c)?;
     projected.write("ca.crt", &authority.certificate())?;
     projected.write("token", token)?;
     // A file system of its own over the place, as the host's is not to be written.

@@ -14,7 +14,7 @@ use scenarios::{
 };
 
 /// State that upstream left for a case, with the case's objects.
-struct Left {
+struct UpstreamState {
     objects: &'static str,
     sets: &'static str,
     servers: &'static str,
@@ -28,7 +28,7 @@ macro_rules! golden {
         include_str!(concat!("../../golden/cases/ipvs/", $case, "/", $file))
     };
     ($case:literal) => {
-        Left {
+        UpstreamState {
             objects: golden!($case / "objects.yaml"),
             sets: golden!($case / "ipset-save"),
             servers: golden!($case / "ipvsadm-save"),
@@ -42,12 +42,12 @@ macro_rules! golden {
     };
 }
 
-const DUALSTACK: Left = golden!("dualstack");
+const DUALSTACK: UpstreamState = golden!("dualstack");
 /// A Service with a ClusterIP, a NodePort and a load-balancer address, and a pod on each node.
-const LOAD_BALANCER: Left = golden!("lb-ip");
+const LOAD_BALANCER: UpstreamState = golden!("lb-ip");
 /// State of upstream's iptables mode for the same objects, without the rules that need nfacct
 /// counters, for which there is no tool.
-const IPTABLES_MODE: Left = Left {
+const IPTABLES_MODE: UpstreamState = UpstreamState {
     sets: "",
     servers: "",
     rules: [
@@ -97,7 +97,7 @@ struct Programmed {
 }
 
 impl Programmed {
-    fn new(c: &Cluster, left: &Left) -> Result<Self> {
+    fn new(c: &Cluster, left: &UpstreamState) -> Result<Self> {
         let mut world = World::new("golden")?;
         let node = world.node(
             "node1",
@@ -153,7 +153,7 @@ impl Programmed {
     }
 
     /// Makes the kernel hold what upstream left.
-    fn load(&self, c: &Cluster, left: &Left) -> Result<()> {
+    fn load(&self, c: &Cluster, left: &UpstreamState) -> Result<()> {
         let (created, added): (Vec<&str>, Vec<&str>) = left
             .sets
             .lines()

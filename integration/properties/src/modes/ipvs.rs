@@ -24,7 +24,7 @@ use crate::cluster::{NODE, NODE_ADDRESS, at};
 use crate::real::{add_bystanders, on_a_node};
 use crate::subject::{Damage, Entries, Fresh, Subject, detector, run_afresh, toggle_address};
 use crate::turnstile::{Front, Lane, Write};
-use crate::verdict::{Seen, Verdicts, accepted};
+use crate::verdict::{SeenClient, Verdicts, accepted};
 use real::Real;
 
 /// Creates the form of this name.
@@ -309,7 +309,7 @@ impl Subject for Ipvs {
                 continue;
             };
             let open = server.destinations.iter().filter(|real| real.weight > 0);
-            let open = accepted(open.map(|real| real.target), Seen::Client);
+            let open = accepted(open.map(|real| real.target), SeenClient::Client);
             if !open.is_empty() {
                 served.insert(*front, open);
             }

@@ -26,7 +26,7 @@ use crate::subject::{
     toggle_address,
 };
 use crate::turnstile::{Ask, Blame, Front, Lane, Permit, Turnstile, Write};
-use crate::verdict::{self, Seen, Verdicts, accepted};
+use crate::verdict::{self, SeenClient, Verdicts, accepted};
 use real::Real;
 
 /// Creates the form of this name.
@@ -271,7 +271,7 @@ impl Subject for Nftables {
                             ip: at.ip(),
                             port: at.port(),
                         });
-                        *verdicts = accepted(targets, Seen::Node);
+                        *verdicts = accepted(targets, SeenClient::Node);
                     }
                 }
                 verdicts

@@ -21,7 +21,7 @@ use crate::subject::{
     toggle_address,
 };
 use crate::turnstile::{Blame, From, Front, Lane, Permit, Turnstile, Write};
-use crate::verdict::{Seen, Verdicts, accepted};
+use crate::verdict::{SeenClient, Verdicts, accepted};
 
 pub(super) fn subject(family: IpFamily, _: &'static str) -> Box<dyn Subject> {
     let kernel = FakeKernel::new(&[]);
@@ -138,7 +138,7 @@ impl Subject for Userspace {
                 ip: at.ip(),
                 port: at.port(),
             });
-            let targets = accepted(targets, Seen::Node);
+            let targets = accepted(targets, SeenClient::Node);
             if !targets.is_empty() {
                 served.insert(*front, targets);
             }

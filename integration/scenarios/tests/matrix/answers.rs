@@ -129,7 +129,7 @@ pub(crate) fn come_back_or_not(c: &mut Cluster) -> Outcome {
     let policies = policies(true, false);
     c.apply(&web("away", 4).endpoints("10.244.2.10").spec(&policies))?;
     start(c, &[])?;
-    let (mut compared, mut wrong) = (Compared::default(), Vec::new());
+    let (mut compared, mut wrong) = (Comparison::default(), Vec::new());
     let is_ipvs = Mode::of(c) == Mode::Ipvs;
     for fault in FAULTS.iter().filter(|fault| is_ipvs || fault.is_for_all) {
         c.sh(fault.put)?;
@@ -145,7 +145,7 @@ pub(crate) fn come_back_or_not(c: &mut Cluster) -> Outcome {
     }
     nobody_knows(c, &mut compared, &mut wrong)?;
     no_service(c, &mut compared, &mut wrong)?;
-    let Compared { all, lost, unsure } = compared;
+    let Comparison { all, lost, unsure } = compared;
     println!(
         "    explain: {all} answers compared with packets, {lost} of them lost, {unsure} not known, {} differ",
         wrong.len()
@@ -166,7 +166,7 @@ fn web(name: &str, number: u16) -> Service {
 
 /// A client of outside is forwarded unmasqueraded to another node, whose answer takes another way:
 /// this node cannot see if it comes back. In modes that drop the packet, the drop is seen.
-fn nobody_knows(c: &Cluster, compared: &mut Compared, wrong: &mut Vec<String>) -> Outcome {
+fn nobody_knows(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     let to = "172.35.0.100:30184";
     let is_forwarded = Mode::of(c) == Mode::Ipvs;
     for (is_by_here, comes) in [(false, false), (true, is_forwarded)] {
@@ -196,7 +196,7 @@ fn nobody_knows(c: &Cluster, compared: &mut Compared, wrong: &mut Vec<String>) -
 }
 
 /// An address that no Service serves is answered by whoever listens on the node.
-fn no_service(c: &Cluster, compared: &mut Compared, wrong: &mut Vec<String>) -> Outcome {
+fn no_service(c: &Cluster, compared: &mut Comparison, wrong: &mut Vec<String>) -> Outcome {
     c.node1.serve_tcp(30_999)?;
     for to in [
         "172.35.0.100:30999",
@@ -218,13 +218,13 @@ fn no_service(c: &Cluster, compared: &mut Compared, wrong: &mut Vec<String>) -> 
 
 /// Number of compared answers.
 #[derive(Default)]
-struct Compared {
+struct Comparison {
     all: usize,
     lost: usize,
     unsure: usize,
 }
 
-impl Compared {
+impl Comparison {
     /// Compares an answer of explain with packets; returns the difference.
     fn differs(&mut self, c: &Cluster, from: &str, to: &str, said: &str) -> Option<String> {
         let is_said = said == "answered";
@@ -245,17 +245,17 @@ fn is_answered(from: &Place, to: &str, patience: Duration) -> bool {
 }
 
 /// Answer of explain for a Service, or for an address.
-struct Said {
+struct ExplainOutput {
     all: Value,
     exit: i32,
 }
 
 /// Asks for all senders.
-fn explain(c: &Cluster, what: &str) -> Result<Said> {
+fn explain(c: &Cluster, what: &str) -> Result<ExplainOutput> {
     explain_from(c, what, &[&c.client, &c.outside, &c.node1])
 }
 
-fn explain_from(c: &Cluster, what: &str, from: &[&Place]) -> Result<Said> {
+fn explain_from(c: &Cluster, what: &str, from: &[&Place]) -> Result<ExplainOutput> {
     let program = kube_proxy()?.display().to_string();
     let family = what.parse::<SocketAddr>().ok().map(|at| at.is_ipv4());
     let senders = from.iter().flat_map(|from| {
@@ -271,13 +271,13 @@ fn explain_from(c: &Cluster, what: &str, from: &[&Place]) -> Result<Said> {
         .node1
         .run([&*program, "explain", what, &from, "-o", "json"])?;
     let all = serde_json::from_str(&output.stdout);
-    Ok(Said {
+    Ok(ExplainOutput {
         all: all.with_context(|| format!("{what}: {} {}", output.stdout, output.stderr))?,
         exit: output.status.code().context("explain was killed")?,
     })
 }
 
-impl Said {
+impl ExplainOutput {
     /// Returns explain's verdict on the answers of one way; `None` if it does not mention the way.
     fn of(&self, c: &Cluster, from: &str, to: &str) -> Option<&'static str> {
         let is_v4 = at(to).is_ipv4();
