@@ -1,15 +1,17 @@
-//! What it costs the kernel to make many addresses local to a node: as addresses of one dummy link,
-//! or as local routes on it; by order, with the link down or up, by the number of messages that are
-//! sent at once.
+//! Measures what it costs the kernel to make many addresses local to a node: as addresses of one
+//! dummy link, or as local routes on it. Cases differ by order, link state (down or up), and number
+//! of messages in one send.
 //!
 //! ```text
 //! cargo build -p netlink-batch -p lab --example address_cost --bin lab
 //! target/debug/lab run --timeout 900 -- target/debug/examples/address_cost
 //! ```
-//! A line is one case in a network namespace of its own, which `unshare` makes: seconds until the
-//! last acknowledgement, and until each address has its route, which for IPv6 a worker of the
-//! kernel adds later. With arguments, one case in this namespace: `address_cost 4|6 COUNT
-//! address|route ascending|descending|shuffled down|up AT_ONCE [IFA_FLAGS]`.
+//!
+//! Each line is one case in its own network namespace, created with `unshare`. The columns are the
+//! seconds until the last acknowledgement, and until each address has its route. For IPv6 a kernel
+//! worker adds the routes later. With arguments it runs one case in the current namespace:
+//! `address_cost 4|6 COUNT address|route ascending|descending|shuffled down|up AT_ONCE
+//! [IFA_FLAGS]`.
 
 use std::env::{args, current_exe};
 use std::error::Error;
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use netlink_batch::{Batch, Connection, NLM_F_CREATE, NLM_F_EXCL, Protocol, Reply};
 
-/// Past 512, [`Connection::execute`] sends in parts of its own.
+/// Above 512 messages, [`Connection::execute`] splits the send.
 const CASES: &str = "\
 4 1000 address ascending down 512
 4 10000 address ascending down 512

@@ -1,18 +1,19 @@
-//! What the number of a node's addresses adds to each packet: the table and the line that
-//! docs/operating.md has under "Many service addresses, and what a packet costs".
+//! Measures what the number of a node's addresses adds to the cost of a packet: the table in
+//! docs/operating.md under "Many service addresses, and what a packet costs".
 //!
 //! ```text
 //! cargo build --release -p netlink-batch -p lab --example packet_cost --bin lab
 //! target/release/lab run --timeout 300 -- target/release/examples/packet_cost
 //! ```
-//! Three network namespaces: client – node – other host, with `rp_filter` 0 and nothing but veth
-//! links and routes. A raw socket of the client sends blocks of ICMP echo requests to the other
-//! host, each with one `sendmmsg`; with one CPU, as in the lab, every packet and its answer go all
-//! the way within that call, and a block whose answers are not all there after it is an error. The
-//! fastest block counts: what else the machine does only adds.
 //!
-//! A local route switches the full check on for as long as a namespace lasts: each row has new
-//! ones. All takes about a minute, more than half of it for the 50,000 addresses of the last row.
+//! There are three network namespaces: client – node – other host, with `rp_filter` 0, veth links
+//! and routes. A raw socket of the client sends blocks of ICMP echo requests to the other host,
+//! each block with one `sendmmsg`. With one CPU, as in the lab, all packets and replies travel
+//! within that call. A block with a missing reply is an error. The fastest block counts, because
+//! other work on the machine only adds time.
+//!
+//! Once a namespace has a local route, it keeps the full check, so each row uses new namespaces.
+//! The run takes about a minute, mostly for the 50,000 addresses of the last row.
 
 use std::error::Error;
 use std::fs::{File, read_to_string, write};
@@ -36,7 +37,7 @@ const IPV6_COUNTS: [u32; 3] = [0, 1_000, 10_000];
 const BLOCK: u16 = 500;
 const BLOCKS: usize = 300;
 const CONNECTIONS: usize = 101;
-/// How long IPv6 addresses may take to get their routes, which a worker of the kernel adds.
+/// Limit for the time in which a kernel worker adds the routes of IPv6 addresses.
 const ROUTED_WITHIN: Duration = Duration::from_secs(30);
 
 /// The index of the link `kube-ipvs0`.
@@ -48,7 +49,7 @@ const IFA_LOCAL: u16 = 2;
 const FLAGS: u8 = 0x82;
 
 const OTHER: Ipv4Addr = Ipv4Addr::new(10, 2, 0, 2);
-/// Type 8; 0x6b as its identifier, and the checksum.
+/// An ICMP echo request (type 8) with identifier 0x6b and its checksum.
 const ECHO_REQUEST: [u8; 8] = [8, 0, 0xf7, 0x94, 0, 0x6b, 0, 0];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -70,8 +71,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Microseconds for a packet and its answer: with no local route anywhere, with one on the node,
-/// with one in the client's namespace, too.
+/// Measures the microseconds for a packet and its reply: without local routes, with one on the node, and with
+/// another in the client's namespace.
 fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     for name in ["client", "node", "other"] {
         ip(&format!("netns add {name}"))?;
@@ -124,7 +125,7 @@ fn ipv4_row(count: u32) -> Result<[f64; 3], Box<dyn Error>> {
     Ok([short, node, client])
 }
 
-/// How long `connect` of a UDP socket takes.
+/// Measures the duration of `connect` on a UDP socket.
 fn ipv6_sources() -> Result<String, Box<dyn Error>> {
     ip("netns add six")?;
     enter("six")?;
@@ -178,7 +179,7 @@ fn await_routes(count: usize) -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Microseconds for a packet and its answer.
+/// Measures the microseconds for a packet and its reply.
 fn fastest(socket: &OwnedFd) -> Result<f64, Box<dyn Error>> {
     // The first packets wait for neighbours to be found, and do not count.
     block(socket, 1)?;
@@ -215,7 +216,7 @@ fn block(socket: &OwnedFd, count: u16) -> Result<Duration, Box<dyn Error>> {
     Ok(took)
 }
 
-/// How many echo replies there are.
+/// Counts the echo replies.
 fn answers(socket: &OwnedFd) -> Result<usize, Box<dyn Error>> {
     let mut answers = 0;
     let mut packet = [0; 64];
@@ -229,7 +230,7 @@ fn answers(socket: &OwnedFd) -> Result<usize, Box<dyn Error>> {
     }
 }
 
-/// Adds addresses to the link `kube-ipvs0` of the network namespace that this thread is in.
+/// Adds addresses to the link `kube-ipvs0` in this thread's network namespace.
 fn add(numbers: Range<u32>, address: impl Fn(u32) -> Vec<u8>) -> Result<(), Box<dyn Error>> {
     let mut batch = Batch::new();
     for address in numbers.map(address) {
@@ -252,7 +253,7 @@ fn add(numbers: Range<u32>, address: impl Fn(u32) -> Vec<u8>) -> Result<(), Box<
     }
 }
 
-/// Moves this thread, and with it the programs that it starts, into a network namespace.
+/// Moves this thread, and the programs that it starts, into a network namespace.
 fn enter(name: &str) -> Result<(), Box<dyn Error>> {
     let namespace = File::open(format!("/run/netns/{name}"))?;
     move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;

@@ -1,4 +1,4 @@
-//! What `Writer` writes, `Attributes` reads; what nobody wrote does not hurt.
+//! `Attributes` reads what `Writer` writes, and never panics on other bytes.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! What tables of many Services cost: how long to write, to send, to read. Needs root; makes and
-//! deletes a table of its own in the network namespace that it runs in, so best `unshare -n`.
+//! Measures the time to write, send and read tables of many Services. Needs root. It creates and
+//! deletes its own table in the current network namespace, so run it with `unshare -n`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "it measures")]
 
@@ -194,7 +194,7 @@ fn rule(service: u32, endpoints: u32) -> Rule {
     }
 }
 
-/// The same in several transactions, as nobody sees a chain that nothing leads to.
+/// Splits the table into several transactions; no packet reaches a chain before a rule leads to it.
 fn parts(services: u32, part: usize) -> Vec<Transaction> {
     let whole = transaction(services);
     let in_parts = |change: &Change| match change {

@@ -1,5 +1,5 @@
-//! Rulesets that upstream's kube-proxy made with `nft`, made again by this crate: the kernel then
-//! holds the same bytes, and `nft` lists the same text. Needs root and `nft` 1.0.6.
+//! Recreates rulesets that upstream's kube-proxy made with `nft`: the kernel then has the same
+//! bytes, and `nft` lists the same text. Needs root and `nft` 1.0.6.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ use common::{FAMILIES, in_namespace, in_order, making, nft, read_all, run, timel
 use netlink_batch::{Attribute, Attributes, Connection, Protocol};
 use nftables_netlink::{Family, Nftables, TableDump};
 
-/// Folders of cases, each with files in the syntax of `nft`. Another place may be named.
+/// Returns the files of all cases, in `nft` syntax. `NFTABLES_CASES` may name another folder.
 fn files() -> Vec<PathBuf> {
     let of_repository = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -44,9 +44,9 @@ fn files() -> Vec<PathBuf> {
         .collect()
 }
 
-/// What the kernel holds, as bytes: tables, chains, sets, elements and rules, without handles,
-/// counts of uses and generations. Anonymous sets are numbered: their names are the kernel's there
-/// and this crate's here, and are not shown by anyone.
+/// Returns the kernel's tables, chains, sets, elements and rules as bytes, without handles, use
+/// counts and generations. Anonymous sets are numbered, because kernel and crate name them
+/// differently and no program shows their names.
 fn raw(nftables: &mut Nftables) -> BTreeMap<String, Vec<Vec<u8>>> {
     // Message, and attributes that are of one kernel only, or fill up.
     const TABLES: (u16, &[u16]) = (0x0a01, &[3, 4, 5]);
@@ -128,7 +128,7 @@ fn write(to: &mut Vec<u8>, kind: u16, content: &[u8]) {
     to.extend(content);
 }
 
-/// The expressions of a rule, with numbers for the names of anonymous sets.
+/// Returns a rule's expressions, with numbers for the names of anonymous sets.
 fn expressions<'a>(
     kept: &mut Vec<u8>,
     all: Attribute<'_>,
@@ -151,7 +151,7 @@ fn expressions<'a>(
     }
 }
 
-/// What is in a namespace, in each way of looking at it.
+/// The content of a namespace as raw bytes, as text, and as tables.
 struct Seen {
     raw: BTreeMap<String, Vec<Vec<u8>>>,
     text: Vec<String>,
@@ -168,7 +168,7 @@ fn see(nftables: &mut Nftables) -> Seen {
     }
 }
 
-/// Names, numbers and handles as `nft -j` tells them.
+/// Compares tables with the names, numbers and handles in the output of `nft -j`.
 fn agrees_with_json(whole: &[TableDump]) {
     let json: serde_json::Value = serde_json::from_str(&nft(&["-j", "list", "ruleset"])).unwrap();
     let mut told = BTreeMap::<String, usize>::new();
@@ -259,7 +259,7 @@ fn agrees_with_json(whole: &[TableDump]) {
     assert_eq!(read, told);
 }
 
-/// Loads a file with `nft` here, and makes what is then read there.
+/// Loads a file with `nft`, and checks that this crate recreates its tables in another namespace.
 fn same_in_another_namespace(file: &Path) {
     let path = file.to_str().unwrap().to_owned();
     let theirs = in_namespace(move |mut nftables| {
@@ -315,7 +315,7 @@ fn each_expression_and_object_is_made_again() {
     )));
 }
 
-/// The installed `nft`, or those that are named: other versions, by path, separated by blanks.
+/// Returns the installed `nft`, or the versions named by path and separated by spaces.
 #[test]
 fn each_version_lists_the_same() {
     let programs = std::env::var("NFTS").unwrap_or_else(|_| "nft".to_owned());
@@ -334,7 +334,8 @@ fn each_version_lists_the_same() {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// What a program lists of a ruleset that another one loaded, and of the same made by this crate.
+/// Compares two listings by `program`: of a file loaded by `loader`, and of the same tables made by
+/// this crate. Returns the difference, if any.
 fn listed_alike(program: String, loader: String, file: &Path) -> Option<String> {
     let what = format!("{program} lists what {loader} loads: {}", file.display());
     let path = file.to_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! Against the running kernel, each story in a network namespace of its own. Needs root.
+//! Tests against the running kernel, each in its own network namespace. Needs root.
 
 #![allow(
     clippy::unwrap_used,
@@ -252,7 +252,7 @@ fn another_generation_is_told() {
     });
 }
 
-/// All that was told up to now.
+/// Returns all events received so far.
 fn told(subscription: &Subscription) -> Vec<Event> {
     let mut told = Vec::new();
     loop {

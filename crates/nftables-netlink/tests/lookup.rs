@@ -1,5 +1,5 @@
-//! Single things asked by name and by key, of rulesets that `nft` has loaded. Each story in a network
-//! namespace of its own. Needs root.
+//! Looks up single objects by name and key in rulesets loaded by `nft`, each test in its own
+//! network namespace. Needs root.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! Against the running kernel, in a network namespace of each test's own: what is read is what is
-//! there.
+//! Tests against the running kernel, each in its own network namespace: the crate reads the state
+//! that is there.
 //!
 //! Needs root, `ip`, `ipset`, `iptables` and `ipvsadm`, and a kernel with IPVS.
 #![allow(
@@ -17,8 +17,8 @@ use packet_path::{
     Fate, Interface, Kernel, Question, Route, RouteQuestion, Ruleset, Sender, Source, Walk,
 };
 
-/// A node in a new network namespace, in which the calling thread stays: eth0 with a default route, a
-/// pod's side cni0.
+/// Moves the calling thread into a new network namespace with a node: eth0 with a default route,
+/// and the pods' side cni0.
 fn node() {
     namespace::enter().unwrap();
     for line in [

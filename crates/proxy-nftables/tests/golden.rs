@@ -1,6 +1,6 @@
-//! What this mode writes for the objects of a golden case, against the table that upstream left.
-//! Both are listed by the same `nft`, each in a network namespace of its own. With another folder
-//! than there is, nothing is compared.
+//! Compares this mode's table for the objects of a golden case with the table that upstream left.
+//! The same `nft` lists both, each in its own network namespace. If the named folder does not
+//! exist, nothing is compared.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -47,7 +47,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A listing, block by block, elements and flags in one order.
+/// Returns the blocks of a listing with elements and flags sorted.
 fn blocks(listing: &str) -> BTreeMap<String, Vec<String>> {
     let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut block = String::new();
@@ -166,7 +166,7 @@ impl Case {
     }
 }
 
-/// What is otherwise than upstream on purpose (docs/nftables-mode-differences.md).
+/// Intended differences from upstream (docs/nftables-mode-differences.md).
 const DIFFERENCES: [&str; 2] = [
     // Networks of IPv4 alone do not open IPv6.
     "flag-nodeport-addresses-cidr IPv6",
@@ -176,8 +176,8 @@ const DIFFERENCES: [&str; 2] = [
 
 const ADDRESSES: &str = "ip link set lo up; ip link add eth0 type veth peer name other; ip link set eth0 up; ip link set other up; ip addr add 192.168.99.10/24 dev eth0; ip addr add fd00:99::10/64 dev eth0 nodad";
 
-/// What this mode leaves; and how many changes the last of so many lives makes. The first one finds
-/// `there`.
+/// Returns the listing after several starts of the daemon, and the number of changes in the last
+/// one. The first start finds the ruleset `there`.
 fn ours(case: &Case, family: IpFamily, there: Option<&Path>, lives: usize) -> (String, usize) {
     let mut model = case.model();
     in_namespace(|| {

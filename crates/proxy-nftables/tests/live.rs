@@ -1,4 +1,4 @@
-//! The nftables mode on the real nf\_tables, in a network namespace of each test's own.
+//! The nftables mode on the real nf\_tables, each test in its own network namespace.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -29,7 +29,7 @@ use proxy_nftables::{
     Proxier, Refusal, TABLE, probe,
 };
 
-/// The real one, and how long its part of the work takes.
+/// The real kernel, with measurements of its calls.
 struct Timed(NetlinkKernel, Arc<AtomicU64>);
 
 /// Microseconds of the longest call of the kernel.
@@ -77,7 +77,7 @@ impl Kernel for Timed {
 }
 
 struct World {
-    /// Microseconds that reading and writing took.
+    /// Microseconds spent on reads and writes.
     kernel: Arc<AtomicU64>,
     proxier: Proxier<Timed>,
     model: Model,
@@ -109,7 +109,7 @@ impl World {
         Self::of(IpFamily::V4, layout)
     }
 
-    /// Another life of the daemon, with the same objects.
+    /// Restarts the daemon with the same objects.
     fn again(self, layout: Layout) -> Self {
         let mut again = Self::of(self.family, layout);
         again.model = self.model;
@@ -136,8 +136,8 @@ impl World {
         }
     }
 
-    /// What the daemon's loop does until nothing is left to do within some time; how many changes
-    /// were written.
+    /// Runs the daemon's loop until no work is due within some time, and returns the number of
+    /// changes written.
     fn settle(&mut self, within: Duration) -> (usize, Vec<String>) {
         let (mut written, mut failures) = (0, Vec::new());
         let end = self.now + within;
@@ -227,7 +227,7 @@ fn generation() -> Generation {
     Nftables::open().unwrap().generation().unwrap()
 }
 
-/// All but handles and the generation.
+/// Returns the table without handles and generation.
 fn content(whole: &TableDump) -> Vec<String> {
     let chains = whole.chains.iter().map(|chain| format!("{chain:?}"));
     let rules = whole
@@ -335,7 +335,7 @@ fn endpoints_and_clients_go_at_once_or_soon() {
     });
 }
 
-/// Whether this kernel gives a set that is there another timeout.
+/// Returns true if this kernel can change the timeout of an existing set.
 fn changes_timeouts() -> bool {
     let table = nftables_netlink::Table::new(Family::Ip, "timeouts".into());
     let set = |seconds| {
@@ -411,7 +411,7 @@ fn another_timeout_counts_and_clients_stay_where_the_kernel_can() {
     });
 }
 
-/// Megabytes that the kernel has for itself alone.
+/// Returns the megabytes of kernel memory in use.
 fn kernel_memory() -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap();
     let kilobytes = |name: &str| -> f64 {
@@ -452,7 +452,7 @@ fn a_thousand_endpoints_with_affinity_take_ten_megabytes() {
     }
 }
 
-/// The table as versions left it that gave sets of clients a size.
+/// Builds the table of a version that gave sets of clients a size.
 fn make_with_sizes(whole: &TableDump) {
     let named = |set: &nftables_netlink::Set| nftables_netlink::Set {
         size: set.dynamic.then_some(65_535).or(set.size),
@@ -654,8 +654,8 @@ fn ip(arguments: &str) {
     assert!(done.unwrap().success(), "ip {arguments}");
 }
 
-/// What finds no endpoint is rejected before the kernel remembers it: the flow goes on once the
-/// element is there again.
+/// Packets without an endpoint are rejected before a conntrack entry exists, so the flow continues
+/// once the element is there again.
 #[test]
 #[ignore = "needs nf_tables, and ip"]
 fn a_flow_that_found_no_endpoint_is_translated_when_it_does() {
@@ -763,11 +763,11 @@ fn from_one_layout_to_another_and_back() {
     });
 }
 
-/// The rules of a chain that chooses among many endpoints are written singly, in both layouts.
+/// In both layouts, the rules of a chain that chooses among many endpoints are written one by one.
 #[test]
 #[ignore = "needs nf_tables"]
 fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
-    /// The rules of the chain, in their order.
+    /// Returns the rules of the chain in order.
     fn rules_of(family: IpFamily) -> Vec<Rule> {
         let whole = Nftables::open().unwrap().read(family.into(), TABLE);
         let rules = whole.unwrap().rules.into_iter();
@@ -818,8 +818,8 @@ fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
     }
 }
 
-/// How long a cold start and a changed endpoint of one Service with affinity take, and what of it is the
-/// kernel's: `ENDPOINTS=5000 LAYOUT=flat`.
+/// Measures cold start and endpoint change of one Service with affinity, and the kernel's part of
+/// both: `ENDPOINTS=5000 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]
 fn measure_affinity() {
@@ -861,8 +861,8 @@ fn measure_affinity() {
     });
 }
 
-/// How long a cold start, a restart and a changed endpoint take, and what of it is the kernel's:
-/// `SERVICES=10000 ENDPOINTS=2 LAYOUT=flat`.
+/// Measures cold start, restart and endpoint change, and the kernel's part of each: `SERVICES=10000
+/// ENDPOINTS=2 LAYOUT=flat`.
 #[test]
 #[ignore = "takes long"]
 fn measure() {

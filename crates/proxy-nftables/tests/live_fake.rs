@@ -1,4 +1,4 @@
-//! The strict fake is what the kernel is: the same transactions have the same errors on both, and
+//! The strict fake behaves like the kernel: the same transactions fail with the same errors, and
 //! leave the same table.
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use proxy::IpFamily;
 use proxy_nftables::fake::FakeKernel;
 use proxy_nftables::{Kernel, NetlinkKernel, Object, Refusal, TABLE};
 
-/// So many transactions, and so many tables.
+/// The number of transactions, and of tables.
 const TRANSACTIONS: usize = 60;
 const TABLES: u64 = 12;
 
@@ -92,7 +92,7 @@ fn change(family: IpFamily, chance: &mut Chance) -> Change {
     }
 }
 
-/// What was refused first, and why.
+/// Reduces an outcome to the first refused change and its error.
 fn verdict(done: Result<(), Refusal>) -> Result<(), (usize, i32)> {
     done.map_err(|refusal| match refusal {
         Refusal::Refused { changes, .. } => {
@@ -134,7 +134,7 @@ fn transaction(family: IpFamily, changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// Whether what leaves a map counts as a user of its chain until the transaction is over.
+/// Returns true if an element deleted from a map uses its chain until the transaction ends.
 fn is_old(family: IpFamily, kernel: &mut NetlinkKernel) -> bool {
     let mut only = Element {
         data: Some(ElementData::Verdict(Verdict::Goto(name("chain", 0)))),

@@ -1,4 +1,4 @@
-//! NodePorts on localhost, with packets: in a network namespace of each test's own.
+//! NodePorts on localhost with real packets, each test in its own network namespace.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -40,7 +40,7 @@ fn sh(script: &str) {
     assert!(done.success(), "{script}");
 }
 
-/// An endpoint that says a name.
+/// An endpoint that replies with a name.
 fn named(at: IpAddr, name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind((at, 0)).unwrap();
     let at = listener.local_addr().unwrap();
@@ -172,7 +172,7 @@ impl World {
         }
     }
 
-    /// The next life of the daemon.
+    /// Restarts the daemon.
     fn again(&mut self, localhost: LocalhostNodePorts) -> Report {
         let (proxier, relay) = lives(self.family, self.layout, localhost);
         let at = self.at();
@@ -196,7 +196,7 @@ impl World {
         SocketAddr::new(self.family.localhost(), NODE_PORT)
     }
 
-    /// Who answers by TCP.
+    /// Returns the name of the endpoint that replies by TCP.
     fn who(&self) -> Result<String, ErrorKind> {
         let connected = TcpStream::connect_timeout(&self.at(), Duration::from_secs(3));
         let mut client = connected.map_err(|error| error.kind())?;
@@ -212,7 +212,7 @@ impl World {
         (0..8).map(|_| self.who().unwrap()).collect()
     }
 
-    /// Whether a datagram is refused at once.
+    /// Returns true if a datagram is rejected at once.
     fn is_refused_by_udp(&self) -> bool {
         let socket = UdpSocket::bind(SocketAddr::new(self.family.localhost(), 0)).unwrap();
         socket.connect(self.at()).unwrap();

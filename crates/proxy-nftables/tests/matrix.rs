@@ -1,6 +1,6 @@
-//! The packet matrix (docs/packet-matrix.md) by the rules alone: what this mode makes of each of its
-//! Services, in each layout, taken through the interpreter of rules that explains them. Scenarios see
-//! the same table with packets.
+//! Checks the packet matrix (docs/packet-matrix.md) by rules alone: the rules of each of its
+//! Services, in each layout, are evaluated by the interpreter behind `explain`. Scenarios check the
+//! same table with packets.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -28,7 +28,7 @@ const MATRIX: &str = include_str!("../../../docs/packet-matrix.md");
 const LOCAL: &str = "10.244.1.2";
 const REMOTE: &str = "10.244.2.3";
 
-/// The kinds of detection, in the order of the columns.
+/// The detection modes in the order of the columns.
 const DETECTIONS: usize = 3;
 
 fn config(layout: Layout, detection: usize) -> Config {
@@ -45,7 +45,7 @@ fn config(layout: Layout, detection: usize) -> Config {
     }
 }
 
-/// What a section of the matrix is about.
+/// The configuration of a section of the matrix.
 #[derive(Clone, Copy)]
 struct Section<'a> {
     title: &'a str,
@@ -131,7 +131,7 @@ impl Section<'_> {
         model
     }
 
-    /// The table that this mode makes of it.
+    /// Returns the table that this mode writes.
     fn table(self, config: Config) -> InMemoryTables {
         let mut model = self.model();
         let kernel = FakeKernel::new(IpFamily::V4, &["127.0.0.1", node::NODE]);
@@ -160,7 +160,7 @@ impl Section<'_> {
     }
 }
 
-/// What becomes of a packet, in the words of the matrix.
+/// Describes the outcome of a packet in the matrix's words.
 fn words(held: &mut InMemoryTables, from: &str, to: &str) -> String {
     let from = match from {
         "pod" => "10.244.1.77",
@@ -193,7 +193,7 @@ fn words(held: &mut InMemoryTables, from: &str, to: &str) -> String {
     told.to_owned()
 }
 
-/// What nftables mode would do, by the matrix, for each detection.
+/// Returns the matrix's outcomes in nftables mode for each detection mode.
 fn wanted(columns: &[&str]) -> [String; DETECTIONS] {
     let [detected, not_detected, all, would, ..] = columns else {
         panic!("{columns:?}");

@@ -1,4 +1,4 @@
-//! What the nftables mode does, as short stories on the strict fake kernel.
+//! The nftables mode in short stories on the strict fake kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -29,7 +29,7 @@ use proxy::{
 use proxy_nftables::fake::{Content, FakeKernel};
 use proxy_nftables::{Config, Lanes, Layout, Proxier};
 
-/// A node with a proxier, and what they know.
+/// A node with a proxier, a model and a fake kernel.
 struct World {
     kernel: FakeKernel,
     proxier: Proxier<FakeKernel>,
@@ -41,7 +41,7 @@ struct World {
 
 const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
 
-/// What came of all that was to be done at once.
+/// The outcome of all work that was due at once.
 #[derive(Debug, Default)]
 struct Synced {
     failures: Vec<Failure>,
@@ -108,13 +108,13 @@ impl World {
         }
     }
 
-    /// Another life of the daemon, on the same kernel and with the same objects.
+    /// Restarts the daemon on the same kernel with the same objects.
     fn restart(&mut self) {
         self.proxier = proxier_of(&self.kernel, node1(), self.layout);
         self.made();
     }
 
-    /// The same, with another layout.
+    /// Restarts the daemon with another layout.
     fn lay_out(&mut self, layout: Layout) {
         self.layout = layout;
         self.restart();
@@ -124,14 +124,14 @@ impl World {
         self.model.apply(event);
     }
 
-    /// What the daemon's loop does until nothing is left to do at once.
+    /// Runs the daemon's loop until no work is due.
     fn sync(&mut self) -> Synced {
         let changes = self.model.take_changes();
         self.proxier.update(&self.model, &changes, self.now);
         self.settle()
     }
 
-    /// The same without new events.
+    /// Runs the daemon's loop without new events.
     fn settle(&mut self) -> Synced {
         let mut synced = Synced::default();
         for turn in 0.. {
@@ -161,14 +161,14 @@ impl World {
         synced
     }
 
-    /// Somebody else changes the table, and the kernel tells.
+    /// Changes the table as another program would, and notifies the proxier.
     fn damage(&mut self, change: impl FnOnce(&mut Content)) -> Synced {
         change(self.kernel.state().table.as_mut().unwrap());
         self.proxier.notice(&Notice::Ruleset, self.now);
         self.settle()
     }
 
-    /// The transactions since the last look.
+    /// Returns the transactions since the last call.
     fn made(&self) -> Vec<Vec<String>> {
         mem::take(&mut self.kernel.state().made)
     }
@@ -183,7 +183,7 @@ impl World {
         own.map(|name| name.to_string()).collect()
     }
 
-    /// How many addresses and ports are served, and how many refused, whatever the layout.
+    /// Returns how many addresses and ports are served and how many rejected, in either layout.
     fn served_and_refused(&self) -> (usize, usize) {
         let content = self.content();
         let (mut served, mut refused) = (BTreeSet::new(), BTreeSet::new());
@@ -213,7 +213,7 @@ impl World {
         (served.len(), refused.len())
     }
 
-    /// How many chains that many Services have, with a cluster IP and nothing else to it.
+    /// Returns the number of chains for `services` Services with only a ClusterIP.
     fn of_plain(&self, services: usize) -> usize {
         match self.layout {
             Layout::Upstream => services,
@@ -715,7 +715,7 @@ fn of_two_that_claim_an_address_the_older_has_it() {
     }
 }
 
-/// With this address of a load balancer, for some sources.
+/// Adds a load balancer's address with source ranges.
 fn balanced(number: u16, vip: IpAddr) -> Service {
     Service {
         kind: ServiceType::LoadBalancer,
@@ -725,8 +725,8 @@ fn balanced(number: u16, vip: IpAddr) -> Service {
     }
 }
 
-/// A younger load balancer's source ranges, endpoints or want of endpoints do nothing to an address
-/// that an older Service has.
+/// A younger load balancer's source ranges or endpoints, or their absence, do not affect an address
+/// of an older Service.
 #[test]
 fn of_two_load_balancers_at_one_address_the_older_ones_elements_alone_are_there() {
     let vip = [198, 51, 100, 7];
@@ -795,8 +795,8 @@ fn source_ranges_count_for_an_address_that_is_an_external_ip_as_well() {
     }
 }
 
-/// The kernel searches all sets for each rule that names one: a chain of many such rules is not
-/// written anew for one of them.
+/// For each rule that names a set, the kernel searches all sets. A chain of many such rules is not
+/// rewritten for one of them.
 #[test]
 fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
     for layout in LAYOUTS {
@@ -825,8 +825,8 @@ fn one_endpoint_of_many_with_affinity_is_a_few_changes() {
     }
 }
 
-/// A Service with very many endpoints whose clients stay comes in pieces, and leads nobody anywhere
-/// before it is whole.
+/// A Service with session affinity and very many endpoints is written in pieces, and no packet
+/// reaches it before it is complete.
 #[test]
 fn very_many_endpoints_with_affinity_come_in_pieces() {
     for layout in LAYOUTS {
@@ -875,7 +875,7 @@ fn very_many_endpoints_with_affinity_come_in_pieces() {
     }
 }
 
-/// In the layout `flat` an endpoint that goes leaves the others where they are, but for one.
+/// In the layout `flat`, removing an endpoint moves at most one other.
 #[test]
 fn one_endpoint_of_many_moves_one_other() {
     let mut world = World::new(Layout::Flat);
@@ -905,7 +905,7 @@ fn one_endpoint_of_many_moves_one_other() {
     );
 }
 
-/// For a size that is given the kernel keeps 2 MiB for each set at once.
+/// For a set with a size the kernel reserves 2 MiB at once.
 #[test]
 fn sets_of_clients_have_no_size_and_those_that_had_one_give_back_memory() {
     let layout = Layout::Upstream;
@@ -1370,7 +1370,7 @@ fn endpoints_are_elements_and_a_change_names_them_alone() {
     );
 }
 
-/// Services of every kind, some without endpoints.
+/// Creates Services of every kind, some without endpoints.
 fn all_kinds(world: &mut World) {
     for number in 0..64 {
         let is = |bit: u8| number & 1 << bit != 0;
@@ -1450,7 +1450,7 @@ fn another_layout_takes_nothing_from_services_that_are_not_known_yet() {
     }
 }
 
-/// The kernel blames all that follows what makes the table invalid.
+/// After a change that makes the table invalid, the kernel refuses all further changes too.
 #[test]
 fn who_follows_what_is_invalid_is_written() {
     for layout in LAYOUTS {
@@ -1482,7 +1482,7 @@ fn who_follows_what_is_invalid_is_written() {
     }
 }
 
-/// Chains that nobody wants name it, and would keep it there.
+/// Unwanted chains use the set, and would prevent its deletion.
 #[test]
 fn a_set_of_another_kind_is_replaced_whatever_names_it() {
     // Of the other layout; and for a number of endpoints that no Service has any more.
@@ -1509,7 +1509,7 @@ fn a_set_of_another_kind_is_replaced_whatever_names_it() {
     }
 }
 
-/// A Service that a load balancer leads to, from some sources alone.
+/// Creates a Service with a load balancer and source ranges.
 fn walled(number: u16) -> Event {
     Event::ServiceApplied(shaped(
         number,
@@ -1525,7 +1525,7 @@ fn walled(number: u16) -> Event {
     ))
 }
 
-/// What asks for source ranges stays until what does so in the other layout is there.
+/// The chain that checks source ranges stays until its replacement in the other layout exists.
 #[test]
 fn what_guards_a_service_stays_until_its_replacement_is_written() {
     // All is told at once, or after the first writes.
@@ -1603,7 +1603,7 @@ fn what_guards_a_service_stays_until_its_replacement_is_written() {
     }
 }
 
-/// More than one transaction takes, and than is looked at whole.
+/// A number of Services that exceeds one transaction, so that only some are planned at a time.
 const VERY_MANY: u16 = 5_000;
 
 #[test]
@@ -1694,7 +1694,7 @@ enum Step {
     Gone(u16),
     Endpoints(u16, Vec<u16>),
     Damage(u8),
-    /// That the kernel tells of it, and the table is read.
+    /// The kernel reports the change, and the table is read.
     Told,
     Refuse(u16),
     Forgive,
@@ -1785,7 +1785,7 @@ fn layout() -> impl Strategy<Value = Layout> {
     prop_oneof![Just(Layout::Upstream), Just(Layout::Flat)]
 }
 
-/// Sorts the endpoints of each Service port among their places: they keep those in which they came.
+/// Sorts each Service port's endpoints by place; endpoints keep the place in which they were added.
 fn sort_places(content: &mut Content) {
     let sets = content.sets.iter_mut();
     let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));
@@ -1806,7 +1806,7 @@ fn sort_places(content: &mut Content) {
     }
 }
 
-/// Chains that choose one of so many endpoints: they stay until the next start.
+/// Chooser chains stay until the next start.
 fn take_choosers(content: &mut Content) -> Vec<(Chain, Vec<Rule>)> {
     let names = content.chains.keys().filter(|name| is_chooser(name));
     let names: Vec<Name> = names.cloned().collect();
@@ -1846,7 +1846,7 @@ fn harm(table: &mut Content, which: u8) {
     }
 }
 
-/// As upstream, a comment is written with what it is of, and not compared.
+/// As upstream, comments are written but not compared.
 fn uncommented(world: &World) -> Content {
     let mut content = world.content();
     for (chain, _) in content.chains.values_mut() {
@@ -1862,7 +1862,7 @@ fn uncommented(world: &World) -> Content {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Whatever happens, what is there in the end is what a fresh start would make.
+    /// After any history, the kernel's content equals that of a fresh start.
     #[test]
     fn it_ends_where_a_fresh_start_does(
         steps in proptest::collection::vec(step(), 0..30),

@@ -1,4 +1,4 @@
-//! The protocol logic, fed with bytes that a kernel could send.
+//! Tests of the protocol logic with bytes that a kernel could send.
 
 use std::collections::VecDeque;
 
@@ -279,7 +279,7 @@ fn an_interrupted_dump_is_retried_from_the_start() {
     assert_eq!(exchange.link.sent.len(), 3);
 }
 
-/// Payloads that end with a dot, and how many others there are.
+/// Returns the payloads that end with a dot, and the number of all others.
 type Picked = (Vec<Vec<u8>>, usize);
 
 fn pick(all: &mut Picked, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {

@@ -1,4 +1,4 @@
-//! What is written is read back, of anything that can be said; and bytes of anyone never panic.
+//! Every written object is read back unchanged, and foreign bytes never panic.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ fn transaction(changes: Vec<Change>) -> Transaction {
     }
 }
 
-/// The changes as the messages say them, as the kernel would hand them out.
+/// Returns the changes as messages that the kernel would return.
 fn read(prepared: &PreparedTransaction) -> Vec<Change> {
     let mut changes = Vec::new();
     let mut anonymous: Vec<(Name, AnonymousSet)> = Vec::new();
@@ -424,7 +424,7 @@ fn set() -> impl Strategy<Value = Set> {
         )
 }
 
-/// What brings something into a table.
+/// Generates changes that add objects to a table.
 fn change() -> impl Strategy<Value = Change> {
     let table = |comment| {
         Change::AddTable(Table {

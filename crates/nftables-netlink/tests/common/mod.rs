@@ -1,4 +1,4 @@
-//! What the live tests share.
+//! Helpers of the live tests.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use nftables_netlink::{Change, Family, Nftables, TableDump, Transaction};
 
-/// Runs `story` on a thread of its own in a new network namespace.
+/// Runs `story` on its own thread in a new network namespace.
 pub(crate) fn in_namespace<T: Send>(story: impl FnOnce(Nftables) -> T + Send) -> T {
     namespace::in_namespace(|| story(Nftables::open().unwrap()))
 }
@@ -46,7 +46,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What makes a table as it was read, in the order in which `nft` makes one.
+/// Returns the changes that create a table as it was read, in `nft`'s order.
 pub(crate) fn making(whole: TableDump) -> Transaction {
     let table = whole.table.unwrap();
     let mut transaction = Transaction {
@@ -67,7 +67,7 @@ pub(crate) fn making(whole: TableDump) -> Transaction {
     transaction
 }
 
-/// All tables of the namespace.
+/// Returns all tables of the namespace.
 pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
     let tables = nftables.tables(None).unwrap();
     tables
@@ -76,7 +76,7 @@ pub(crate) fn read_all(nftables: &mut Nftables) -> Vec<TableDump> {
         .collect()
 }
 
-/// The same without what is of one moment, so that a table that was made again compares.
+/// Returns the table without handles and generation, so that a recreated table compares equal.
 pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole.generation = nftables_netlink::Generation(1);
     whole.chain_handles.clear();
@@ -90,7 +90,7 @@ pub(crate) fn timeless(mut whole: TableDump) -> TableDump {
     whole
 }
 
-/// A listing with the elements of sets in order.
+/// Returns a listing with set elements sorted.
 pub(crate) fn in_order(listing: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let mut elements: Option<String> = None;
@@ -116,5 +116,5 @@ pub(crate) fn in_order(listing: &str) -> Vec<String> {
     lines
 }
 
-/// The families that a namespace is asked about.
+/// The families that the tests read.
 pub(crate) const FAMILIES: [Family; 3] = [Family::Inet, Family::Ip, Family::Ip6];

@@ -15,7 +15,7 @@ use crate::packet::{Interface, Packet};
 
 const TABLE: &str = "t";
 
-/// A node that knows nothing.
+/// A kernel without any state.
 struct Nowhere;
 
 fn unread() -> Unread {
@@ -178,7 +178,7 @@ fn of_many_services_one_is_asked_for() {
     assert_eq!(held.asked, 4);
 }
 
-/// `meta skuid 5`, which nobody knows of a packet that only might come.
+/// `meta skuid 5`, which is unknown for a packet that was not sent yet.
 fn unknown() -> Vec<Expression> {
     vec![
         Expression::Meta {

@@ -1,4 +1,4 @@
-//! Packets through the tables that upstream's kube-proxy 1.36.2 leaves, and through ours of the
+//! Walks packets through the tables of upstream's kube-proxy 1.36.2, and through our tables of the
 //! layout `flat` and of userspace mode.
 
 use std::fs;
@@ -49,7 +49,7 @@ fn case(name: &str) -> String {
     fs::read_to_string(format!("{CASES}/{name}/nft-ip")).unwrap()
 }
 
-/// Of each packet of a case: from where, to where, and what becomes of it.
+/// Checks packets against a ruleset, each with its sender, destination, and outcomes.
 fn check(rules: &str, packets: &[(&str, &str, &[&str])]) {
     with_rules(rules, |nftables| {
         for (from, to, wanted) in packets {

@@ -1,4 +1,4 @@
-//! Rules and elements are told as `nft` lists them.
+//! Rules and elements are rendered as `nft` lists them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use nftables_netlink::{Family, Nftables, text};
 use crate::golden;
 use crate::node;
 
-/// Rules of a listing, without those that count: what they have counted is of the moment.
+/// Returns the rules of a listing without counters, whose values change.
 fn rules(listing: &str) -> BTreeSet<String> {
     let mut inside = false;
     let mut found = BTreeSet::new();

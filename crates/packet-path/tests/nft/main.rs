@@ -1,5 +1,5 @@
-//! The rules of nf_tables, as the kernel holds them: rulesets are loaded by `nft`, each in a network
-//! namespace of its own, and packets are taken through them by asking the kernel.
+//! nf_tables rules in the kernel: `nft` loads rulesets, each in its own network namespace, and
+//! packets are walked by asking the kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! A node of the tests, and the way of a packet through the hooks of it.
+//! A test node, and the path of a packet through its hooks.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -18,7 +18,7 @@ use packet_path::{
 pub(crate) const NODE: &str = "192.168.99.10";
 pub(crate) const NODE6: &str = "fd00:99::10";
 
-/// Runs `story` on a thread of its own, in a new network namespace with this ruleset.
+/// Runs `story` on its own thread, in a new network namespace with this ruleset.
 pub(crate) fn with_rules<T: Send>(rules: &str, story: impl FnOnce(&mut Nftables) -> T + Send) -> T {
     in_namespace(|| {
         nft(&["-f", "-"], rules);
@@ -41,8 +41,8 @@ pub(crate) fn nft(arguments: &[&str], input: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Its own addresses are the two above and localhost; pods of this node are in 10.244.1.0/24 and
-/// fd00:244:1::/64, by one interface each; all else is by `eth0`.
+/// The node has the two addresses above and localhost. Its pods are in 10.244.1.0/24 and
+/// fd00:244:1::/64, behind one interface each. All other addresses are behind `eth0`.
 pub(crate) struct Node;
 
 fn is_local(address: IpAddr) -> bool {
@@ -111,7 +111,7 @@ impl Kernel for Node {
     }
 }
 
-/// A packet of a client: from the node itself where its address is the node's.
+/// Creates a client's packet; it comes from the node itself if the address is the node's.
 pub(crate) fn packet(protocol: u8, from: &str, to: &str) -> Packet {
     let to: SocketAddr = to.parse().unwrap();
     let from: IpAddr = from.parse().unwrap();
@@ -122,7 +122,7 @@ pub(crate) fn packet(protocol: u8, from: &str, to: &str) -> Packet {
     packet
 }
 
-/// Through all hooks.
+/// Walks a packet through all hooks.
 pub(crate) fn journey<R: Reader>(nft: &Nft<R>, packet: &Packet) -> Vec<Walk> {
     let question = Question {
         protocol: Protocol::from_number(packet.protocol).unwrap(),
@@ -136,7 +136,7 @@ pub(crate) fn journey<R: Reader>(nft: &Nft<R>, packet: &Packet) -> Vec<Walk> {
     walk(&question, &[nft], &Node)
 }
 
-/// Through the base chains of one hook alone, all of them.
+/// Walks a packet through all base chains of one hook.
 pub(crate) fn at<R: Reader>(nft: &Nft<R>, hook: Hook, packet: Packet) -> Vec<Branch> {
     let mut bases = nft.base_chains(hook);
     bases.sort_by_key(|base| base.priority);
@@ -152,7 +152,7 @@ pub(crate) fn at<R: Reader>(nft: &Nft<R>, hook: Hook, packet: Packet) -> Vec<Bra
     branches
 }
 
-/// What becomes of a packet, in short: `10.244.1.5:8080 masq 50%`, the likeliest first.
+/// Describes the outcomes of a packet, likeliest first: `10.244.1.5:8080 masq 50%`.
 pub(crate) fn outcomes(walks: &[Walk]) -> Vec<String> {
     let mut all: Vec<(String, f64)> = Vec::new();
     for walk in walks {
@@ -191,13 +191,13 @@ pub(crate) fn outcomes(walks: &[Walk]) -> Vec<String> {
     told.collect()
 }
 
-/// The outcomes of a packet in this ruleset.
+/// Returns the outcomes of a packet in this ruleset.
 pub(crate) fn ask<R: Reader>(reader: &mut R, packet: &Packet) -> Vec<String> {
     let nft = Nft::read(reader, packet.family()).unwrap();
     outcomes(&journey(&nft, packet))
 }
 
-/// TCP from somewhere.
+/// Creates a TCP packet from this sender.
 pub(crate) fn tcp<R: Reader>(reader: &mut R, from: &str, to: &str) -> Vec<String> {
     ask(reader, &packet(6, from, to))
 }

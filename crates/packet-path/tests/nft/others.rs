@@ -1,4 +1,4 @@
-//! Rulesets of others beside the mode's table.
+//! Rulesets of other programs beside the mode's table.
 
 use packet_path::nft::{Nft, consistently};
 

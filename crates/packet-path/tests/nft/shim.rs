@@ -1,5 +1,5 @@
-//! Packets through the table that stands beside IPVS. What IPVS does is not here: a packet that the
-//! rules leave as it is and mark is what IPVS gets.
+//! Walks packets through the nf_tables shim of IPVS mode. IPVS itself is not part of these tests:
+//! it receives the packets that the rules mark and otherwise leave unchanged.
 
 use packet_path::nft::Nft;
 use packet_path::{End, Hook, Packet, Tracking};

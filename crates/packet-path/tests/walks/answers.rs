@@ -1,4 +1,4 @@
-//! What endpoints answer, through the rules of upstream and those of others.
+//! Replies of endpoints, through upstream's rules and those of other programs.
 
 use packet_path::Xtables;
 
@@ -8,7 +8,7 @@ const POD: &str = "10.244.1.7";
 const HOST: &str = "192.168.99.77";
 const IP: &str = "10.96.10.10:80";
 
-/// One of upstream's cases, with rules of somebody else in front.
+/// Returns one of upstream's cases, preceded by rules of another program.
 fn world(mode: &str, table: &str, rule: &str) -> World {
     let mut world = World::golden(mode, "clusterip-tcp", false);
     let file = format!(

@@ -1,5 +1,5 @@
-//! What the rules, sets and virtual servers of upstream do with packets: as docs/packet-matrix.md has
-//! it, which is seen with real ones.
+//! Walks packets through upstream's rules, sets and virtual servers. The expected outcomes are
+//! those of docs/packet-matrix.md, which were observed with real packets.
 
 use crate::world::{World, short};
 use inet::Protocol;
@@ -10,7 +10,7 @@ const HOST: &str = "192.168.99.77";
 const LOCAL: &str = "10.244.1.5:8080";
 const REMOTE: [&str; 2] = ["10.244.2.5:8080", "10.244.3.5:8080"];
 
-/// All three endpoints, with what is done to the source on the way to each.
+/// Returns all three endpoints with the treatment of the source for local and remote ones.
 fn all(local: &str, remote: &str) -> Vec<String> {
     let [first, second] = REMOTE;
     vec![
@@ -20,7 +20,7 @@ fn all(local: &str, remote: &str) -> Vec<String> {
     ]
 }
 
-/// Masqueraded to the interface that it leaves by.
+/// Masqueraded to the address of the output interface.
 fn all_masqueraded() -> Vec<String> {
     all("masq 10.244.1.1", "masq 192.168.99.10")
 }
@@ -184,8 +184,8 @@ fn weight_0_gets_nothing_new() {
     );
 }
 
-/// Marked packets to whatever port: a destination without a port gets them at theirs, and all do
-/// where clients stay.
+/// Marked packets to any port: a destination without a port receives them at their own port. With
+/// persistence every destination does.
 #[test]
 fn marked_packets_are_balanced_by_their_mark() {
     let mark =
@@ -290,7 +290,7 @@ fn affinity_by_iptables_takes_the_client_to_be_new() {
     assert_eq!(noted("--rcheck"), 1);
 }
 
-/// Every case is walked to somewhere, from everywhere, and nothing of upstream's is not understood.
+/// Every case has a known outcome from every sender, and every rule of upstream's is supported.
 #[test]
 fn everything_of_upstreams_is_understood() {
     let cases = concat!(

@@ -1,4 +1,4 @@
-//! Packets through whole rulesets, and where they come to.
+//! Walks packets through whole rulesets.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Rules of others, and rules that nobody understands.
+//! Rules of other programs, and unsupported rules.
 
 use crate::world::{World, interface, net, short};
 use std::fmt::Write as _;
@@ -7,7 +7,7 @@ use inet::Protocol;
 use packet_path::{Branch, Fate, Hook, Packet, Question, Ruleset, Sender, Xtables};
 use proptest::prelude::*;
 
-/// A table with these rules in it.
+/// Builds a table with these rules.
 fn filter(rules: &str) -> World {
     World::bare(&format!(
         "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n:X - [0:0]\n{rules}COMMIT\n"
@@ -38,7 +38,7 @@ fn what_is_not_for_this_node_is_forwarded_or_not() {
     );
 }
 
-/// As the kernel's own look-up: `fib_validate_source`, and what it says of a route that is not there.
+/// The kernel's own route lookup, `fib_validate_source`, and its result for a missing route.
 #[test]
 fn sources_of_this_node_and_missing_routes_are_told_apart() {
     let mut world = World::bare("");
@@ -119,7 +119,7 @@ fn what_is_not_understood_counts_where_it_matters() {
     assert_eq!(other.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
 }
 
-/// What such a rule asks and does is not known: a step says so.
+/// The matches and target of such a rule are unknown, and a step says so.
 #[test]
 fn a_rule_that_iptables_has_no_words_for_is_passed_and_told() {
     let world = filter("-A FORWARD [nft] -j [nft]\n-A FORWARD -j ACCEPT\n");
@@ -182,7 +182,7 @@ fn a_thousand_endpoints_are_a_thousand_ways() {
     assert!(walks.iter().all(|walk| (walk.chance - 0.001).abs() < 1e-6));
 }
 
-/// As flannel, Calico, the kubelet and Docker write them.
+/// Rules as flannel, Calico, the kubelet and Docker write them.
 #[test]
 fn rules_of_others_are_understood() {
     let rules = "*raw\n:PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\

@@ -1,5 +1,5 @@
-//! A node out of dumps of kube-proxy 1.36.2 (integration/golden/cases): node1 with 192.168.99.10 on
-//! eth0, its pods behind cni0, those of others behind 192.168.99.2.
+//! A node built from dumps of kube-proxy 1.36.2 (integration/golden/cases): node1 with
+//! 192.168.99.10 on eth0, its pods behind cni0, other nodes' pods behind 192.168.99.2.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -13,7 +13,7 @@ use packet_path::{
     Fate, Interface, Question, Ruleset, Sender, Server, Snapshot, Source, Walk, Xtables,
 };
 
-/// What is asked, and of what.
+/// The rules and the kernel state of a test.
 pub(crate) struct World {
     pub(crate) snapshot: Snapshot,
     pub(crate) rules: Xtables,
@@ -30,7 +30,7 @@ pub(crate) fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// What one walk comes to, short: `10.244.1.5:8080 kept`, `refused`.
+/// Describes one walk: `10.244.1.5:8080 kept`, `refused`.
 pub(crate) fn short(walk: &Walk) -> String {
     let source = match walk.source {
         Source::Kept => "kept".to_owned(),
@@ -51,7 +51,7 @@ pub(crate) fn short(walk: &Walk) -> String {
 }
 
 impl World {
-    /// A node with nothing of kube-proxy.
+    /// Builds a node without kube-proxy.
     pub(crate) fn bare(rules: &str) -> Self {
         let (lo, eth0, cni0) = (
             Interface::loopback(),
@@ -92,7 +92,7 @@ impl World {
         }
     }
 
-    /// One of the cases, of a family.
+    /// Loads one of the cases for a family.
     pub(crate) fn golden(mode: &str, case: &str, is_ipv6: bool) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../integration/golden/cases")
@@ -127,7 +127,7 @@ impl World {
         settings.insert(name.to_owned(), value.to_owned());
     }
 
-    /// A line of `ipset save`.
+    /// Parses a line of `ipset save`.
     pub(crate) fn set(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let sets = &mut self.snapshot.sets;
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// A line of `ipvsadm -Sn`.
+    /// Parses a line of `ipvsadm -Sn`.
     pub(crate) fn server(&mut self, line: &str) {
         let words: Vec<&str> = line.split(' ').collect();
         let value = |option| {
@@ -197,7 +197,7 @@ impl World {
         });
     }
 
-    /// What becomes of the answer to each way that arrives: `10.244.1.5:8080 forwarded`.
+    /// Describes the reply to each packet that arrives: `10.244.1.5:8080 forwarded`.
     pub(crate) fn answers(&self, from: &str, to: &str) -> Vec<String> {
         let rulesets: [&dyn Ruleset; 1] = [&self.rules];
         let said = |arrived: &Walk| {
@@ -221,7 +221,7 @@ impl World {
         self.ask_by(Protocol::Tcp, from, to)
     }
 
-    /// `from` is `node`, or an address.
+    /// Walks a packet; `from` is `node` or an address.
     pub(crate) fn ask_by(&self, protocol: Protocol, from: &str, to: &str) -> Vec<Walk> {
         let from = match from {
             "node" => Sender::Node(None),
@@ -237,7 +237,7 @@ impl World {
         packet_path::walk(&question, &rulesets, &self.snapshot)
     }
 
-    /// All that may come of it, in order.
+    /// Returns all possible outcomes, sorted.
     pub(crate) fn comes_to(&self, from: &str, to: &str) -> Vec<String> {
         let walks = self.ask(from, to);
         let sum: f64 = walks.iter().map(|walk| walk.chance).sum();

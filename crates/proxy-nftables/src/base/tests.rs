@@ -32,8 +32,8 @@ fn all_names_are_known_again() {
     assert_eq!(find_chain("endpoints-of-sctp-70/"), None);
 }
 
-/// What packets meet is looked through in the kernel's order: a source that is compared first
-/// spares a look into a set.
+/// The kernel evaluates matches in rule order, so a rule that compares the source first skips the
+/// set lookup.
 #[test]
 fn the_flat_layout_has_chains_of_nat_alone() {
     let config = Config {

@@ -7,7 +7,7 @@ use super::*;
 
 const NODE_PORT: u16 = 30_080;
 
-/// The next life of the daemon, with this setting.
+/// Restarts the daemon with this setting.
 fn restart_with(world: &mut World, localhost: LocalhostNodePorts) {
     let kernel = world.kernel.clone();
     let config = Config {
@@ -21,7 +21,7 @@ fn restart_with(world: &mut World, localhost: LocalhostNodePorts) {
     world.made();
 }
 
-/// A Service with a NodePort for TCP and one for UDP, with the same number.
+/// Creates a Service with the same NodePort for TCP and UDP.
 fn exposed(number: u16) -> Service {
     let port = |name: &str, protocol| ServicePort {
         name: name.into(),
@@ -47,7 +47,7 @@ fn exposing(layout: Layout, localhost: LocalhostNodePorts) -> World {
     world
 }
 
-/// The protocols of which a NodePort is refused on localhost.
+/// Returns the protocols whose NodePorts are rejected on localhost.
 fn refused(world: &World) -> Vec<u8> {
     let content = world.content();
     let elements = content.sets.get("localhost-nodeports");
@@ -160,8 +160,8 @@ fn a_port_that_is_taken_is_told_and_all_else_goes_on() {
     assert_eq!(listening(&world).len(), 2);
 }
 
-/// As upstream lays it out, by whatever names: a map that leads to chains which count and reject, and a
-/// chain that asks it.
+/// Adds upstream's objects under arbitrary names: a map that leads to chains which count and
+/// reject, and a chain that asks the map.
 #[test]
 fn what_upstream_has_left_of_it_is_cleared_away() {
     use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};

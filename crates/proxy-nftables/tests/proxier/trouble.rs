@@ -1,5 +1,5 @@
-//! A node that says little, a kernel that has no memory, a table that cannot be read; and what would
-//! be written.
+//! Trouble: missing node data, missing kernel memory, an unreadable table; and the preview of a
+//! plan.
 
 use futures::executor::block_on;
 use nftables_netlink::Set;
@@ -7,7 +7,7 @@ use proxy_nftables::Plan;
 
 use super::*;
 
-/// A node without an address of the family.
+/// Creates a node without an address of the family.
 fn without_address() -> Event {
     Event::NodeApplied(Node {
         name: "node1".into(),
@@ -87,14 +87,14 @@ fn what_would_be_written_is_counted_as_what_is_written() {
     assert!(foreseen > 20 && plans.len() == 1);
 }
 
-/// The sets of clients.
+/// Returns the sets of clients.
 fn of_clients(world: &World) -> Vec<Set> {
     let sets = world.content().sets.into_values().map(|(set, _)| set);
     sets.filter(|set| set.name.starts_with("affinity-"))
         .collect()
 }
 
-/// A set of clients is made one of another kind, without anybody being told.
+/// Replaces a set of clients by a set of another kind without notification.
 fn make_other(table: &mut Content, what: fn(&mut Set)) {
     let mut sets = table.sets.values_mut().map(|(set, _)| set);
     what(sets.find(|set| set.name.starts_with("affinity-")).unwrap());
@@ -177,7 +177,7 @@ fn where_memory_is_short_nobody_is_blamed_and_all_is_tried_again() {
     assert_eq!(world.chains().len(), 20);
 }
 
-/// Somebody changes the table ten times a second, for so long; how often it was read.
+/// Changes the table ten times a second for some time, and returns how often it was read.
 fn reads_within(world: &mut World, time: Duration) -> usize {
     let before = world.kernel.state().reads;
     let end = world.now + time;

@@ -1,5 +1,5 @@
-//! Whether the same verdict falls for every packet in each layout: the rules are carried out, as
-//! the kernel would, on the tables that both come to for the same Services.
+//! Both layouts give every packet the same verdict: the rules of both tables for the same Services
+//! are evaluated as the kernel would.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -24,12 +24,12 @@ use proxy_nftables::{Config, Lanes, Layout, Proxier};
 use run::{Outcome, Packet, Table, Way, outcome, outcomes};
 
 const NODE: [u8; 4] = [192, 168, 0, 10];
-/// Divisible by every number of endpoints, so that each is chosen equally often.
+/// A multiple of every number of endpoints, so that each endpoint is chosen equally often.
 const TURNS: u32 = 12;
 
 // ---- addresses ----
 
-/// An address, or what stands for it in the other family.
+/// Returns an address, or its counterpart in the other family.
 fn at(family: IpFamily, octets: [u8; 4]) -> IpAddr {
     let [a, b, c, d] = octets;
     match (family, octets) {
@@ -42,7 +42,7 @@ fn at(family: IpFamily, octets: [u8; 4]) -> IpAddr {
     }
 }
 
-/// A network, likewise.
+/// Returns a network, or its counterpart in the other family.
 fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
     let before = match family {
         IpFamily::V4 => 0,
@@ -53,9 +53,9 @@ fn net(family: IpFamily, octets: [u8; 4], len: u8) -> IpNet {
 
 // ---- Services ----
 
-/// On this node those of even numbers.
+/// Endpoints of the Services, by number; even numbers are on this node.
 const ENDPOINTS: [&[u8]; 6] = [&[], &[1], &[2], &[1, 2], &[1, 3, 5], &[1, 2, 3, 4]];
-/// What a Service can have: affinity, a NodePort and an external IP, a load balancer, source ranges,
+/// Number of features that a Service may have: affinity, a NodePort and an external IP, a load balancer, source ranges,
 /// an external policy, an internal policy.
 const BITS: u16 = 6;
 const SERVICES: u16 = 6 << BITS;
@@ -262,7 +262,7 @@ fn packets(family: IpFamily, service: u16) -> Vec<Packet> {
     packets
 }
 
-/// To what is no Service's.
+/// Packets to addresses of no Service.
 fn other_packets(family: IpFamily) -> Vec<Packet> {
     let targets = [
         ([10, 111, 0, 1], 80),
@@ -291,8 +291,8 @@ fn other_packets(family: IpFamily) -> Vec<Packet> {
     packets
 }
 
-/// What falls in each layout, of all packets: where NodePorts are served so, and all that is sent to
-/// ClusterIPs is masqueraded or not.
+/// Compares the verdicts of both layouts for all packets. `configs` has the NodePort addresses, and
+/// true to masquerade all traffic to ClusterIPs.
 fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
     for (node_ports, masquerade_all) in configs {
         let [upstream, flat] = [Layout::Upstream, Layout::Flat]
@@ -318,8 +318,9 @@ fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
     }
 }
 
-/// Without an endpoint that a Service should have, packets that chose it are rejected, and never go
-/// to the Service's address itself: of maps that rules ask in turn, and of the one that chains ask.
+/// If an endpoint's element is missing, packets that chose it are rejected and never reach the
+/// Service's address itself. This holds for the maps that rules ask and for the map that choosers
+/// ask.
 #[test]
 fn what_finds_no_endpoint_is_rejected() {
     for family in IpFamily::ALL {

@@ -1,4 +1,4 @@
-//! Carries out the rules of a table for one packet, as the kernel would.
+//! Evaluates the rules of a table for one packet as the kernel would.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ pub(crate) struct Packet {
     pub(crate) port: u16,
 }
 
-/// What becomes of it.
+/// The outcome of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Outcome {
     Dropped,
@@ -41,28 +41,28 @@ pub(crate) enum Outcome {
     },
 }
 
-/// How a chain, or a rule, ends.
+/// The exit of a chain or rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The next rule.
+    /// Continues with the next rule.
     Next,
-    /// Back to the chain that jumped.
+    /// Returns to the calling chain.
     Return,
     Accept,
     Drop,
     Reject,
 }
 
-/// A packet on its way.
+/// A packet on its path.
 struct Run<'a> {
     content: &'a Content,
-    /// Chains that packets come into, by priority.
+    /// Base chains by priority.
     hooked: &'a [Name],
     packet: Packet,
     mark: u32,
     is_translated: bool,
     is_masqueraded: bool,
-    /// What `numgen` makes, whichever is asked.
+    /// The number that `numgen` returns.
     random: u32,
     has_chosen: bool,
     registers: [u8; 64],
@@ -86,7 +86,7 @@ impl Table {
 }
 
 impl Table {
-    /// Elements of maps of endpoints, each with its map.
+    /// Elements of endpoint maps, each with its map.
     pub(crate) fn endpoints(&self) -> Vec<(Name, Element)> {
         let sets = self.content.sets.iter();
         let maps = sets.filter(|(name, _)| name.starts_with("endpoints-"));
@@ -94,13 +94,13 @@ impl Table {
             .collect()
     }
 
-    /// Somebody takes an element away.
+    /// Removes an element as another program would.
     pub(crate) fn take(&mut self, (map, element): &(Name, Element)) {
         let (_, elements) = self.content.sets.get_mut(map).unwrap();
         elements.remove(&element.key).unwrap();
     }
 
-    /// It is put back.
+    /// Adds the element again.
     pub(crate) fn put(&mut self, (map, element): &(Name, Element)) {
         let (_, elements) = self.content.sets.get_mut(map).unwrap();
         elements.insert(element.key.clone(), element.clone());
@@ -284,7 +284,7 @@ impl Run<'_> {
         }
     }
 
-    /// `Accept`: the rule goes on.
+    /// Evaluates a lookup; `Accept` means that the rule continues.
     fn lookup(&mut self, key: Register, set: &SetRef, what: LookupFor) -> End {
         let content = self.content;
         let found = match set {
@@ -341,7 +341,7 @@ fn find<'a>(set: &'a AnonymousSet, key: &[u8]) -> Option<&'a Element> {
     last.filter(|element| !element.ends_interval)
 }
 
-/// What becomes of it with this number of chance, and whether that was asked for.
+/// Returns the outcome for this random number, and whether a rule used it.
 pub(crate) fn outcome(table: &Table, packet: Packet, random: u32) -> (Outcome, bool) {
     let mut run = Run {
         content: &table.content,
@@ -390,7 +390,7 @@ pub(crate) fn outcome(table: &Table, packet: Packet, random: u32) -> (Outcome, b
     (outcome, run.has_chosen)
 }
 
-/// What becomes of it, and how often in so many turns.
+/// Returns the outcomes, and how often each occurs.
 pub(crate) fn outcomes(table: &Table, packet: Packet, turns: u32) -> BTreeMap<Outcome, u32> {
     let mut all = BTreeMap::new();
     for random in 0..turns {

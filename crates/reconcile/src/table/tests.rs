@@ -207,8 +207,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// The invariant, and that the table agrees with the plainest possible account of claims
-    /// and actual values.
+    /// Checks the invariant, and compares the table with a naive model of claims and actual values.
     #[test]
     fn pending_is_wanted_not_actual(steps in proptest::collection::vec(step(), 0..40)) {
         let mut now = Instant::now();
