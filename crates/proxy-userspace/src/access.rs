@@ -1,4 +1,4 @@
-//! How this mode reads and writes the kernel, on its kernel threads.
+//! Reads and writes of this mode, on its kernel threads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,24 +8,25 @@ use hashbrown::HashMap;
 use proxy::{Protocol, Unreadable};
 
 use crate::config::Config;
-use crate::exchange::Found;
 use crate::kernel::Kernel;
 use crate::kinds::Part;
+use crate::part_state::PartState;
 use crate::plan::{
-    Blame, Change, Extent, Outcomes, Plan, Redirects, Refusal, SocketError, Sockets, Written,
+    Blame, Change, Extent, Outcomes, Plan, RedirectOutcomes, Redirects, Refusal, SocketError,
+    Sockets,
 };
 use crate::port::Listener;
 use crate::proxier::Userspace;
 use relay::Serving;
 
-/// How many writes there may be to find out what is refused.
+/// Most writes that the search for a refused change may take.
 const MAX_WRITES: usize = 32;
 
 impl<K: Kernel> KernelAccess<K> for Userspace {
-    fn read(kernel: &mut K, config: &Config, part: Part) -> Result<Found, Unreadable> {
+    fn read(kernel: &mut K, config: &Config, part: Part) -> Result<PartState, Unreadable> {
         Ok(match part {
-            Part::Rules => Found::Rules(Box::new(kernel.redirects(config)?)),
-            Part::Addresses => Found::Addresses(kernel.addresses()?),
+            Part::Rules => PartState::Rules(Box::new(kernel.redirects(config)?)),
+            Part::Addresses => PartState::Addresses(kernel.addresses()?),
         })
     }
 
@@ -49,9 +50,9 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
     fn query(_: &mut K, _: &Config, (): ()) {}
 }
 
-/// Has these serve at a listening port, and opens it if need be. Where there is no more to be had
-/// for one, nothing more of its protocol is opened: to be refused can cost a search through all
-/// ports, and there may be thousands.
+/// Sets the endpoints of a listening port, and opens the port if need be. After a failure, no
+/// further port of that protocol is opened: each attempt may search all port numbers, and thousands
+/// may follow.
 fn serve(
     kernel: &mut impl Kernel,
     sockets: &Sockets,
@@ -73,15 +74,16 @@ fn serve(
     opened
 }
 
-/// Writes all at once; where that is refused, the base with what there was, and then the changes in
-/// halves of halves, until what is refused stands alone.
-fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> Written {
+/// Writes the whole plan at once. If the kernel refuses, writes the base with the existing
+/// redirects first. Then writes the changes in ever smaller halves, until each refused change
+/// stands alone.
+fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
     let Err(refusal) = kernel.redirect(plan) else {
-        return Written::default();
+        return RedirectOutcomes::default();
     };
     let refuse_all = |refusal: Refusal| {
         let of_changes = (0..plan.changes.len()).map(|at| (at, refusal.clone()));
-        Written {
+        RedirectOutcomes {
             base: plan.base.is_some().then(|| refusal.clone()),
             changes: of_changes.collect(),
             leftovers: (!plan.leftovers.is_empty()).then_some(refusal),
@@ -92,7 +94,7 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> Written {
         return refuse_all(refusal);
     }
     if plan.base.is_some() {
-        // A whole that would leave out what there was would take it away.
+        // A whole write removes what it does not name, so it names the existing redirects.
         let was_there = plan
             .changes
             .iter()
@@ -109,7 +111,7 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> Written {
             return refuse_all(refusal);
         }
     }
-    let mut written = Written::default();
+    let mut written = RedirectOutcomes::default();
     let mut groups = VecDeque::from([(0, plan.changes.as_slice())]);
     let mut left = MAX_WRITES;
     while let Some((from, changes)) = groups.pop_front() {

@@ -1,4 +1,4 @@
-//! Who wants which listening ports and redirects.
+//! The listening ports and redirects that each Service wants.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use proxy::{LocalDetector, NamespacedName, Owner, released};
 
-use crate::plan::Aim;
-use crate::port::{Listener, ServedPort, Way};
+use crate::plan::RedirectTarget;
+use crate::port::{Listener, ListenerKind, ServedPort};
 use crate::tables::Tables;
 
 /// The claims of all Services of one IP family.
@@ -17,28 +17,28 @@ pub(crate) struct Claims {
     by_owner: HashMap<Arc<Owner>, Arc<ServedPort>>,
 }
 
-/// What redirects depend on beside the Services.
+/// State of the node that redirects depend on, beside the Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Surroundings {
-    /// The address for what comes from elsewhere.
+    /// Node address that packets from elsewhere are sent to.
     pub(crate) via: Option<IpAddr>,
-    /// How this node's pods are told apart.
+    /// Detector of traffic from this node's pods.
     pub(crate) detector: LocalDetector,
 }
 
 impl Claims {
-    /// All Services that claim something.
+    /// Returns all Services that claim something.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
 
-    /// Whether all that a Service claims is there.
+    /// Reports whether everything that a Service claims is in the kernel.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         tables.base.pending_len() == 0 && ports.all(|port| tables.has_all_of(&port.owner))
     }
 
-    /// Makes these all that a Service claims.
+    /// Replaces the claims of a Service.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -64,46 +64,50 @@ impl Claims {
         }
     }
 
-    /// The ports that rules lead to for a Service port's own addresses and ways alone, so that they are
-    /// right as they are if these ports are opened again.
-    pub(crate) fn ports_before(&self, owner: &Arc<Owner>, tables: &Tables) -> HashMap<Way, u16> {
-        let mut found: HashMap<u16, (Way, usize)> = HashMap::new();
+    /// Returns the ports of a previous process that rules still use for this Service port alone.
+    /// The rules stay correct if this process opens the same ports.
+    pub(crate) fn ports_before(
+        &self,
+        owner: &Arc<Owner>,
+        tables: &Tables,
+    ) -> HashMap<ListenerKind, u16> {
+        let mut found: HashMap<u16, (ListenerKind, usize)> = HashMap::new();
         let mut mixed: HashSet<u16> = HashSet::new();
         let Some(port) = self.by_owner.get(owner) else {
             return HashMap::new();
         };
-        for (portal, ways) in &port.portals {
+        for (portal, kinds) in &port.portals {
             let Some(aim) = tables.redirects.actual(portal) else {
                 continue;
             };
             let is_owner = tables.redirects.owner(portal) == Some(owner);
             for number in aim.ports() {
-                let of = |at: u16, way: Way| (at == number).then_some(way);
-                let pods = (aim.pods != aim.outside).then(|| of(aim.pods, ways.pods));
-                let outside = of(aim.outside, ways.outside);
-                let mut all = [outside, pods.flatten(), of(aim.node, ways.node)]
+                let of = |at: u16, kind: ListenerKind| (at == number).then_some(kind);
+                let pods = (aim.pods != aim.outside).then(|| of(aim.pods, kinds.pods));
+                let outside = of(aim.outside, kinds.outside);
+                let mut all = [outside, pods.flatten(), of(aim.node, kinds.node)]
                     .into_iter()
                     .flatten();
-                let Some(way) = all.next() else { continue };
-                let (known, count) = found.entry(number).or_insert((way, 0));
+                let Some(kind) = all.next() else { continue };
+                let (known, count) = found.entry(number).or_insert((kind, 0));
                 *count += 1;
-                if *known != way || !is_owner || all.any(|other| other != way) {
+                if *known != kind || !is_owner || all.any(|other| other != kind) {
                     mixed.insert(number);
                 }
             }
         }
         let protocol = owner.name.protocol;
-        let mut ports: HashMap<Way, u16> = HashMap::new();
-        for (number, (way, count)) in found {
+        let mut ports: HashMap<ListenerKind, u16> = HashMap::new();
+        for (number, (kind, count)) in found {
             if !mixed.contains(&number) && tables.leads_alone(protocol, number, count) {
-                let known = ports.entry(way).or_insert(number);
+                let known = ports.entry(kind).or_insert(number);
                 *known = number.min(*known);
             }
         }
         ports
     }
 
-    /// Claims the redirects of an owner anew: ports of his were opened.
+    /// Renews the redirect claims of an owner whose ports were opened.
     pub(crate) fn aim(&self, owner: &Arc<Owner>, tables: &mut Tables, surroundings: &Surroundings) {
         if let Some(port) = self.by_owner.get(owner) {
             aim(port, tables, surroundings);
@@ -112,23 +116,23 @@ impl Claims {
 }
 
 fn aim(port: &ServedPort, tables: &mut Tables, surroundings: &Surroundings) {
-    let number = |way: Way| {
+    let number = |kind: ListenerKind| {
         tables.port(&Listener {
             name: port.owner.name.clone(),
-            way,
+            kind,
         })
     };
-    let aims = port.portals.iter().map(|(portal, ways)| {
-        let node = number(ways.node);
+    let aims = port.portals.iter().map(|(portal, kinds)| {
+        let node = number(kinds.node);
         let via = surroundings.via;
-        let outside = via.map_or(node, |_| number(ways.outside));
+        let outside = via.map_or(node, |_| number(kinds.outside));
         let tells_pods = via.is_some() && surroundings.detector != LocalDetector::None;
-        let aim = Aim {
+        let aim = RedirectTarget {
             name: Arc::clone(&port.name),
             via,
             outside,
             pods: if tells_pods {
-                number(ways.pods)
+                number(kinds.pods)
             } else {
                 outside
             },

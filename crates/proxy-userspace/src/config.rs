@@ -1,4 +1,4 @@
-//! What the flags, and the node, say to this mode, for one IP family.
+//! Settings of this mode from flags and the node, for one IP family.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -9,19 +9,19 @@ use proxy::LocalDetector;
 /// Settings of the userspace mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// How traffic of this node's pods is told apart.
+    /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// Whether NodePorts are served on localhost, where every address serves them.
+    /// True if NodePorts on all addresses include localhost.
     pub localhost_node_ports: bool,
-    /// `--bind-address`, if it names this node's address; it counts before those of the Node
+    /// `--bind-address`, if it is an address of this node. It takes precedence over the Node
     /// object.
     pub node_ip: Option<IpAddr>,
-    /// The mark of the relay's own connections ([`Limits::mark`](relay::Limits::mark)), which are not
+    /// Mark of the relay's own connections ([`Limits::mark`](relay::Limits::mark)), which are not
     /// redirected.
     pub own_mark: Option<u32>,
-    /// How often the kernel is looked at.
+    /// Period of the drift check.
     pub sync_period: Duration,
-    /// The modes of which something may be left, which goes once this one serves.
+    /// Modes whose leftovers are removed once this one serves.
     pub modes: Footprints,
 }
 

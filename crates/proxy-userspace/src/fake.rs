@@ -1,5 +1,5 @@
-//! A kernel of the tests: it keeps what is redirected and which ports are open, refuses what the
-//! kernel refuses, and then changes nothing.
+//! A fake kernel for tests: holds redirects and open ports. A write that the kernel would refuse
+//! fails and changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,53 +10,53 @@ use hashbrown::HashSet;
 use proxy::{Protocol, Unreadable};
 
 use crate::config::Config;
-use crate::held::Held;
 use crate::kernel::Kernel;
-use crate::plan::{Aim, Base, Blame, Extent, Redirects, Refusal, SocketError};
+use crate::part_state::RedirectState;
+use crate::plan::{Base, Blame, Extent, RedirectTarget, Redirects, Refusal, SocketError};
 use crate::port::{Listener, Portal};
 use relay::Serving;
 
-/// A handle to one; clones are the same kernel.
+/// A handle to a fake kernel; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct FakeKernel(Arc<Mutex<State>>);
 
-/// What it holds, and how it is to behave.
+/// The content of a fake kernel, and its faults.
 #[derive(Debug, Clone, Default)]
 pub struct State {
-    /// What is there whatever the Services are.
+    /// Rules that do not depend on Services.
     pub base: Option<Base>,
-    /// What is redirected.
-    pub redirects: BTreeMap<Portal, Aim>,
-    /// What other modes have left.
+    /// Redirects.
+    pub redirects: BTreeMap<Portal, RedirectTarget>,
+    /// Leftovers of other modes.
     pub leftovers: Leftovers,
-    /// The listening ports, by what is listened for.
+    /// Listening ports, by listener.
     pub open: BTreeMap<Listener, (u16, Arc<Serving>)>,
-    /// The node's addresses.
+    /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// The port that is opened next.
+    /// Number of the next port to open.
     pub next_port: u16,
-    /// Portals that are refused.
+    /// Portals whose redirects are refused.
     pub refused: BTreeSet<Portal>,
-    /// Why nothing is redirected: the lock is held.
+    /// Reason why no redirect can be written, such as a held lock.
     pub held: Option<String>,
-    /// Why no port can be opened.
+    /// Reason why no port can be opened.
     pub exhausted: Option<String>,
-    /// How many ports may be open.
+    /// Most ports that may be open.
     pub most: Option<usize>,
-    /// How often it was tried to open one.
+    /// Number of attempts to open a port.
     pub tries: usize,
-    /// Why redirects cannot be read.
+    /// Reason why redirects cannot be read.
     pub unreadable: Option<String>,
-    /// Why the node's addresses cannot be read.
+    /// Reason why the node's addresses cannot be read.
     pub hidden: Option<String>,
-    /// What was written of redirects since this was last emptied.
+    /// Redirect writes since a test last cleared them.
     pub writes: Vec<Redirects>,
-    /// How often redirects were read.
+    /// Number of reads of the redirects.
     pub reads: usize,
 }
 
 impl FakeKernel {
-    /// One that redirects nothing.
+    /// Creates a kernel with these addresses and no redirects.
     pub fn new(addresses: &[&str]) -> Self {
         let kernel = Self::default();
         let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
@@ -65,7 +65,7 @@ impl FakeKernel {
         kernel
     }
 
-    /// What it holds.
+    /// Locks and returns the content.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -125,7 +125,7 @@ impl Kernel for FakeKernel {
         }
     }
 
-    fn redirects(&mut self, _: &Config) -> Result<Held, Unreadable> {
+    fn redirects(&mut self, _: &Config) -> Result<RedirectState, Unreadable> {
         let mut state = self.state();
         state.reads += 1;
         if let Some(reason) = state.unreadable.clone() {
@@ -135,7 +135,7 @@ impl Kernel for FakeKernel {
             ));
         }
         let redirects = state.redirects.iter();
-        Ok(Held {
+        Ok(RedirectState {
             base: state.base.clone(),
             redirects: redirects.map(|(at, aim)| (*at, aim.clone())).collect(),
             leftovers: state.leftovers.clone(),
@@ -180,16 +180,14 @@ impl Kernel for FakeKernel {
         if state.most.is_some_and(|most| state.open.len() >= most) {
             return Err(SocketError::Now("they have their share".to_owned()));
         }
-        if let Some(port) = again.filter(|port| !state.is_open(*port)) {
-            let opened = (port, Arc::clone(serving));
-            state.open.insert(listener.clone(), opened);
-            return Ok(port);
-        }
-        while avoided.contains(&(protocol, state.next_port)) || state.is_open(state.next_port) {
+        let again = again.filter(|port| !state.is_open(*port));
+        let port = again.unwrap_or_else(|| {
+            while avoided.contains(&(protocol, state.next_port)) || state.is_open(state.next_port) {
+                state.next_port += 1;
+            }
             state.next_port += 1;
-        }
-        let port = state.next_port;
-        state.next_port += 1;
+            state.next_port - 1
+        });
         let opened = (port, Arc::clone(serving));
         state.open.insert(listener.clone(), opened);
         Ok(port)

@@ -1,5 +1,5 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Nothing else
+//! may use them.
 
 use footprint::Footprints;
 use nftables_netlink::fuzzed::pieces;
@@ -8,10 +8,10 @@ use proxy::IpFamily;
 
 use crate::config::Config;
 use crate::redirect::iptables::Saved;
-use crate::redirect::nftables::held::held;
 use crate::redirect::nftables::layout::{maps, table};
+use crate::redirect::nftables::read;
 
-/// What `iptables-save` prints: redirects, and what these modes have left beside them.
+/// Parses the output of `iptables-save`: redirects, and leftovers of these modes.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let config = Config {
@@ -27,8 +27,7 @@ pub fn saved(bytes: &[u8], modes: Footprints) {
     }
 }
 
-/// An object of the table of redirects. Elements are taken for those of each map, whichever they
-/// are of.
+/// Parses an object of the redirect table. The elements are read as elements of each map.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     let elements = read.elements.map(|(_, elements)| elements);
@@ -49,6 +48,6 @@ pub fn object(bytes: &[u8]) {
             sets: sets.collect(),
             rules: read.rule.iter().cloned().collect(),
         };
-        let _ = held(family, &Config::default(), &whole);
+        let _ = read::parse(family, &Config::default(), &whole);
     }
 }

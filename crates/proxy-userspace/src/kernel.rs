@@ -12,59 +12,59 @@ use nftables_netlink::OwnSockets;
 use proxy::{IpFamily, Protocol, Unreadable};
 
 use crate::config::Config;
-use crate::held::Held;
+use crate::part_state::RedirectState;
 use crate::plan::{Redirects, Refusal, SocketError};
 use crate::port::Listener;
 use crate::redirect::Redirect;
 use crate::redirect::iptables::IptablesRedirect;
 use crate::redirect::nftables::NftablesRedirect;
 use crate::traffic::Traffic;
-use relay::{Opened, Relay, Serving, Transport};
+use relay::{ListeningPort, Relay, Serving, Transport};
 
-/// How many ports are opened in search for one that is not to be avoided.
+/// Ports opened in search of one that need not be avoided.
 const TRIES: usize = 16;
 
-/// What can be read and written, for one IP family. Two implementations: the kernel with a relay,
-/// and a strict fake.
+/// The kernel operations of this mode for one IP family. Implemented by the real kernel with a
+/// relay, and by a strict fake.
 pub trait Kernel: Send + 'static {
-    /// The addresses of all interfaces of this node, those of localhost included.
+    /// Returns the addresses of all interfaces, including loopback.
     ///
     /// # Errors
     ///
-    /// They cannot be read.
+    /// The addresses cannot be read.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
-    /// What is redirected.
+    /// Returns the redirects in the kernel.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
-    fn redirects(&mut self, config: &Config) -> Result<Held, Unreadable>;
+    /// The redirects cannot be read.
+    fn redirects(&mut self, config: &Config) -> Result<RedirectState, Unreadable>;
 
-    /// Carries out what a plan says of redirects, whole or not at all.
+    /// Writes a plan of redirects, whole or not at all.
     ///
     /// # Errors
     ///
-    /// It was not taken.
+    /// The kernel refuses the plan.
     fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal>;
 
-    /// Says who serves from now on at a listening port, if it is open. Its number.
+    /// Sets the endpoints of a listening port, and returns its number if it is open.
     ///
     /// # Errors
     ///
-    /// Nobody serves there any more: the relay has ended.
+    /// The relay has ended.
     fn update(
         &mut self,
         listener: &Listener,
         serving: &Arc<Serving>,
     ) -> Result<Option<u16>, SocketError>;
 
-    /// Opens a listening port that is not open: the one with the number `again` if that can be had,
-    /// else at none of the `avoided` ones. Its number.
+    /// Opens a listening port and returns its number: `again` if that number is free, otherwise one
+    /// outside `avoided`.
     ///
     /// # Errors
     ///
-    /// It cannot be opened. [`SocketError::Now`] is so for all of its protocol.
+    /// The port cannot be opened. [`SocketError::Now`] holds for every port of its protocol.
     fn open(
         &mut self,
         listener: &Listener,
@@ -73,31 +73,36 @@ pub trait Kernel: Send + 'static {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError>;
 
-    /// Closes a listening port. Connections go on.
+    /// Closes a listening port. Its connections go on.
     ///
     /// # Errors
     ///
-    /// There is none to be closed any more: the relay has ended.
+    /// The relay has ended.
     fn close(&mut self, listener: &Listener) -> Result<(), SocketError>;
 }
 
-/// The kernel, and a relay.
+/// The kernel and a relay.
 pub struct UserspaceKernel {
     family: IpFamily,
     redirect: Box<dyn Redirect>,
     relay: Relay,
-    opened: HashMap<Listener, Opened>,
+    opened: HashMap<Listener, ListeningPort>,
     traffic: Traffic,
-    /// Of modes; what they hold are no addresses of the node.
+    /// Links of modes, whose addresses are not the node's.
     links: Vec<&'static str>,
 }
 
 impl UserspaceKernel {
-    /// For one family, which iptables can write ([`Iptables::check`]).
+    /// Creates a kernel for one family that iptables can write ([`Iptables::check`]).
     pub fn with_iptables(family: IpFamily, iptables: Iptables, relay: Relay) -> Self {
+        let redirect = Box::new(IptablesRedirect::new(family, iptables));
+        Self::new(family, redirect, relay)
+    }
+
+    fn new(family: IpFamily, redirect: Box<dyn Redirect>, relay: Relay) -> Self {
         Self {
             family,
-            redirect: Box::new(IptablesRedirect::new(family, iptables)),
+            redirect,
             relay,
             opened: HashMap::new(),
             traffic: Traffic::default(),
@@ -105,48 +110,43 @@ impl UserspaceKernel {
         }
     }
 
-    /// The same that takes what the links of these modes hold for no addresses of the node.
+    /// Excludes addresses on the links of these modes from the node's addresses.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);
         self
     }
 
-    /// Tells there what its listening ports count.
+    /// Publishes the counters of listening ports in `traffic`.
     #[must_use]
     pub fn counted_in(mut self, traffic: &Traffic) -> Self {
         self.traffic = traffic.clone();
         self
     }
 
-    /// For one family, by a table in nf\_tables: neither a program nor a module of iptables.
+    /// Creates a kernel for one family that redirects by a table in nf\_tables. It needs neither a
+    /// program nor a module of iptables.
     ///
     /// # Errors
     ///
-    /// The kernel has no nf\_tables, or a right is missing.
+    /// The kernel has no nf\_tables, or a privilege is missing.
     pub fn with_nftables(
         family: IpFamily,
         relay: Relay,
         own: &Arc<OwnSockets>,
     ) -> Result<Self, nftables_netlink::Error> {
-        Ok(Self {
-            family,
-            redirect: Box::new(NftablesRedirect::open(family, own)?),
-            relay,
-            opened: HashMap::new(),
-            traffic: Traffic::default(),
-            links: Vec::new(),
-        })
+        let redirect = Box::new(NftablesRedirect::open(family, own)?);
+        Ok(Self::new(family, redirect, relay))
     }
 
-    /// Opens a port at any address: with this number, or one that the system chooses.
+    /// Opens a port on all addresses. For number 0, the system chooses one.
     fn open_at(
         &self,
         number: u16,
         transport: Transport,
         name: &Arc<str>,
         serving: &Arc<Serving>,
-    ) -> io::Result<Opened> {
+    ) -> io::Result<ListeningPort> {
         let any: IpAddr = match self.family {
             IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
             IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
@@ -161,9 +161,9 @@ impl UserspaceKernel {
         listener: &Listener,
         serving: &Arc<Serving>,
         avoided: &HashSet<(Protocol, u16)>,
-    ) -> Result<Opened, SocketError> {
+    ) -> Result<ListeningPort, SocketError> {
         let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
-        // Those that are to be avoided stay open meanwhile: else they would come again.
+        // Ports to avoid stay open meanwhile; otherwise the system would choose them again.
         let mut left = Vec::new();
         let found = loop {
             match self.open_at(0, transport, &name, serving) {
@@ -180,7 +180,7 @@ impl UserspaceKernel {
             }
         };
         for opened in left {
-            // If it has ended, they are closed.
+            // If the relay has ended, its ports are closed.
             let _ = self.relay.close(opened.number);
         }
         found
@@ -193,7 +193,7 @@ impl Kernel for UserspaceKernel {
             .map_err(|error| Unreadable::new("the addresses of this node", error))
     }
 
-    fn redirects(&mut self, config: &Config) -> Result<Held, Unreadable> {
+    fn redirects(&mut self, config: &Config) -> Result<RedirectState, Unreadable> {
         self.redirect.read(config)
     }
 
@@ -234,7 +234,7 @@ impl Kernel for UserspaceKernel {
         };
         let again = again.and_then(|number| {
             let name = listener.name.to_string().into();
-            // Somebody may have it by now.
+            // Another process may have taken the number.
             self.open_at(number, transport, &name, serving).ok()
         });
         let opened = match again {

@@ -1,18 +1,18 @@
-//! Types that the [`engine`] is told of for this mode.
+//! The types of this mode for the [`engine`].
 
 use crate::config::Config;
 use crate::plan::Plan;
 
 engine::kinds! {
-    /// The kinds of things of the userspace mode.
+    /// The associated types of the userspace mode.
     UserspaceKinds { config: Config, plan: Plan }
 }
 
 engine::parts! {
     lanes {
-        /// It opens and closes listening ports, and looks at addresses.
+        /// Opens and closes listening ports, and reads addresses.
         Sockets,
-        /// It writes rules, and reads them between.
+        /// Writes rules, and reads them in between.
         Rules,
     }
     parts {

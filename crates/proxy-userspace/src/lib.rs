@@ -7,23 +7,22 @@
 //!                                   observe, settle ┘
 //! ```
 //!
-//! [`Userspace`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
+//! [`Userspace`] holds the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
 //! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
-//! is pure; a [`Kernel`] is a [`Relay`](relay::Relay) and who redirects packets to it, or the strict
-//! fake of the tests. The relay knows nothing of Kubernetes.
+//! is pure. A [`Kernel`] is a [`Relay`](relay::Relay) with rules that redirect packets to it, or
+//! the strict fake of the tests. The relay knows nothing of Kubernetes.
 //!
-//! docs/userspace-mode.md says how packets go, and what the limits of this are.
+//! docs/userspace-mode.md describes the path of packets and the limits of this mode.
 
 mod access;
 mod claims;
 mod config;
-mod exchange;
 pub mod fake;
 #[doc(hidden)]
 pub mod fuzzed;
-mod held;
 mod kernel;
 mod kinds;
+mod part_state;
 mod plan;
 mod port;
 mod probe;
@@ -34,18 +33,19 @@ mod tables;
 mod traffic;
 
 pub use config::Config;
-pub use exchange::Found;
-pub use held::Held;
 pub use kernel::{Kernel, UserspaceKernel};
 pub use kinds::{Lane, Part, UserspaceKinds};
+pub use part_state::{PartState, RedirectState};
 pub use plan::{
-    Aim, Base, Blame, Change, Extent, NodePortsAt, Outcomes, Plan, Redirects, Refusal, SocketError,
-    Sockets, Written,
+    Base, Blame, Change, Extent, NodePortsAt, Outcomes, Plan, RedirectOutcomes, RedirectTarget,
+    Redirects, Refusal, SocketError, Sockets,
 };
-pub use port::{Listener, Portal, Scope, ServedPort, Sources, Way, Ways, compile};
+pub use port::{
+    Listener, ListenerKind, ListenerKinds, Portal, Scope, ServedPort, Sources, compile,
+};
 pub use probe::{MODULES, probe};
 pub use proxier::{Lanes, Proxier, Userspace};
 pub use redirect::iptables::FOOTPRINT;
 pub use redirect::nftables::{has_nftables, native_names, probe_nftables};
 
-pub use traffic::{OfListener, Traffic};
+pub use traffic::{ListenerTraffic, Traffic};

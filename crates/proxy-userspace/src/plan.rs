@@ -11,82 +11,83 @@ use proxy::{LocalDetector, Protocol, ServicePortName};
 use crate::port::{Listener, Portal};
 use relay::Serving;
 
-/// What is to be done.
+/// A write to the kernel.
 #[derive(Debug, Clone)]
 pub enum Plan {
-    /// With listening ports.
+    /// Changes of listening ports.
     Sockets(Sockets),
-    /// With the rules that redirect to them.
+    /// Changes of the redirecting rules.
     Redirects(Redirects),
 }
 
-/// What becomes of listening ports.
+/// Changes of listening ports.
 #[derive(Debug, Clone, Default)]
 pub struct Sockets {
-    /// Each, with who serves there; with nobody to say so it is closed.
+    /// Each listener with its endpoints; `None` closes it.
     pub changes: Vec<(Listener, Option<Arc<Serving>>)>,
-    /// Ports that rules of somebody before us lead to: none of them is opened for another Service.
+    /// Ports that rules of an earlier process lead to. None of them may be opened for another
+    /// Service.
     pub avoided: HashSet<(Protocol, u16)>,
-    /// Those of them that are opened again for the Service that rules lead there.
+    /// Avoided ports that are opened again, for the same Service.
     pub again: HashMap<Listener, u16>,
 }
 
-/// What becomes of rules.
+/// Changes of redirecting rules.
 #[derive(Debug, Clone, Default)]
 pub struct Redirects {
-    /// How this node's pods are told apart.
+    /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// What is there whatever the Services are, if it is written.
+    /// Rules that do not depend on Services, if they are written.
     pub base: Option<Base>,
-    /// Whether what is there of ours goes before.
+    /// Extent of the write.
     pub extent: Extent,
-    /// Single redirects.
+    /// Redirects to write.
     pub changes: Vec<Change>,
-    /// Of other modes; they go when all else is written.
+    /// Leftovers of other modes, removed after all else is written.
     pub leftovers: Leftovers,
 }
 
-/// What of our redirects a plan names.
+/// The redirects that a plan names.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Extent {
-    /// Those that change.
+    /// Only the redirects that change.
     #[default]
     Changes,
-    /// All that are to be there; whatever else there is goes.
+    /// All redirects; the write removes any other.
     Whole,
 }
 
-/// What becomes of one redirect.
+/// A change of one redirect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// What is redirected.
+    /// Redirected destination.
     pub portal: Portal,
-    /// To where it is now.
-    pub before: Option<Aim>,
-    /// To where it is to be.
-    pub after: Option<Aim>,
-    /// Whose it is then.
+    /// Target in the kernel now.
+    pub before: Option<RedirectTarget>,
+    /// Target after the write.
+    pub after: Option<RedirectTarget>,
+    /// Service port that owns the redirect after the write.
     pub owner: Option<ServicePortName>,
 }
 
-/// Where a redirect leads: to ports of this process.
+/// The target of a redirect: ports of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Aim {
-    /// `namespace/name:port`
+pub struct RedirectTarget {
+    /// Service port as `namespace/name:port`.
     pub name: Arc<str>,
-    /// The address of this node for what comes from elsewhere; without one only what this node
-    /// itself sends is redirected.
+    /// Node address for packets from elsewhere. Without it, only the node's own packets are
+    /// redirected.
     pub via: Option<IpAddr>,
-    /// The port for what comes from elsewhere; as all of these 0 where it is not open yet.
+    /// Port for packets from elsewhere. Each port is 0 until it is open.
     pub outside: u16,
-    /// That for what comes from pods of this node.
+    /// Port for packets from this node's pods.
     pub pods: u16,
-    /// That for what comes from this node itself.
+    /// Port for packets from the node itself.
     pub node: u16,
 }
 
-impl Aim {
-    /// Its ports.
+impl RedirectTarget {
+    /// Returns the distinct ports.
     pub fn ports(&self) -> impl Iterator<Item = u16> + use<> {
         let ports = [self.outside, self.pods, self.node];
         let [outside, pods, node] = ports;
@@ -97,92 +98,92 @@ impl Aim {
         [outside].into_iter().chain(others.into_iter().flatten())
     }
 
-    /// Whether all of them are open.
+    /// Reports whether all ports are open.
     pub fn is_open(&self) -> bool {
         self.ports().all(|port| port != 0)
     }
 }
 
-/// What is there whatever the Services are: the ways to the redirects.
+/// Rules that do not depend on Services: they lead packets to the redirects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
-    /// Where NodePorts are served.
+    /// Addresses that serve NodePorts.
     pub node_ports: NodePortsAt,
-    /// What this node sends with this mark is not redirected: an endpoint may have an address and
-    /// port that are redirected, and the relay means the endpoint.
+    /// Mark of packets that are not redirected. The relay needs it because an endpoint's address
+    /// and port may themselves be redirected.
     pub own_mark: Option<u32>,
 }
 
-/// Where NodePorts are served.
+/// The addresses that serve NodePorts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NodePortsAt {
-    /// At every address of the node.
+    /// All addresses of the node.
     Everywhere,
-    /// At every one but those of localhost.
+    /// All addresses of the node except localhost.
     NotAtLocalhost,
-    /// At these.
+    /// These addresses.
     These(Vec<IpAddr>),
 }
 
-/// Something was not done.
+/// A refused write.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// Why, and what to do.
+    /// Reason, and what to do.
     pub reason: String,
-    /// What it says of other writes.
+    /// Meaning for other writes.
     pub blame: Blame,
 }
 
-/// What a refusal says of other writes.
+/// The meaning of a refusal for other writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Blame {
-    /// One of the things that were written is to blame.
+    /// One of the written objects is at fault.
     One,
-    /// Nothing would be taken now, whatever it is.
+    /// Every write would fail now.
     None,
 }
 
-/// A listening port could not be opened.
+/// The reason why a listening port could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SocketError {
-    /// This one never can.
+    /// This port can never be opened.
     #[error("{0}")]
     Never(&'static str),
-    /// Not now.
+    /// The port cannot be opened now.
     #[error("{0}")]
     Now(String),
 }
 
-/// What became of a plan.
+/// The outcome of a plan.
 #[derive(Debug, Clone)]
 pub enum Outcomes {
-    /// The port of each listener, in the order of the plan; `None` for those that are closed.
+    /// Port of each listener, in the plan's order; `None` for closed ones.
     Sockets(Vec<Result<Option<u16>, SocketError>>),
-    /// What became of rules.
-    Redirects(Written),
+    /// Outcome of the rules.
+    Redirects(RedirectOutcomes),
 }
 
-/// What became of rules.
+/// The refused parts of a write of rules.
 #[derive(Debug, Clone, Default)]
-pub struct Written {
-    /// Why the base was refused: then all else was.
+pub struct RedirectOutcomes {
+    /// Refusal of the base, which refuses all else as well.
     pub base: Option<Refusal>,
-    /// Why changes were refused, by their place in the plan.
+    /// Refusals of changes, by their index in the plan.
     pub changes: Vec<(usize, Refusal)>,
-    /// Why what other modes have left stays.
+    /// Refusal to remove the leftovers of other modes.
     pub leftovers: Option<Refusal>,
 }
 
-impl Written {
-    /// Whether anything was refused.
+impl RedirectOutcomes {
+    /// Reports whether any part was refused.
     pub fn is_refused(&self) -> bool {
         self.base.is_some() || !self.changes.is_empty() || self.leftovers.is_some()
     }
 }
 
 impl Redirects {
-    /// Whether there is nothing to do.
+    /// Reports whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.base.is_none()
             && self.extent == Extent::Changes
@@ -192,7 +193,7 @@ impl Redirects {
 }
 
 impl Plan {
-    /// What it does, a line each, for the operator.
+    /// Returns the steps of the plan for the operator, one line each.
     pub fn lines(&self) -> Vec<String> {
         match self {
             Self::Sockets(sockets) => {

@@ -1,14 +1,14 @@
-//! One Service port: the listening ports that it wants, and what is redirected to them. Pure: no
-//! clock, no I/O, no log, no kernel.
+//! One Service port: the listening ports that it wants, and the portals redirected to them. Pure:
+//! no clock, no I/O, no log, no kernel.
 //!
 //! ```text
-//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ listeners   one for each way in which it is served
-//!                                         └─▶ portals     its addresses, and the way of each
+//!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ listeners   one for each kind of service
+//!                                         └─▶ portals     its addresses, and the kinds of each
 //! ```
 //!
-//! A Service port has one listening port for each way in which it is served: by all endpoints or by
-//! those on this node, for everybody or for some sources. Mostly that is one. So the way is known
-//! from the port alone, for TCP and UDP, and no connection has to be asked what it meant.
+//! A Service port has one listening port for each kind of service: by all endpoints or by those on
+//! this node, for all clients or for some sources. Mostly that is one. So the port alone tells the
+//! kind, for TCP and UDP, and no connection has to be asked for its original destination.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -22,35 +22,35 @@ use proxy::{
 
 use relay::Serving;
 
-/// By which endpoints something is served.
+/// The endpoints that serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
-    /// By all.
+    /// All endpoints.
     Cluster,
-    /// By those on this node.
+    /// Endpoints on this node.
     Local,
 }
 
-/// For whom something is served.
+/// The clients that are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Sources {
-    /// For everybody.
+    /// All clients.
     All,
-    /// For those in `loadBalancerSourceRanges`.
+    /// Clients within `loadBalancerSourceRanges`.
     Ranges,
 }
 
-/// A way in which a Service port is served.
+/// A kind of listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Way {
-    /// By whom.
+pub struct ListenerKind {
+    /// Endpoints that serve.
     pub scope: Scope,
-    /// For whom.
+    /// Clients that are served.
     pub sources: Sources,
 }
 
-impl Way {
-    /// All of them.
+impl ListenerKind {
+    /// All kinds.
     pub(crate) const ALL: [Self; 4] = [
         Self::of(Scope::Cluster, Sources::All),
         Self::of(Scope::Cluster, Sources::Ranges),
@@ -66,33 +66,33 @@ impl Way {
 /// A listening port that a Service port wants.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Listener {
-    /// Whose it is.
+    /// Service port that owns the listener.
     pub name: ServicePortName,
-    /// What it is for.
-    pub way: Way,
+    /// Kind of the listener.
+    pub kind: ListenerKind,
 }
 
 impl fmt::Display for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.name, self.name.protocol)?;
-        if self.way.scope == Scope::Local {
+        if self.kind.scope == Scope::Local {
             f.write_str(", endpoints of this node")?;
         }
-        if self.way.sources == Sources::Ranges {
+        if self.kind.sources == Sources::Ranges {
             f.write_str(", source ranges")?;
         }
         Ok(())
     }
 }
 
-/// What is redirected: packets to an address and port.
+/// A redirected destination: an address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Portal {
-    /// The address; `None` for those of this node.
+    /// Address; `None` for all addresses of this node.
     pub address: Option<IpAddr>,
-    /// The protocol.
+    /// Protocol.
     pub protocol: Protocol,
-    /// The port.
+    /// Port.
     pub port: u16,
 }
 
@@ -106,31 +106,31 @@ impl fmt::Display for Portal {
     }
 }
 
-/// The ways of what is sent to a portal, by where it comes from.
+/// The listener kinds of a portal, by the origin of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ways {
-    /// From elsewhere.
-    pub outside: Way,
-    /// From pods of this node.
-    pub pods: Way,
-    /// From this node itself.
-    pub node: Way,
+pub struct ListenerKinds {
+    /// Kind for packets from elsewhere.
+    pub outside: ListenerKind,
+    /// Kind for packets from pods of this node.
+    pub pods: ListenerKind,
+    /// Kind for packets from this node itself.
+    pub node: ListenerKind,
 }
 
 /// A Service port in one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedPort {
-    /// Whose it is.
+    /// Service port that owns the listeners and portals.
     pub owner: Arc<Owner>,
-    /// `namespace/name:port`
+    /// Service port as `namespace/name:port`.
     pub name: Arc<str>,
-    /// Its listening ports, and who serves there.
+    /// Listening ports, with their endpoints.
     pub listeners: Vec<(Listener, Arc<Serving>)>,
-    /// What is redirected to them.
-    pub portals: Vec<(Portal, Ways)>,
+    /// Portals redirected to the listening ports.
+    pub portals: Vec<(Portal, ListenerKinds)>,
 }
 
-/// Compiles a Service into one entry for each of its ports; none if it has no address of this
+/// Compiles a Service into one entry for each port; none if the Service has no address of this
 /// family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
@@ -142,8 +142,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         let nets = service.source_ranges.iter().copied();
         let nets = nets.filter(|net| IpFamily::of(net.addr()) == node.family);
         let mut nets: Vec<IpNet> = nets.collect();
-        // A node may carry such an address itself, and has it for its source then: whoever admits
-        // the node admits that.
+        // A node may carry a balancer's address, and then sends from it. Ranges that admit the node
+        // therefore admit that address.
         let admits_node = |ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
         if node.ip.is_some_and(admits_node) {
             let own = service.ingress_ips.iter().filter(is_own);
@@ -174,15 +174,15 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         } else {
             Scope::Cluster
         };
-        let everywhere = |way| Ways {
-            outside: way,
-            pods: way,
-            node: way,
+        let everywhere = |kind| ListenerKinds {
+            outside: kind,
+            pods: kind,
+            node: kind,
         };
-        // Whoever is on this node already loses no source address by going on to another one.
-        let external = |sources| Ways {
-            outside: Way::of(from_outside, sources),
-            ..everywhere(Way::of(Scope::Cluster, sources))
+        // A client on this node loses no source address if another node's endpoint serves.
+        let external = |sources| ListenerKinds {
+            outside: ListenerKind::of(from_outside, sources),
+            ..everywhere(ListenerKind::of(Scope::Cluster, sources))
         };
         let of_balancers = if has_ranges {
             Sources::Ranges
@@ -191,7 +191,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         };
         let cluster = (
             portal(Some(cluster_ip), port.port),
-            everywhere(Way::of(within, Sources::All)),
+            everywhere(ListenerKind::of(within, Sources::All)),
         );
         let externals = service.external_ips_of(port).filter(|ip| is_own(&ip));
         let externals = externals.map(|ip| (ip, Sources::All));
@@ -202,23 +202,23 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             addresses.map(|(ip, sources)| (portal(Some(ip), port.port), external(sources)));
         let node_port = port.node_port;
         let node_port = node_port.map(|number| (portal(None, number), external(Sources::All)));
-        let mut portals: Vec<(Portal, Ways)> = Vec::new();
-        for (portal, ways) in [cluster].into_iter().chain(addresses).chain(node_port) {
+        let mut portals: Vec<(Portal, ListenerKinds)> = Vec::new();
+        for (portal, kinds) in [cluster].into_iter().chain(addresses).chain(node_port) {
             if portals.iter().all(|(known, _)| *known != portal) {
-                portals.push((portal, ways));
+                portals.push((portal, kinds));
             }
         }
-        let ways = portals.iter();
-        let ways = ways.flat_map(|(_, ways)| [ways.outside, ways.pods, ways.node]);
-        let mut ways: Vec<Way> = ways.collect();
-        ways.sort_unstable();
-        ways.dedup();
+        let kinds = portals.iter();
+        let kinds = kinds.flat_map(|(_, kinds)| [kinds.outside, kinds.pods, kinds.node]);
+        let mut kinds: Vec<ListenerKind> = kinds.collect();
+        kinds.sort_unstable();
+        kinds.dedup();
         if owner.name.protocol == Protocol::Sctp {
-            // No port is opened for it, which is told; so nothing leads there.
+            // SCTP gets no listening port, which is reported, so nothing leads there.
             portals.clear();
         }
-        let serving = |way: Way| {
-            let targets = match way.scope {
+        let serving = |kind: ListenerKind| {
+            let targets = match kind.scope {
                 Scope::Cluster => &backends.cluster,
                 Scope::Local => &backends.local,
             };
@@ -230,18 +230,18 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
                 affinity: service
                     .affinity_seconds
                     .map(|seconds| Duration::from_secs(seconds.into())),
-                sources: (way.sources == Sources::Ranges).then(&ranges),
+                sources: (kind.sources == Sources::Ranges).then(&ranges),
             })
         };
-        let listener = |way| Listener {
+        let listener = |kind| Listener {
             name: owner.name.clone(),
-            way,
+            kind,
         };
         ServedPort {
             name: owner.name.to_string().into(),
-            listeners: ways
+            listeners: kinds
                 .into_iter()
-                .map(|way| (listener(way), serving(way)))
+                .map(|kind| (listener(kind), serving(kind)))
                 .collect(),
             portals,
             owner,

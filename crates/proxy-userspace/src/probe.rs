@@ -1,20 +1,20 @@
-//! What a kernel can do of what this mode needs, tried before anything depends on it.
+//! A check of the kernel's abilities that this mode needs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use iptables::{Iptables, IptablesError, Match, Rule, Table, Target};
 use proxy::{IpFamily, Protocol};
 
-/// The kernel modules, by their aliases, of matches and targets that this mode has on the usual
-/// node: for [`Iptables::choose_loading`].
+/// Kernel modules, by alias, of the matches and targets that this mode usually needs: for
+/// [`Iptables::choose_loading`].
 pub const MODULES: [&str; 4] = ["ipt_tcp", "ipt_udp", "ipt_mark", "ipt_DNAT"];
 
 /// Tries rules with each match and target that all clusters need, in a chain that nothing leads to.
-/// Nothing of it stays.
+/// The rules are removed again.
 ///
 /// # Errors
 ///
-/// Why one is not taken.
+/// The first refusal.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
     let localhost: IpAddr = match family {
         IpFamily::V4 => Ipv4Addr::LOCALHOST.into(),

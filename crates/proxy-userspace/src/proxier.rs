@@ -6,10 +6,10 @@
 //!                         └ settle, observe
 //! ```
 //!
-//! A redirect waits for its listening ports; one that leaves an open listening port for another one, of
-//! its Service or of another, waits until the right endpoints serve there. A listening port is closed
-//! once no rule leads to it. Where one cannot be opened, a redirect that leads to those of other
-//! Services, which are gone, goes: theirs may be the port, or the descriptor, that is needed.
+//! A redirect waits for its listening ports. If it moves from one open port to another, it waits
+//! until the right endpoints serve there. A listening port closes once no rule leads to it. If a
+//! port cannot be opened, its redirect is removed where it still leads to ports of Services that
+//! are gone. Their port or descriptor may be the one that is needed.
 
 use std::mem;
 use std::net::IpAddr;
@@ -25,12 +25,11 @@ use proxy::{
 use reconcile::Rows;
 
 use crate::claims::{Claims, Surroundings};
-use crate::exchange::Found;
-use crate::held::Held;
 use crate::kinds::{Lane, Part, State, UserspaceKinds};
+use crate::part_state::{PartState, RedirectState};
 use crate::plan::{
-    Base, Blame, Change, Extent as Writes, NodePortsAt, Outcomes, Plan, Redirects, Refusal,
-    SocketError, Sockets, Written,
+    Base, Blame, Change, Extent as Writes, NodePortsAt, Outcomes, Plan, RedirectOutcomes,
+    Redirects, Refusal, SocketError, Sockets,
 };
 use crate::port::{Listener, compile};
 use crate::tables::Tables;
@@ -38,20 +37,20 @@ use crate::tables::Tables;
 /// The userspace mode for one IP family.
 pub type Proxier<K> = Engine<Userspace, K>;
 
-/// Its kernel threads: of [listening ports, and of rules](Lane).
+/// The kernel threads of this mode: [listening ports and rules](Lane).
 pub type Lanes<K> = engine::Lanes<Userspace, K>;
 
-/// What the userspace mode wants, knows and writes.
+/// The wanted and actual state of the userspace mode, and its next writes.
 pub struct Userspace {
     tables: Tables,
     claims: Claims,
     surroundings: Surroundings,
-    /// Whether nobody knows what was written: something was refused.
+    /// True if a refused write has left the kernel's content unknown.
     is_uncertain: bool,
 }
 
 impl Userspace {
-    /// Wants the base for the addresses as they are; whether redirects depend on what changed.
+    /// Wants the base for the current addresses. Returns true if redirects depend on the change.
     fn want_base(&mut self, state: &mut State) -> bool {
         let node = &state.node;
         let outside = |ip: &IpAddr| match ip {
@@ -74,7 +73,7 @@ impl Userspace {
             let addresses = selected.iter().copied().filter(outside).collect();
             (Some(NodePortsAt::These(selected)), addresses)
         } else {
-            // They go on to be served where they are.
+            // NodePorts stay where they are served.
             let installed = self.tables.base.actual(&());
             let installed = installed.map(|base| base.node_ports.clone());
             let addresses = mem::take(&mut state.serving.addresses);
@@ -87,7 +86,7 @@ impl Userspace {
         };
         self.tables.base.claim(&(), [((), base)]);
         state.serving.addresses = addresses;
-        // As long as the addresses are not known, what leads to one stays.
+        // Until the addresses are known, redirects keep their address.
         let is_other = node.has_addresses && self.surroundings.via != via;
         if is_other {
             self.surroundings.via = via;
@@ -104,8 +103,8 @@ impl Userspace {
     }
 
     fn next_of_sockets(&mut self, state: &State) -> Option<Plan> {
-        // Rules of a process before us may lead to ports that are free now, and are not to be
-        // opened for another Service.
+        // Rules of an earlier process may lead to ports that are free now. Such a port may not open
+        // for another Service.
         if !state.knows(Part::Rules) {
             return None;
         }
@@ -136,8 +135,8 @@ impl Userspace {
         let opens = |listener: &&Listener| {
             tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
         };
-        // Whoever waits for a port in vain has the next one, before all that are younger, and at once
-        // where one is closed.
+        // Listeners that failed to get a port come first, ahead of all younger ones. A closing port
+        // gives them a chance at once.
         let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
         let is_chance = due.iter().any(|of| opens(of) || closes(of));
         if tables.sockets.failing_len() > 0 && is_chance {
@@ -150,14 +149,14 @@ impl Userspace {
             for listener in opened {
                 let owner = tables.sockets.owner(listener);
                 let before = owner.map(|owner| self.claims.ports_before(owner, tables));
-                let port = before.and_then(|ports| ports.get(&listener.way).copied());
+                let port = before.and_then(|ports| ports.get(&listener.kind).copied());
                 again.extend(port.map(|port| ((*listener).clone(), port)));
             }
         }
         let rank = |listener: &Listener| {
             let owner = tables.sockets.owner(listener);
             let order = owner.map(|owner| (owner.rank, Arc::clone(owner)));
-            // Those that were served are, and those that are closed make room before.
+            // Closing listeners make room first, then come those that were served before.
             let is_new = order.is_some() && !again.contains_key(listener);
             (is_new, order)
         };
@@ -175,7 +174,7 @@ impl Userspace {
         }))
     }
 
-    /// Whether ports are being opened, or about to be.
+    /// Returns true if ports are being opened, or about to be.
     fn is_opening(&self, state: &State) -> bool {
         let opens = |listener: &Listener| self.tables.port(listener) == 0;
         let mut due = self.tables.sockets.due(state.now);
@@ -188,11 +187,11 @@ impl Userspace {
     }
 
     fn next_of_rules(&mut self, state: &State) -> Option<Plan> {
-        // A base that is written before the node's addresses are known could take NodePorts away.
+        // RedirectOutcomes before the node's addresses are known, the base could remove NodePorts.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return None;
         }
-        // Redirects are written together with those whose ports are open in a moment.
+        // These redirects are written together with those whose ports open in a moment.
         if self.is_opening(state) {
             return None;
         }
@@ -224,23 +223,18 @@ impl Userspace {
             None => state.may_delete(),
         };
         if plan.extent == Writes::Whole {
-            // What is not ready stays as it is.
+            // Redirects that are not ready stay as they are.
             let wanted = tables.redirects.iter_wanted().map(|(portal, _)| *portal);
             let held = tables.redirects.iter_actual().map(|(portal, _)| *portal);
             let all: HashSet<_> = wanted.chain(held).collect();
-            let all = all.into_iter().map(change);
-            plan.changes = all
-                .filter_map(|change| {
-                    let is_ready = is_ready(&change);
-                    let before = change.before.clone();
-                    let after = if is_ready {
-                        change.after.clone()
-                    } else {
-                        before
-                    };
-                    after.is_some().then_some(Change { after, ..change })
-                })
-                .collect();
+            let kept = |mut change: Change| {
+                if !is_ready(&change) {
+                    change.after.clone_from(&change.before);
+                }
+                change
+            };
+            let all = all.into_iter().map(|portal| kept(change(portal)));
+            plan.changes = all.filter(|change| change.after.is_some()).collect();
         } else {
             let due = tables.redirects.due(state.now);
             plan.changes = due.map(|portal| change(*portal)).filter(is_ready).collect();
@@ -254,8 +248,8 @@ impl Userspace {
         (!plan.is_empty()).then_some(Plan::Redirects(plan))
     }
 
-    /// Takes over what was found; whether redirects depend on what changed.
-    fn observe_rules(&mut self, state: &mut State, held: Held) -> bool {
+    /// Takes over the rules that were read. Returns true if redirects depend on a change.
+    fn observe_rules(&mut self, state: &mut State, held: RedirectState) -> bool {
         let is_drift = state.knows(Part::Rules) && !mem::take(&mut self.is_uncertain);
         let is_aimed = self.aim_as_found(state, &held);
         let had_base = self.tables.base.actual(&()).cloned();
@@ -272,10 +266,10 @@ impl Userspace {
         is_other
     }
 
-    /// As long as the addresses of this node are not known, what comes from elsewhere is led to the
-    /// one to which a process before this led it: with none, nothing that comes from elsewhere
-    /// would be served. Whether that is another one now.
-    fn aim_as_found(&mut self, state: &State, held: &Held) -> bool {
+    /// Keeps the address that a previous process led packets to, until the node's addresses are
+    /// known. With none, no packet from elsewhere would be served. Returns true if the address has
+    /// changed.
+    fn aim_as_found(&mut self, state: &State, held: &RedirectState) -> bool {
         let via = &mut self.surroundings.via;
         if state.node.has_addresses || via.is_some() {
             return false;
@@ -329,9 +323,9 @@ impl Userspace {
         }
     }
 
-    fn settle_redirects(&mut self, state: &mut State, plan: &Redirects, written: Written) {
+    fn settle_redirects(&mut self, state: &mut State, plan: &Redirects, written: RedirectOutcomes) {
         if written.is_refused() {
-            // Not in every case is it known what was written.
+            // The content of the kernel is not known in every case.
             self.is_uncertain = true;
             state.doubt(Part::Rules);
         }
@@ -393,7 +387,7 @@ impl Userspace {
         if base.is_some() || refusal.blame == Blame::None {
             redirects.fail(&change.portal, state.now);
         } else {
-            // Alone, among others that are taken: it is to blame itself.
+            // Refused alone, among others that were taken, the change itself is at fault.
             redirects.excuse(&change.portal, state.now);
         }
         if base.is_none() {
@@ -406,7 +400,7 @@ impl Userspace {
     }
 }
 
-/// The ports that redirects lead to which are being written.
+/// Returns the target ports of redirects that are being written.
 fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
     let changes = state.in_flight().flat_map(|plan| match plan {
         Plan::Redirects(redirects) => redirects.changes.as_slice(),
@@ -417,7 +411,7 @@ fn being_used(state: &State) -> HashSet<(Protocol, u16)> {
         .collect()
 }
 
-/// Counts a write that was done.
+/// Counts a completed write.
 fn count(state: &mut State, subject: Subject) {
     state.report.written += 1;
     state.report.writes.add(subject, Fate::Done, 1);
@@ -434,7 +428,7 @@ fn tell(state: &mut State, object: String, owner: Option<&ServicePortName>, reas
 impl engine::Scheme for Userspace {
     type Kinds = UserspaceKinds;
     type Outcomes = Outcomes;
-    type Found = Found;
+    type Found = PartState;
     type Query = ();
     type Answer = ();
 
@@ -493,10 +487,10 @@ impl engine::Scheme for Userspace {
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
         if *notice == Notice::Ruleset {
-            // They mostly come several together.
+            // Notices mostly arrive in groups.
             state.doubt(Part::Rules);
         }
-        // There is no link that holds service addresses.
+        // No link holds service addresses.
         false
     }
 
@@ -513,10 +507,10 @@ impl engine::Scheme for Userspace {
         Step { plan, query: None }
     }
 
-    fn observe(&mut self, state: &mut State, model: &Model, found: Found) {
+    fn observe(&mut self, state: &mut State, model: &Model, found: PartState) {
         let is_other = match found {
-            Found::Rules(held) => self.observe_rules(state, *held),
-            Found::Addresses(addresses) => {
+            PartState::Rules(held) => self.observe_rules(state, *held),
+            PartState::Addresses(addresses) => {
                 state.node.interface_addresses = addresses;
                 state.node.has_addresses = true;
                 self.want_base(state)
@@ -535,14 +529,14 @@ impl engine::Scheme for Userspace {
             (Plan::Redirects(plan), Outcomes::Redirects(written)) => {
                 self.settle_redirects(state, plan, written);
             }
-            // Each lane carries out plans of its own.
+            // Each lane carries out its own plans.
             _ => {}
         }
     }
 
     fn as_done(plan: &Plan) -> Outcomes {
         match plan {
-            // Which ports it would be the kernel says as it opens them.
+            // The kernel tells the real numbers when it opens the ports.
             Plan::Sockets(sockets) => Outcomes::Sockets(
                 (1..=u16::MAX)
                     .cycle()
@@ -550,7 +544,7 @@ impl engine::Scheme for Userspace {
                     .map(|(number, (_, serving))| Ok(serving.as_ref().map(|_| number)))
                     .collect(),
             ),
-            Plan::Redirects(_) => Outcomes::Redirects(Written::default()),
+            Plan::Redirects(_) => Outcomes::Redirects(RedirectOutcomes::default()),
         }
     }
 

@@ -1,27 +1,27 @@
-//! How packets come to listening ports: the seam between what is redirected and who does it.
+//! The seam between redirects and the program or table that carries them.
 
 pub(crate) mod iptables;
 pub(crate) mod nftables;
 mod origins;
 
 use crate::config::Config;
-use crate::held::Held;
+use crate::part_state::RedirectState;
 use crate::plan::{Redirects, Refusal};
 use proxy::Unreadable;
 
-/// Who redirects packets, in one IP family.
+/// The redirects of one IP family in the kernel.
 pub(crate) trait Redirect: Send {
-    /// What is redirected.
+    /// Reads the redirects.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
-    fn read(&mut self, config: &Config) -> Result<Held, Unreadable>;
+    /// The redirects cannot be read.
+    fn read(&mut self, config: &Config) -> Result<RedirectState, Unreadable>;
 
-    /// Carries out a plan, whole or not at all. What is there has been read before.
+    /// Writes a plan, whole or not at all. The caller has read the redirects before.
     ///
     /// # Errors
     ///
-    /// It was not taken.
+    /// The kernel refuses the plan.
     fn write(&mut self, plan: &Redirects) -> Result<(), Refusal>;
 }

@@ -1,4 +1,4 @@
-//! What this mode keeps: what is wanted, what is there, and so what is pending.
+//! The tables of this mode: wanted, actual, and so pending state.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,31 +8,31 @@ use hashbrown::{HashMap, HashSet};
 use proxy::{Owner, Protocol};
 use reconcile::{Removals, Rows, Table};
 
-use crate::held::Held;
-use crate::plan::{Aim, Base, Change};
-use crate::port::{Listener, Portal, Way};
+use crate::part_state::RedirectState;
+use crate::plan::{Base, Change, RedirectTarget};
+use crate::port::{Listener, ListenerKind, Portal};
 use relay::Serving;
 
 /// All tables of one IP family.
 pub(crate) struct Tables {
-    /// Listening ports. Those that are there are of this process, and so all known.
+    /// Listening ports. This process owns the actual ones, so all are known.
     pub(crate) sockets: Table<Listener, Arc<Serving>, Arc<Owner>>,
-    pub(crate) redirects: Table<Portal, Aim, Arc<Owner>>,
+    pub(crate) redirects: Table<Portal, RedirectTarget, Arc<Owner>>,
     pub(crate) base: Table<(), Base, ()>,
-    /// Of other modes: only in the way, so that nothing is late for it.
+    /// Leftovers of other modes, which no Service waits for.
     pub(crate) leftovers: Table<(), Leftovers, ()>,
-    /// The numbers of the listening ports that are open.
+    /// Numbers of the open listening ports.
     ports: HashMap<Listener, u16>,
-    /// Whose these numbers are: ports that are ours.
+    /// Listeners by the number of their port.
     numbers: HashMap<(Protocol, u16), Listener>,
-    /// How many redirects that are there lead to a port.
+    /// Number of actual redirects that lead to a port.
     uses: HashMap<(Protocol, u16), usize>,
-    /// Whether rules may lead to ports that are none of ours.
+    /// True if rules may lead to ports of an earlier process.
     may_have_foreign: bool,
 }
 
 impl Tables {
-    /// Nothing is wanted, nor known to be there.
+    /// Creates tables in which nothing is wanted or known.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self {
             sockets: Table::new(),
@@ -49,7 +49,7 @@ impl Tables {
         tables
     }
 
-    /// Says what time it is.
+    /// Sets the current time.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.sockets.begin(now);
         self.redirects.begin(now);
@@ -57,7 +57,7 @@ impl Tables {
         self.leftovers.begin(now);
     }
 
-    /// All of them.
+    /// Returns all tables.
     pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
         let Self {
             sockets,
@@ -76,12 +76,12 @@ impl Tables {
 
     // ---- listening ports ----
 
-    /// The number of a listening port; 0 as long as it is not open.
+    /// Returns the number of a listening port, or 0 until it is open.
     pub(crate) fn port(&self, listener: &Listener) -> u16 {
         self.ports.get(listener).copied().unwrap_or_default()
     }
 
-    /// A listening port is open, and these serve there.
+    /// Records that a listening port is open with these endpoints.
     pub(crate) fn opened(&mut self, listener: &Listener, port: u16, serving: Arc<Serving>) {
         let protocol = listener.name.protocol;
         if let Some(before) = self.ports.insert(listener.clone(), port) {
@@ -91,7 +91,7 @@ impl Tables {
         self.sockets.set_actual(listener, Some(serving));
     }
 
-    /// A listening port is closed.
+    /// Records that a listening port is closed.
     pub(crate) fn closed(&mut self, listener: &Listener) {
         if let Some(port) = self.ports.remove(listener) {
             self.numbers.remove(&(listener.name.protocol, port));
@@ -99,17 +99,17 @@ impl Tables {
         self.sockets.set_actual(listener, None);
     }
 
-    /// Whether rules lead to a listening port: then it stays.
+    /// Reports whether rules lead to a listening port, which then stays open.
     pub(crate) fn is_used(&self, listener: &Listener) -> bool {
         let port = (listener.name.protocol, self.port(listener));
         self.uses.contains_key(&port)
     }
 
-    /// Whether a redirect would leave a listening port of this process, be it of its Service or of the
-    /// one that had the address before, for one that does not yet serve as is wanted: it may have no
-    /// endpoint, where the one that is left has.
+    /// Reports whether a redirect has to wait: it would leave an open port for one that does not
+    /// serve as wanted yet. The new port may have no endpoint while the old one has. The old port
+    /// may belong to the same Service or to the previous owner of the address.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
-        // Mostly so, and where all redirects are written at a start.
+        // The usual case, and that of a start, when all redirects are written.
         if self.sockets.pending_len() == 0 {
             return false;
         }
@@ -130,17 +130,18 @@ impl Tables {
         })
     }
 
-    /// Whether a redirect leads to ports of other Services that are gone, as one that it is to lead to
-    /// could not be opened: what comes to it is not theirs, and it may be theirs that is needed.
+    /// Reports whether a redirect leads only to ports of Services that are gone, while its own
+    /// ports could not be opened. Its packets are not theirs, and a port of theirs may be the one
+    /// that is needed.
     pub(crate) fn is_abandoned(&self, change: &Change) -> bool {
         let (Some(owner), Some(before), Some(after)) =
             (&change.owner, &change.before, &change.after)
         else {
             return false;
         };
-        let cannot_be_opened = |way| {
+        let cannot_be_opened = |kind| {
             let name = owner.clone();
-            self.sockets.is_failing(&Listener { name, way })
+            self.sockets.is_failing(&Listener { name, kind })
         };
         let is_left = |port: u16| {
             let listener = self.numbers.get(&(change.portal.protocol, port));
@@ -150,10 +151,10 @@ impl Tables {
         };
         !after.is_open()
             && before.ports().all(is_left)
-            && Way::ALL.into_iter().any(cannot_be_opened)
+            && ListenerKind::ALL.into_iter().any(cannot_be_opened)
     }
 
-    /// Whether no more redirects than these lead to a port that is none of ours.
+    /// Reports whether exactly `count` redirects lead to a port that this process has not opened.
     pub(crate) fn leads_alone(&self, protocol: Protocol, number: u16, count: usize) -> bool {
         let port = (protocol, number);
         number != 0
@@ -161,13 +162,13 @@ impl Tables {
             && self.uses.get(&port).copied() == Some(count)
     }
 
-    /// Whether rules may lead to ports of a process before us.
+    /// Reports whether rules may lead to ports of an earlier process.
     pub(crate) fn may_have_foreign(&self) -> bool {
         self.may_have_foreign
     }
 
-    /// The ports that redirects are about to leave for those of another Service that has endpoints.
-    /// Until then whoever serves there goes on to.
+    /// Returns the ports that redirects will leave for a port of another Service with endpoints.
+    /// Until then the old port keeps its endpoints.
     pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
         let redirects = &self.redirects;
         let pending = redirects
@@ -195,7 +196,7 @@ impl Tables {
         ports
     }
 
-    /// Whether a listening port is about to have no endpoint any more.
+    /// Reports whether a listening port is about to lose its last endpoint.
     pub(crate) fn is_emptied(&self, listener: &Listener) -> bool {
         let is_empty = |serving: &Arc<Serving>| serving.endpoints.is_empty();
         self.sockets.wanted(listener).is_some_and(is_empty)
@@ -205,7 +206,7 @@ impl Tables {
                 .is_some_and(|of| !is_empty(of))
     }
 
-    /// The ports that rules of a process before us lead to.
+    /// Returns the ports of an earlier process that rules lead to.
     pub(crate) fn foreign_ports(&mut self) -> HashSet<(Protocol, u16)> {
         if !self.may_have_foreign {
             return HashSet::new();
@@ -220,8 +221,8 @@ impl Tables {
 
     // ---- redirects ----
 
-    /// Books what a redirect is now.
-    pub(crate) fn redirected(&mut self, portal: &Portal, aim: Option<Aim>) {
+    /// Records the actual state of a redirect.
+    pub(crate) fn redirected(&mut self, portal: &Portal, aim: Option<RedirectTarget>) {
         if let Some(before) = self.redirects.actual(portal) {
             for port in before.ports() {
                 let port = (portal.protocol, port);
@@ -233,15 +234,15 @@ impl Tables {
                 }
             }
         }
-        for port in aim.iter().flat_map(Aim::ports) {
+        for port in aim.iter().flat_map(RedirectTarget::ports) {
             *self.uses.entry((portal.protocol, port)).or_default() += 1;
         }
         self.redirects.set_actual(portal, aim);
     }
 
-    /// Takes over what was found; the redirects that are not as they were believed to be.
-    pub(crate) fn observe(&mut self, held: Held) -> Vec<Portal> {
-        let Held {
+    /// Takes over the redirects that were read, and returns those that drifted.
+    pub(crate) fn observe(&mut self, held: RedirectState) -> Vec<Portal> {
+        let RedirectState {
             base,
             redirects,
             leftovers,
@@ -259,7 +260,7 @@ impl Tables {
         self.redirects.observe(redirects)
     }
 
-    /// Whether all that an owner claims is there.
+    /// Reports whether everything that an owner claims is in the kernel.
     pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
         let mut sockets = self.sockets.keys_of(owner).iter();
         let mut redirects = self.redirects.keys_of(owner).iter();
@@ -267,7 +268,7 @@ impl Tables {
             && redirects.all(|key| !self.redirects.is_pending(key))
     }
 
-    /// Whether everything is served by this mode.
+    /// Reports whether all Services are served by this mode.
     pub(crate) fn serve_all(&self) -> bool {
         self.base.pending_len() == 0
             && self.sockets.pending_len() == 0

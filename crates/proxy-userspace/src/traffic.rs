@@ -1,5 +1,4 @@
-//! What the listening ports of all families count, by Service port, and who serves there, for whoever
-//! looks.
+//! Counters and endpoints of all listening ports, by Service port, for observers on other threads.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,19 +8,19 @@ use hashbrown::HashMap;
 use proxy::{IpFamily, Protocol, ServicePortName};
 
 use crate::port::Listener;
-use relay::{Carried, Opened, PortCounters, Serving};
+use relay::{ListeningPort, PortCounters, Serving, TrafficCounts};
 
-/// The listening ports that are open, and their counters. Clones are the same.
+/// The open listening ports with their counters. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic(Arc<Mutex<Ports>>);
 
-/// Those of each listening port.
+/// The open ports by family and listener.
 type Ports = HashMap<(IpFamily, Listener), OpenPort>;
 
-/// How many listening ports this process has opened.
+/// Number of listening ports that this process has opened.
 static OPENINGS: AtomicU64 = AtomicU64::new(0);
 
-/// A listening port that is open.
+/// An open listening port.
 #[derive(Debug, Clone)]
 struct OpenPort {
     opening: u64,
@@ -30,23 +29,23 @@ struct OpenPort {
     serving: Arc<Serving>,
 }
 
-/// What was counted of one listening port: a Service port may have several.
+/// The traffic of one listening port. A Service port may have several.
 #[derive(Debug, Clone)]
-pub struct OfListener {
-    /// Whose it is.
+pub struct ListenerTraffic {
+    /// Service port that owns the listener.
     pub name: ServicePortName,
-    /// Which one it is, of all that this process ever opens: what another one counts begins at 0.
+    /// Number of the opening, unique within this process. The counters of each opening begin at 0.
     pub opening: u64,
-    /// All of it.
-    pub sum: Carried,
-    /// By endpoint.
-    pub endpoints: Vec<(SocketAddr, Carried)>,
+    /// Total traffic.
+    pub sum: TrafficCounts,
+    /// Traffic by endpoint.
+    pub endpoints: Vec<(SocketAddr, TrafficCounts)>,
 }
 
 impl Traffic {
-    /// What was counted, by listening port.
-    pub fn read(&self) -> Vec<OfListener> {
-        // So that no port waits to be opened while they are read.
+    /// Returns the traffic of each listening port.
+    pub fn read(&self) -> Vec<ListenerTraffic> {
+        // Copies first, so that no port waits for the lock while counters are read.
         let ports: Vec<_> = {
             let held = self.lock();
             let ports = held.iter();
@@ -59,7 +58,7 @@ impl Traffic {
         };
         let read = |(name, opening, counters): (ServicePortName, u64, Arc<PortCounters>)| {
             let (sum, endpoints) = counters.read();
-            OfListener {
+            ListenerTraffic {
                 name,
                 opening,
                 sum,
@@ -69,7 +68,7 @@ impl Traffic {
         ports.into_iter().map(read).collect()
     }
 
-    /// Whose a listening port is, and who serves there.
+    /// Returns the owner and the endpoints of a listening port.
     pub fn listening(
         &self,
         family: IpFamily,
@@ -91,7 +90,7 @@ impl Traffic {
         &self,
         family: IpFamily,
         listener: &Listener,
-        opened: &Opened,
+        opened: &ListeningPort,
         serving: &Arc<Serving>,
     ) {
         let port = OpenPort {
@@ -103,7 +102,7 @@ impl Traffic {
         self.lock().insert((family, listener.clone()), port);
     }
 
-    /// Takes in that others serve now.
+    /// Replaces the endpoints of a listening port.
     pub(crate) fn update(&self, family: IpFamily, listener: &Listener, serving: &Arc<Serving>) {
         if let Some(port) = self.lock().get_mut(&(family, listener.clone())) {
             port.serving = Arc::clone(serving);
@@ -124,7 +123,7 @@ mod tests {
     use proxy::NamespacedName;
 
     use super::*;
-    use crate::port::{Scope, Sources, Way};
+    use crate::port::{ListenerKind, Scope, Sources};
 
     #[test]
     fn each_opening_of_a_listening_port_is_told_apart() {
@@ -136,13 +135,13 @@ mod tests {
                 port: "http".into(),
                 protocol: Protocol::Tcp,
             },
-            way: Way {
+            kind: ListenerKind {
                 scope,
                 sources: Sources::All,
             },
         };
         let open = |scope, number: u16| {
-            let opened = Opened {
+            let opened = ListeningPort {
                 number: number.into(),
                 at: ([0, 0, 0, 0], number).into(),
                 counters: Arc::default(),
@@ -161,7 +160,7 @@ mod tests {
         };
         traffic.remove(IpFamily::V4, &listener(Scope::Local));
         assert_eq!(openings(), [cluster]);
-        // It counts from 0 again.
+        // A reopened port counts from 0.
         open(Scope::Local, 1_001);
         let again = openings()[1];
         assert!(again != local && again != cluster);

@@ -1,4 +1,4 @@
-//! What the mode does, as short stories on the strict fake kernel.
+//! Stories about the mode on the strict fake kernel.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -20,7 +20,7 @@ use proxy::{
 };
 use proxy_userspace::fake::FakeKernel;
 use proxy_userspace::{
-    Aim, Base, Config, Extent, NodePortsAt, Plan, Portal, Proxier, Scope, Sources,
+    Base, Config, Extent, NodePortsAt, Plan, Portal, Proxier, RedirectTarget, Scope, Sources,
 };
 
 const NODE: &str = "192.0.2.1";
@@ -80,7 +80,7 @@ impl World {
         self.model.apply(Event::ServiceDeleted(name));
     }
 
-    /// Endpoints by address; those that end in an even number are on this node.
+    /// Sets a Service's endpoints. Even addresses are on this node.
     fn endpoints(&mut self, service: &str, addresses: &[&str]) {
         let endpoint = |address: &&str| Endpoint {
             address: address.parse().unwrap(),
@@ -140,21 +140,21 @@ impl World {
         self.settle()
     }
 
-    /// What a portal is redirected to.
-    fn aim(&self, address: Option<&str>, port: u16) -> Option<Aim> {
+    /// Returns the target of a portal.
+    fn aim(&self, address: Option<&str>, port: u16) -> Option<RedirectTarget> {
         let portal = portal(address, port);
         self.kernel.state().redirects.get(&portal).cloned()
     }
 
-    /// Who serves at a port, and for whom.
+    /// Returns the kind and the endpoints of the listener at a port.
     fn at(&self, port: u16) -> (Scope, Sources, Vec<String>) {
         let state = self.kernel.state();
         let open = state.open.iter();
         let mut found = open.filter(|(_, (number, _))| *number == port);
         let (listener, (_, serving)) = found.next().unwrap();
         let endpoints = serving.endpoints.iter().map(ToString::to_string);
-        let way = listener.way;
-        (way.scope, way.sources, endpoints.collect())
+        let kind = listener.kind;
+        (kind.scope, kind.sources, endpoints.collect())
     }
 
     fn writes(&self) -> Vec<proxy_userspace::Redirects> {
@@ -162,7 +162,7 @@ impl World {
     }
 }
 
-/// With `web1` at 10.96.0.1 to `web9` at 10.96.0.9, of which nothing is written yet.
+/// Creates a world with `web1` at 10.96.0.1 to `web9` at 10.96.0.9, nothing written yet.
 fn of_nine_services() -> World {
     let mut world = World::new().listed();
     for number in 1..=9 {
@@ -197,7 +197,7 @@ fn service(name: &str, address: &str) -> Service {
     }
 }
 
-/// With a NodePort and a balancer's address.
+/// Returns a Service with a NodePort and a balancer's address.
 fn balanced(name: &str, address: &str) -> Service {
     let mut service = service(name, address);
     service.ports[0].node_port = Some(30_080);
@@ -216,7 +216,7 @@ fn a_port_is_opened_and_then_redirected_to() {
     let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
     assert_eq!(
         aim,
-        Aim {
+        RedirectTarget {
             name: "default/web".into(),
             via: Some(NODE.parse().unwrap()),
             outside: 40_000,
@@ -324,7 +324,7 @@ fn policies_and_source_ranges_have_ports_of_their_own() {
     let cluster = world.aim(Some("10.96.0.1"), 80).unwrap();
     let everybody = (Scope::Cluster, Sources::All, all.clone());
     assert_eq!(world.at(cluster.outside), everybody);
-    // From elsewhere only to this node's; from this node and its pods to all.
+    // From elsewhere only this node's endpoints serve; from the node and its pods all do.
     let node_port = world.aim(None, 30_080).unwrap();
     let outside = (Scope::Local, Sources::All, local.clone());
     assert_eq!(world.at(node_port.outside), outside);
@@ -340,11 +340,11 @@ fn policies_and_source_ranges_have_ports_of_their_own() {
     let state = world.kernel.state();
     let mut open = state.open.iter();
     let (_, (_, serving)) = open
-        .find(|(listener, _)| listener.way.sources == Sources::Ranges)
+        .find(|(listener, _)| listener.kind.sources == Sources::Ranges)
         .unwrap();
     let admits = |ip: &str| serving.admits(ip.parse().unwrap());
     assert!(admits("192.0.2.77") && !admits("198.51.100.7"));
-    // The node is among them, and may have the balancer's address for its source.
+    // The ranges admit the node, which may send from the balancer's address.
     assert!(admits("203.0.113.1"));
 }
 
@@ -384,7 +384,7 @@ fn a_node_that_has_another_address_is_redirected_there() {
 #[test]
 fn what_a_process_before_us_has_left_is_taken_over_and_its_ports_are_avoided() {
     let kernel = FakeKernel::new(&[NODE]);
-    let before = Aim {
+    let before = RedirectTarget {
         name: "default/web".into(),
         via: Some(NODE.parse().unwrap()),
         outside: 40_000,
@@ -452,7 +452,7 @@ fn a_redirect_that_is_refused_takes_nothing_away_where_all_is_written_anew() {
     let bad = portal(Some("10.96.0.10"), 80);
     let mut state = world.kernel.state();
     state.refused.insert(bad);
-    // A rule of somebody else among ours.
+    // A foreign rule stands among the mode's rules.
     state.base = None;
     state.writes.clear();
     drop(state);
@@ -501,7 +501,7 @@ fn a_port_that_cannot_be_opened_is_told_and_tried_again() {
         "{told}"
     );
     assert!(world.mode.standing().pending_since.is_some());
-    // Those who have one go on, and change.
+    // Services with a port go on, and follow changes.
     world.endpoints("before", &["10.244.0.7"]);
     world.sync();
     assert_eq!(world.at(40_000).2, ["10.244.0.7:8080"]);
@@ -528,7 +528,7 @@ fn an_address_that_cannot_be_served_does_not_lead_to_a_service_that_is_gone() {
     other.external_ips = vec!["10.96.0.3".parse().unwrap()];
     world.apply(other);
     let report = world.sync();
-    // It is tried once more when a port is closed.
+    // Each close allows one more attempt.
     assert_eq!(report.failures.len(), 2);
     assert!(report.failures.iter().all(|of| of.object.contains("heir")));
     assert_eq!(world.aim(Some("10.96.0.1"), 80), None);
@@ -603,7 +603,7 @@ fn an_address_goes_over_once_its_new_service_serves() {
     world.sync();
     let name = |world: &World| world.aim(Some("10.96.0.1"), 80).unwrap().name;
     assert_eq!(&*name(&world), "default/older");
-    // At once: the younger has an open port, at which nobody serves until that is booked.
+    // Both at once: the younger has an open port, but no endpoints until that write is booked.
     world.delete("older");
     world.endpoints("younger", &["10.244.2.3"]);
     let changes = world.model.take_changes();
@@ -628,7 +628,7 @@ fn an_address_goes_over_while_its_former_service_loses_its_endpoints() {
     world.apply(claiming(service("former", "10.96.0.1")));
     world.endpoints("former", &["10.244.1.2"]);
     world.sync();
-    // At once, as whoever moves a workload does.
+    // Both at once, as when a workload moves.
     world.apply(service("former", "10.96.0.1"));
     world.endpoints("former", &[]);
     world.apply(claiming(service("next", "10.96.0.2")));
@@ -687,7 +687,7 @@ fn a_restart_opens_the_ports_that_rules_lead_to() {
     }
     world.sync();
     let before = world.kernel.state().redirects.clone();
-    // The next process.
+    // The next process starts.
     let kernel = world.kernel;
     kernel.state().open.clear();
     kernel.state().next_port = 50_000;
@@ -702,7 +702,7 @@ fn a_restart_opens_the_ports_that_rules_lead_to() {
     assert!(world.writes().is_empty(), "no rule changes");
 }
 
-/// Where not all can be served those are that were, and then the oldest.
+/// If ports run short, Services that were served come first, then the oldest.
 #[test]
 fn where_ports_are_short_the_oldest_have_them_after_a_restart_too() {
     let aged = |number: u16| Service {
@@ -725,7 +725,8 @@ fn where_ports_are_short_the_oldest_have_them_after_a_restart_too() {
     let report = world.sync();
     assert_eq!(served(&world), ["web1", "web2"]);
     assert!(report.failures.iter().any(|of| of.object.contains("web3")));
-    // A younger one comes, and then a place: it is the older one's, whose time to try is later.
+    // A younger Service comes, and then a free port. The older one gets it, though its retry is
+    // later.
     world.delete("web1");
     world.apply(aged(4));
     for _ in 0..4 {
@@ -733,11 +734,11 @@ fn where_ports_are_short_the_oldest_have_them_after_a_restart_too() {
         world.now += Duration::from_millis(1);
     }
     assert_eq!(served(&world), ["web2", "web3"]);
-    // An older one comes: nobody who is served loses anything to it.
+    // An older Service comes; no served Service loses its port to it.
     world.apply(aged(1));
     world.sync();
     assert_eq!(served(&world), ["web2", "web3"]);
-    // The next process goes on with them.
+    // The next process takes over the same ports.
     let kernel = world.kernel;
     kernel.state().open.clear();
     let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
@@ -770,7 +771,7 @@ fn without_knowing_the_addresses_what_is_redirected_keeps_its_address() {
     let before = world.aim(Some("10.96.0.1"), 80).unwrap().via;
     assert_eq!(before, Some(NODE.parse().unwrap()));
 
-    // The next process cannot read them.
+    // The next process cannot read the redirects.
     let kernel = world.kernel;
     kernel.state().open.clear();
     kernel.state().next_port = 50_000;
@@ -782,7 +783,7 @@ fn without_knowing_the_addresses_what_is_redirected_keeps_its_address() {
     let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
     assert_eq!((aim.via, aim.outside), (before, 40_000));
 
-    // The node has got another one meanwhile.
+    // The node's address has changed meanwhile.
     let mut state = world.kernel.state();
     state.hidden = None;
     state.addresses = ["192.0.2.7".parse().unwrap()].into();

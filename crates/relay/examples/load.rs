@@ -1,12 +1,12 @@
-//! What the relay costs, on loopback: connections for each second, throughput, round trips, and
+//! Measures the cost of the relay on loopback: connections per second, throughput, round trips, and
 //! memory of an idle connection, with and without `splice`.
 //!
 //! ```text
 //! cargo run --release -p relay --example load
 //! ```
 //!
-//! Clients and the endpoint are processes of their own, which this starts, so that what is measured
-//! of this process is the relay's alone. `direct` is the same without a relay.
+//! Clients and the endpoint run as processes of their own, started here, so that this process
+//! measures the relay alone. `direct` is the same without a relay.
 #![allow(clippy::unwrap_used, reason = "an example stops at the first surprise")]
 
 use std::env;
@@ -21,16 +21,16 @@ use std::time::{Duration, Instant};
 use relay::{Carriage, Limits, Reach, Relay, Serving, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// How long each measurement takes.
+/// Time of each measurement.
 const TIME: Duration = Duration::from_secs(3);
 
-/// How many idle connections there are to be.
+/// Number of idle connections.
 const IDLE: usize = 10_000;
 
 /// Descriptors for all else.
 const OTHERS: usize = 100;
 
-/// How many clients connect beside each other.
+/// Number of clients that connect at once.
 const CLIENTS: usize = 4;
 
 fn main() {
@@ -51,7 +51,7 @@ fn main() {
 
 // ---- the endpoint ----
 
-/// What a connection is for is its first byte.
+/// Serves connections; the first byte of each says its purpose.
 fn serve() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     println!("{}", listener.local_addr().unwrap());
@@ -92,7 +92,7 @@ fn connect(at: SocketAddr) -> TcpStream {
     client
 }
 
-/// Prints how many there were in a second.
+/// Prints the number of rounds in a second.
 fn client(at: SocketAddr, what: &str, count: usize) {
     let start = Instant::now();
     match what {
@@ -121,7 +121,7 @@ fn client(at: SocketAddr, what: &str, count: usize) {
                 done += chunk.len();
             }
             client.shutdown(Shutdown::Write).unwrap();
-            // Until all is read.
+            // Waits until all is read.
             let _ = client.read(&mut [0; 1]);
             println!("{}", per_second(done, start));
         }
@@ -146,7 +146,7 @@ fn client(at: SocketAddr, what: &str, count: usize) {
             };
             let all: Vec<TcpStream> = (0..count).map(one).collect();
             println!("{}", all.len());
-            // Until the relay has measured, and closes this.
+            // Waits until the relay has measured, and closes this.
             let _ = std::io::stdin().read(&mut [0; 1]);
         }
     }
@@ -185,7 +185,7 @@ where
     line.trim().parse().unwrap()
 }
 
-/// What a client prints, and how long this process has worked meanwhile, in seconds.
+/// Returns the client's result, and the CPU seconds of this process meanwhile.
 fn run(at: SocketAddr, what: &str, count: usize) -> (u64, f64) {
     let before = worked();
     let (mut child, mut output) = start(&["client", &at.to_string(), what, &count.to_string()]);
@@ -194,11 +194,11 @@ fn run(at: SocketAddr, what: &str, count: usize) -> (u64, f64) {
     (found, worked() - before)
 }
 
-/// How long this process has worked, in seconds.
+/// Returns the CPU time of this process, in seconds.
 fn worked() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap();
     let fields = stat.rsplit(')').next().unwrap().split_whitespace();
-    // User and system, in ticks of 10 ms.
+    // User and system time, in ticks of 10 ms.
     let ticks = fields.skip(11).take(2);
     ticks
         .map(|field| field.parse::<f64>().unwrap())
@@ -206,7 +206,7 @@ fn worked() -> f64 {
         / 100.0
 }
 
-/// The memory of this process, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> u64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
@@ -217,7 +217,7 @@ fn measure(descriptors: Option<u64>) {
     let (mut server, mut output) = start(&["server"]);
     let endpoint: SocketAddr = line(&mut output);
     let descriptors = descriptors.map_or(usize::MAX, |most| most.try_into().unwrap());
-    // Each takes two here.
+    // Each connection takes two here.
     let idle = IDLE.min((descriptors - OTHERS) / 2);
     let all = [
         ("direct", None),

@@ -1,4 +1,4 @@
-//! Which endpoint a client is connected to: round robin, or the one that it had before.
+//! The choice of an endpoint for a client: round robin, or the endpoint that it had before.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -10,43 +10,43 @@ use ipnet::IpNet;
 
 use super::recent::Recent;
 
-/// How many clients are remembered for one listening port.
+/// Maximum number of clients remembered for one listening port.
 const MOST_CLIENTS: usize = 65_536;
 
-/// Whom a listening port serves, and by whom.
+/// The endpoints of a listening port, its affinity, and the clients that it admits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Serving {
-    /// Who serves, sorted. Where it is empty, connections are reset.
+    /// Endpoints, sorted. If empty, connections are reset.
     pub endpoints: Box<[SocketAddr]>,
-    /// How long a client keeps its endpoint after its last connection.
+    /// Time that a client keeps its endpoint after its last connection.
     pub affinity: Option<Duration>,
-    /// From where alone clients may come; `None`: from everywhere.
+    /// Networks that clients may come from; `None` admits all.
     pub sources: Option<Box<[IpNet]>>,
 }
 
 impl Serving {
-    /// Whether an endpoint is one of these.
+    /// Reports whether the port has this endpoint.
     pub fn has(&self, endpoint: &SocketAddr) -> bool {
         self.endpoints.binary_search(endpoint).is_ok()
     }
 
-    /// Whether a client may come from there.
+    /// Reports whether a client may connect from this address.
     pub fn admits(&self, client: IpAddr) -> bool {
         let sources = self.sources.as_deref();
         sources.is_none_or(|nets| nets.iter().any(|net| net.contains(&client)))
     }
 }
 
-/// Whether a client gets the endpoint that it had before.
+/// The choice between a client's previous endpoint and the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// Where there is affinity.
+    /// The previous endpoint, if there is affinity.
     Kept,
-    /// No: it did not accept.
+    /// The next endpoint: the previous one did not accept.
     Another,
 }
 
-/// The turns of one listening port.
+/// The round-robin state of one listening port.
 pub(crate) struct Balance {
     serving: Arc<Serving>,
     next: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Balance {
 
 impl Balance {
     pub(crate) fn new(serving: Arc<Serving>) -> Self {
-        // Not every node is to begin with the same endpoint.
+        // A random start, so that nodes do not all begin with the same endpoint.
         let random = RandomState::new().build_hasher().finish();
         let mut balance = Self {
             serving: Arc::default(),
@@ -66,7 +66,7 @@ impl Balance {
         balance
     }
 
-    /// Takes over who serves by now. Clients keep those endpoints that are still among them.
+    /// Replaces the endpoints. Clients keep an endpoint that is still there.
     pub(crate) fn update(&mut self, serving: Arc<Serving>) {
         if serving.affinity != self.serving.affinity {
             let of = |ttl| Recent::new(ttl, MOST_CLIENTS);
@@ -79,7 +79,7 @@ impl Balance {
         &self.serving
     }
 
-    /// The endpoint for a client's next connection.
+    /// Picks the endpoint for a client's next connection.
     pub(crate) fn pick(
         &mut self,
         client: IpAddr,

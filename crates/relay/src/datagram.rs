@@ -1,5 +1,5 @@
-//! Datagrams with the address that they were sent to: an answer has to come from there, or
-//! connection tracking does not know it for one.
+//! Datagrams with their destination address. An answer has to come from that address, or connection
+//! tracking does not match it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -16,17 +16,17 @@ use socket2::Socket;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-/// A client, and which of our addresses it sent to.
+/// A client, and the local address that it sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Peer {
     pub(crate) client: SocketAddr,
     pub(crate) own: IpAddr,
 }
 
-/// A socket that receives.
+/// A socket that receives datagrams with their destination address.
 pub(crate) struct Datagrams(UdpSocket);
 
-/// Has a socket tell which address a datagram was sent to.
+/// Makes a socket report the destination address of each datagram.
 pub(crate) fn want_destination(socket: &Socket, at: SocketAddr) -> io::Result<()> {
     match at {
         SocketAddr::V4(_) => setsockopt(socket, Ipv4PacketInfo, &true)?,
@@ -40,18 +40,18 @@ impl Datagrams {
         Self(socket)
     }
 
-    /// Waits until there is one, perhaps.
+    /// Waits until a datagram may be there.
     pub(crate) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await
     }
 
-    /// Receives one, if there is one: how long it is, and from whom.
+    /// Receives a datagram, if there is one, and returns its length and its peer.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Peer)> {
         let receive = || receive(&self.0, buffer);
         self.0.try_io(Interest::READABLE, receive)
     }
 
-    /// Sends one back to a peer, if there is room.
+    /// Sends a datagram back to a peer, if there is room.
     pub(crate) fn send(&self, to: Peer, bytes: &[u8]) -> io::Result<usize> {
         send(&self.0, to, bytes)
     }

@@ -1,5 +1,5 @@
-//! How many files the relay may have open, and what it does where there are no more: it stops
-//! accepting, says so once, and goes on when one is free.
+//! The limit of open files. Without a free descriptor, the relay stops accepting, logs it once, and
+//! goes on when one is free.
 
 use std::cell::Cell;
 use std::io;
@@ -12,24 +12,23 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-/// Why there are none, and what to do.
+/// The error when no descriptor is left, with the remedy.
 pub(crate) const OPEN: &str =
     "as many files are open as may be: raise the limit (LimitNOFILE, `ulimit -n`)";
 
-/// How many are left to the rest of the process at least.
+/// Least number of descriptors left to the rest of the process.
 const RESERVE: usize = 256;
 
-/// How many files it allows itself at most: what Linux allows one process unless told otherwise
-/// (`fs.nr_open`).
+/// Most files that the relay allows itself: Linux's default limit for one process (`fs.nr_open`).
 const MOST: u64 = 1 << 20;
 
-/// The first pause after the kernel has refused one, and the longest.
+/// First and longest pause after the kernel refused a descriptor.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
-/// That there are none is said again after so long.
+/// Time before the shortage is logged again.
 const QUIET: Duration = Duration::from_mins(1);
 
-/// How many descriptors a relay has left. Clones are the same ones, for any thread.
+/// The free descriptors of a relay. Clones share them, on any thread.
 #[derive(Debug, Clone)]
 pub(crate) struct Free(Arc<Semaphore>, usize);
 
@@ -37,24 +36,24 @@ pub(crate) struct Free(Arc<Semaphore>, usize);
 pub(crate) struct Descriptors {
     free: Free,
     connections: Arc<Semaphore>,
-    /// Doubles each time that the kernel refuses one.
+    /// Next pause; doubles each time that the kernel refuses a descriptor.
     pause: Cell<Duration>,
-    /// When it was said that there are none.
+    /// Time of the last warning about a shortage.
     told: Cell<Option<Instant>>,
     shortage: Cell<Shortage>,
 }
 
-/// Whether there are none.
+/// The state of the shortage warning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shortage {
     No,
-    /// That was said lately, and is not said again.
+    /// A shortage that is not logged, because the last warning is recent.
     Untold,
     Told,
 }
 
 /// Descriptors that are held until this is dropped.
-pub(crate) type Held = OwnedSemaphorePermit;
+pub(crate) type DescriptorPermit = OwnedSemaphorePermit;
 
 impl Free {
     pub(crate) fn new(most: Option<usize>) -> Self {
@@ -66,20 +65,19 @@ impl Free {
         Self(semaphore(most), most)
     }
 
-    /// How many there were at first.
+    /// Returns the number of descriptors at the start.
     pub(crate) fn most(&self) -> usize {
         self.1
     }
 
-    /// Takes so many, if there are as many.
-    pub(crate) fn try_take(&self, count: u32) -> Option<Held> {
+    /// Takes `count` descriptors, if that many are free.
+    pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         Arc::clone(&self.0).try_acquire_many_owned(count).ok()
     }
 }
 
-/// How many files this process may have open, once it is as many as it may allow itself, as Go's
-/// runtime does: each Service port takes one before there is any connection. `None`: there is no
-/// limit.
+/// Raises the soft limit of open files as far as allowed, as Go's runtime does, and returns it.
+/// Each Service port takes a descriptor before its first connection. `None` means no limit.
 fn raise_limit() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -99,7 +97,7 @@ fn semaphore(most: usize) -> Arc<Semaphore> {
 }
 
 impl Descriptors {
-    /// Those that are free, for so many connections.
+    /// Wraps the free descriptors, for so many connections.
     pub(crate) fn new(free: Free, connections: usize) -> Self {
         let [first, _] = PAUSES;
         Self {
@@ -111,31 +109,31 @@ impl Descriptors {
         }
     }
 
-    /// Takes some for what is opened whether there are any left or not.
-    pub(crate) fn try_take(&self, count: u32) -> Option<Held> {
+    /// Takes descriptors, if that many are free. A shortage is not logged.
+    pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         self.free.try_take(count)
     }
 
-    /// Waits until there are as many, for a connection that is to be accepted, and says so.
-    pub(crate) async fn wait(&self, count: u32) -> Option<Held> {
+    /// Logs a shortage, and waits until `count` descriptors are free for the next connection.
+    pub(crate) async fn wait(&self, count: u32) -> Option<DescriptorPermit> {
         self.tell_short(OPEN);
-        // It is never closed.
+        // The semaphore is never closed.
         let all = Arc::clone(&self.free.0);
         all.acquire_many_owned(count).await.ok()
     }
 
-    /// Waits until there may be one connection more.
-    pub(crate) async fn take_connection(&self) -> Option<Held> {
+    /// Waits until one more connection is allowed.
+    pub(crate) async fn take_connection(&self) -> Option<DescriptorPermit> {
         let all = Arc::clone(&self.connections);
         if let Ok(held) = Arc::clone(&all).try_acquire_owned() {
             return Some(held);
         }
         self.tell_short("there are as many as this process carries");
-        // It is never closed.
+        // The semaphore is never closed.
         all.acquire_owned().await.ok()
     }
 
-    /// Waits for a while after the kernel has refused one.
+    /// Pauses after the kernel refused a descriptor.
     pub(crate) async fn back_off(&self, error: &io::Error) {
         let [_, longest] = PAUSES;
         let pause = self.pause.get();
@@ -144,7 +142,7 @@ impl Descriptors {
         sleep(pause).await;
     }
 
-    /// One could be had.
+    /// Resets the pause after the kernel gave a descriptor.
     pub(crate) fn succeeded(&self) {
         let [first, _] = PAUSES;
         self.pause.set(first);
@@ -163,7 +161,7 @@ impl Descriptors {
         warn!(reason, "no new connections are accepted until others end");
     }
 
-    /// Says that connections are accepted again, if it was said that they are not.
+    /// Logs that connections are accepted again, if their refusal was logged.
     pub(crate) fn tell_enough(&self) {
         if self.shortage.replace(Shortage::No) == Shortage::Told {
             info!("connections are accepted again");
@@ -171,7 +169,7 @@ impl Descriptors {
     }
 }
 
-/// Whether the kernel says that it, or the process, has no more room.
+/// Reports whether the error is a shortage of the kernel or the process.
 pub(crate) fn is_exhausted(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     errno.is_some_and(|errno| {

@@ -6,12 +6,12 @@ use std::rc::Rc;
 use tokio::net::UdpSocket;
 use tokio::task::AbortHandle;
 
-use super::counted::Carrying;
 use super::datagram::Peer;
-use super::descriptors::Held;
-use super::shares::Place;
+use super::descriptors::DescriptorPermit;
+use super::shares::Seat;
+use super::traffic::CountedConnection;
 
-/// Whose flow it is: the number of the port, the client, and the address that it sent to.
+/// Identity of a flow: the number of the port, the client, and the address that it sent to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FlowKey {
     pub(crate) port: u64,
@@ -22,21 +22,21 @@ pub(crate) struct FlowKey {
 pub(crate) struct Flow {
     pub(crate) endpoint: SocketAddr,
     pub(crate) socket: Rc<UdpSocket>,
-    pub(crate) carrying: Rc<Carrying>,
+    pub(crate) carrying: Rc<CountedConnection>,
     answers: AbortHandle,
-    pub(crate) place: Place<FlowKey>,
-    _held: Held,
+    pub(crate) place: Seat<FlowKey>,
+    _held: DescriptorPermit,
 }
 
 impl Flow {
-    /// A flow whose answers are sent back by a task.
+    /// Creates a flow whose answers the task `answers` sends back.
     pub(crate) fn new(
         endpoint: SocketAddr,
         socket: Rc<UdpSocket>,
-        carrying: Rc<Carrying>,
+        carrying: Rc<CountedConnection>,
         answers: AbortHandle,
-        place: Place<FlowKey>,
-        held: Held,
+        place: Seat<FlowKey>,
+        held: DescriptorPermit,
     ) -> Self {
         Self {
             endpoint,

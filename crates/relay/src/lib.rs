@@ -1,19 +1,18 @@
-//! The relay: listening ports of this process, whose connections and datagrams go to endpoints. It
-//! knows nothing of Kubernetes, nor how packets come to its ports.
+//! The relay: listening ports of this process whose connections and datagrams go to endpoints. The
+//! crate knows nothing of Kubernetes, nor how packets reach its ports.
 //!
 //! ```text
 //!   Relay (a handle, for any thread) ── orders ─▶ its thread: a runtime with a task for each
 //!     open: the socket is made by the caller          port, connection, and UDP flow
 //! ```
 //!
-//! All runs on one thread, so that nothing is locked, and whoever gives orders waits for nothing.
-//! Memory is bounded by what is bounded here: connections and flows by [descriptors](Limits), what
-//! waits to be written by a buffer for each direction, clients that are remembered by their number.
-//! Connections and flows are shared among Services and clients (`shares`), and half of the node's
-//! ephemeral ports are left to the node (`ports`).
+//! The relay runs on one thread, so nothing is locked, and callers that give orders never wait.
+//! Every use of memory is bounded: connections and flows by [descriptors](Limits), pending writes
+//! by one buffer for each direction, remembered clients by their number. Connections and flows are
+//! shared among Services and clients (`shares`). Half of the node's ephemeral ports are left to the
+//! node (`ports`).
 
 mod balance;
-mod counted;
 mod datagram;
 mod descriptors;
 mod flow;
@@ -21,10 +20,11 @@ mod limits;
 mod ports;
 mod pump;
 mod recent;
-mod redirected;
+mod redirect_check;
 mod shared;
 mod shares;
 mod tcp;
+mod traffic;
 mod udp;
 
 use std::io;
@@ -44,13 +44,13 @@ use tokio::task::{JoinHandle, LocalSet, spawn_local};
 use tokio::time::{sleep, timeout};
 
 pub use balance::Serving;
-pub use counted::{Carried, PortCounters};
 pub use limits::{Carriage, DIAL_TIMEOUTS, Dial, Limits, Pin, Reach};
 pub use shared::{Counters, Evictions};
+pub use traffic::{PortCounters, TrafficCounts};
 
 use balance::Balance;
-use descriptors::{Free, Held, OPEN};
-use ports::{Counted, Ephemeral};
+use descriptors::{DescriptorPermit, Free, OPEN};
+use ports::{Ephemeral, EphemeralPort};
 use shared::Shared;
 
 /// A transport that the relay carries.
@@ -64,22 +64,23 @@ pub enum Transport {
 
 /// A listening port of a relay.
 #[derive(Debug, Clone)]
-pub struct Opened {
-    /// What the relay calls it.
+pub struct ListeningPort {
+    /// Number of the port within the relay.
     pub number: u64,
-    /// Where it listens.
+    /// Address that it listens on.
     pub at: SocketAddr,
-    /// What it counts.
+    /// Traffic counters of the port.
     pub counters: Arc<PortCounters>,
 }
 
-/// The thread of the relay has ended: nothing is carried.
+/// The error of a relay whose thread has ended: nothing is carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the relay has ended; its cause is on standard error")]
 pub struct Ended;
 
-/// A relay. Clones are the same one. When the last of them is dropped it goes on to accept for
-/// [`Limits::linger`], and ends once its connections have, or [`Limits::drain`] is over.
+/// A handle to a relay; clones share one relay. After the last handle is dropped, ports accept for
+/// another [`Limits::linger`]. The thread ends with its last connection, or after
+/// [`Limits::drain`].
 #[derive(Debug, Clone)]
 pub struct Relay {
     orders: UnboundedSender<Order>,
@@ -106,15 +107,15 @@ struct Opening {
     holds: Holds,
 }
 
-/// What a port holds while it is open: a descriptor, and its number if that is an ephemeral one.
-type Holds = (Held, Option<Counted>);
+/// Resources of an open port: a descriptor, and its number if the number is ephemeral.
+type Holds = (DescriptorPermit, Option<EphemeralPort>);
 
 impl Relay {
-    /// Starts one, on a thread of its own, in the network namespace of the caller.
+    /// Starts a relay on a thread of its own, in the caller's network namespace.
     ///
     /// # Errors
     ///
-    /// There is no thread, or no descriptor for its runtime.
+    /// The thread cannot be started, or its runtime finds no descriptor.
     pub fn start(limits: Limits) -> io::Result<Self> {
         let (orders, received) = unbounded_channel();
         let runtime = Builder::new_current_thread()
@@ -135,7 +136,7 @@ impl Relay {
             .spawn(move || {
                 let all = LocalSet::new();
                 let done = all.block_on(&runtime, run(limits, free, counters, received));
-                // What is left ends with it, before anybody is told.
+                // Remaining connections end here, before the caller hears of it.
                 drop(all);
                 drop(runtime);
                 if let Some((done, left)) = done {
@@ -145,21 +146,21 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Opens a port of a Service: it serves once this returns. Where `at` has no number the system
-    /// chooses one.
+    /// Opens a port of a Service, which serves once this returns. If `at` has port 0, the system
+    /// chooses a port number.
     ///
     /// # Errors
     ///
-    /// The system's, that the relay has ended, that no descriptor is left, or that the number is an
-    /// ephemeral one and half of those are taken.
+    /// The system refuses, the relay has ended, or no descriptor is left. Or the number is
+    /// ephemeral and half of the ephemeral ports are taken.
     pub fn open(
         &self,
         transport: Transport,
         at: SocketAddr,
         service: &Arc<str>,
         serving: Arc<Serving>,
-    ) -> io::Result<Opened> {
-        // Where none is left, whoever asked asks again; the rest of the process keeps its own.
+    ) -> io::Result<ListeningPort> {
+        // The caller retries later; the rest of the process keeps its descriptors.
         let held = self.free.try_take(1);
         let held = held.ok_or_else(|| io::Error::other(OPEN))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -183,15 +184,15 @@ impl Relay {
             }
         };
         self.order(order).map_err(io::Error::other)?;
-        Ok(Opened {
+        Ok(ListeningPort {
             number,
             at,
             counters,
         })
     }
 
-    /// Says who serves by now at a port. TCP connections go on, also those to endpoints that are
-    /// not among them; UDP flows to these end.
+    /// Replaces the endpoints of a port. TCP connections go on, even to endpoints that were
+    /// removed. UDP flows to removed endpoints end.
     ///
     /// # Errors
     ///
@@ -200,7 +201,7 @@ impl Relay {
         self.order(Order::Update(number, serving))
     }
 
-    /// Closes a port. TCP connections go on for [`Limits::drain`], UDP flows end.
+    /// Closes a port. Its TCP connections go on for [`Limits::drain`]; its UDP flows end.
     ///
     /// # Errors
     ///
@@ -209,8 +210,8 @@ impl Relay {
         self.order(Order::Close(number))
     }
 
-    /// Closes all ports, and waits, by blocking, until no connection is left, or `limit` is over;
-    /// how many are reset then.
+    /// Closes all ports and blocks until no connection is left or `limit` is over. Returns the
+    /// number of connections that are reset then.
     pub fn finish(&self, limit: Duration) -> usize {
         let (done, finished) = mpsc::channel();
         if self.order(Order::Finish(limit, done)).is_err() {
@@ -219,7 +220,7 @@ impl Relay {
         finished.recv().unwrap_or_default()
     }
 
-    /// What it counts.
+    /// Returns the counters of the whole relay.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
@@ -229,7 +230,7 @@ impl Relay {
     }
 }
 
-/// A port, and the task that accepts there.
+/// A port and the task that accepts for it.
 enum Port {
     Tcp(Rc<tcp::Port>, JoinHandle<()>),
     Udp(Rc<udp::Port>, JoinHandle<()>),
@@ -254,14 +255,14 @@ impl Port {
     }
 }
 
-/// A task that holds what is its port's until it is over, or aborted.
+/// Runs a port's task, and keeps the port's resources until it ends or is aborted.
 async fn with(holds: Holds, task: impl Future<Output = ()>) {
     let _holds = holds;
     task.await;
 }
 
-/// Carries out orders until there are no more; whom to tell that, and how many connections are
-/// left.
+/// Carries out orders until none can come. Returns who waits for the end, and the number of
+/// connections left.
 async fn run(
     limits: Limits,
     free: Free,
@@ -271,8 +272,8 @@ async fn run(
     let shared = Rc::new(Shared::new(limits, free, counters));
     let mut ports: HashMap<u64, Port> = HashMap::new();
     let (mut limit, mut done) = (shared.limits.drain, None);
-    // All that were given before, whatever their number: others have their turn after them, so that
-    // nobody comes through a rule that was written since to one who does not serve yet.
+    // Takes all queued orders before any other task runs. Otherwise a packet could come through a
+    // new rule before its port serves.
     while let Some(order) = unconstrained(orders.recv()).await {
         match order {
             Order::OpenTcp(socket, opening) => {
@@ -284,7 +285,7 @@ async fn run(
                 ports.insert(opening.number, Port::Tcp(port, task));
             }
             Order::OpenUdp(socket, opening) => {
-                // The runtime watches each socket that the system has made.
+                // The runtime can watch every socket that the system made.
                 if let Ok((port, holds)) = udp::Port::new(opening, socket) {
                     let port = Rc::new(port);
                     let task = udp::serve(Rc::clone(&shared), Rc::clone(&port));

@@ -1,8 +1,8 @@
-//! How long the relay waits, and how much it takes.
+//! Time and size limits of a relay.
 
 use std::time::Duration;
 
-/// How long an endpoint has to accept a connection, try by try. Source: upstream's
+/// Time for an endpoint to accept a connection, one value for each try. Source: upstream's
 /// `pkg/proxy/userspace/proxysocket.go` of Kubernetes 1.25.
 pub const DIAL_TIMEOUTS: [Duration; 4] = [
     Duration::from_millis(250),
@@ -14,76 +14,76 @@ pub const DIAL_TIMEOUTS: [Duration; 4] = [
 /// Limits of a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// How long a UDP flow lasts without a datagram either way. Upstream: `--udp-timeout`.
+    /// Time that a UDP flow lasts without a datagram either way. Upstream: `--udp-timeout`.
     pub udp_idle: Duration,
-    /// How many UDP flows there may be; the one goes that was idle for longest.
+    /// Maximum number of UDP flows. Beyond, the flow that was idle for longest is evicted.
     pub udp_flows: usize,
-    /// How long connections go on after their listening port was closed.
+    /// Time that connections go on after their listening port was closed.
     pub drain: Duration,
-    /// How long ports go on to accept once nobody holds a handle to the relay: whoever takes over
-    /// has to redirect packets to other ports first.
+    /// Time that ports still accept after the last handle to the relay is dropped. A successor
+    /// needs it to redirect packets to its own ports first.
     pub linger: Duration,
-    /// How many TCP connections there may be; further ones wait in the kernel's queue.
+    /// Maximum number of TCP connections. Further ones wait in the kernel's queue.
     pub connections: usize,
-    /// How many pipes may be lent at once; where they are, bytes are copied.
+    /// Maximum number of pipes lent at once. Beyond, bytes are copied.
     pub pipes: usize,
-    /// How many reads of 64 KiB may wait in memory at once for who reads slowly; where they do,
-    /// the next ones are of 4 KiB.
+    /// Maximum number of reads of 64 KiB that wait in memory at once for slow readers. Beyond, reads are of
+    /// 4 KiB.
     pub waiting: usize,
-    /// How many descriptors it may hold, those of listening ports and pipes included; `None`: those
-    /// of the process's soft limit, less some.
+    /// Maximum number of descriptors, including listening ports and pipes. `None` takes the soft limit of the
+    /// process, less a reserve.
     pub descriptors: Option<usize>,
-    /// The mark of its connections and flows to endpoints (`SO_MARK`), by which whoever redirects
-    /// packets lets them pass.
+    /// Mark of connections and flows to endpoints (`SO_MARK`), by which redirecting rules let them
+    /// pass.
     pub mark: Option<u32>,
-    /// How often an endpoint is tried.
+    /// Number of endpoints that a connection tries.
     pub dial: Dial,
-    /// Who keeps an endpoint where there is affinity.
+    /// Scope of session affinity.
     pub pin: Pin,
-    /// How bytes are carried.
+    /// Way that bytes are carried.
     pub carriage: Carriage,
-    /// Whom it accepts.
+    /// Clients that are accepted.
     pub reach: Reach,
 }
 
-/// How bytes are carried from one socket to the other.
+/// The way that bytes move from one socket to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carriage {
     /// Through a buffer of the process.
     Copy,
     /// Through a pipe of the kernel, without a copy (`splice(2)`).
     Splice,
-    /// Through a buffer, and through a pipe while there is much.
+    /// Through a buffer, and through a pipe while there are many bytes.
     Adaptive,
 }
 
-/// How often an endpoint is tried.
+/// The number of endpoints that a connection tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dial {
-    /// Another one has its turn if one does not accept, each within [`DIAL_TIMEOUTS`].
+    /// Each endpoint in turn until one accepts, each within [`DIAL_TIMEOUTS`].
     Several,
-    /// One, within this time.
+    /// One endpoint, within this time.
     Once(Duration),
 }
 
-/// Who keeps an endpoint where there is affinity.
+/// The scope of session affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
-    /// Each client its own.
+    /// Each client keeps an endpoint of its own.
     Client,
-    /// All clients of a listening port the same one.
+    /// All clients of a listening port keep the same endpoint.
     Port,
 }
 
-/// Who may connect to a listening port.
+/// The clients that may connect to a listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// Everybody.
+    /// All clients.
     Anybody,
-    /// Only who was redirected there by the kernel, and meant another address or port: what the
-    /// listening port itself is sent is reset, or dropped. Of TCP the socket tells
-    /// (`SO_ORIGINAL_DST`), of UDP connection tracking, which is asked once for each flow; where
-    /// that cannot be asked, everybody is accepted.
+    /// Only clients that the kernel redirected from another address or port. Connections to the
+    /// listening port itself are reset, and datagrams dropped. A TCP socket knows its original
+    /// destination (`SO_ORIGINAL_DST`). For UDP, connection tracking is asked once for each flow;
+    /// if it cannot answer, the client is accepted.
     Redirected,
 }
 

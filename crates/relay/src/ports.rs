@@ -1,8 +1,8 @@
 //! The share of the node's ephemeral ports that the relay may take.
 //!
-//! A port that the system chooses is one of those by which the node connects to others
-//! (`net.ipv4.ip_local_port_range`): where the relay had all of them, not even the kubelet could
-//! connect to anything.
+//! The system chooses listening ports from those by which the node connects to others
+//! (`net.ipv4.ip_local_port_range`). If the relay took all of them, not even the kubelet could
+//! connect.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 
 use super::Transport;
 
-/// The kernel's default, where the range cannot be read.
+/// The kernel's default, for a range that cannot be read.
 const DEFAULT: Range = Range {
     ports: 32_768..=60_999,
     count: 28_232,
@@ -24,11 +24,11 @@ const DEFAULT: Range = Range {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Range {
     ports: RangeInclusive<u16>,
-    /// How many of them the system chooses from: reserved ones are left out.
+    /// Number of ports that the system chooses from; excludes reserved ports.
     count: usize,
 }
 
-/// How many ephemeral ports this network namespace has, without reserved ones.
+/// Returns the number of ephemeral ports in this network namespace, without reserved ones.
 pub(crate) fn ephemeral() -> usize {
     Range::read().count
 }
@@ -57,28 +57,32 @@ impl Range {
     }
 }
 
-/// Listening ports among the ephemeral ones, by transport and family. Clones are the same.
+/// Numbers of ephemeral ports in use, by transport and family. Clones share one count.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 
-/// Ports of one kind keep only ports of the same kind from others. IPv4 and IPv6 share the numbers
-/// of TCP where this node connects, and there both take the same ones first: the kernel gives odd
-/// numbers to who listens, and even ones to who connects.
+/// A transport, and true for IPv6. Only ports of the same kind compete for numbers. Outgoing TCP
+/// connections of IPv4 and IPv6 share their numbers. Both families take the same ones first, since
+/// the kernel gives odd numbers to listeners and even ones to clients.
 type Kind = (Transport, bool);
 
-/// A port that counts until this is dropped.
+/// A guard that counts one ephemeral port.
 #[derive(Debug)]
-pub(crate) struct Counted(Ephemeral, Kind);
+pub(crate) struct EphemeralPort(Ephemeral, Kind);
 
 impl Ephemeral {
-    /// Counts one more that is to be opened, if that leaves half of them to the node. Other numbers do
-    /// not count.
+    /// Counts a port about to be opened, if half of the ephemeral ports stay with the node. Returns
+    /// `None` for a number outside of the ephemeral range.
     ///
     /// # Errors
     ///
-    /// It would not; says so.
-    pub(crate) fn take(&self, transport: Transport, at: SocketAddr) -> io::Result<Option<Counted>> {
-        // Each time: who administrates the node may have widened the range.
+    /// Half of the ephemeral ports are taken.
+    pub(crate) fn take(
+        &self,
+        transport: Transport,
+        at: SocketAddr,
+    ) -> io::Result<Option<EphemeralPort>> {
+        // Read each time: the administrator may have widened the range.
         let range = Range::read();
         if at.port() != 0 && !range.ports.contains(&at.port()) {
             return Ok(None);
@@ -95,11 +99,11 @@ impl Ephemeral {
         }
         *count += 1;
         drop(counts);
-        Ok(Some(Counted(self.clone(), kind)))
+        Ok(Some(EphemeralPort(self.clone(), kind)))
     }
 }
 
-impl Drop for Counted {
+impl Drop for EphemeralPort {
     fn drop(&mut self) {
         let mut counts = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = counts.get_mut(&self.1) {

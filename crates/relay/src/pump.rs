@@ -1,11 +1,11 @@
-//! Carries bytes between two connections, both ways beside each other, until both are over.
+//! Carries bytes between two connections, both ways at once, until both directions have ended.
 //!
-//! What waits to be written is bounded: from a connection nothing is read before all that was read
-//! from it is written. A connection that is idle holds neither a buffer nor a pipe: there is one
-//! buffer for all, and pipes are lent while there is something in them.
+//! Pending writes are bounded: a connection is read again only after all that was read from it is
+//! written. An idle connection holds neither a buffer nor a pipe. All connections share one buffer,
+//! and pipes are lent only while they hold bytes.
 //!
-//! The end of one direction (FIN) is passed on, and the other direction goes on. A connection that
-//! is reset resets the other one.
+//! The end of one direction (FIN) is passed on while the other direction goes on. A reset of one
+//! connection resets the other.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -21,74 +21,74 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
-use super::counted::{Carrying, add};
-use super::descriptors::{Free, Held};
+use super::descriptors::{DescriptorPermit, Free};
 use super::limits::{Carriage, Limits};
-use super::shares::Place;
+use super::shares::Seat;
+use super::traffic::{CountedConnection, add};
 
-/// How much is read at once.
+/// Bytes read at once.
 const CHUNK: usize = 64 * 1024;
 
-/// How much is read at once where much waits to be written. A direction that waits holds no more.
+/// Bytes read at once while many reads wait to be written. A waiting direction holds no more.
 const FEW_BYTES: usize = 4 * 1024;
 
-/// How much a pipe is to hold. The kernel may allow less.
+/// Requested size of a pipe. The kernel may allow less.
 const PIPE: usize = 256 * 1024;
 
-/// How many pipes are kept for whoever needs one next.
+/// Maximum number of empty pipes kept for reuse.
 const SPARE_PIPES: usize = 32;
 
-/// Which descriptors a pipe takes.
+/// Descriptors that a pipe takes.
 const OF_PIPE: u32 = 2;
 
-/// Others have their turn after so many bytes.
+/// Bytes carried before other tasks have their turn.
 const TURN: usize = 1024 * 1024;
 
-/// A pipe that moves less than this at once is not worth it.
+/// Least bytes per read for which a pipe pays off.
 const FEW: usize = 16 * 1024;
 
-/// What all connections carry bytes with.
+/// The buffers and pipes that all connections share.
 pub(crate) struct Pump {
     carriage: Carriage,
     buffer: RefCell<Box<[u8]>>,
-    /// Those that nobody needs now.
+    /// Empty pipes, ready for reuse.
     spare: RefCell<Vec<Pipe>>,
-    /// How many more there may be, and how many descriptors.
+    /// Number of further pipes allowed. `free` has the descriptors.
     room: Free,
     free: Free,
-    /// How many more large reads may wait to be written.
+    /// Number of further large reads that may wait to be written.
     waiting: Free,
 }
 
-/// Both ends of a pipe that is empty.
+/// Both ends of an empty pipe.
 struct Pipe {
     read: OwnedFd,
     write: OwnedFd,
-    _room: Held,
-    _held: Held,
+    _room: DescriptorPermit,
+    _held: DescriptorPermit,
 }
 
-/// By which way the next bytes go.
+/// The medium of the next read.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Medium {
     Buffer,
     Pipe,
 }
 
-/// What a read came to.
-enum Moved {
-    /// Everything that was read, which was so much, is written.
+/// The result of a read.
+enum Transfer {
+    /// All bytes that were read, this many, are written.
     All(usize),
-    /// So much of what was read waits in memory, with the leave to be as much.
-    Bytes(Vec<u8>, Option<Held>),
-    /// Or in a pipe, so many bytes.
+    /// Bytes that wait in memory, with the permit for a large read.
+    Bytes(Vec<u8>, Option<DescriptorPermit>),
+    /// Bytes that wait in a pipe, this many.
     Piped(Pipe, usize),
-    /// There is nothing more to come.
+    /// The peer has closed this direction.
     End,
 }
 
 impl Pump {
-    /// One within these limits, for pipes of these descriptors.
+    /// Creates a pump with these limits, whose pipes take their descriptors from `free`.
     pub(crate) fn new(limits: &Limits, free: Free) -> Self {
         Self {
             carriage: limits.carriage,
@@ -100,19 +100,19 @@ impl Pump {
         }
     }
 
-    /// Closes the pipes that nobody needs now: somebody else needs their descriptors.
+    /// Closes unused pipes, to free their descriptors.
     pub(crate) fn close_spare(&self) {
         self.spare.borrow_mut().clear();
     }
 
-    /// Carries bytes both ways until both are over, and counts them as they are read. What fails
-    /// resets both.
+    /// Carries bytes both ways until both directions have ended, and counts them as they are read.
+    /// An error resets both connections.
     pub(crate) async fn run(
         &self,
         client: &TcpStream,
         server: &TcpStream,
-        counted: &Carrying,
-        place: &Place<Rc<Cut>>,
+        counted: &CountedConnection,
+        place: &Seat<Rc<Cut>>,
     ) {
         let both = tokio::try_join!(
             self.carry(client, server, counted.bytes_in(), place),
@@ -129,11 +129,11 @@ impl Pump {
         from: &TcpStream,
         to: &TcpStream,
         sum: &AtomicU64,
-        place: &Place<Rc<Cut>>,
+        place: &Seat<Rc<Cut>>,
     ) -> io::Result<()> {
         let mut way = match self.carriage {
-            Carriage::Splice => Way::Pipe,
-            Carriage::Copy | Carriage::Adaptive => Way::Buffer,
+            Carriage::Splice => Medium::Pipe,
+            Carriage::Copy | Carriage::Adaptive => Medium::Buffer,
         };
         let mut turn = 0;
         loop {
@@ -142,22 +142,22 @@ impl Pump {
             let mut moved = None;
             let tried = from.try_io(Interest::READABLE, || {
                 let now = match way {
-                    Way::Buffer => self.read(from, to, sum)?,
-                    Way::Pipe => self.splice(from, to, sum)?,
+                    Medium::Buffer => self.read(from, to, sum)?,
+                    Medium::Pipe => self.splice(from, to, sum)?,
                 };
-                // A buffer that is not filled has emptied the socket: it need not be asked for that.
-                let is_empty = matches!(now, Moved::All(count) if count < CHUNK);
+                // A buffer that is not full has emptied the socket, so no further read is needed.
+                let is_empty = matches!(now, Transfer::All(count) if count < CHUNK);
                 moved = Some(now);
-                if is_empty && way == Way::Buffer {
+                if is_empty && way == Medium::Buffer {
                     Err(io::ErrorKind::WouldBlock.into())
                 } else {
                     Ok(())
                 }
             });
-            let moved = moved.map_or_else(|| tried.map(|()| Moved::All(0)), Ok);
+            let moved = moved.map_or_else(|| tried.map(|()| Transfer::All(0)), Ok);
             let count = match moved {
-                Ok(Moved::All(count)) => count,
-                Ok(Moved::Bytes(bytes, _leave)) => {
+                Ok(Transfer::All(count)) => count,
+                Ok(Transfer::Bytes(bytes, _leave)) => {
                     let mut left = bytes.as_slice();
                     while !left.is_empty() {
                         writable(from, to).await?;
@@ -168,7 +168,7 @@ impl Pump {
                     }
                     CHUNK
                 }
-                Ok(Moved::Piped(pipe, mut left)) => {
+                Ok(Transfer::Piped(pipe, mut left)) => {
                     while left > 0 {
                         writable(from, to).await?;
                         match to.try_io(Interest::WRITABLE, || drain(&pipe, to, left)) {
@@ -179,8 +179,8 @@ impl Pump {
                     self.give_back(pipe);
                     CHUNK
                 }
-                Ok(Moved::End) => {
-                    // It may be over already.
+                Ok(Transfer::End) => {
+                    // The connection may have ended already.
                     let ended = SockRef::from(to).shutdown(Shutdown::Write);
                     return ended.or_else(|error| match error.kind() {
                         io::ErrorKind::NotConnected => Ok(()),
@@ -194,8 +194,8 @@ impl Pump {
             };
             if self.carriage == Carriage::Adaptive {
                 way = match way {
-                    Way::Buffer if count >= CHUNK => Way::Pipe,
-                    Way::Pipe if count < FEW => Way::Buffer,
+                    Medium::Buffer if count >= CHUNK => Medium::Pipe,
+                    Medium::Pipe if count < FEW => Medium::Buffer,
                     way => way,
                 };
             }
@@ -207,14 +207,14 @@ impl Pump {
         }
     }
 
-    /// Reads once, and writes what can be written.
-    fn read(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<Moved> {
+    /// Reads once, and writes as many bytes as the receiver takes.
+    fn read(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<Transfer> {
         let mut buffer = self.buffer.borrow_mut();
         let leave = self.waiting.try_take(1);
         let most = if leave.is_some() { CHUNK } else { FEW_BYTES };
         let count = rustix::io::read(from, buffer.get_mut(..most).unwrap_or_default())?;
         if count == 0 {
-            return Ok(Moved::End);
+            return Ok(Transfer::End);
         }
         add(sum, count);
         let bytes = buffer.get(..count).unwrap_or_default();
@@ -223,15 +223,15 @@ impl Pump {
             Err(error) => would_block(error).map(|()| 0)?,
         };
         Ok(match bytes.get(written..) {
-            Some(left) if !left.is_empty() => Moved::Bytes(left.to_vec(), leave),
-            // One that is filled has not emptied the socket.
-            _ if count == most => Moved::All(CHUNK),
-            _ => Moved::All(count),
+            Some(left) if !left.is_empty() => Transfer::Bytes(left.to_vec(), leave),
+            // A full buffer has not emptied the socket.
+            _ if count == most => Transfer::All(CHUNK),
+            _ => Transfer::All(count),
         })
     }
 
-    /// The same through a pipe.
-    fn splice(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<Moved> {
+    /// Reads once through a pipe, and writes as many bytes as the receiver takes.
+    fn splice(&self, from: &TcpStream, to: &TcpStream, sum: &AtomicU64) -> io::Result<Transfer> {
         let Some(pipe) = self.borrow() else {
             return self.read(from, to, sum);
         };
@@ -245,7 +245,7 @@ impl Pump {
         };
         if count == 0 {
             self.give_back(pipe);
-            return Ok(Moved::End);
+            return Ok(Transfer::End);
         }
         add(sum, count);
         let written = to.try_io(Interest::WRITABLE, || drain(&pipe, to, count));
@@ -254,13 +254,13 @@ impl Pump {
             Err(error) => would_block(error).map(|()| 0)?,
         };
         if written < count {
-            return Ok(Moved::Piped(pipe, count - written));
+            return Ok(Transfer::Piped(pipe, count - written));
         }
         self.give_back(pipe);
-        Ok(Moved::All(count))
+        Ok(Transfer::All(count))
     }
 
-    /// A pipe, if there may be one more.
+    /// Returns a pipe, if one more is allowed.
     fn borrow(&self) -> Option<Pipe> {
         if let Some(pipe) = self.spare.borrow_mut().pop() {
             return Some(pipe);
@@ -268,7 +268,7 @@ impl Pump {
         let room = self.room.try_take(1)?;
         let held = self.free.try_take(OF_PIPE)?;
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
-        // Less is enough.
+        // A smaller pipe works as well.
         let _ = fcntl_setpipe_size(&write, PIPE);
         Some(Pipe {
             read,
@@ -278,7 +278,7 @@ impl Pump {
         })
     }
 
-    /// Takes back a pipe that is empty.
+    /// Takes back an empty pipe.
     fn give_back(&self, pipe: Pipe) {
         let mut spare = self.spare.borrow_mut();
         if spare.len() < SPARE_PIPES {
@@ -287,14 +287,14 @@ impl Pump {
     }
 }
 
-/// Writes what is in a pipe.
+/// Writes the content of a pipe.
 fn drain(pipe: &Pipe, to: &TcpStream, count: usize) -> io::Result<usize> {
     let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
     Ok(splice(&pipe.read, None, to, None, count, flags)?)
 }
 
-/// Waits until something can be written; or until the connection that it comes from fails, of which
-/// nothing else would tell meanwhile.
+/// Waits until `to` can be written, or `from` fails. No other call would notice that failure
+/// meanwhile.
 async fn writable(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     tokio::select! {
         biased;
@@ -306,7 +306,7 @@ async fn writable(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Lets it pass that there is nothing to do yet.
+/// Turns an error that only means "not yet" into success.
 fn would_block(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
@@ -314,13 +314,13 @@ fn would_block(error: io::Error) -> io::Result<()> {
     }
 }
 
-/// Has a connection reset when it is closed.
+/// Makes a connection send a reset when it is closed.
 pub(crate) fn reset(connection: &TcpStream) {
-    // One that is gone needs none.
+    // A connection that is gone needs no reset.
     let _ = connection.set_zero_linger();
 }
 
-/// What ends connections.
+/// A signal that ends connections.
 #[derive(Debug, Default)]
 pub(crate) struct Cut {
     is_over: Cell<bool>,
@@ -328,7 +328,7 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    /// Ends those that there are.
+    /// Ends the connections that wait for this signal.
     pub(crate) fn end(&self) {
         self.is_over.set(true);
         self.over.notify_waiters();

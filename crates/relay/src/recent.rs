@@ -1,9 +1,8 @@
-//! What was used lately: a map whose entries end some time after they were last used, and of which
-//! there are never more than so many.
+//! A bounded map whose entries expire some time after their last use.
 //!
-//! Every entry has the same time to live, so that those that end first stand at the head of one
-//! queue. A use only notes the time; whoever comes to the head and was used since goes to the end
-//! again. So each call costs O(1), and no timer is needed.
+//! All entries have the same time to live, so one queue keeps the next to expire at its head. A use
+//! only notes the time. An entry that reaches the head after a use moves to the end. So each call
+//! costs O(1), and no timer is needed.
 
 use std::collections::VecDeque;
 use std::hash::Hash;
@@ -11,40 +10,40 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-/// How many entries at the head are looked at with each new one: more than one, so that the queue
-/// cannot grow for ever.
+/// Entries at the head that each insertion examines: more than one, so that the queue stays
+/// bounded.
 const LOOKS: usize = 2;
 
-/// How many entries that were used since are passed over to find one that gives way.
+/// Number of recently used entries that an eviction may skip.
 const CHANCES: usize = 16;
 
 struct Entry<V> {
     value: V,
     used: Instant,
-    /// That of its place in the queue.
+    /// Number of the entry's place in the queue.
     number: u64,
 }
 
 /// A place in the queue.
-struct Place<K> {
+struct QueueEntry<K> {
     key: K,
     number: u64,
-    /// When the entry had been used, as it came here.
+    /// Time of the entry's last use when it was queued.
     seen: Instant,
 }
 
-/// A bounded map of what was used lately.
+/// A bounded map of recently used entries.
 pub(crate) struct Recent<K, V> {
     entries: HashMap<K, Entry<V>>,
-    queue: VecDeque<Place<K>>,
-    /// How long an entry lasts that is not used.
+    queue: VecDeque<QueueEntry<K>>,
+    /// Time that an unused entry lasts.
     ttl: Duration,
     most: usize,
     next: u64,
 }
 
 impl<K: Clone + Eq + Hash, V> Recent<K, V> {
-    /// An empty one, of entries that last for `ttl`, and of `most` of them, at least one.
+    /// Creates an empty map of at most `most` entries, at least one, that last for `ttl`.
     pub(crate) fn new(ttl: Duration, most: usize) -> Self {
         Self {
             entries: HashMap::new(),
@@ -55,12 +54,12 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         }
     }
 
-    /// How many there are, some of which may have ended.
+    /// Returns the number of entries, including expired ones that are still here.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// The value of a key, which is used by that; none if it has ended.
+    /// Returns the value of a key and notes its use, or `None` if it has expired.
     pub(crate) fn get(&mut self, key: &K, now: Instant) -> Option<&V> {
         if now.saturating_duration_since(self.used(key)?) >= self.ttl {
             self.entries.remove(key);
@@ -71,12 +70,12 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         Some(&entry.value)
     }
 
-    /// When a key was last used.
+    /// Returns the time of a key's last use.
     pub(crate) fn used(&self, key: &K) -> Option<Instant> {
         Some(self.entries.get(key)?.used)
     }
 
-    /// Keeps a value. Where there are too many, one goes that was not used for long.
+    /// Inserts a value. Above the limit, an entry that was unused for long is evicted.
     pub(crate) fn insert(&mut self, key: K, value: V, now: Instant) {
         self.look(now);
         if let Some(entry) = self.entries.get_mut(&key) {
@@ -91,7 +90,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         }
         let number = self.next;
         self.next += 1;
-        self.queue.push_back(Place {
+        self.queue.push_back(QueueEntry {
             key: key.clone(),
             number,
             seen: now,
@@ -107,17 +106,17 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         );
     }
 
-    /// Forgets a key.
+    /// Removes a key.
     pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
         Some(self.entries.remove(key)?.value)
     }
 
-    /// Forgets those that are not as they have to be: O(n).
+    /// Removes the entries that `keeps` rejects, in O(n).
     pub(crate) fn retain(&mut self, mut keeps: impl FnMut(&K, &V) -> bool) {
         self.entries.retain(|key, entry| keeps(key, &entry.value));
     }
 
-    /// Lets one go that was not used for long; whether there was one.
+    /// Evicts an entry that was unused for long. Returns false if there is none.
     pub(crate) fn give_way(&mut self) -> bool {
         let mut chances = CHANCES;
         while let Some(mut place) = self.queue.pop_front() {
@@ -139,7 +138,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         false
     }
 
-    /// Looks at the head of the queue: what has ended goes, what was used goes to the end.
+    /// Examines the head of the queue: removes expired entries, moves used ones to the end.
     fn look(&mut self, now: Instant) {
         for _ in 0..LOOKS {
             let Some(mut place) = self.queue.pop_front() else {

@@ -1,4 +1,4 @@
-//! What the parts of a relay share, on its thread; and what it counts, for everybody.
+//! State that the tasks of a relay share on its thread, and counters for other threads.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -11,25 +11,25 @@ use tokio::sync::Notify;
 use tokio::task::yield_now;
 
 use super::Transport;
-use super::descriptors::{Descriptors, Free, Held};
+use super::descriptors::{DescriptorPermit, Descriptors, Free};
 use super::flow::{Flow, FlowKey};
 use super::limits::{Limits, Reach};
 use super::ports::ephemeral;
 use super::pump::{Cut, Pump};
 use super::recent::Recent;
-use super::redirected::Redirected;
-use super::shares::{Client, Place, Shares};
+use super::redirect_check::RedirectCheck;
+use super::shares::{Client, Seat, Shares};
 
-/// A client that has so many connections, or less, loses none to others.
+/// Connections that a client keeps when all places are taken.
 const FEW: usize = 16;
 
-/// Connections that are let in while others end for them.
+/// Connections that are accepted while others end for them.
 const SPARE: usize = 64;
 
-/// The largest datagram, and more.
+/// Size of the datagram buffer, above the largest datagram.
 const LARGEST: usize = 64 * 1024;
 
-/// What the parts of a relay share.
+/// State that the tasks of a relay share.
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) descriptors: Descriptors,
@@ -37,10 +37,10 @@ pub(crate) struct Shared {
     pub(crate) flows: RefCell<Recent<FlowKey, Flow>>,
     connection_places: Rc<Shares<Rc<Cut>>>,
     pub(crate) flow_places: Rc<Shares<FlowKey>>,
-    pub(crate) redirected: RefCell<Redirected>,
+    pub(crate) redirected: RefCell<RedirectCheck>,
     datagram: RefCell<Box<[u8]>>,
     pub(crate) counters: Arc<Counters>,
-    /// That there is no connection any more.
+    /// Signal that the last connection has ended.
     pub(crate) idle: Notify,
 }
 
@@ -56,8 +56,8 @@ impl Shared {
             connection_places: Rc::new(Shares::new("connections", connections, FEW)),
             flow_places: Rc::new(Shares::new("UDP flows", flows, 0)),
             redirected: RefCell::new(match limits.reach {
-                Reach::Anybody => Redirected::never_asked(),
-                Reach::Redirected => Redirected::open(),
+                Reach::Anybody => RedirectCheck::never_asked(),
+                Reach::Redirected => RedirectCheck::open(),
             }),
             datagram: RefCell::new(vec![0; LARGEST].into()),
             limits,
@@ -66,35 +66,35 @@ impl Shared {
         }
     }
 
-    /// Takes descriptors, if there are as many; pipes that are spare give way.
-    pub(crate) fn try_take(&self, count: u32) -> Option<Held> {
+    /// Takes descriptors if enough are left, closing spare pipes if need be.
+    pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         self.descriptors.try_take(count).or_else(|| {
             self.pump.close_spare();
             self.descriptors.try_take(count)
         })
     }
 
-    /// Waits for descriptors of a connection that is to be accepted. Whoever holds most connections
-    /// makes room.
-    pub(crate) async fn take(&self, count: u32) -> Option<Held> {
+    /// Waits for the descriptors of the next connection. The client with most connections makes
+    /// room.
+    pub(crate) async fn take(&self, count: u32) -> Option<DescriptorPermit> {
         if let Some(held) = self.try_take(count) {
             self.descriptors.tell_enough();
             return Some(held);
         }
-        // Those that were accepted before take their places first.
+        // Connections that were accepted before take their places first.
         yield_now().await;
         self.end(self.connection_places.make_room());
         self.descriptors.wait(count).await
     }
 
-    /// Gives a client a place for a connection to a Service, and ends another one for it if need be;
-    /// or waits, where nobody has to make room.
+    /// Gives a client a place for a connection to a Service, evicting another connection if need
+    /// be. Waits if no client has to make room.
     pub(crate) async fn admit(
         &self,
         service: &Arc<str>,
         client: IpAddr,
         cut: &Rc<Cut>,
-    ) -> Place<Rc<Cut>> {
+    ) -> Seat<Rc<Cut>> {
         let client = Client::of(client);
         let places = &self.connection_places;
         loop {
@@ -113,30 +113,30 @@ impl Shared {
         }
     }
 
-    /// Lends the buffer for a datagram.
+    /// Lends the shared datagram buffer.
     pub(crate) fn with_datagram<R>(&self, work: impl FnOnce(&mut [u8]) -> R) -> R {
         work(&mut self.datagram.borrow_mut())
     }
 
-    /// Counts a connection until what is returned is dropped.
-    pub(crate) fn count_connection(self: &Rc<Self>) -> Counted {
+    /// Counts a connection until the returned guard is dropped.
+    pub(crate) fn count_connection(self: &Rc<Self>) -> OpenConnection {
         self.counters.connections.fetch_add(1, Ordering::Relaxed);
         self.counters.accepted.fetch_add(1, Ordering::Relaxed);
-        Counted(Rc::clone(self))
+        OpenConnection(Rc::clone(self))
     }
 }
 
-/// Marks what is sent. Without the right to it nothing is redirected either.
+/// Marks packets of a socket. Without the capability to mark, nothing is redirected either.
 pub(crate) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark {
         let _ = socket.set_mark(mark);
     }
 }
 
-/// A connection that is counted.
-pub(crate) struct Counted(Rc<Shared>);
+/// A guard that counts one open connection.
+pub(crate) struct OpenConnection(Rc<Shared>);
 
-impl Drop for Counted {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         let before = self.0.counters.connections.fetch_sub(1, Ordering::Relaxed);
         if before == 1 {
@@ -145,7 +145,7 @@ impl Drop for Counted {
     }
 }
 
-/// Evictions of all relays that this process has had.
+/// Evictions by all relays that this process has had.
 static EVICTIONS: AllEvictions = AllEvictions {
     is_any_relay: AtomicBool::new(false),
     connections: AtomicU64::new(0),
@@ -180,7 +180,7 @@ impl Evictions {
     }
 }
 
-/// What a relay counts.
+/// The counters of a relay.
 #[derive(Debug, Default)]
 pub struct Counters {
     connections: AtomicUsize,
@@ -197,28 +197,28 @@ impl Counters {
         Self::default()
     }
 
-    /// How many TCP connections there are.
+    /// Returns the number of open TCP connections.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// How many TCP connections were accepted.
+    /// Returns the number of TCP connections accepted so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// How many of these were reset for want of an endpoint or of a place, or because they may not
-    /// come.
+    /// Returns the number of accepted connections that were reset: no endpoint, no place, or a
+    /// client that is not allowed.
     pub fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// How many TCP connections and UDP flows were ended to make room for others.
+    /// Returns the number of TCP connections and UDP flows that were ended to make room.
     pub fn evicted(&self) -> usize {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// How many UDP flows there are.
+    /// Returns the number of open UDP flows.
     pub fn flows(&self) -> usize {
         self.flows.load(Ordering::Relaxed)
     }

@@ -1,17 +1,17 @@
-//! Who holds connections or flows, and who has to make room for others.
+//! The shares of connections or flows that clients and Services may hold.
 //!
-//! A relay carries a bounded number of them, and anybody may open some and keep them. So a new one
-//! takes the place of another one where a share is used up, as on the HTTP servers of the daemon:
+//! A relay carries a bounded number of connections and flows, and any client may open some and keep
+//! them. So a new one evicts another where a share is used up:
 //!
 //! - a client has half of all places;
 //! - a Service has three quarters of them;
 //! - where all places are taken, the client that holds most of all makes room.
 //!
-//! The one that ends is the one that was idle for longest, roughly, of the client that holds most there.
-//! Where all places are taken, a client that holds [few](Shares::new) of them makes no room: if all
-//! hold few, new connections wait.
+//! The evicted connection was idle for longest, roughly, of the client that holds most. If all
+//! places are taken, clients with [few](Shares::new) places lose none. If all clients hold few, new
+//! connections wait.
 //!
-//! A client is an IPv4 address, an IPv6 network of 64 bits, or this node by its loopback addresses.
+//! A client is an IPv4 address, a /64 network of IPv6, or this node by its loopback addresses.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -26,26 +26,26 @@ use hashbrown::HashMap;
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
-/// How many that were used since are passed over to find one that ends.
+/// Number of recently used members that an eviction may skip.
 const CHANCES: usize = 16;
 
-/// How often the log says that somebody holds too many.
+/// Period of the warning that a client holds too many.
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
-/// A Service port's name: opaque here.
+/// The name of a Service port, opaque here.
 type Service = Arc<str>;
 
 /// A client that counts as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Client {
-    /// An address, or the first one of a network.
+    /// An IPv4 address, or the first address of an IPv6 network.
     Network(IpAddr),
     /// This node, by its loopback addresses.
     Node,
 }
 
 impl Client {
-    /// The client at this address.
+    /// Returns the client at this address.
     pub(crate) fn of(address: IpAddr) -> Self {
         const NETWORK: u128 = !0 << 64;
         let address = address.to_canonical();
@@ -69,28 +69,28 @@ impl fmt::Display for Client {
     }
 }
 
-/// The places for connections, or for flows. `T` is what ends one.
+/// The places for connections, or for flows. `T` can end one.
 pub(crate) struct Shares<T> {
     held: RefCell<Holders<T>>,
-    /// A place has become free.
+    /// Signal that a place has become free.
     freed: Notify,
 }
 
-/// A new place, and the one that has to end for it.
+/// A new place, and the holder that has to end for it.
 pub(crate) struct Admitted<T: Clone> {
-    pub(crate) place: Place<T>,
+    pub(crate) place: Seat<T>,
     pub(crate) evicted: Option<T>,
 }
 
 /// A place that is held until this is dropped.
-pub(crate) struct Place<T: Clone> {
+pub(crate) struct Seat<T: Clone> {
     shares: Rc<Shares<T>>,
     number: u64,
     used: Rc<Cell<bool>>,
 }
 
 struct Holders<T> {
-    /// What is held, for the log.
+    /// Noun for the log: connections or flows.
     what: &'static str,
     most: Most,
     members: HashMap<u64, Member<T>>,
@@ -102,22 +102,22 @@ struct Holders<T> {
     told: Option<Instant>,
 }
 
-/// How many there may be.
+/// The limits of a group of holders.
 struct Most {
     all: usize,
     service: usize,
     client: usize,
-    /// Where all are taken, a client that holds no more than this makes no room.
+    /// Places that a client keeps when all places are taken.
     few: usize,
 }
 
-/// Where one more has room.
+/// The room for one more holder.
 enum Room {
-    /// There is some.
+    /// Free places are left.
     Free,
-    /// In the place of one of these.
+    /// A holder of this Service and client has to end first.
     Of((Service, Client)),
-    /// Nowhere as yet.
+    /// No holder has to make room.
     None,
 }
 
@@ -127,14 +127,14 @@ struct Member<T> {
     end: T,
 }
 
-/// Those of a client to a Service, oldest first. Some of the numbers may be gone.
+/// Holders of one client at one Service, oldest first. Some numbers may have ended.
 #[derive(Default)]
 struct Group {
     queue: VecDeque<u64>,
     count: usize,
 }
 
-/// Holders by how many they hold.
+/// Holders ranked by the number of their places.
 struct Ranks<K> {
     total: usize,
     counts: HashMap<K, usize>,
@@ -154,7 +154,7 @@ impl<K: Clone + Ord + Hash> Ranks<K> {
         self.counts.get(of).copied().unwrap_or_default()
     }
 
-    /// The one that holds most.
+    /// Returns the holder of most places.
     fn biggest(&self) -> Option<(usize, &K)> {
         self.ranked.last().map(|(count, of)| (*count, of))
     }
@@ -173,7 +173,7 @@ impl<K: Clone + Ord + Hash> Ranks<K> {
 }
 
 impl<T: Clone> Shares<T> {
-    /// Places for so many, at least one. A client that holds `few` of them makes no room.
+    /// Creates `all` places, at least one. A client that holds `few` places keeps them.
     pub(crate) fn new(what: &'static str, all: usize, few: usize) -> Self {
         let all = all.max(1);
         let held = Holders {
@@ -203,7 +203,8 @@ impl<T: Clone> Shares<T> {
         self.freed.notified().await;
     }
 
-    /// Gives a client a place at a Service. None if all are taken and nobody has to make room.
+    /// Gives a client a place at a Service. Returns `None` if all are taken and no holder has to
+    /// make room.
     pub(crate) fn admit(
         self: &Rc<Self>,
         service: &Service,
@@ -227,7 +228,7 @@ impl<T: Clone> Shares<T> {
                 end,
             },
         );
-        let place = Place {
+        let place = Seat {
             shares: Rc::clone(self),
             number,
             used,
@@ -235,7 +236,7 @@ impl<T: Clone> Shares<T> {
         Some(Admitted { place, evicted })
     }
 
-    /// Ends one of the client that holds most, unless that is few.
+    /// Evicts a connection of the client that holds most, unless that client holds few.
     pub(crate) fn make_room(&self) -> Option<T> {
         let mut held = self.held.borrow_mut();
         let (count, client) = held.clients.biggest()?;
@@ -250,7 +251,7 @@ impl<T: Clone> Shares<T> {
 }
 
 impl<T: Clone> Holders<T> {
-    /// Where one more of a client at a Service has room.
+    /// Returns the room for one more connection of a client at a Service.
     fn room(&self, service: &Service, client: Client) -> Room {
         let of_service = self.services.get(service);
         let from = if let Some(ranks) = of_service.filter(|ranks| ranks.total >= self.most.service)
@@ -267,13 +268,13 @@ impl<T: Clone> Holders<T> {
         from.map_or(Room::None, Room::Of)
     }
 
-    /// The Service to which a client holds most.
+    /// Returns the Service at which a client holds most.
     fn biggest_of(&self, client: Client) -> Option<(Service, Client)> {
         let (_, service) = self.of_clients.get(&client)?.biggest()?;
         Some((Arc::clone(service), client))
     }
 
-    /// Ends one that was idle for long.
+    /// Evicts a member of the group that was idle for long.
     fn evict(&mut self, from: &(Service, Client)) -> Option<T> {
         let group = self.groups.get_mut(from)?;
         let mut chances = CHANCES;
@@ -317,7 +318,7 @@ impl<T: Clone> Holders<T> {
         Some(member)
     }
 
-    /// Books how many a client holds to a Service.
+    /// Records the number of places that a client holds at a Service.
     fn count(&mut self, of: &(Service, Client), count: usize) {
         let (service, client) = of;
         let ranks = self.services.entry(Arc::clone(service));
@@ -349,7 +350,8 @@ impl<T: Clone> Holders<T> {
     }
 }
 
-/// Who makes room for a client: the one that holds most, or the client itself if none holds more.
+/// Returns the client that makes room: the one that holds most, or `client` itself if none holds
+/// more.
 fn chosen(ranks: &Ranks<Client>, client: Client, few: usize) -> Option<Client> {
     let mine = ranks.count(&client);
     let (count, biggest) = ranks.biggest()?;
@@ -357,19 +359,19 @@ fn chosen(ranks: &Ranks<Client>, client: Client, few: usize) -> Option<Client> {
     (count > few).then_some(from)
 }
 
-impl<T: Clone> Place<T> {
-    /// Notes that it is used.
+impl<T: Clone> Seat<T> {
+    /// Notes that the connection was used.
     pub(crate) fn note_use(&self) {
         self.used.set(true);
     }
 }
 
-impl<T: Clone> Drop for Place<T> {
+impl<T: Clone> Drop for Seat<T> {
     fn drop(&mut self) {
-        // What the place ends with is dropped after the loan.
+        // Ends the loan first: dropping the member may use the shares again.
         let ended = self.shares.held.borrow_mut().remove(self.number);
         if ended.is_some() {
-            // All of them: the first one may have to wait for another Service's.
+            // Wakes all waiters: the first may have to wait for another Service's place.
             self.shares.freed.notify_waiters();
         }
     }
@@ -381,7 +383,7 @@ mod tests {
 
     struct Tried {
         shares: Rc<Shares<usize>>,
-        places: HashMap<usize, Place<usize>>,
+        places: HashMap<usize, Seat<usize>>,
         ended: Vec<usize>,
         refused: usize,
     }
@@ -457,7 +459,7 @@ mod tests {
         assert!(tried.ended.iter().all(|number| *number < 60));
         assert_eq!((tried.ended.len(), tried.refused), (20, 0));
         assert_eq!(tried.shares.len(), 60);
-        // From here on all hold few.
+        // From here on every client holds few.
         for number in 80..200 {
             tried.admit(number, "c", &format!("10.0.1.{number}"));
         }

@@ -1,4 +1,4 @@
-//! A listening port: connections are accepted, connected to an endpoint, and carried.
+//! A TCP port: accepts connections, connects each to an endpoint, and carries its bytes.
 
 use std::cell::RefCell;
 use std::io;
@@ -17,27 +17,26 @@ use tokio::task::spawn_local;
 use tokio::time::{sleep, timeout};
 
 use super::balance::{Balance, Choice};
-use super::counted::PortCounters;
 use super::descriptors::is_exhausted;
 use super::limits::{DIAL_TIMEOUTS, Dial, Pin, Reach};
 use super::pump::{Cut, reset};
 use super::shared::{Shared, set_mark};
+use super::traffic::PortCounters;
 
-/// Which descriptors a connection takes: its own, and that to the endpoint.
+/// Descriptors that a connection takes: the client's socket and the endpoint's.
 const OF_CONNECTION: u32 = 2;
 
-/// How long a connection is silent before it is asked whether it is still there, as by Go's
-/// default, and so upstream's.
+/// Silence before the first keepalive probe: Go's default, and so upstream's.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// How long accepting pauses after an error that nobody knows.
+/// Pause of accepting after an unexpected error.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening port, and its connections.
+/// A listening port and its connections.
 pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
     pub(crate) counters: Arc<PortCounters>,
-    /// Ends its connections.
+    /// Signal that ends the port's connections.
     pub(crate) cut: Cut,
     service: Arc<str>,
 }
@@ -57,7 +56,7 @@ impl Port {
 ///
 /// # Errors
 ///
-/// The system's.
+/// The system refuses.
 pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
     if at.is_ipv6() {
@@ -65,37 +64,37 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     }
     socket.set_nonblocking(true)?;
     if at.port() != 0 {
-        // Connections of a process before this one may be closing there still.
+        // Connections of an earlier process may still be closing on this port.
         socket.set_reuse_address(true)?;
     }
     socket.bind(&at.into())?;
-    // The kernel takes the lower one of this and net.core.somaxconn.
+    // The kernel takes the lower one of this and `net.core.somaxconn`.
     socket.listen(i32::from(i16::MAX))?;
     Ok(socket.into())
 }
 
-/// Accepts connections, as long as it is not aborted.
+/// Accepts connections until aborted.
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListener) {
     let own = listener.local_addr();
     let own = own.map_or(Ipv4Addr::UNSPECIFIED.into(), |own| own.ip());
-    // A listener of the runtime cannot be asked whether somebody waits; its streams can, and are
-    // sockets like any.
+    // A listener of the runtime cannot be polled for waiting clients; its streams can, and wrap any
+    // socket.
     let Ok(listener) = TcpStream::from_std(OwnedFd::from(listener).into()) else {
-        // The runtime watches each socket that the system has made.
+        // The runtime can watch every socket that the system made.
         return;
     };
     loop {
         if listener.readable().await.is_err() {
             return;
         }
-        // Whoever waited may have been accepted before: then nothing is had for nobody.
+        // The client that waited may have been accepted already. Then no descriptors are taken.
         if listener
             .try_io(Interest::READABLE, || is_waited_at(&listener))
             .is_err()
         {
             continue;
         }
-        // Before one is taken from the queue: there it waits at the kernel's cost.
+        // Descriptors come before the connection: in the queue it waits at the kernel's cost.
         let Some(place) = shared.descriptors.take_connection().await else {
             return;
         };
@@ -103,8 +102,8 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             return;
         };
         let held = (place, held);
-        // Nor without the socket that it goes on by: where the kernel has no more, each would hold
-        // one, and none would have two. Endpoints have the family of their Service.
+        // So does the outgoing socket. If the kernel runs short, each connection would otherwise
+        // hold one socket and none would have two. Endpoints have the family of their Service.
         let outward = match open_outward(own, shared.limits.mark) {
             Ok(outward) => outward,
             Err(error) => {
@@ -116,7 +115,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         let accepted = listener.try_io(Interest::READABLE, || accept(&listener));
         let (stream, client) = match accepted {
             Ok(accepted) => accepted,
-            // Somebody has given up meanwhile.
+            // The client has given up meanwhile.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) if is_exhausted(&error) => {
                 drop((held, outward));
@@ -125,7 +124,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             }
             Err(error) => {
                 drop((held, outward));
-                // Of the connection, which is gone, and not of the listener: accept(2).
+                // An error of the connection, not of the listener, needs no pause: accept(2).
                 if !is_of_connection(&error) {
                     sleep(PAUSE).await;
                 }
@@ -146,12 +145,12 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
     }
 }
 
-/// [`WouldBlock`](io::ErrorKind::WouldBlock) where nobody waits to be accepted.
+/// Fails with [`WouldBlock`](io::ErrorKind::WouldBlock) if no client waits.
 fn is_waited_at(listener: &TcpStream) -> io::Result<()> {
     let mut asked = [PollFd::new(listener, PollFlags::IN)];
     match poll(&mut asked, Some(&Timespec::default())) {
         Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
-        // To accept tells what is wrong.
+        // Accepting reports the error.
         _ => Ok(()),
     }
 }
@@ -209,7 +208,7 @@ async fn connect_and_carry(
             () = shared.pump.run(client, &server, &carrying, &place) => {}
         }
     };
-    // While it is dialled, too.
+    // The connection can also be ended while it dials.
     tokio::select! {
         biased;
         () = carried => {}
@@ -217,7 +216,7 @@ async fn connect_and_carry(
     }
 }
 
-/// What the client meant was not this port.
+/// Reports whether the client's destination was another address or port than this one.
 fn was_redirected(client: &TcpStream) -> bool {
     let socket = SockRef::from(client);
     let Ok(own) = client.local_addr() else {
@@ -232,7 +231,7 @@ fn was_redirected(client: &TcpStream) -> bool {
 }
 
 fn prepare(connection: &TcpStream) {
-    // A connection that does not take these is as good.
+    // A connection without these options still works.
     let _ = connection.set_nodelay(true);
     let keepalive = TcpKeepalive::new()
         .with_time(KEEPALIVE)
@@ -240,9 +239,9 @@ fn prepare(connection: &TcpStream) {
     let _ = SockRef::from(connection).set_tcp_keepalive(&keepalive);
 }
 
-/// Connects to an endpoint: the first one that accepts. Each refusal is a reason for the next one,
-/// until each has refused; one that says nothing has a longer time with each further try.
-/// The first try is by a socket that there is already. The connection, and to whom.
+/// Connects to the first endpoint that accepts, and returns the connection with its endpoint. Each
+/// refusal moves on to the next endpoint until each has refused. Each timeout lengthens the time
+/// for the next try. The first try uses the socket that was opened before accepting.
 async fn dial(
     shared: &Shared,
     port: &Port,
@@ -279,7 +278,7 @@ async fn dial(
                 shared.descriptors.succeeded();
                 return Some((server, endpoint));
             }
-            // It says nothing of the endpoint.
+            // A shortage here says nothing about the endpoint.
             Ok(Err(error)) if is_exhausted(&error) => {
                 shared.descriptors.back_off(&error).await;
                 wait = waits.next()?;
@@ -293,7 +292,7 @@ async fn dial(
     }
 }
 
-/// A socket to an endpoint of this family.
+/// Opens a socket to an endpoint of this family.
 fn open_outward(family: IpAddr, mark: Option<u32>) -> io::Result<TcpSocket> {
     let socket = match family {
         IpAddr::V4(_) => TcpSocket::new_v4(),

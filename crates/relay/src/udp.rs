@@ -1,5 +1,5 @@
-//! A UDP port: each client has a flow, with a socket of its own to one endpoint, so that answers
-//! find their way back.
+//! A UDP port: each client has a flow with a socket of its own to one endpoint, which leads answers
+//! back.
 
 use std::cell::RefCell;
 use std::io;
@@ -17,18 +17,18 @@ use tokio::task::{spawn_local, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::balance::{Balance, Choice};
-use super::counted::{Carrying, PortCounters};
 use super::datagram::{Datagrams, Peer};
 use super::descriptors::is_exhausted;
 use super::flow::{Flow, FlowKey};
 use super::shared::{Shared, set_mark};
 use super::shares::Client;
+use super::traffic::{CountedConnection, PortCounters};
 use super::{Holds, Opening, Transport};
 
-/// Others have their turn after so many datagrams.
+/// Datagrams received before other tasks have their turn.
 const TURN: usize = 64;
 
-/// How long a port pauses after an error that nobody knows.
+/// Pause of receiving after an unexpected error.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A UDP port.
@@ -36,18 +36,18 @@ pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
     pub(crate) counters: Arc<PortCounters>,
     number: u64,
-    /// The number of its port.
+    /// Port number that it listens on.
     at: u16,
     datagrams: Datagrams,
     service: Arc<str>,
 }
 
 impl Port {
-    /// A port, and what it holds.
+    /// Creates a port, and returns the resources that it holds.
     ///
     /// # Errors
     ///
-    /// The runtime cannot watch its socket.
+    /// The runtime cannot watch the socket.
     pub(crate) fn new(opening: Opening, socket: StdSocket) -> io::Result<(Self, Holds)> {
         let port = Self {
             balance: RefCell::new(Balance::new(opening.serving)),
@@ -60,12 +60,12 @@ impl Port {
         Ok((port, opening.holds))
     }
 
-    /// What the relay calls it.
+    /// Returns the port's number within the relay.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Ends flows to endpoints that are not among those who serve.
+    /// Ends flows to endpoints that no longer serve.
     pub(crate) fn end_stale(&self, shared: &Shared) {
         let balance = self.balance.borrow();
         let mut flows = shared.flows.borrow_mut();
@@ -73,7 +73,7 @@ impl Port {
         shared.counters.set_flows(flows.len());
     }
 
-    /// Ends all of its flows.
+    /// Ends all flows of the port.
     pub(crate) fn end_all(&self, shared: &Shared) {
         let mut flows = shared.flows.borrow_mut();
         flows.retain(|key, _| key.port != self.number);
@@ -81,11 +81,11 @@ impl Port {
     }
 }
 
-/// Makes a socket that receives, and tells which address a datagram was sent to.
+/// Creates a receiving socket that reports the destination address of each datagram.
 ///
 /// # Errors
 ///
-/// The system's.
+/// The system refuses.
 pub(crate) fn bind(at: SocketAddr) -> io::Result<StdSocket> {
     let socket = Socket::new(Domain::for_address(at), Type::DGRAM, None)?;
     if at.is_ipv6() {
@@ -97,7 +97,7 @@ pub(crate) fn bind(at: SocketAddr) -> io::Result<StdSocket> {
     Ok(socket.into())
 }
 
-/// Receives datagrams, as long as it is not aborted.
+/// Receives datagrams until aborted.
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>) {
     let mut turn = 0;
     loop {
@@ -113,7 +113,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>) {
         match received {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            // Of a datagram that was sent before, or nobody knows.
+            // An earlier datagram failed, or the error is unexpected.
             Err(_) => sleep(PAUSE).await,
         }
         turn += 1;
@@ -138,13 +138,13 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
             flow.place.note_use();
             return;
         }
-        // Nobody listens there: the next one has it.
+        // Nobody listens at the endpoint: the datagram goes to the next one.
         flows.remove(&key);
         choice = Choice::Another;
     }
     let client = peer.client.ip();
     let own = SocketAddr::new(peer.own, port.at);
-    // Of the first one of a flow alone: an answer of ours does not change what is known of it.
+    // Only the first datagram of a flow is checked: our answer does not change its conntrack entry.
     if choice == Choice::Kept && !shared.redirected.borrow_mut().is(peer.client, own) {
         return;
     }
@@ -181,7 +181,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     });
     let Ok(socket) = socket else { return };
     let socket = Rc::new(socket);
-    // A socket that is new has no failure to tell.
+    // A new socket has no earlier failure to report.
     let _ = send(&socket, bytes);
     let carrying = Rc::new(port.counters.connect(endpoint));
     carrying.datagram_in(bytes.len());
@@ -193,12 +193,12 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     shared.counters.set_flows(flows.len());
 }
 
-/// Sends what an endpoint answers back to the client, until nothing was sent either way for long.
+/// Sends an endpoint's answers back to the client until the flow is idle for too long.
 async fn answer(
     shared: Rc<Shared>,
     port: Rc<Port>,
     socket: Rc<UdpSocket>,
-    carrying: Rc<Carrying>,
+    carrying: Rc<CountedConnection>,
     key: FlowKey,
 ) {
     let idle = shared.limits.udp_idle;
@@ -207,7 +207,7 @@ async fn answer(
         let heard = socket.ready(Interest::READABLE | Interest::ERROR);
         match timeout(wait, heard).await {
             Ok(Ok(ready)) if ready.is_readable() => {}
-            // Nobody listens there.
+            // Nobody listens at the endpoint.
             Ok(_) => break,
             Err(_) => match shared.flows.borrow().used(&key) {
                 Some(used) if used.elapsed() < idle => {
@@ -222,7 +222,7 @@ async fn answer(
             shared.with_datagram(|buffer| {
                 let count = rustix::io::read(&*socket, &mut *buffer)?;
                 let bytes = buffer.get(..count).unwrap_or_default();
-                // Where there is no room a datagram is lost, as anywhere.
+                // A full buffer drops the datagram, as on any network.
                 let _ = port.datagrams.send(key.peer, bytes);
                 carrying.datagram_out(count);
                 Ok(())
@@ -233,7 +233,7 @@ async fn answer(
                 shared.flows.borrow_mut().get(&key, Instant::now());
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // The next datagram has the next endpoint.
+            // The client's next datagram goes to the next endpoint.
             Err(_) => break,
         }
     }
@@ -244,8 +244,8 @@ async fn answer(
     drop(ended);
 }
 
-/// Where there is no room a datagram is lost, as anywhere. Not by the runtime, which believes that
-/// there is none until it has looked.
+/// Sends a datagram, and drops it if a buffer is full. The call bypasses the runtime, which reports
+/// a new socket as full until polled.
 fn send(socket: &UdpSocket, bytes: &[u8]) -> io::Result<()> {
     match rustix::net::send(socket, bytes, SendFlags::DONTWAIT) {
         Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::MSGSIZE) => Ok(()),

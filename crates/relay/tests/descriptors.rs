@@ -1,5 +1,5 @@
-//! The relay where this process has no descriptors left. A file of its own: it is a limit of the
-//! process.
+//! The relay in a process without free descriptors. The limit is the process's, so this test has a
+//! file of its own.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -19,7 +19,7 @@ use relay::{Limits, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use support::{LONG, World, by, limits, named, until};
 
-/// How long this process has worked, in ticks of 10 ms.
+/// Returns the CPU time of this process, in ticks of 10 ms.
 fn worked(stat: &File) -> u64 {
     let mut text = [0; 4096];
     let count = stat.read_at(&mut text, 0).unwrap();
@@ -43,7 +43,7 @@ fn without_descriptors_nothing_spins_and_all_goes_on_once_there_are_some() {
     let world = World::new(with, Transport::Tcp, by(&[named("a")]));
     let stat = File::open("/proc/self/stat").unwrap();
     let at_rest = open();
-    // A connection has two: that to the endpoint is as needed as its own.
+    // A connection needs two: its own, and one to the endpoint.
     for free in [0, 1] {
         assert_eq!(world.who(), "a");
         until("all of it has ended", || open() == at_rest);
@@ -75,13 +75,13 @@ fn without_descriptors_nothing_spins_and_all_goes_on_once_there_are_some() {
     assert_eq!(world.who(), "a");
 }
 
-/// How many files are open.
+/// Returns the number of open files.
 fn open() -> usize {
-    // One is the listing itself.
+    // The listing itself is one of them.
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 
-/// Takes each descriptor that there is.
+/// Takes every free descriptor.
 fn all_there_are() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }

@@ -60,7 +60,7 @@ fn an_endpoint_that_refuses_is_passed_over() {
 
 #[test]
 fn an_endpoint_that_hangs_is_passed_over_in_time() {
-    // Its queue is full: who connects hears nothing.
+    // The endpoint's queue is full, so a client gets no answer.
     let hangs = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     hangs.bind(&ANY.into()).unwrap();
     hangs.listen(0).unwrap();
@@ -123,7 +123,7 @@ fn who_was_not_redirected_is_reset_where_that_is_asked() {
 
 #[test]
 fn the_end_of_one_direction_leaves_the_other_open() {
-    // It answers when all is told, and reads on when it has said all.
+    // The endpoint answers after the client's end, and reads on after its own.
     let at = endpoint(|mut connection| {
         let mut told = Vec::new();
         connection.read_to_end(&mut told).unwrap();
@@ -162,7 +162,7 @@ fn a_reset_resets_the_other_side() {
     client.write_all(b"x").unwrap();
     let error = client.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    // And the other way round.
+    // The other way round.
     let (told, seen) = std::sync::mpsc::channel();
     let at = endpoint(move |mut connection| {
         connection.write_all(b"a").unwrap();
@@ -178,7 +178,7 @@ fn a_reset_resets_the_other_side() {
     assert_eq!(seen.recv().unwrap(), ErrorKind::ConnectionReset);
 }
 
-/// Writes as long as anything is taken; how much that is.
+/// Writes until the buffers are full, and returns the number of bytes.
 fn write_until_full(connection: &mut TcpStream) -> usize {
     connection
         .set_write_timeout(Some(Duration::from_millis(700)))
@@ -194,7 +194,7 @@ fn write_until_full(connection: &mut TcpStream) -> usize {
 #[test]
 fn who_reads_slowly_holds_the_writer_back_and_loses_nothing() {
     let all = [Carriage::Copy, Carriage::Splice, Carriage::Adaptive].map(|one| (one, 1_024));
-    // Where there is no room for more, as much arrives.
+    // Without room for large reads, the same bytes arrive.
     for (carriage, waiting) in [&all[..], &[(Carriage::Copy, 0), (Carriage::Adaptive, 0)]].concat()
     {
         let with = Limits {
@@ -219,7 +219,7 @@ fn who_reads_slowly_holds_the_writer_back_and_loses_nothing() {
         let mut client = world.connect();
         let before = resident();
         let written = write_until_full(&mut client);
-        // What the sockets' buffers hold is the kernel's, and bounded by tcp_rmem and tcp_wmem.
+        // The socket buffers are the kernel's, bounded by `tcp_rmem` and `tcp_wmem`.
         let grown = resident().saturating_sub(before);
         assert!(grown < 8 << 20, "{carriage:?}: {grown} bytes");
         go.send(()).unwrap();
@@ -228,7 +228,7 @@ fn who_reads_slowly_holds_the_writer_back_and_loses_nothing() {
     }
 }
 
-/// The memory of this process, in bytes.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
@@ -264,7 +264,7 @@ fn much_is_carried_both_ways_at_once() {
 #[test]
 fn where_descriptors_are_used_up_clients_wait_until_one_is_free() {
     let with = Limits {
-        // Of the listening port, and of two connections.
+        // For the listening port and two connections.
         descriptors: Some(5),
         ..limits()
     };
@@ -286,7 +286,7 @@ fn where_descriptors_are_used_up_clients_wait_until_one_is_free() {
     hold(third);
 }
 
-/// Without descriptors for it, no port is opened, and what there is goes on.
+/// Without a free descriptor no port opens, and existing ones go on.
 #[test]
 fn a_listening_port_takes_a_descriptor_and_gives_it_back() {
     let with = Limits {
@@ -325,14 +325,14 @@ fn where_there_are_as_many_connections_as_may_be_others_wait() {
     second.read_exact(&mut [0; 1]).unwrap();
 }
 
-/// Bytes are copied where no pipe may be lent, for want of either.
+/// Without a free pipe or its descriptors, bytes are copied.
 #[test]
 fn without_a_pipe_bytes_are_carried_all_the_same() {
     let none = Limits {
         pipes: 0,
         ..limits()
     };
-    // Of the listening port, and of one connection.
+    // For the listening port and one connection.
     let few = Limits {
         descriptors: Some(3),
         ..limits()
@@ -348,7 +348,7 @@ fn without_a_pipe_bytes_are_carried_all_the_same() {
     }
 }
 
-/// Pipes that are spare give way to connections.
+/// Spare pipes are closed for new connections.
 #[test]
 fn spare_pipes_keep_nobody_waiting() {
     let with = Limits {
@@ -444,7 +444,7 @@ fn udp(limits: Limits, endpoints: &[SocketAddr]) -> World {
 
 #[test]
 fn a_flow_of_datagrams_has_one_endpoint_until_it_is_idle() {
-    // Longer than a loaded machine lets one wait.
+    // Longer than a loaded machine delays an answer.
     let with = Limits {
         udp_idle: Duration::from_secs(2),
         ..limits()
@@ -503,7 +503,7 @@ fn what_is_carried_is_counted_by_endpoint() {
     for _ in 0..5 {
         assert_eq!(ask(&one, "xy"), "axy");
     }
-    // The client may have an answer before it is counted.
+    // The client may have an answer before the relay counts it.
     until("the last answer is counted", || {
         world.port.counters.read().0.packets_out >= 5
     });

@@ -1,5 +1,5 @@
-//! What one client, or one Service, leaves to others, in a network namespace of its own: it takes
-//! clients of several addresses, and a range of ephemeral ports that is soon used up.
+//! The shares of one client and one Service, in a network namespace of its own. The namespace has
+//! clients of several addresses, and a short range of ephemeral ports.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -18,7 +18,7 @@ use std::thread;
 use std::time::Duration;
 
 use namespace::in_namespace;
-use relay::{Evictions, Limits, Opened, Relay, Serving, Transport};
+use relay::{Evictions, Limits, ListeningPort, Relay, Serving, Transport};
 use socket2::{Domain, Socket, Type};
 use support::{ANY, LONG, World, by, connect, limits, named, open, until};
 
@@ -50,7 +50,7 @@ fn connect_from(client: u8, to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Whether a connection is served: the endpoint says its name.
+/// Reports whether a connection is served: the endpoint says its name.
 fn is_served(stream: &mut TcpStream) -> bool {
     let mut name = [0];
     stream
@@ -59,8 +59,8 @@ fn is_served(stream: &mut TcpStream) -> bool {
     matches!(stream.read(&mut name), Ok(1))
 }
 
-/// Opens listening ports until there are no more: how many, and why there are no more.
-fn open_all(relay: &Relay, transport: Transport, at: IpAddr) -> (Vec<Opened>, String) {
+/// Opens listening ports until that fails, and returns them with the reason.
+fn open_all(relay: &Relay, transport: Transport, at: IpAddr) -> (Vec<ListeningPort>, String) {
     let mut all = Vec::new();
     loop {
         match open(relay, transport, SocketAddr::new(at, 0), Serving::default()) {
@@ -94,13 +94,13 @@ fn half_of_the_ephemeral_ports_are_left_to_the_node() {
             numbers.len() <= 60,
             "both families have the same: {numbers:?}"
         );
-        // The node connects to others still, to one of them as often as there are ports left.
+        // The node still connects to others, once for each port left.
         let server = TcpListener::bind(("127.0.0.1", 80)).unwrap();
         let at = server.local_addr().unwrap();
         let connected: Vec<_> = (0..40).map(|_| connect(at)).collect();
         assert_eq!(connected.len(), 40);
         UdpSocket::bind(ANY).unwrap();
-        // One that is closed is free for another.
+        // A closed port is free for another.
         let (transport, at, all) = last.unwrap();
         relay.close(all.first().unwrap().number).unwrap();
         let again = || {
@@ -183,7 +183,7 @@ fn one_service_does_not_hold_all_connections() {
 fn where_descriptors_are_short_who_holds_most_makes_room() {
     on_a_node(|| {
         let limits = Limits {
-            // Of the listening ports, and of 40 connections.
+            // For the listening ports and 40 connections.
             descriptors: Some(161),
             ..limits()
         };
@@ -208,7 +208,7 @@ fn where_descriptors_are_short_who_holds_most_makes_room() {
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
 fn one_client_does_not_hold_all_udp_flows() {
     on_a_node(|| {
-        // The endpoint tells by which port a flow comes to it.
+        // The endpoint tells the port by which a flow arrives.
         let endpoint = UdpSocket::bind(ANY).unwrap();
         let to = endpoint.local_addr().unwrap();
         thread::spawn(move || {
@@ -263,7 +263,7 @@ fn udp_flows_leave_ephemeral_ports_to_the_node() {
                 socket.send_to(b"x", world.port.at).unwrap();
             }
         }
-        // A quarter of them, of which a Service has three quarters.
+        // A quarter of the ports, of which a Service has three quarters.
         until("all have come", || {
             world.relay.counters().evicted() == 200 - 19
         });

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use proxy::{IpFamily, Protocol};
 use proxy_userspace::Traffic;
-use relay::Carried;
+use relay::TrafficCounts;
 
 use service_counters::{Count, Listener, ReadCounters, Relayed, Told, Which};
 
@@ -45,7 +45,7 @@ impl ReadCounters for RelayCounters {
     }
 }
 
-fn count(carried: &Carried, protocol: Protocol) -> Count {
+fn count(carried: &TrafficCounts, protocol: Protocol) -> Count {
     let of_udp = |packets| (protocol == Protocol::Udp).then_some(packets);
     Count {
         connections: carried.connections,

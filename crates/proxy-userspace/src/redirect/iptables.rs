@@ -7,8 +7,8 @@
 //!              └▶ KUBE-NODEPORT-HOST        the same for NodePorts
 //! ```
 //!
-//! What comes by an interface is sent to the node's own address: `REDIRECT` would take the first
-//! one of the interface, and drop the packet where that has none, as those of pods often are.
+//! Packets from an interface are sent to the node's own address. `REDIRECT` would take the
+//! interface's first address and drop the packet if there is none, as is common for pods.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,7 +16,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use footprint::{Finder, Footprint, Held as HeldChains, ServedBy};
 use hashbrown::HashMap;
-use hashbrown::hash_map::Entry as Place;
 use ipnet::IpNet;
 use iptables::{
     Entry, Iptables, Jump, Match, Reader, Restore, Rule, RuleLine, Table, Target, restore_text,
@@ -26,17 +25,17 @@ use proxy::{IpFamily, LocalDetector, Protocol, Unreadable};
 
 use super::Redirect;
 use crate::config::Config;
-use crate::held::Held;
-use crate::plan::{Aim, Base, Blame, Extent, NodePortsAt, Redirects, Refusal};
+use crate::part_state::RedirectState;
+use crate::plan::{Base, Blame, Extent, NodePortsAt, RedirectTarget, Redirects, Refusal};
 use crate::port::Portal;
 
-/// The table of all of them.
+/// The table of all these chains.
 const NAT: Table = Table::Nat;
 
-/// For what comes by an interface: to addresses, and to NodePorts.
+/// Chains for packets from an interface: to addresses, and to NodePorts.
 const CONTAINER: &str = "KUBE-PORTALS-CONTAINER";
 const NODE_PORT_CONTAINER: &str = "KUBE-NODEPORT-CONTAINER";
-/// The same for what this node sends.
+/// Chains for packets from this node.
 const HOST: &str = "KUBE-PORTALS-HOST";
 const NODE_PORT_HOST: &str = "KUBE-NODEPORT-HOST";
 
@@ -45,10 +44,10 @@ const CHAINS: [&str; 4] = [CONTAINER, HOST, NODE_PORT_CONTAINER, NODE_PORT_HOST]
 const FIRST: &str = "handle ClusterIPs; NOTE: this must be before the NodePort rules";
 const LAST: &str = "handle service NodePorts; NOTE: this must be the last rule in the chain";
 
-/// What this mode leaves in the kernel.
+/// The footprint of this mode.
 ///
-/// Source: upstream's `pkg/proxy/userspace/proxier.go` of Kubernetes 1.25. What it wrote into table
-/// filter is not written any more.
+/// Source: upstream's `pkg/proxy/userspace/proxier.go` of Kubernetes 1.25. Its rules of table
+/// filter are no longer written.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &[
         (NAT, CONTAINER),
@@ -74,12 +73,12 @@ pub const FOOTPRINT: Footprint = Footprint {
 pub(crate) struct IptablesRedirect {
     family: IpFamily,
     iptables: Iptables,
-    /// The rules of built-in chains that lead to ours, as they were last read or written.
+    /// Rules of built-in chains that jump to these chains, as last read or written.
     jumps: BTreeSet<String>,
 }
 
 impl IptablesRedirect {
-    /// For one family, which iptables can write.
+    /// Creates redirects for one family that iptables can write.
     pub(crate) fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self {
             family,
@@ -90,7 +89,7 @@ impl IptablesRedirect {
 }
 
 impl Redirect for IptablesRedirect {
-    fn read(&mut self, config: &Config) -> Result<Held, Unreadable> {
+    fn read(&mut self, config: &Config) -> Result<RedirectState, Unreadable> {
         let mut saved = Saved::new(self.family, config);
         let mut line = |line: &str| saved.line(line);
         let read = self.iptables.save_lines(self.family, None, &mut line);
@@ -118,7 +117,7 @@ impl Redirect for IptablesRedirect {
     }
 }
 
-/// Writes what a plan does, where these jumps are there.
+/// Writes a plan over these installed jumps.
 fn write(
     family: IpFamily,
     plan: &Redirects,
@@ -126,7 +125,7 @@ fn write(
     restore: &mut Restore<'_>,
 ) -> io::Result<()> {
     restore.begin(NAT)?;
-    // A chain that is declared is emptied; with the base all is written.
+    // Declaring a chain empties it; all rules are written with the base.
     if plan.extent == Extent::Whole {
         for chain in CHAINS {
             restore.declare(chain)?;
@@ -147,7 +146,7 @@ fn write(
         }
     }
     for change in &plan.changes {
-        let lines = |aim: &Option<Aim>| {
+        let lines = |aim: &Option<RedirectTarget>| {
             let aim = aim.as_ref();
             aim.map_or_else(Vec::new, |aim| {
                 lines(family, &change.portal, aim, &plan.detector)
@@ -170,10 +169,10 @@ fn write(
     Ok(())
 }
 
-/// The rules of built-in chains that lead to ours.
+/// Returns the rules of built-in chains that jump to this mode's chains.
 fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
     let jump = |from: &str, to: &'static str, mut matches: Vec<Match>| {
-        // What the relay sends goes where it is sent.
+        // Packets from the relay are not redirected.
         let own = base.own_mark.filter(|_| from == "OUTPUT");
         matches.extend(own.map(Match::NotMark));
         Rule::new(matches, to).line(from)
@@ -210,8 +209,13 @@ fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
     lines
 }
 
-/// The rules of a redirect, in the order in which they stand.
-fn lines(family: IpFamily, portal: &Portal, aim: &Aim, detector: &LocalDetector) -> Vec<String> {
+/// Returns the rules of a redirect, in their order.
+fn lines(
+    family: IpFamily,
+    portal: &Portal,
+    aim: &RedirectTarget,
+    detector: &LocalDetector,
+) -> Vec<String> {
     let (container, host) = chains_of(portal);
     let matches = || {
         let address = portal
@@ -245,7 +249,7 @@ fn chains_of(portal: &Portal) -> (&'static str, &'static str) {
     }
 }
 
-/// What `iptables-save` prints, read line by line.
+/// A reader of the output of `iptables-save`, line by line.
 pub(crate) struct Saved<'a> {
     family: IpFamily,
     config: &'a Config,
@@ -265,7 +269,7 @@ struct Rules {
     outside: Option<u16>,
     pods: Option<u16>,
     node: Option<u16>,
-    /// As they stand.
+    /// Rules in their order.
     lines: Vec<String>,
 }
 
@@ -298,19 +302,16 @@ impl<'a> Saved<'a> {
     }
 
     fn rule(&mut self, rule: RuleLine<'_>) {
-        // What no portal would be found for is no rule of ours.
+        // A rule without a portal is not this mode's.
         let known = parse(rule).is_some_and(|parsed| self.take(rule, &parsed));
         self.is_ordered &= known;
     }
 
     fn take(&mut self, rule: RuleLine<'_>, parsed: &Parsed) -> bool {
-        let rules = match self.redirects.entry(parsed.portal) {
-            Place::Occupied(known) => known.into_mut(),
-            Place::Vacant(new) => new.insert(Rules {
-                name: parsed.name.clone(),
-                ..Rules::default()
-            }),
-        };
+        let rules = self.redirects.entry(parsed.portal).or_default();
+        if rules.lines.is_empty() {
+            rules.name.clone_from(&parsed.name);
+        }
         rules.lines.push(rule.text.to_owned());
         let (container, host) = chains_of(&parsed.portal);
         let (address, port) = (parsed.to.ip(), parsed.to.port());
@@ -329,20 +330,20 @@ impl<'a> Saved<'a> {
         place.replace(port).is_none()
     }
 
-    pub(crate) fn finish(mut self) -> (Held, BTreeSet<String>) {
+    pub(crate) fn finish(mut self) -> (RedirectState, BTreeSet<String>) {
         let mut redirects = HashMap::with_capacity(self.redirects.len());
         for (portal, rules) in std::mem::take(&mut self.redirects) {
             let node = rules.node.unwrap_or_default();
-            // Without a rule for it, it goes where this node's own packets go: nowhere.
+            // Without a rule of its own, a packet from elsewhere follows the node's: nowhere.
             let outside = rules.outside.unwrap_or(node);
-            let aim = Aim {
+            let aim = RedirectTarget {
                 name: rules.name.into(),
                 via: rules.via,
                 outside,
                 pods: rules.pods.unwrap_or(outside),
                 node,
             };
-            // As they would be written, those of each chain in their order.
+            // Compares with the rules as this mode writes them, in the order of each chain.
             let mut own = lines(self.family, &portal, &aim, &self.config.detector);
             let mut found = rules.lines;
             let chain = |line: &String| line.contains("-HOST ");
@@ -353,7 +354,7 @@ impl<'a> Saved<'a> {
         }
         let base = self.find_base();
         let base = base.filter(|_| self.is_ordered && self.chains.len() == CHAINS.len());
-        let held = Held {
+        let held = RedirectState {
             base,
             redirects,
             leftovers: self.others.finish(),
@@ -361,7 +362,7 @@ impl<'a> Saved<'a> {
         (held, self.jumps.into_iter().collect())
     }
 
-    /// The base that these jumps are of, if it is one.
+    /// Returns the base that has these jumps, if any.
     fn find_base(&self) -> Option<Base> {
         let addresses = self.jumps.iter().filter_map(|line| {
             let rule = RuleLine::parse(line)?;
@@ -387,7 +388,7 @@ impl<'a> Saved<'a> {
     }
 }
 
-/// A rule of ours.
+/// A rule of this mode, parsed.
 struct Parsed {
     portal: Portal,
     name: String,
@@ -395,7 +396,7 @@ struct Parsed {
     to: SocketAddr,
 }
 
-/// Whether a rule of a chain of others leads to one of ours.
+/// Reports whether a rule outside this mode's chains jumps to one of them.
 fn is_way(rule: RuleLine<'_>) -> bool {
     let target = rule.target();
     target.is_some_and(|target| CHAINS.contains(&&*target))

@@ -1,5 +1,5 @@
-//! Redirects by a table of nf\_tables of their own: a map from what is meant to where it goes, for
-//! each place from where it comes.
+//! Redirects by a table of their own in nf\_tables: maps from destinations to listening ports, one
+//! for each origin of packets.
 //!
 //! ```text
 //!   prerouting  ip daddr . meta l4proto . th dport ─▶ @portals    dnat to an address of this node
@@ -7,12 +7,11 @@
 //!   output      the same in @portals-node, @nodeports-node        dnat to localhost
 //! ```
 //!
-//! What comes from this node's pods is looked up in `@portals-pods` and `@nodeports-pods` before,
-//! where pods are told apart. One redirect is one element of each map; nothing else changes with
-//! it.
+//! Packets from this node's pods are looked up in `@portals-pods` and `@nodeports-pods` first, if
+//! pods can be told apart. One redirect is one element in each map; nothing else changes with it.
 
-pub(crate) mod held;
 pub(crate) mod layout;
+pub(crate) mod read;
 mod rules;
 
 use std::collections::BTreeSet;
@@ -27,15 +26,15 @@ use proxy::{IpFamily, LocalDetector, Unreadable};
 
 use super::Redirect;
 use crate::config::Config;
-use crate::held::Held;
-use crate::plan::{Aim, Base, Blame, Extent, NodePortsAt, Redirects, Refusal};
+use crate::part_state::RedirectState;
+use crate::plan::{Base, Blame, Extent, NodePortsAt, RedirectTarget, Redirects, Refusal};
 use crate::port::Portal;
 
 use layout::{elements, maps, table};
 
 pub(crate) use layout::TABLE;
 
-/// The names of all chains and maps of the table in a family.
+/// Returns the names of all chains and maps of the table in a family.
 pub fn native_names(family: IpFamily) -> BTreeSet<String> {
     let base = Base {
         node_ports: NodePortsAt::Everywhere,
@@ -48,7 +47,7 @@ pub fn native_names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// The name of the one that is tried.
+/// Name of the table that the probe tries.
 const PROBE: &str = "kube-proxy-userspace-probe";
 
 /// Redirects by nf\_tables.
@@ -58,11 +57,11 @@ pub(crate) struct NftablesRedirect {
 }
 
 impl NftablesRedirect {
-    /// For one family.
+    /// Opens redirects for one family.
     ///
     /// # Errors
     ///
-    /// The kernel has no nf\_tables, or a right is missing.
+    /// The kernel has no nf\_tables, or a privilege is missing.
     pub(crate) fn open(
         family: IpFamily,
         own: &Arc<OwnSockets>,
@@ -73,11 +72,11 @@ impl NftablesRedirect {
 }
 
 impl Redirect for NftablesRedirect {
-    fn read(&mut self, config: &Config) -> Result<Held, Unreadable> {
+    fn read(&mut self, config: &Config) -> Result<RedirectState, Unreadable> {
         let whole = self.nftables.read(Family::from(self.family), TABLE);
         let whole =
             whole.map_err(|error| Unreadable::new(crate::kinds::Part::Rules.name(), error))?;
-        Ok(held::held(self.family, config, &whole))
+        Ok(read::parse(self.family, config, &whole))
     }
 
     fn write(&mut self, plan: &Redirects) -> Result<(), Refusal> {
@@ -89,7 +88,7 @@ impl Redirect for NftablesRedirect {
         let written = self.nftables.commit(&transaction, None);
         written.map(drop).map_err(|error| Refusal {
             blame: match &error {
-                // Less at once may be taken.
+                // A smaller transaction may succeed.
                 CommitError::Refused { .. } | CommitError::TooLarge(_) => Blame::One,
                 _ => Blame::None,
             },
@@ -98,17 +97,17 @@ impl Redirect for NftablesRedirect {
     }
 }
 
-/// Whether the kernel has nf\_tables. Nothing is tried.
+/// Reports whether the kernel has nf\_tables, without a trial.
 pub fn has_nftables() -> bool {
     Nftables::open().is_ok()
 }
 
-/// Tries all that the table of a family may need. Nothing of it is made, and nobody is told.
+/// Tries everything that the table of a family may need. The kernel keeps nothing and notifies no
+/// listener.
 ///
 /// # Errors
 ///
-/// The kernel does not take it: it has no nf\_tables, or not all of its parts, or a right is
-/// missing.
+/// The kernel refuses: nf\_tables or a part of it is missing, or a privilege.
 pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     let node_ports = [NodePortsAt::Everywhere, NodePortsAt::NotAtLocalhost];
     let detector = match family {
@@ -142,11 +141,11 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     Nftables::open()?.check(&transaction)
 }
 
-/// What a plan changes.
+/// Returns the edits of a plan.
 fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
     let mut edits = Vec::new();
     if plan.extent == Extent::Whole {
-        // Whatever there is, and whether there is any.
+        // Replaces the table, whether or not it exists.
         edits.push(Edit::AddTable(table(family)));
         edits.push(Edit::DeleteTable);
         edits.push(Edit::AddTable(table(family)));
@@ -161,7 +160,7 @@ fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
             edits.extend(rules.map(|rule| Edit::AddRule(Arc::clone(&name), rule)));
         }
     }
-    let of = |aim: &Option<Aim>, portal: &Portal| {
+    let of = |aim: &Option<RedirectTarget>, portal: &Portal| {
         let aim = aim.as_ref();
         aim.map_or_else(Vec::new, |aim| elements(family, portal, aim))
     };
@@ -176,7 +175,7 @@ fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
     edits
 }
 
-/// The elements of each map in one edit.
+/// Groups elements by map, one edit each.
 fn by_map(
     elements: impl Iterator<Item = (&'static str, Element)>,
     edit: fn(Name, Vec<Element>) -> Edit,

@@ -1,16 +1,16 @@
-//! Origins of what this mode leaves in the kernel.
+//! Origins of this mode's names in the kernel.
 
 use footprint::origin::{FILTER, NAT, Origin, Space};
 
 use super::nftables::TABLE;
 
-/// The mode's table.
+/// The table of this mode.
 const USERSPACE: Space<'static> = Space::Nftables(TABLE);
 const PORTALS: &str = "Services: their addresses, led to a listening port of kube-proxy";
 const PORTALS_NODE_PORTS: &str =
     "Services: spec.ports[].nodePort, led to a listening port of kube-proxy";
 
-/// A row for each name; of names that begin alike, the longer one stands first.
+/// A row for each name. Of names that begin alike, the longer one comes first.
 pub(super) const ORIGINS: [Origin; 13] = [
     Origin::of(NAT, "KUBE-PORTALS-CONTAINER", PORTALS),
     Origin::of(NAT, "KUBE-PORTALS-HOST", PORTALS),

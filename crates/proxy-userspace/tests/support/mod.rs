@@ -8,15 +8,15 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longer than anything takes.
+/// A timeout longer than any step takes.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// One for TCP and UDP, at one port of an address.
+/// Opens an endpoint for TCP and UDP on one port of an address.
 pub(crate) fn both(at: IpAddr, name: &'static str) -> SocketAddr {
     both_at(SocketAddr::new(at, 0), name)
 }
 
-/// The same at this port.
+/// Opens an endpoint for TCP and UDP at this address and port.
 pub(crate) fn both_at(at: SocketAddr, name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind(at).unwrap();
     let at = listener.local_addr().unwrap();
@@ -51,7 +51,7 @@ fn answer(socket: &UdpSocket, name: &str) {
     }
 }
 
-/// Waits until something is so.
+/// Waits until the condition holds.
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {

@@ -1,5 +1,5 @@
-//! A node and a host beside it that has the endpoints and a client, in network namespaces, with
-//! real packets.
+//! A node and a host beside it with endpoints and a client, in network namespaces, with real
+//! packets.
 //!
 //! ```text
 //!   client, endpoints ── 192.0.2.2 ═══ 192.0.2.1 ── node: ClusterIP 10.96.0.1, NodePort 30080
@@ -35,11 +35,11 @@ pub(crate) fn sh(script: &str) -> String {
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// A host beside the node: what it does it does in its own network namespace.
+/// A host beside the node, which works in its own network namespace.
 pub(crate) struct Host(mpsc::Sender<Job>);
 
 impl Host {
-    /// Made from the node, whose network namespace the calling thread has left for.
+    /// Creates the host. The calling thread has left the node's namespace for it.
     pub(crate) fn new(family: IpFamily) -> Self {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (told, id) = mpsc::channel();
@@ -89,7 +89,7 @@ impl Host {
     }
 }
 
-/// The relay's own.
+/// Mark of the relay's connections.
 const MARK: Option<u32> = Some(0x4000);
 
 /// Opens the kernel on the thread of a lane.
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// Goes on until nothing is left to do.
+    /// Runs the mode until nothing is left to do.
     pub(crate) fn sync(&mut self) -> Report {
         let changes = self.model.take_changes();
         self.mode.update(&self.model, &changes, Instant::now());
@@ -171,7 +171,7 @@ impl World {
         all
     }
 
-    /// A Service at an address, with a NodePort, by endpoints on the host.
+    /// Serves a Service at an address and a NodePort, by endpoints on the host.
     pub(crate) fn serve(&mut self, address: &str, endpoints: &[SocketAddr]) {
         let name = NamespacedName::new("default", "web");
         let address: IpAddr = address.parse().unwrap();
@@ -215,7 +215,7 @@ impl World {
         self.model.apply(Event::ServiceDeleted(name));
     }
 
-    /// Opens endpoints for both protocols on the host, at one port each.
+    /// Opens endpoints for both protocols on the host, one port each.
     pub(crate) fn endpoints(&self, at: &str, names: &'static [&'static str]) -> Vec<SocketAddr> {
         let at: IpAddr = at.parse().unwrap();
         self.host.run(move || {
@@ -225,7 +225,7 @@ impl World {
     }
 }
 
-/// Who answers at an address, by TCP.
+/// Returns the name of the endpoint that answers at an address, by TCP.
 pub(crate) fn who(at: &str) -> Result<String, ErrorKind> {
     let at: SocketAddr = at.parse().unwrap();
     let connected = TcpStream::connect_timeout(&at, Duration::from_secs(3));
@@ -236,7 +236,7 @@ pub(crate) fn who(at: &str) -> Result<String, ErrorKind> {
     Ok(String::from_utf8(name.into()).unwrap())
 }
 
-/// The same by UDP.
+/// Returns the name of the endpoint that answers at an address, by UDP.
 pub(crate) fn who_by_udp(at: &str) -> Result<String, ErrorKind> {
     let at: SocketAddr = at.parse().unwrap();
     let any = if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -251,7 +251,7 @@ pub(crate) fn who_by_udp(at: &str) -> Result<String, ErrorKind> {
     Ok(char::from(name[0]).to_string())
 }
 
-/// All who answer in a few tries.
+/// Returns all endpoints that answer within a few tries.
 pub(crate) fn all(ask: fn(&str) -> Result<String, ErrorKind>, at: &str) -> BTreeSet<String> {
     (0..4).map(|_| ask(at).unwrap()).collect()
 }
@@ -266,7 +266,7 @@ pub(crate) fn on_a_node(story: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Every way to a Service, by TCP and UDP, from this node and from beside it.
+/// Checks every way to a Service, by TCP and UDP, from the node and from the host.
 pub(crate) fn packets_find_their_way(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let endpoints = world.endpoints("192.0.2.2", &["a", "b"]);
@@ -278,21 +278,21 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
         assert_eq!(all(who, at), both, "{at} from the node");
         assert_eq!(all(who_by_udp, at), both, "{at} by UDP from the node");
     }
-    // The node's second address is not the one that it would answer from by itself.
+    // The second address is not the one that the node would answer from by default.
     for at in [cluster, node_port, "198.51.100.1:30080"] {
         let tcp = world.host.run(move || all(who, at));
         assert_eq!(tcp, both, "{at} from elsewhere");
         let udp = world.host.run(move || all(who_by_udp, at));
         assert_eq!(udp, both, "{at} by UDP from elsewhere");
     }
-    // An address and port that are no Service's are left alone.
+    // Packets to an address and port outside all Services pass unchanged.
     assert!(who("10.96.0.1:81").is_err());
     assert_eq!(who("127.0.0.1:30081"), Err(ErrorKind::ConnectionRefused));
-    // What is there is what was written.
+    // The kernel's content equals what was written.
     world.mode.check(Instant::now());
     let report = world.settle();
     assert_eq!((report.written, report.drift.is_empty()), (0, true));
-    // Nobody comes to the listening ports but who was redirected.
+    // Only redirected clients reach the listening ports.
     let ports = sh("ss -Hltn | awk '{print $4}' | sed 's/.*://'");
     let port: u16 = ports.lines().next().unwrap().parse().unwrap();
     let direct = format!("192.0.2.1:{port}");
@@ -317,7 +317,7 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
     super::until("all are closed", || sh("ss -Hltn").is_empty());
 }
 
-/// The same with IPv6.
+/// Checks every way to a Service over IPv6.
 pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
     let mut world = World::new(IpFamily::V6, kernel);
     let endpoints = world.endpoints("2001:db8::2", &["a", "b"]);
@@ -337,8 +337,8 @@ pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
     assert_eq!((report.written, report.drift.is_empty()), (0, true));
 }
 
-/// An endpoint in the node's own network may listen where its Service is redirected: at the number
-/// of the NodePort, or at an address of the Service.
+/// Checks that endpoints in the node's own network are reached, even at the NodePort's number or at
+/// an address of the Service.
 pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let node_port = "192.0.2.1:30080";
@@ -364,8 +364,8 @@ pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     super::until("flows end", || world.relay.counters().flows() == 0);
 }
 
-/// What is written where pods are told apart is read back as it was written, and as it is listed
-/// by a program that writes it again.
+/// Checks that rules which tell pods apart read back as written, also after another program lists
+/// and writes them again.
 pub(crate) fn whatever_tells_pods_apart_reads_back(kernel: Opens, again: &'static str) {
     let detectors = [
         LocalDetector::None,
@@ -403,7 +403,7 @@ pub(crate) fn whatever_tells_pods_apart_reads_back(kernel: Opens, again: &'stati
     }
 }
 
-/// A second process, over what the first has left.
+/// Checks that a second process takes over from the first.
 pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let endpoints = world.endpoints("192.0.2.2", &["a"]);
@@ -416,7 +416,7 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
         mode,
         relay,
     } = world;
-    // The relay of the first one ends with its last handle.
+    // The relay of the first process ends with its last handle.
     drop((mode, relay));
     super::until("nobody listens", || who("10.96.0.1:80").is_err());
     let relay = Relay::start(Limits::default()).unwrap();
@@ -438,7 +438,7 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     assert_eq!(who("10.96.0.1:80").unwrap(), "a");
 }
 
-/// Very many at once, one more, and all of them gone.
+/// Checks very many Services at once, one more, and the removal of all.
 pub(crate) fn very_many_are_served(kernel: Opens, many: u16) {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relay::{Limits, Opened, Reach, Relay, Serving, Transport};
+use relay::{Limits, ListeningPort, Reach, Relay, Serving, Transport};
 
-/// Longer than anything takes.
+/// A timeout longer than any step takes.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 pub(crate) const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Those of most tests: nothing redirects here.
+/// Returns the limits of most tests, in which nothing redirects.
 pub(crate) fn limits() -> Limits {
     Limits {
         reach: Reach::Anybody,
@@ -30,7 +30,7 @@ pub(crate) fn limits() -> Limits {
 /// A relay with one port.
 pub(crate) struct World {
     pub(crate) relay: Relay,
-    pub(crate) port: Opened,
+    pub(crate) port: ListeningPort,
 }
 
 impl World {
@@ -48,7 +48,7 @@ impl World {
         connect(self.port.at)
     }
 
-    /// What the endpoint that one is connected to calls itself.
+    /// Returns the name of the endpoint that answers.
     pub(crate) fn who(&self) -> String {
         let mut client = self.connect();
         let mut name = [0; 1];
@@ -63,11 +63,11 @@ pub(crate) fn open(
     transport: Transport,
     at: SocketAddr,
     serving: Serving,
-) -> io::Result<Opened> {
+) -> io::Result<ListeningPort> {
     relay.open(transport, at, &"default/web:http".into(), Arc::new(serving))
 }
 
-/// Served by these.
+/// Returns the serving state of these endpoints.
 pub(crate) fn by(endpoints: &[SocketAddr]) -> Serving {
     let mut endpoints = endpoints.to_vec();
     endpoints.sort();
@@ -83,7 +83,7 @@ pub(crate) fn connect(at: SocketAddr) -> TcpStream {
     client
 }
 
-/// An endpoint that does this with each connection.
+/// Opens an endpoint that runs `serve` for each connection.
 pub(crate) fn endpoint(serve: impl Fn(TcpStream) + Send + Sync + Clone + 'static) -> SocketAddr {
     let listener = TcpListener::bind(ANY).unwrap();
     let at = listener.local_addr().unwrap();
@@ -96,12 +96,12 @@ pub(crate) fn endpoint(serve: impl Fn(TcpStream) + Send + Sync + Clone + 'static
     at
 }
 
-/// One for TCP and UDP, at one port of an address.
+/// Opens an endpoint for TCP and UDP on one port of an address.
 pub(crate) fn both(at: IpAddr, name: &'static str) -> SocketAddr {
     both_at(SocketAddr::new(at, 0), name)
 }
 
-/// The same at this port.
+/// Opens an endpoint for TCP and UDP at this address and port.
 pub(crate) fn both_at(at: SocketAddr, name: &'static str) -> SocketAddr {
     let listener = TcpListener::bind(at).unwrap();
     let at = listener.local_addr().unwrap();
@@ -119,7 +119,7 @@ pub(crate) fn both_at(at: SocketAddr, name: &'static str) -> SocketAddr {
     at
 }
 
-/// One that says its name, and then what it is told.
+/// Opens an endpoint that says its name, and then echoes.
 pub(crate) fn named(name: &'static str) -> SocketAddr {
     endpoint(move |mut connection| {
         let _ = connection.write_all(name.as_bytes());
@@ -136,13 +136,13 @@ pub(crate) fn echo(mut connection: TcpStream) {
     }
 }
 
-/// An address where nobody listens.
+/// Returns an address where nobody listens.
 pub(crate) fn nobody() -> SocketAddr {
     let listener = TcpListener::bind(ANY).unwrap();
     listener.local_addr().unwrap()
 }
 
-/// A UDP endpoint that answers with its name and what it is told.
+/// Opens a UDP endpoint that answers with its name and the datagram.
 pub(crate) fn answering(name: &'static str) -> SocketAddr {
     let socket = UdpSocket::bind(ANY).unwrap();
     let at = socket.local_addr().unwrap();
@@ -158,7 +158,7 @@ fn answer(socket: &UdpSocket, name: &str) {
     }
 }
 
-/// Waits until something is so.
+/// Waits until the condition holds.
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
     while !is_so() {

@@ -10,8 +10,8 @@ use hashbrown::HashSet;
 use proxy::{IpFamily, Mode, Model, Notice, Protocol, Service, Target, Unreadable};
 use proxy_userspace::fake::FakeKernel;
 use proxy_userspace::{
-    Aim, Blame as BlameOf, Config, Held, Kernel, Lanes, Listener, Portal, Proxier, Redirects,
-    Refusal, SocketError,
+    Blame as BlameOf, Config, Kernel, Lanes, Listener, Portal, Proxier, RedirectState,
+    RedirectTarget, Redirects, Refusal, SocketError,
 };
 use relay::Serving;
 
@@ -199,13 +199,13 @@ impl Subject for Userspace {
                 damage(format!("the redirect of {} is deleted", portal?))
             }
             2 => {
-                let aim: &mut Aim = state.redirects.get_mut(&portal?)?;
+                let aim: &mut RedirectTarget = state.redirects.get_mut(&portal?)?;
                 aim.node = 1;
                 damage(format!("the redirect of {} leads elsewhere", portal?))
             }
             _ => {
                 let portal = Portal { port: 9, ..portal? };
-                let aim = Aim {
+                let aim = RedirectTarget {
                     name: Arc::from("default/somebody"),
                     via: None,
                     outside: 7,
@@ -267,7 +267,7 @@ impl Kernel for Turnstile<FakeKernel> {
         self.read("the addresses of this node", Kernel::addresses)
     }
 
-    fn redirects(&mut self, config: &Config) -> Result<Held, Unreadable> {
+    fn redirects(&mut self, config: &Config) -> Result<RedirectState, Unreadable> {
         let part = "the rules that redirect to listening ports";
         self.read(part, |kernel| kernel.redirects(config))
     }

@@ -10,9 +10,9 @@ fn portal(address: Option<&str>, port: u16) -> Portal {
     }
 }
 
-fn aim(via: Option<&str>, ports: [u16; 3]) -> Aim {
+fn aim(via: Option<&str>, ports: [u16; 3]) -> RedirectTarget {
     let [outside, pods, node] = ports;
-    Aim {
+    RedirectTarget {
         name: "default/web:http".into(),
         via: via.map(|ip| ip.parse().unwrap()),
         outside,
@@ -21,8 +21,8 @@ fn aim(via: Option<&str>, ports: [u16; 3]) -> Aim {
     }
 }
 
-/// What is read where a table nat is as these rules make it.
-fn read(family: IpFamily, config: &Config, rules: &[String]) -> (Held, BTreeSet<String>) {
+/// Reads a table nat with these rules.
+fn read(family: IpFamily, config: &Config, rules: &[String]) -> (RedirectState, BTreeSet<String>) {
     let mut saved = Saved::new(family, config);
     saved.line("*nat");
     for chain in CHAINS {
@@ -94,11 +94,11 @@ fn what_is_written_reads_back() {
         for (portal, aim) in &redirects {
             rules.extend(lines(IpFamily::V4, portal, aim, &config.detector));
         }
-        let (held, ways) = read(IpFamily::V4, &config, &rules);
+        let (held, jumps) = read(IpFamily::V4, &config, &rules);
         assert_eq!(held.base, Some(base));
         assert_eq!(held.redirects, redirects.into_iter().collect());
         let is_way = |line: &&String| !line.starts_with("-A KUBE-");
-        assert_eq!(ways, rules.iter().filter(is_way).cloned().collect());
+        assert_eq!(jumps, rules.iter().filter(is_way).cloned().collect());
     }
 }
 

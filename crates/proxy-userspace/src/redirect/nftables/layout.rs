@@ -1,4 +1,4 @@
-//! The maps of the table, and what of them one redirect is.
+//! The maps of the table, and the elements of a redirect.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use kube_rules::nft::address_type;
 use nftables_netlink::{Bytes, Concatenation, DataType, Element, Set, SetKind, Table};
 use proxy::IpFamily;
 
-use crate::plan::Aim;
+use crate::plan::RedirectTarget;
 use crate::port::Portal;
 
-/// The name of the table, in the families `ip` and `ip6`.
+/// Name of the table, in the families `ip` and `ip6`.
 pub(crate) const TABLE: &str = "kube-proxy-userspace";
 
-/// From where packets come.
+/// The origin of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// By an interface.
+    /// Packets from an interface.
     Outside,
-    /// By an interface, from pods of this node.
+    /// Packets from an interface and from pods of this node.
     Pods,
-    /// From this node itself.
+    /// Packets from this node itself.
     Node,
 }
 
 impl Origin {
     pub(super) const ALL: [Self; 3] = [Self::Outside, Self::Pods, Self::Node];
 
-    /// The map of addresses, and that of NodePorts.
+    /// Returns the map of addresses and the map of NodePorts.
     pub(super) const fn maps(self) -> [&'static str; 2] {
         match self {
             Self::Outside => ["portals", "nodeports"],
@@ -36,7 +36,7 @@ impl Origin {
         }
     }
 
-    /// Where a portal is looked up.
+    /// Returns the map that has the portal.
     pub(super) const fn map(self, portal: &Portal) -> &'static str {
         let [portals, node_ports] = self.maps();
         match portal.address {
@@ -53,7 +53,7 @@ pub(crate) fn table(family: IpFamily) -> Table {
     }
 }
 
-/// All maps, without elements.
+/// Returns all maps, without elements.
 pub(crate) fn maps(family: IpFamily) -> impl Iterator<Item = Set> {
     Origin::ALL.into_iter().flat_map(move |from| {
         let address = address_type(family);
@@ -70,11 +70,11 @@ pub(crate) fn maps(family: IpFamily) -> impl Iterator<Item = Set> {
     })
 }
 
-/// The elements of a redirect, each with its map.
+/// Returns the elements of a redirect, each with its map.
 pub(super) fn elements(
     family: IpFamily,
     portal: &Portal,
-    aim: &Aim,
+    aim: &RedirectTarget,
 ) -> Vec<(&'static str, Element)> {
     let protocol = portal.protocol.number();
     let key = match portal.address {

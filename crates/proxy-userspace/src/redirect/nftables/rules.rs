@@ -1,4 +1,4 @@
-//! The chains of the table, and their rules, as `nft` would write them.
+//! The chains of the table and their rules, as `nft` would write them.
 
 use std::net::IpAddr;
 
@@ -11,13 +11,13 @@ use proxy::{IpFamily, LocalDetector};
 use super::layout::Origin;
 use crate::plan::{Base, NodePortsAt};
 
-/// `NF_IP_PRI_NAT_DST`, less 10: before iptables, of which rules may be left that lead nowhere.
+/// `NF_IP_PRI_NAT_DST` less 10: before iptables, whose leftover rules may lead nowhere.
 const PRIORITY: i32 = -110;
 
-/// Which addresses are the node's.
+/// Comment of the rules for NodePorts.
 pub(super) const EVERYWHERE: &str = "NodePorts";
 
-/// The chains with their rules.
+/// Returns the chains with their rules.
 pub(super) fn chains(
     family: IpFamily,
     base: &Base,
@@ -56,20 +56,20 @@ pub(super) fn chains(
     ]
 }
 
-/// Lets what the relay sends go where it is sent.
+/// Returns the rule that lets the relay's packets pass.
 fn pass_by(family: IpFamily, mark: u32) -> Rule {
     let line = Line::new(family).marked(mark).verdict(Verdict::Return);
     line.comment("connections of kube-proxy itself")
 }
 
-/// Looks an address up.
+/// Returns the rule that looks up addresses.
 fn portals(from: Origin, line: &Line) -> Rule {
     let [map, _] = from.maps();
     let line = line.clone().translate_by(ADDRESS_AND_PORT, map);
     line.comment("addresses of Services")
 }
 
-/// Looks NodePorts up, where the address is the node's: a rule for each that is named.
+/// Returns the rules that look up NodePorts: one, or one for each configured address.
 fn node_ports(family: IpFamily, from: Origin, line: &Line, base: &Base) -> Vec<Rule> {
     let [_, map] = from.maps();
     let line = line.clone();
@@ -96,7 +96,7 @@ fn node_ports(family: IpFamily, from: Origin, line: &Line, base: &Base) -> Vec<R
     }
 }
 
-/// What the rule of one address says of itself.
+/// Returns the comment of the rule for one address.
 pub(super) fn comment_of(address: IpAddr) -> String {
     format!("{EVERYWHERE} at {address}")
 }

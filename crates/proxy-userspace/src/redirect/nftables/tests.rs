@@ -5,7 +5,7 @@ use super::*;
 
 #[test]
 fn one_redirect_is_one_element_of_each_map() {
-    let aim = |port| Aim {
+    let aim = |port| RedirectTarget {
         name: "default/web".into(),
         via: Some([192, 0, 2, 1].into()),
         outside: port,

@@ -1,26 +1,26 @@
-//! Whether the first datagram of a flow was redirected to where it came: connection tracking knows.
+//! The check that a flow's first datagram was redirected here, by connection tracking.
 
 use std::net::SocketAddr;
 
 use conntrack_netlink::{Conntrack, Error, Protocol};
 use tracing::warn;
 
-/// Asks connection tracking, in the network namespace of the thread that made it.
-pub(crate) struct Redirected(Option<Conntrack>);
+/// The connection for that question, in the network namespace of the thread that opened it.
+pub(crate) struct RedirectCheck(Option<Conntrack>);
 
-impl Redirected {
-    /// One that asks.
+impl RedirectCheck {
+    /// Opens a check that asks connection tracking.
     pub(crate) fn open() -> Self {
         Self(Conntrack::open().inspect_err(tell).ok())
     }
 
-    /// One that takes everything for redirected.
+    /// Creates a check that takes every datagram as redirected.
     pub(crate) const fn never_asked() -> Self {
         Self(None)
     }
 
-    /// Whether what `client` sent, and came to `own`, was sent to another address or port. Where
-    /// that cannot be told, it was.
+    /// Reports whether the datagram from `client` that arrived at `own` was sent to another address
+    /// or port. Returns true if that is unknown.
     pub(crate) fn is(&mut self, client: SocketAddr, own: SocketAddr) -> bool {
         let Some(conntrack) = &mut self.0 else {
             return true;
@@ -38,7 +38,7 @@ impl Redirected {
     }
 }
 
-/// Whether the next question would be answered no better.
+/// Reports whether the next question would fail as well.
 fn is_for_good(error: &Error) -> bool {
     matches!(
         error,

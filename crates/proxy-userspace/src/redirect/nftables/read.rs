@@ -1,4 +1,4 @@
-//! What is found in the table.
+//! Reads redirects from the table.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use proxy::{IpFamily, Protocol};
 use super::layout::{Origin, elements, maps, table};
 use super::rules;
 use crate::config::Config;
-use crate::held::Held;
-use crate::plan::{Aim, Base, NodePortsAt};
+use crate::part_state::RedirectState;
+use crate::plan::{Base, NodePortsAt, RedirectTarget};
 use crate::port::Portal;
 
-/// What one map says of a portal.
-struct Found {
+/// A portal's entry in one map.
+struct MapEntry {
     name: Arc<str>,
     address: IpAddr,
     port: u16,
 }
 
-/// What the maps say of a portal, in the order of [`Origin::ALL`].
-type OfAll = [Option<Found>; 3];
+/// A portal's entries in the order of [`Origin::ALL`].
+type MapEntries = [Option<MapEntry>; 3];
 
-/// What there is of redirects.
-pub(crate) fn held(family: IpFamily, config: &Config, whole: &TableDump) -> Held {
+/// Returns the redirects of a table that was read.
+pub(crate) fn parse(family: IpFamily, config: &Config, whole: &TableDump) -> RedirectState {
     let mut is_ours = whole.table.as_ref() == Some(&table(family)) && has_maps(family, whole);
-    let mut portals: HashMap<Portal, OfAll> = HashMap::new();
+    let mut portals: HashMap<Portal, MapEntries> = HashMap::new();
     let mut count = 0;
     for (at, from) in Origin::ALL.into_iter().enumerate() {
         for map in from.maps() {
@@ -37,7 +37,7 @@ pub(crate) fn held(family: IpFamily, config: &Config, whole: &TableDump) -> Held
             let sets = sets.filter(|(found, _)| named(&found.set.name));
             for element in sets.flat_map(|(_, elements)| elements) {
                 count += 1;
-                let Some((portal, found)) = parse(family, from, map, element) else {
+                let Some((portal, found)) = parse_element(family, from, map, element) else {
                     is_ours = false;
                     continue;
                 };
@@ -52,11 +52,11 @@ pub(crate) fn held(family: IpFamily, config: &Config, whole: &TableDump) -> Held
     let mut redirects = HashMap::with_capacity(portals.len());
     for (portal, [outside, pods, node]) in portals {
         let via = outside.as_ref().map(|found| found.address);
-        let port = |found: &Option<Found>| found.as_ref().map(|found| found.port);
+        let port = |found: &Option<MapEntry>| found.as_ref().map(|found| found.port);
         let node_port = port(&node).unwrap_or_default();
         let outside_port = port(&outside).unwrap_or(node_port);
         let named = node.or(outside);
-        let aim = Aim {
+        let aim = RedirectTarget {
             name: named.map_or_else(Arc::default, |found| found.name),
             via,
             outside: outside_port,
@@ -66,9 +66,9 @@ pub(crate) fn held(family: IpFamily, config: &Config, whole: &TableDump) -> Held
         written += elements(family, &portal, &aim).len();
         redirects.insert(portal, aim);
     }
-    // One that is missing, or beside what would be written.
+    // Counts missing elements, and extra ones.
     is_ours &= written == count;
-    Held {
+    RedirectState {
         base: is_ours.then(|| base(family, config, whole)).flatten(),
         redirects,
         leftovers: Leftovers::default(),
@@ -84,7 +84,7 @@ fn has_maps(family: IpFamily, whole: &TableDump) -> bool {
     wanted == found
 }
 
-/// The base that these chains and rules are of, if it is one.
+/// Returns the base that has these chains and rules, if any.
 fn base(family: IpFamily, config: &Config, whole: &TableDump) -> Option<Base> {
     let of_output = whole.rules.iter().filter(|rule| &*rule.chain == "output");
     let addresses = of_output.filter_map(|found| {
@@ -111,7 +111,12 @@ fn base(family: IpFamily, config: &Config, whole: &TableDump) -> Option<Base> {
         })
 }
 
-fn parse(family: IpFamily, from: Origin, map: &str, element: &Element) -> Option<(Portal, Found)> {
+fn parse_element(
+    family: IpFamily,
+    from: Origin,
+    map: &str,
+    element: &Element,
+) -> Option<(Portal, MapEntry)> {
     let [portals, _] = from.maps();
     let mut key = element.key.as_slice();
     let address = if map == portals {
@@ -130,7 +135,7 @@ fn parse(family: IpFamily, from: Origin, map: &str, element: &Element) -> Option
     };
     let mut value = value.as_slice();
     let address = take_address(family, &mut value)?;
-    let found = Found {
+    let found = MapEntry {
         name: element.comment.clone()?,
         address,
         port: port_of(value.get(..2)?)?,

@@ -1,7 +1,7 @@
-//! What is counted of a listening port: by endpoint, as it is carried.
+//! Counters of a listening port, by endpoint.
 //!
-//! Only the relay's thread counts, so nothing is contended: a chunk costs one addition. Whoever looks
-//! reads from another thread.
+//! Only the relay's thread counts, so there is no contention: a chunk costs one addition. Readers
+//! are on other threads.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,24 +11,24 @@ use hashbrown::HashMap;
 
 use super::balance::Serving;
 
-/// What was carried between clients and an endpoint, since the port was opened.
+/// Traffic between clients and an endpoint since the port was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Carried {
-    /// Connections; flows, for UDP.
+pub struct TrafficCounts {
+    /// TCP connections, or UDP flows.
     pub connections: u64,
-    /// Those that there are now.
+    /// Open connections or flows.
     pub active: u64,
-    /// From clients.
+    /// Bytes from clients.
     pub bytes_in: u64,
-    /// To clients.
+    /// Bytes to clients.
     pub bytes_out: u64,
-    /// Datagrams from clients; 0 of TCP.
+    /// Datagrams from clients; 0 for TCP.
     pub packets_in: u64,
-    /// Datagrams to clients; 0 of TCP.
+    /// Datagrams to clients; 0 for TCP.
     pub packets_out: u64,
 }
 
-impl Carried {
+impl TrafficCounts {
     fn add(&mut self, other: &Self) {
         self.connections += other.connections;
         self.active += other.active;
@@ -39,20 +39,20 @@ impl Carried {
     }
 }
 
-/// What a listening port counts. Endpoints that serve no more and have no connection left are
+/// The counters of a listening port. Endpoints that no longer serve and have no connection left are
 /// counted together.
 #[derive(Debug, Default)]
-pub struct PortCounters(Mutex<Counted>);
+pub struct PortCounters(Mutex<Tallies>);
 
 #[derive(Debug, Default)]
-struct Counted {
+struct Tallies {
     endpoints: HashMap<SocketAddr, Arc<Tally>>,
-    past: Carried,
+    past: TrafficCounts,
 }
 
 impl PortCounters {
-    /// All of the port, and of each endpoint that serves, or has a connection.
-    pub fn read(&self) -> (Carried, Vec<(SocketAddr, Carried)>) {
+    /// Returns the totals of the port, and of each endpoint that serves or has a connection.
+    pub fn read(&self) -> (TrafficCounts, Vec<(SocketAddr, TrafficCounts)>) {
         let counted = self.lock();
         let mut sum = counted.past;
         let of = |(at, tally): (&SocketAddr, &Arc<Tally>)| (*at, tally.read());
@@ -63,18 +63,18 @@ impl PortCounters {
         (sum, endpoints)
     }
 
-    /// Begins to count a connection to an endpoint; it is over when what is returned is dropped.
-    pub(crate) fn connect(&self, endpoint: SocketAddr) -> Carrying {
+    /// Counts a connection to an endpoint, which ends when the returned guard is dropped.
+    pub(crate) fn connect(&self, endpoint: SocketAddr) -> CountedConnection {
         let tally = Arc::clone(self.lock().endpoints.entry(endpoint).or_default());
         tally.connections.fetch_add(1, Ordering::Relaxed);
         tally.active.fetch_add(1, Ordering::Relaxed);
-        Carrying(tally)
+        CountedConnection(tally)
     }
 
-    /// Forgets endpoints that serve no more and carry nothing.
+    /// Merges the counters of endpoints that no longer serve and carry nothing.
     pub(crate) fn retain(&self, serving: &Serving) {
         let mut counted = self.lock();
-        let Counted { endpoints, past } = &mut *counted;
+        let Tallies { endpoints, past } = &mut *counted;
         endpoints.retain(|endpoint, tally| {
             let is_kept = serving.has(endpoint) || tally.active.load(Ordering::Relaxed) > 0;
             if !is_kept {
@@ -84,7 +84,7 @@ impl PortCounters {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, Counted> {
+    fn lock(&self) -> MutexGuard<'_, Tallies> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -101,9 +101,9 @@ struct Tally {
 }
 
 impl Tally {
-    fn read(&self) -> Carried {
+    fn read(&self) -> TrafficCounts {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Carried {
+        TrafficCounts {
             connections: read(&self.connections),
             active: read(&self.active),
             bytes_in: read(&self.bytes_in),
@@ -114,11 +114,11 @@ impl Tally {
     }
 }
 
-/// A connection that is counted.
+/// A guard that counts one connection.
 #[derive(Debug)]
-pub(crate) struct Carrying(Arc<Tally>);
+pub(crate) struct CountedConnection(Arc<Tally>);
 
-impl Carrying {
+impl CountedConnection {
     pub(crate) fn bytes_in(&self) -> &AtomicU64 {
         &self.0.bytes_in
     }
@@ -127,26 +127,26 @@ impl Carrying {
         &self.0.bytes_out
     }
 
-    /// A datagram of a client.
+    /// Counts a datagram from a client.
     pub(crate) fn datagram_in(&self, bytes: usize) {
         self.0.packets_in.fetch_add(1, Ordering::Relaxed);
         add(&self.0.bytes_in, bytes);
     }
 
-    /// A datagram to a client.
+    /// Counts a datagram to a client.
     pub(crate) fn datagram_out(&self, bytes: usize) {
         self.0.packets_out.fetch_add(1, Ordering::Relaxed);
         add(&self.0.bytes_out, bytes);
     }
 }
 
-impl Drop for Carrying {
+impl Drop for CountedConnection {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Counts bytes.
+/// Adds to a counter of bytes.
 pub(crate) fn add(counter: &AtomicU64, bytes: usize) {
     counter.fetch_add(bytes as u64, Ordering::Relaxed);
 }
@@ -170,6 +170,6 @@ mod tests {
         drop(open);
         counters.retain(&Serving::default());
         assert_eq!(counters.read().1, []);
-        assert_eq!(counters.read().0, Carried { active: 0, ..sum });
+        assert_eq!(counters.read().0, TrafficCounts { active: 0, ..sum });
     }
 }

@@ -1,0 +1,30 @@
+//! Kernel state that the threads of this mode have read.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use footprint::Leftovers;
+use hashbrown::HashMap;
+
+use crate::plan::{Base, RedirectTarget};
+use crate::port::Portal;
+
+/// The state of one part of the kernel.
+pub enum PartState {
+    /// Redirects.
+    Rules(Box<RedirectState>),
+    /// Addresses of the node.
+    Addresses(BTreeSet<IpAddr>),
+}
+
+/// The redirects that the kernel holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RedirectState {
+    /// Rules that do not depend on Services; `None` if they, or anything else, differ from what
+    /// this mode writes.
+    pub base: Option<Base>,
+    /// Redirects by portal.
+    pub redirects: HashMap<Portal, RedirectTarget>,
+    /// Leftovers of other modes.
+    pub leftovers: Leftovers,
+}
