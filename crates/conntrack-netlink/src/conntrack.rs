@@ -1,11 +1,12 @@
-//! The calls: which messages they send, and what the answers mean.
+//! The calls: their messages, and the meaning of the answers.
 
 use std::net::SocketAddr;
 
+use inet::{IpFamily, Protocol};
 use netlink_batch::{Batch, Connection, Refusal, Reply, Writer};
 
 use crate::Error;
-use crate::flow::{Family, Flow, Protocol, header, write_reply};
+use crate::flow::{Flow, header, write_reply};
 use crate::wire::{attr, command, errno, filter, message, proto, tuple};
 
 /// The kernel's table of tracked connections, in the network namespace of the thread that opened
@@ -17,31 +18,31 @@ pub struct Conntrack {
     connection: Connection,
 }
 
-/// What a look through the table came to.
+/// The result of a search through the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Found {
-    /// The flows that were wanted, in no order.
+pub struct FoundFlows {
+    /// Flows that were wanted, in no order.
     pub flows: Vec<Flow>,
-    /// How many flows were looked at.
+    /// Number of flows examined.
     pub seen: usize,
 }
 
-/// What became of a flow that was to be deleted.
+/// The outcome of a flow's deletion.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was deleted.
+    /// The flow was deleted.
     Deleted,
-    /// It had ended already; if another flow has its tuples now, that one stays.
+    /// The flow had ended already. If another flow has its tuples now, that one stays.
     Absent,
-    /// The kernel refused. `EBUSY`: its packets bypass the kernel's network stack (flow offload).
+    /// The kernel refused. `EBUSY`: the flow's packets bypass the kernel's network stack (flow
+    /// offload).
     Refused(Refusal),
     /// The kernel's answer was lost: dump to see.
     Unknown,
 }
 
 impl Conntrack {
-    /// Opens a connection. Asks nothing yet: that the kernel lacks connection tracking is said by
-    /// the first dump.
+    /// Opens a connection. If the kernel lacks connection tracking, the first dump tells.
     ///
     /// # Errors
     ///
@@ -60,24 +61,24 @@ impl Conntrack {
         Ok(Self { connection })
     }
 
-    /// Looks at all flows of one family, and of one protocol unless it is `None`, in every zone, and
-    /// keeps those that are wanted. The table is read part by part, and nothing else of it is held: it may have millions
-    /// of flows. Kernels since 5.8 pick family and protocol; from older ones the flows of all
-    /// protocols come, and the others are passed over here.
+    /// Examines all flows of one family, and of one protocol unless it is `None`, in every zone,
+    /// and keeps the wanted ones. The table is read piece by piece, and only wanted flows are kept,
+    /// since it may have millions. Kernels since 5.8 filter by family and protocol. Older ones send
+    /// all protocols, and the filter runs here.
     ///
-    /// The kernel tells flows that begin or end meanwhile or not. One that says that the table
-    /// changed is asked again, from the start, so that `is_wanted` may see a flow more than once.
+    /// Flows that begin or end meanwhile may be missing. If the kernel reports a change of the
+    /// table, the search starts again, so `is_wanted` may see a flow more than once.
     ///
     /// # Errors
     ///
-    /// [`Error::NoConntrack`] without ctnetlink; otherwise the socket failed, the kernel refused
+    /// [`Error::NoConntrack`] without ctnetlink. Otherwise the socket failed, the kernel refused
     /// (`EPERM` without `CAP_NET_ADMIN`), or an answer is malformed.
     pub fn find(
         &mut self,
-        family: Family,
+        family: IpFamily,
         protocol: impl Into<Option<Protocol>>,
         mut is_wanted: impl FnMut(&Flow) -> bool,
-    ) -> Result<Found, Error> {
+    ) -> Result<FoundFlows, Error> {
         let protocol = protocol.into();
         let is_meant = |flow: &Flow| {
             flow.family() == family && protocol.is_none_or(|protocol| flow.protocol == protocol)
@@ -87,7 +88,7 @@ impl Conntrack {
             message(command::GET),
             0,
             ask,
-            |found: &mut Found, kind, payload| {
+            |found: &mut FoundFlows, kind, payload| {
                 if kind != message(command::NEW) {
                     return Ok(());
                 }
@@ -100,13 +101,13 @@ impl Conntrack {
         found.map_err(refused)
     }
 
-    /// The flow whose answers go from `source` to `destination`, in the default zone: one look-up of
-    /// the kernel's. `None` if there is none.
+    /// Returns the flow whose answers go from `source` to `destination`, in the default zone. The
+    /// kernel looks it up directly. `None` if there is none.
     ///
     /// # Errors
     ///
-    /// As of [`find`](Self::find).
-    pub fn answered(
+    /// See [`find`](Self::find).
+    pub fn find_by_reply(
         &mut self,
         protocol: Protocol,
         source: SocketAddr,
@@ -128,12 +129,12 @@ impl Conntrack {
         Ok(flow.transpose()?.flatten())
     }
 
-    /// Deletes flows as they were found, in as few sends as possible: one [`Outcome`] for each, in
-    /// order. Entries of another flow that has one of their tuples now are left alone.
+    /// Deletes these flows in as few sends as possible, and returns one [`Outcome`] for each, in
+    /// order. Other flows that have one of their tuples now stay.
     ///
     /// # Errors
     ///
-    /// The socket failed: any of the flows may have been deleted.
+    /// The socket failed. Any of the flows may have been deleted.
     pub fn delete(&mut self, flows: &[Flow]) -> Result<Vec<Outcome>, Error> {
         let mut batch = Batch::new();
         for flow in flows {
@@ -162,7 +163,7 @@ impl From<Reply> for Outcome {
     }
 }
 
-fn write_filter(w: &mut Writer<'_>, family: Family, protocol: Option<Protocol>) {
+fn write_filter(w: &mut Writer<'_>, family: IpFamily, protocol: Option<Protocol>) {
     w.bytes(&header(family));
     let Some(protocol) = protocol else {
         return;
@@ -177,7 +178,7 @@ fn write_filter(w: &mut Writer<'_>, family: Family, protocol: Option<Protocol>) 
 
 fn refused(error: netlink_batch::Error) -> Error {
     match error {
-        // What nfnetlink says of a subsystem that it cannot load.
+        // nfnetlink answers so for a subsystem that it cannot load.
         netlink_batch::Error::Refused(Refusal {
             errno: errno::EINVAL,
             ..

@@ -1,18 +1,18 @@
-//! What can go wrong as a whole. A flow that was not deleted is an [`Outcome`](crate::Outcome).
+//! Errors of whole calls. The failure to delete one flow is an [`Outcome`](crate::Outcome).
 
 use netlink_batch::Malformed;
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel has no ctnetlink and did not load it by itself.
+    /// The kernel has no ctnetlink and did not load it.
     #[error(
         "the kernel offers no connection tracking over netlink: run `modprobe nf_conntrack_netlink` (in a container: on the host)"
     )]
     NoConntrack,
-    /// The socket failed, the kernel refused, `CAP_NET_ADMIN` is missing, or an answer makes no
-    /// sense.
+    /// The socket failed, the kernel refused, `CAP_NET_ADMIN` is missing, or an answer is
+    /// malformed.
     #[error(transparent)]
     Netlink(#[from] netlink_batch::Error),
 }

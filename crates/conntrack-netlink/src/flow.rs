@@ -2,91 +2,53 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use inet::{IpFamily, Protocol};
 use netlink_batch::{Attributes, Malformed, Writer};
 
 use crate::wire::{HEADER, attr, ip, proto, tuple};
 
-/// An address family; the numbers are `AF_INET` and `AF_INET6`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Family {
-    /// IPv4.
-    Inet = 2,
-    /// IPv6.
-    Inet6 = 10,
-}
-
-/// A transport protocol with ports; the numbers are IANA's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum Protocol {
-    /// TCP.
-    Tcp = 6,
-    /// UDP.
-    Udp = 17,
-    /// DCCP.
-    Dccp = 33,
-    /// SCTP.
-    Sctp = 132,
-    /// UDP-Lite.
-    UdpLite = 136,
-}
-
-impl Protocol {
-    /// The IANA protocol number.
-    pub const fn number(self) -> u8 {
-        self as u8
-    }
-
-    fn from_number(number: u8) -> Option<Self> {
-        [Self::Tcp, Self::Udp, Self::Dccp, Self::Sctp, Self::UdpLite]
-            .into_iter()
-            .find(|protocol| protocol.number() == number)
-    }
-}
-
-/// What packets of one direction look like when they arrive.
+/// The addresses of packets in one direction, as they arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tuple {
-    /// Where they come from.
+    /// Source address and port.
     pub source: SocketAddr,
-    /// Where they go.
+    /// Destination address and port.
     pub destination: SocketAddr,
-    /// `CTA_TUPLE_ZONE`: a zone that holds for this direction only (iptables' `CT --zone-orig`,
-    /// `--zone-reply`), else 0.
+    /// `CTA_TUPLE_ZONE`: zone of this direction only (iptables' `CT --zone-orig`, `--zone-reply`),
+    /// or 0.
     pub zone: u16,
 }
 
 /// One tracked flow.
 ///
-/// Without NAT the reply tuple is the original one turned around. With it, the reply's source is
-/// who really answers, and the reply's destination the address that the answerer sees.
+/// Without NAT, the reply tuple is the original one reversed. With NAT, the reply's source is the
+/// endpoint that answers, and its destination is the address that the endpoint sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Flow {
-    /// The protocol of both tuples.
+    /// Protocol of both tuples.
     pub protocol: Protocol,
-    /// Packets from whom opened the flow.
+    /// Packets of the client that opened the flow.
     pub original: Tuple,
     /// Packets of the answer.
     pub reply: Tuple,
-    /// `CTA_ZONE`: the zone of both directions, 0 by default.
+    /// `CTA_ZONE`: zone of both directions, 0 by default.
     pub zone: u16,
-    /// `CTA_ID`: tells the flow from an earlier one with the same tuples, unless the kernel put
-    /// both at one place in memory: it is a hash of place and tuples.
+    /// `CTA_ID`: a hash of the flow's tuples and its place in memory. It distinguishes the flow
+    /// from an earlier one with the same tuples, unless the kernel put both at one place.
     pub id: u32,
     /// `CTA_STATUS`: the `IPS_*` bits of `linux/netfilter/nf_conntrack_common.h`.
     pub status: u32,
-    /// `CTA_MARK`; 0 too in kernels without marks.
+    /// `CTA_MARK`; also 0 in kernels without marks.
     pub mark: u32,
 }
 
 impl Flow {
-    /// Reads the payload of a flow's message: `nfgenmsg` and attributes. `None` for a protocol that
-    /// is not a [`Protocol`]. Attributes not named in [`Flow`] are passed over.
+    /// Parses the payload of a flow's message: `nfgenmsg` and attributes. Returns `None` for a
+    /// protocol that is not a [`Protocol`]. Ignores attributes not named in [`Flow`].
     ///
     /// # Errors
     ///
-    /// An attribute is missing, or of another size than the kernel's.
+    /// An attribute is missing, or has another size than the kernel's.
     pub fn decode(payload: &[u8]) -> Result<Option<Self>, Malformed> {
         let (mut original, mut reply, mut id) = (None, None, None);
         let (mut zone, mut status, mut mark) = (0, 0, 0);
@@ -119,12 +81,12 @@ impl Flow {
         }))
     }
 
-    /// The family of its original tuple.
-    pub fn family(&self) -> Family {
-        family_of(self.original.destination)
+    /// Returns the family of the original tuple.
+    pub fn family(&self) -> IpFamily {
+        IpFamily::of(self.original.destination.ip())
     }
 
-    /// Writes what makes a delete message mean this flow and no other.
+    /// Writes the attributes by which a delete means this flow and no other.
     pub(crate) fn write_key(&self, w: &mut Writer<'_>) {
         w.bytes(&header(self.family()));
         w.nest(attr::TUPLE_ORIG, |w| {
@@ -146,21 +108,14 @@ impl Flow {
     }
 }
 
-fn family_of(address: SocketAddr) -> Family {
-    match address {
-        SocketAddr::V4(_) => Family::Inet,
-        SocketAddr::V6(_) => Family::Inet6,
-    }
-}
-
-/// Writes what asks for the flow whose answers go from one address to the other.
+/// Writes the attributes that ask for the flow whose answers go from `source` to `destination`.
 pub(crate) fn write_reply(
     w: &mut Writer<'_>,
     protocol: Protocol,
     source: SocketAddr,
     destination: SocketAddr,
 ) {
-    w.bytes(&header(family_of(source)));
+    w.bytes(&header(IpFamily::of(source.ip())));
     w.nest(attr::TUPLE_REPLY, |w| {
         write_ends(w, protocol, source, destination);
     });
@@ -179,8 +134,14 @@ fn write_ends(w: &mut Writer<'_>, protocol: Protocol, source: SocketAddr, destin
 }
 
 /// `struct nfgenmsg`, version 0.
-pub(crate) fn header(family: Family) -> [u8; HEADER] {
-    [family as u8, 0, 0, 0]
+pub(crate) fn header(family: IpFamily) -> [u8; HEADER] {
+    const AF_INET: u8 = 2;
+    const AF_INET6: u8 = 10;
+    let family = match family {
+        IpFamily::V4 => AF_INET,
+        IpFamily::V6 => AF_INET6,
+    };
+    [family, 0, 0, 0]
 }
 
 fn write_ip(w: &mut Writer<'_>, ip: IpAddr, v4: u16, v6: u16) {
@@ -190,7 +151,7 @@ fn write_ip(w: &mut Writer<'_>, ip: IpAddr, v4: u16, v6: u16) {
     }
 }
 
-/// `None` for a protocol without ports.
+/// Returns `None` for a protocol without ports.
 fn read_tuple(attributes: Attributes<'_>) -> Result<Option<(Protocol, Tuple)>, Malformed> {
     let (mut source, mut destination) = (None::<IpAddr>, None::<IpAddr>);
     let (mut number, mut from, mut to, mut zone) = (None, None, None, 0);

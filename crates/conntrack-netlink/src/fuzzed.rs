@@ -1,7 +1,7 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Nothing else
+//! may use them.
 
-/// A flow.
+/// Parses a flow.
 pub fn flow(bytes: &[u8]) {
     let _ = crate::Flow::decode(bytes);
 }

@@ -2,11 +2,11 @@
 //! ones seen.
 //!
 //! ```no_run
-//! use conntrack_netlink::{Conntrack, Family, Protocol};
+//! use conntrack_netlink::{Conntrack, IpFamily, Protocol};
 //!
 //! # fn main() -> Result<(), conntrack_netlink::Error> {
 //! let mut conntrack = Conntrack::open()?;
-//! let dns = conntrack.find(Family::Inet, Protocol::Udp, |flow| {
+//! let dns = conntrack.find(IpFamily::V4, Protocol::Udp, |flow| {
 //!     flow.original.destination.port() == 53
 //! })?;
 //! let outcomes = conntrack.delete(&dns.flows)?;
@@ -15,31 +15,32 @@
 //! ```
 //!
 //! ```text
-//!  Conntrack ── find(family, protocol, |&Flow| bool) ──▶ Found { flows: [Flow], seen }
+//!  Conntrack ── find(family, protocol, |&Flow| bool) ──▶ FoundFlows { flows: [Flow], seen }
 //!      └─────── delete(&[Flow]) ──▶ Outcome of each
 //! ```
 //!
-//! A flow is deleted by its original tuple, its zones and its [id](Flow::id): if it has ended
-//! meanwhile and a new one has its tuple, the new one stays. One batch deletes any number of flows.
+//! A flow is deleted by its original tuple, its zones and its [id](Flow::id). If it has ended and a
+//! new flow has its tuple, the new one stays. One batch deletes any number of flows.
 //!
-//! It speaks of flows of protocols with ports ([`Protocol`]). Not here: creating and changing
-//! flows, events, expectations, NAT and time-outs; and flushing: no call deletes what was not
-//! named.
+//! The crate handles flows of protocols with ports ([`Protocol`]). It does not create or change
+//! flows, and has no events, expectations, NAT, timeouts or flushing: no call deletes a flow that
+//! was not named.
 //!
 //! Protocol: `linux/netfilter/nfnetlink_conntrack.h`, `net/netfilter/nf_conntrack_netlink.c`.
 
-#[cfg(test)]
-mod captured;
 mod conntrack;
 mod error;
 mod flow;
 #[doc(hidden)]
 pub mod fuzzed;
+#[cfg(test)]
+mod test_data;
 mod wire;
 
-pub use conntrack::{Conntrack, Found, Outcome};
+pub use conntrack::{Conntrack, FoundFlows, Outcome};
 pub use error::Error;
-pub use flow::{Family, Flow, Protocol, Tuple};
+pub use flow::{Flow, Tuple};
+pub use inet::{IpFamily, Protocol};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,7 +1,8 @@
-//! Numbers of the protocol: `linux/netfilter/nfnetlink_conntrack.h`; the filter's bits are those of
-//! the kernel's `net/netfilter/nf_internals.h`.
+//! Numbers of the protocol, from `linux/netfilter/nfnetlink_conntrack.h`. The filter's bits are
+//! from the kernel's `net/netfilter/nf_internals.h`.
 
-/// A command's netlink message type: nfnetlink's subsystem number, then ctnetlink's command.
+/// Returns a command's netlink message type: nfnetlink's subsystem number, then ctnetlink's
+/// command.
 pub(crate) const fn message(command: u16) -> u16 {
     const NFNL_SUBSYS_CTNETLINK: u16 = 1;
     NFNL_SUBSYS_CTNETLINK << 8 | command
@@ -49,7 +50,7 @@ pub(crate) mod proto {
     pub(crate) const DST_PORT: u16 = 3;
 }
 
-/// Attributes inside `attr::FILTER`: which parts of the tuple given with it are to be equal.
+/// Attributes inside `attr::FILTER`: the parts of the given tuple that have to be equal.
 pub(crate) mod filter {
     pub(crate) const ORIG_FLAGS: u16 = 1;
     /// `CTA_FILTER_F_CTA_PROTO_NUM`.

@@ -6,7 +6,7 @@
 
 use std::process::Command;
 
-use conntrack_netlink::{Conntrack, Family, Flow, Outcome, Protocol};
+use conntrack_netlink::{Conntrack, Flow, IpFamily, Outcome, Protocol};
 
 /// A connection in a new network namespace, in which the calling thread stays.
 fn new_namespace() -> Conntrack {
@@ -43,7 +43,7 @@ fn udp(source_port: u16) {
 
 fn flows(
     conntrack: &mut Conntrack,
-    family: Family,
+    family: IpFamily,
     protocol: impl Into<Option<Protocol>>,
 ) -> Vec<Flow> {
     let found = conntrack.find(family, protocol, |_| true).unwrap();
@@ -57,7 +57,7 @@ fn flows(
 #[ignore = "needs a kernel with nf_conntrack_netlink: run by make test in the lab"]
 fn a_dump_holds_what_was_asked_for() {
     let mut conntrack = new_namespace();
-    assert_eq!(flows(&mut conntrack, Family::Inet, Protocol::Udp), []);
+    assert_eq!(flows(&mut conntrack, IpFamily::V4, Protocol::Udp), []);
     udp(40000);
     udp(40001);
     tool("-I -p udp -s fd44:1::99 --sport 40002 -d fd96::10 --dport 53 -t 600");
@@ -74,7 +74,7 @@ fn a_dump_holds_what_was_asked_for() {
         ];
         ends.map(|end| end.to_string()).join(" ")
     };
-    let udp: Vec<_> = flows(&mut conntrack, Family::Inet, Protocol::Udp)
+    let udp: Vec<_> = flows(&mut conntrack, IpFamily::V4, Protocol::Udp)
         .iter()
         .map(ends)
         .collect();
@@ -92,15 +92,15 @@ fn a_dump_holds_what_was_asked_for() {
             .collect()
     };
     assert_eq!(
-        ports(flows(&mut conntrack, Family::Inet6, Protocol::Udp)),
+        ports(flows(&mut conntrack, IpFamily::V6, Protocol::Udp)),
         [40002]
     );
     assert_eq!(
-        ports(flows(&mut conntrack, Family::Inet, Protocol::Tcp)),
+        ports(flows(&mut conntrack, IpFamily::V4, Protocol::Tcp)),
         [40003]
     );
-    assert_eq!(flows(&mut conntrack, Family::Inet6, Protocol::Tcp), []);
-    let of_all = flows(&mut conntrack, Family::Inet, None::<Protocol>);
+    assert_eq!(flows(&mut conntrack, IpFamily::V6, Protocol::Tcp), []);
+    let of_all = flows(&mut conntrack, IpFamily::V4, None::<Protocol>);
     assert_eq!(ports(of_all), [40000, 40001, 40003]);
 }
 
@@ -112,7 +112,9 @@ fn a_flow_is_found_by_its_answers() {
     tool("-I -p udp -s fd44:1::99 --sport 40002 -d fd96::10 --dport 53 -t 600");
     let mut meant = |protocol, source: &str, destination: &str| {
         let [source, destination] = [source, destination].map(|at| at.parse().unwrap());
-        let found = conntrack.answered(protocol, source, destination).unwrap();
+        let found = conntrack
+            .find_by_reply(protocol, source, destination)
+            .unwrap();
         found.map(|flow| flow.original.destination.to_string())
     };
     let (udp, client) = (Protocol::Udp, "10.244.1.99:40000");
@@ -132,7 +134,7 @@ fn the_flows_that_are_named_are_deleted_and_no_others() {
     udp(40001);
     udp(40002);
     tool("-I -p udp -s fd44:1::99 --sport 40000 -d fd96::10 --dport 53 -t 600");
-    let all = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    let all = flows(&mut conntrack, IpFamily::V4, Protocol::Udp);
     assert_eq!(all.len(), 3);
 
     let named = [all[2], all[0]];
@@ -140,7 +142,7 @@ fn the_flows_that_are_named_are_deleted_and_no_others() {
         conntrack.delete(&named).unwrap(),
         [Outcome::Deleted, Outcome::Deleted]
     );
-    assert_eq!(flows(&mut conntrack, Family::Inet, Protocol::Udp), [all[1]]);
+    assert_eq!(flows(&mut conntrack, IpFamily::V4, Protocol::Udp), [all[1]]);
     assert_eq!(tool("-L -f ipv4").len(), 1);
     assert_eq!(tool("-L -f ipv6").len(), 1);
 
@@ -149,7 +151,7 @@ fn the_flows_that_are_named_are_deleted_and_no_others() {
         [Outcome::Absent, Outcome::Deleted, Outcome::Absent]
     );
     assert_eq!(conntrack.delete(&[]).unwrap(), []);
-    let six = flows(&mut conntrack, Family::Inet6, Protocol::Udp);
+    let six = flows(&mut conntrack, IpFamily::V6, Protocol::Udp);
     assert_eq!(conntrack.delete(&six).unwrap(), [Outcome::Deleted]);
     assert_eq!(tool("-L -f ipv6"), [""; 0]);
 }
@@ -183,7 +185,7 @@ fn zones_tell_flows_with_one_tuple_apart() {
         return;
     }
     assert!(in_zone("--orig-zone 9", "10.244.2.11"));
-    let mut all = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    let mut all = flows(&mut conntrack, IpFamily::V4, Protocol::Udp);
     all.sort_by_key(|flow| flow.zone + flow.original.zone);
     let zones: Vec<_> = all
         .iter()
@@ -201,7 +203,7 @@ fn zones_tell_flows_with_one_tuple_apart() {
 fn a_flow_with_another_id_stays() {
     let mut conntrack = new_namespace();
     udp(40000);
-    let flows = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    let flows = flows(&mut conntrack, IpFamily::V4, Protocol::Udp);
     let earlier = Flow {
         id: !flows[0].id,
         ..flows[0]
@@ -227,17 +229,17 @@ fn thousands_of_flows_in_one_call() {
     std::fs::remove_file(&file).unwrap();
 
     let odd = |flow: &Flow| flow.original.source.port() % 2 == 1;
-    let found = conntrack.find(Family::Inet, Protocol::Udp, odd).unwrap();
+    let found = conntrack.find(IpFamily::V4, Protocol::Udp, odd).unwrap();
     assert_eq!((found.flows.len(), found.seen), (1500, usize::from(COUNT)));
     assert!(found.flows.iter().all(odd));
-    let all = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    let all = flows(&mut conntrack, IpFamily::V4, Protocol::Udp);
     assert_eq!(all.len(), usize::from(COUNT));
     let (kept, named) = all.split_first().unwrap();
     assert_eq!(
         conntrack.delete(named).unwrap(),
         vec![Outcome::Deleted; named.len()]
     );
-    assert_eq!(flows(&mut conntrack, Family::Inet, Protocol::Udp), [*kept]);
+    assert_eq!(flows(&mut conntrack, IpFamily::V4, Protocol::Udp), [*kept]);
 }
 
 #[test]
@@ -245,10 +247,10 @@ fn thousands_of_flows_in_one_call() {
 fn without_the_right_to_it_the_capability_is_named() {
     let mut conntrack = new_namespace();
     udp(40000);
-    let flow = flows(&mut conntrack, Family::Inet, Protocol::Udp);
+    let flow = flows(&mut conntrack, IpFamily::V4, Protocol::Udp);
     namespace::drop_rights();
     let mut conntrack = Conntrack::open().unwrap();
-    let find = conntrack.find(Family::Inet, Protocol::Udp, |_| true);
+    let find = conntrack.find(IpFamily::V4, Protocol::Udp, |_| true);
     let find = find.unwrap_err().to_string();
     assert!(find.contains("CAP_NET_ADMIN"), "{find}");
     let delete = conntrack.delete(&flow).unwrap_err();

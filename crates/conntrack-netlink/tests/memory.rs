@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::process::Command;
 
-use conntrack_netlink::{Conntrack, Family, Protocol};
+use conntrack_netlink::{Conntrack, IpFamily, Protocol};
 use namespace::in_namespace;
 
 const FLOWS: usize = 100_000;
@@ -72,7 +72,7 @@ fn look() {
 
     let before = peak();
     let one = |flow: &conntrack_netlink::Flow| flow.original.source.port() == 1;
-    let found = conntrack.find(Family::Inet, Protocol::Udp, one).unwrap();
+    let found = conntrack.find(IpFamily::V4, Protocol::Udp, one).unwrap();
     assert_eq!((found.flows.len(), found.seen), (10, FLOWS));
     let more = peak() - before;
     assert!(

@@ -25,7 +25,7 @@ impl RedirectCheck {
         let Some(conntrack) = &mut self.0 else {
             return true;
         };
-        match conntrack.answered(Protocol::Udp, own, client) {
+        match conntrack.find_by_reply(Protocol::Udp, own, client) {
             Ok(flow) => flow.is_some_and(|flow| flow.original.destination != own),
             Err(error) => {
                 if is_for_good(&error) {

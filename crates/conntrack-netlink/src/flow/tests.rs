@@ -3,7 +3,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::captured::{replies, requests};
+use crate::test_data::{replies, requests};
 
 fn tuple(source: &str, destination: &str) -> Tuple {
     Tuple {
@@ -13,7 +13,7 @@ fn tuple(source: &str, destination: &str) -> Tuple {
     }
 }
 
-/// The attributes of a message, flag bits and padding left out.
+/// Returns the attributes of a message, without flag bits and padding.
 fn attributes(payload: &[u8]) -> Vec<(u16, Vec<u8>)> {
     let attributes = Attributes::after(HEADER, payload).unwrap();
     attributes

@@ -233,19 +233,14 @@ impl Cleaner {
     }
 
     fn try_pass(&self, node_ports: &NodePorts) -> Result<Passed> {
-        let family = match self.family {
-            IpFamily::V4 => conntrack_netlink::Family::Inet,
-            IpFamily::V6 => conntrack_netlink::Family::Inet6,
-        };
         // One socket lists the table while the other deletes flows. The kernel restarts a bucket if
         // the flow that it listed last is gone.
         let mut conntrack = Conntrack::open()?;
         let mut deleting = Conntrack::open()?;
         let mut pass =
             Pass::new(|flows: &[Flow], deleted: &mut usize| delete(&mut deleting, flows, deleted));
-        let udp = conntrack_netlink::Protocol::Udp;
         let found = conntrack
-            .find(family, udp, |flow| {
+            .find(self.family, Protocol::Udp, |flow| {
                 if let Some(of) = self.find_stale(flow, node_ports) {
                     pass.add(of, flow);
                 }
@@ -437,7 +432,7 @@ mod tests {
         };
         let endpoint = SocketAddr::from(([10, 244, 2, 10], 8080));
         Flow {
-            protocol: conntrack_netlink::Protocol::Udp,
+            protocol: Protocol::Udp,
             original: tuple(client, SocketAddr::from((to, 53))),
             reply: tuple(endpoint, client),
             zone: 0,

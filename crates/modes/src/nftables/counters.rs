@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, bail};
-use conntrack_netlink::{Conntrack, Family, Flow};
+use conntrack_netlink::{Conntrack, Flow};
 use proxy::{IpFamily, Protocol};
 use proxy_nftables::LocalhostPorts;
 
@@ -23,8 +23,10 @@ impl ReadCounters for TrackedFlows {
         let Which::Of(addresses) = which else {
             return Ok(());
         };
-        for family in [Family::Inet, Family::Inet6] {
-            let of = addresses.iter().filter(|at| conntrack_family(at) == family);
+        for family in IpFamily::ALL {
+            let of = addresses
+                .iter()
+                .filter(|at| IpFamily::of(at.address) == family);
             let of: HashSet<At> = of.copied().collect();
             if !of.is_empty() {
                 tell(family, &of, take)?;
@@ -51,14 +53,7 @@ impl ReadCounters for TrackedFlows {
     }
 }
 
-fn conntrack_family(at: &At) -> Family {
-    match IpFamily::of(at.address) {
-        IpFamily::V4 => Family::Inet,
-        IpFamily::V6 => Family::Inet6,
-    }
-}
-
-fn tell(family: Family, of: &HashSet<At>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
+fn tell(family: IpFamily, of: &HashSet<At>, take: &mut dyn FnMut(Told<'_>)) -> Result<()> {
     let counts = count(family, of)?;
     let mut sums: HashMap<At, u64> = of.iter().map(|at| (*at, 0)).collect();
     for ((at, endpoint), flows) in counts {
@@ -75,9 +70,9 @@ fn tell(family: Family, of: &HashSet<At>, take: &mut dyn FnMut(Told<'_>)) -> Res
 type Flows = HashMap<(At, SocketAddr), u64>;
 
 /// Counts flows in one walk through the conntrack table.
-fn count(family: Family, of: &HashSet<At>) -> Result<Flows> {
+fn count(family: IpFamily, of: &HashSet<At>) -> Result<Flows> {
     let mut conntrack = Conntrack::open().context("cannot count tracked flows")?;
-    let mut protocols = of.iter().map(|at| transport(at.protocol));
+    let mut protocols = of.iter().map(|at| at.protocol);
     let first = protocols.next();
     // If all addresses have one protocol, the kernel filters by it.
     let only = first.filter(|first| protocols.all(|protocol| protocol == *first));
@@ -86,7 +81,8 @@ fn count(family: Family, of: &HashSet<At>) -> Result<Flows> {
         // Flows are counted as they arrive, so that none is kept.
         let count = |flow: &Flow| {
             looked_at += 1;
-            if let Some(at) = sent_to(flow).filter(|at| of.contains(at)) {
+            let at = sent_to(flow);
+            if of.contains(&at) {
                 *flows.entry((at, flow.reply.source)).or_default() += 1;
             }
             false
@@ -102,22 +98,12 @@ fn count(family: Family, of: &HashSet<At>) -> Result<Flows> {
     bail!("cannot count tracked flows: their table changes all the time; ask again")
 }
 
-/// Returns `None` for a protocol that no Service has.
-fn sent_to(flow: &Flow) -> Option<At> {
+fn sent_to(flow: &Flow) -> At {
     let to = flow.original.destination;
-    let mut protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
-    Some(At {
+    At {
         address: to.ip(),
         port: to.port(),
-        protocol: protocols.find(|one| transport(*one) == flow.protocol)?,
-    })
-}
-
-fn transport(protocol: Protocol) -> conntrack_netlink::Protocol {
-    match protocol {
-        Protocol::Tcp => conntrack_netlink::Protocol::Tcp,
-        Protocol::Udp => conntrack_netlink::Protocol::Udp,
-        Protocol::Sctp => conntrack_netlink::Protocol::Sctp,
+        protocol: flow.protocol,
     }
 }
 

@@ -3,12 +3,12 @@
 const REPLIES: &str = include_str!("../tests/data/replies.hex");
 const REQUESTS: &str = include_str!("../tests/data/requests.hex");
 
-/// What stands behind the `nlmsghdr` of each flow that the kernel told.
+/// Returns the payloads of the kernel's flow messages, behind their `nlmsghdr`.
 pub(crate) fn replies() -> Vec<Vec<u8>> {
     messages(REPLIES)
 }
 
-/// The same of each delete that `conntrack` sent, for the same flows in the same order.
+/// Returns the payloads of `conntrack`'s deletes, for the same flows in the same order.
 pub(crate) fn requests() -> Vec<Vec<u8>> {
     messages(REQUESTS)
 }
