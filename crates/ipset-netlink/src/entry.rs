@@ -1,7 +1,7 @@
 //! One entry of a set: its notation, and its bytes.
 //!
-//! All entries are made of the same few parts, of which each set type wants some, so encoding and
-//! decoding go through [`Parts`] and do not name the types one by one.
+//! All entries consist of the same few parts, of which each set type takes some. So encoding and
+//! decoding go through [`EntryParts`] and do not name each type.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,18 +19,18 @@ use crate::{Family, SetType};
 /// other than TCP, UDP, SCTP, UDP-Lite and ICMP stay numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Entry {
-    /// Of `hash:ip`.
+    /// An entry of `hash:ip`.
     Ip(IpAddr),
-    /// Of `hash:ip,port`.
+    /// An entry of `hash:ip,port`.
     IpPort {
         /// Address.
         ip: IpAddr,
         /// Protocol of the port.
         protocol: IpProtocol,
-        /// Port; of ICMP type × 256 + code.
+        /// Port; for ICMP, type × 256 + code.
         port: u16,
     },
-    /// Of `hash:ip,port,ip`.
+    /// An entry of `hash:ip,port,ip`.
     IpPortIp {
         /// First address.
         ip: IpAddr,
@@ -41,7 +41,7 @@ pub enum Entry {
         /// Second address, of the same family.
         ip2: IpAddr,
     },
-    /// Of `hash:ip,port,net`.
+    /// An entry of `hash:ip,port,net`.
     IpPortNet {
         /// Address.
         ip: IpAddr,
@@ -49,11 +49,11 @@ pub enum Entry {
         protocol: IpProtocol,
         /// Port.
         port: u16,
-        /// Network of the same family, prefix length 1 or more. The kernel clears its host bits, so
-        /// that only a network without any ([`IpNet::trunc`]) reads back as it was written.
+        /// Network of the same family, with a prefix length of 1 or more. The kernel clears its
+        /// host bits, so only a network without any ([`IpNet::trunc`]) reads back unchanged.
         net: IpNet,
     },
-    /// Of `bitmap:port`.
+    /// An entry of `bitmap:port`.
     Port(u16),
 }
 
@@ -105,7 +105,7 @@ impl FromStr for IpProtocol {
     }
 }
 
-/// A text that is no entry.
+/// The error of a text that is not an entry.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {wanted}")]
 pub struct ParseError {
@@ -123,15 +123,15 @@ impl ParseError {
 }
 
 impl Entry {
-    /// Reads an entry in `ipset`'s notation, as [`Entry`] displays it and `ipset save` mostly does:
-    /// protocol and port are both given, ICMP type and code as numbers.
+    /// Parses an entry in `ipset`'s notation, as [`Entry`] displays it. `ipset save` mostly writes
+    /// the same: it has protocol and port, and ICMP type and code as numbers.
     ///
-    /// The type is needed because `10.0.0.1,tcp:80,10.0.0.2` is an entry of both `hash:ip,port,ip`
+    /// The type is needed, because `10.0.0.1,tcp:80,10.0.0.2` is an entry of both `hash:ip,port,ip`
     /// and `hash:ip,port,net`.
     ///
     /// # Errors
     ///
-    /// Names the part that cannot be read, and what the type wants.
+    /// Names the malformed part, and the form that the type wants.
     pub fn parse(text: &str, set_type: SetType) -> Result<Entry, ParseError> {
         let wrong = || ParseError::new(text, set_type.notation());
         let fields: Vec<&str> = text.split(',').collect();
@@ -174,7 +174,7 @@ impl Entry {
         Ok(entry)
     }
 
-    /// The type of the sets that this entry can be in.
+    /// Returns the type of the sets that can hold this entry.
     pub const fn set_type(&self) -> SetType {
         match self {
             Entry::Ip(_) => SetType::HashIp,
@@ -185,31 +185,32 @@ impl Entry {
         }
     }
 
-    /// Whether this entry can be in a set of that type and family (a bitmap of ports has none).
+    /// Reports whether a set of this type and family can hold the entry. A bitmap of ports has no
+    /// family.
     pub(crate) fn fits(&self, set_type: SetType, family: Option<Family>) -> bool {
-        let Parts { ip, ip2, .. } = self.parts();
+        let EntryParts { ip, ip2, .. } = self.parts();
         let of_family = |ip: IpAddr| family == Some(Family::of(ip));
         self.set_type() == set_type && ip.is_none_or(of_family) && ip2.is_none_or(of_family)
     }
 
-    fn parts(&self) -> Parts {
+    fn parts(&self) -> EntryParts {
         match *self {
-            Entry::Ip(ip) => Parts {
+            Entry::Ip(ip) => EntryParts {
                 ip: Some(ip),
-                ..Parts::default()
+                ..EntryParts::default()
             },
-            Entry::IpPort { ip, protocol, port } => Parts {
+            Entry::IpPort { ip, protocol, port } => EntryParts {
                 ip: Some(ip),
                 protocol: Some(protocol.0),
                 port: Some(port),
-                ..Parts::default()
+                ..EntryParts::default()
             },
             Entry::IpPortIp {
                 ip,
                 protocol,
                 port,
                 ip2,
-            } => Parts {
+            } => EntryParts {
                 ip: Some(ip),
                 protocol: Some(protocol.0),
                 port: Some(port),
@@ -221,22 +222,22 @@ impl Entry {
                 protocol,
                 port,
                 net,
-            } => Parts {
+            } => EntryParts {
                 ip: Some(ip),
                 protocol: Some(protocol.0),
                 port: Some(port),
                 ip2: Some(net.addr()),
-                // As the tool does: a host is an address without a prefix length.
+                // The `ipset` tool also writes a host as an address without a prefix length.
                 prefix2: (net.prefix_len() < net.max_prefix_len()).then(|| net.prefix_len()),
             },
-            Entry::Port(port) => Parts {
+            Entry::Port(port) => EntryParts {
                 port: Some(port),
-                ..Parts::default()
+                ..EntryParts::default()
             },
         }
     }
 
-    /// Writes the entry as one `DATA` attribute that carries `line`, which a refusal will name.
+    /// Writes the entry as one `DATA` attribute with the number `line`, which a refusal names.
     pub(crate) fn encode(&self, w: &mut Writer<'_>, line: u32) {
         let parts = self.parts();
         w.nest(attr::DATA, |w| {
@@ -245,12 +246,13 @@ impl Entry {
         });
     }
 
-    /// Reads the attributes of one `DATA`. `None`: an entry that [`Entry`] cannot express.
+    /// Parses the attributes of one `DATA`. Returns `None` for an entry that [`Entry`] cannot
+    /// express.
     pub(crate) fn decode(
         attributes: Attributes<'_>,
         set_type: SetType,
     ) -> Result<Option<Entry>, Malformed> {
-        let mut parts = Parts::default();
+        let mut parts = EntryParts::default();
         for attribute in attributes {
             let attribute = attribute?;
             match attribute.kind {
@@ -296,25 +298,25 @@ impl fmt::Display for Entry {
     }
 }
 
-/// What a set of any type is asked for: parts of a packet, as the set's type wants them
-/// (`hash:ip,port`), and no others: kernels since 5.2 take a part that it does not know for malformed.
+/// A key to look up in a set of any type: exactly the parts of a packet that the set's type takes
+/// (`hash:ip,port`). Kernels since 5.2 reject other parts as malformed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// The first address; in a set of networks one that holds it counts.
+    /// First address; in a set of networks, an address that a network contains.
     pub ip: Option<IpAddr>,
     /// Protocol of the port.
     pub protocol: Option<IpProtocol>,
     /// Port.
     pub port: Option<u16>,
-    /// The second address.
+    /// Second address.
     pub ip2: Option<IpAddr>,
 }
 
 impl Key {
-    /// Writes it as one `DATA` attribute. Without a line: kernels of old write where it would stand
-    /// without having a place for it.
+    /// Writes the key as one `DATA` attribute, without a line: old kernels write back to the line's
+    /// place, and have none here.
     pub(crate) fn encode(&self, w: &mut Writer<'_>) {
-        let parts = Parts {
+        let parts = EntryParts {
             ip: self.ip,
             protocol: self.protocol.map(|protocol| protocol.0),
             port: self.port,
@@ -325,9 +327,9 @@ impl Key {
     }
 }
 
-/// What entries are made of.
+/// The parts of entries.
 #[derive(Default)]
-struct Parts {
+struct EntryParts {
     ip: Option<IpAddr>,
     protocol: Option<u8>,
     port: Option<u16>,
@@ -335,7 +337,7 @@ struct Parts {
     prefix2: Option<u8>,
 }
 
-impl Parts {
+impl EntryParts {
     fn encode(&self, w: &mut Writer<'_>) {
         if let Some(ip) = self.ip {
             encode_ip(w, data::IP, ip);
@@ -354,7 +356,7 @@ impl Parts {
         }
     }
 
-    /// The entry of that type, unless a part of it is missing.
+    /// Returns the entry of that type, unless a part is missing.
     fn entry(&self, set_type: SetType) -> Option<Entry> {
         if set_type == SetType::BitmapPort {
             return self.port.map(Entry::Port);

@@ -1,90 +1,90 @@
-//! What can go wrong, in words that name the set and the next step.
+//! Errors that name the set and the next step.
 
 use netlink_batch::Malformed;
 
 use crate::wire::{command, errno};
 use crate::{Definition, Header};
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Not a name that a set can have.
+    /// The name is not valid for a set.
     #[error("{name:?} cannot name a set: {fault}")]
     Name {
-        /// What was given.
+        /// Name given.
         name: String,
-        /// What is wrong with it.
+        /// Fault of the name.
         fault: &'static str,
     },
     /// The kernel has no ipset.
     #[error("the kernel has no ipset: run `modprobe ip_set` (CONFIG_IP_SET)")]
     NoIpset,
-    /// The kernel has no such set type.
+    /// The kernel lacks the set type.
     #[error("the kernel lacks the set type {type_name}: run `modprobe {module}`")]
     NoType {
-        /// For example `hash:ip,port`.
+        /// Type name, such as `hash:ip,port`.
         type_name: &'static str,
-        /// The kernel module that brings it.
+        /// Kernel module of the type.
         module: &'static str,
     },
-    /// The kernel's set type starts at a revision behind the newest that this crate speaks.
+    /// The kernel's oldest revision of the set type is newer than this crate's newest.
     #[error(
         "the kernel's {type_name} wants revision {min} or newer, this program speaks up to {ours}"
     )]
     Revision {
-        /// For example `hash:ip,port`.
+        /// Type name, such as `hash:ip,port`.
         type_name: &'static str,
-        /// Oldest revision that the kernel takes.
+        /// Oldest revision that the kernel accepts.
         min: u8,
         /// Newest revision that this crate speaks.
         ours: u8,
     },
-    /// No protocol version in common.
+    /// There is no common protocol version.
     #[error("the kernel speaks ipset protocol {min} to {max}, this program 6 and 7")]
     Version {
-        /// Oldest version that the kernel takes.
+        /// Oldest version that the kernel accepts.
         min: u8,
         /// Newest version that the kernel speaks.
         max: u8,
     },
-    /// A set of this name exists and is another one.
+    /// A set of this name exists with another definition.
     #[error(
         "set {} exists as `{exists}`, wanted is `{wanted}`: remove it (`ipset destroy {}`) or choose another name",
         exists.name, exists.name
     )]
     Mismatch {
-        /// The set that is there.
+        /// Existing set.
         exists: Box<Header>,
-        /// The set that [`crate::Ipset::create`] was to make.
+        /// Set that [`crate::Ipset::create`] was to create.
         wanted: Definition,
     },
     /// The kernel refused.
     #[error("cannot {action} set {name}: {reason}")]
     Refused {
-        /// What was tried: `create`, `list`, ...
+        /// Action: `create`, `list`, ...
         action: &'static str,
-        /// The set.
+        /// Name of the set.
         name: String,
-        /// Why not.
+        /// Reason.
         reason: Reason,
     },
-    /// The acknowledgement was lost: whether it was done can only be told by a list.
+    /// The acknowledgement was lost: only a list tells whether the action was done.
     #[error(
         "whether the kernel could {action} set {name} is unknown, its answer was lost: list the set to see"
     )]
     Unknown {
-        /// What was tried.
+        /// Action.
         action: &'static str,
-        /// The set.
+        /// Name of the set.
         name: String,
     },
     /// The answer does not follow the protocol.
     #[error("the kernel's answer to ipset's {action} makes no sense: {fault}")]
     Answer {
-        /// What was asked for.
+        /// Action.
         action: &'static str,
-        /// What is missing or broken.
+        /// Missing or malformed part.
         fault: &'static str,
     },
     /// The socket failed, or a privilege is missing.
@@ -98,7 +98,7 @@ impl From<Malformed> for Error {
     }
 }
 
-/// Why the kernel refused an entry or a command.
+/// The reason why the kernel refused an entry or a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
@@ -111,10 +111,10 @@ pub enum Reason {
     /// The name is empty, holds a NUL or is longer than 31 bytes.
     #[error("no valid name of a set")]
     InvalidName,
-    /// Entry and set, or the two sets of a swap, are of different type or address family.
+    /// Entry and set, or the two sets of a swap, differ in type or address family.
     #[error("type or address family does not fit the set")]
     TypeMismatch,
-    /// The entry is in the set already. Adding does not report this: it succeeds.
+    /// The entry is in the set already. Adding it again succeeds.
     #[error("the entry is in the set")]
     Exists,
     /// The set holds `maxelem` entries.
@@ -123,13 +123,13 @@ pub enum Reason {
     /// The port is outside of the bitmap's range.
     #[error("the port is outside of the set's range")]
     OutOfRange,
-    /// A prefix length that the set cannot hold; 0 is never accepted.
+    /// The set cannot hold this prefix length; 0 is never accepted.
     #[error("invalid prefix length")]
     InvalidPrefix,
     /// The address 0.0.0.0 or ::, which `hash:ip` cannot hold.
     #[error("the all-zero address cannot be in the set")]
     NullEntry,
-    /// An IP protocol that the set cannot hold, as 0.
+    /// The set cannot hold this IP protocol, such as 0.
     #[error("invalid IP protocol")]
     InvalidProtocol,
     /// An iptables rule or another set refers to the set.
@@ -138,7 +138,7 @@ pub enum Reason {
     /// The kernel holds as many sets as it can (module parameter `max_sets`, 256).
     #[error("the kernel cannot hold more sets (ip_set.max_sets)")]
     TooManySets,
-    /// The kernel found the message malformed: it is older or newer than what this crate knows.
+    /// The kernel rejected the message as malformed: kernel and crate differ in version.
     #[error("the kernel found the message malformed")]
     Protocol,
     /// `CAP_NET_ADMIN` is missing.
@@ -160,12 +160,12 @@ fn words(number: i32) -> String {
 }
 
 impl Reason {
-    /// Names `number`, the answer to `command`; `bitmap` tells whose numbers those from 4352 on
-    /// are.
+    /// Returns the reason for `number`, the answer to `command`. `bitmap` tells whose type's
+    /// numbers those from 4352 on are.
     pub(crate) fn from_errno(number: i32, command: u16, bitmap: bool) -> Reason {
         match number {
             errno::EPERM => Reason::NotPermitted,
-            // "Second name": of a swap it is missing, of a rename it is taken.
+            // "Second name": a swap lacks it, a rename finds it taken.
             errno::EXIST_SETNAME2 if command != command::SWAP => Reason::NameTaken,
             errno::EXIST_SETNAME2 | errno::ENOENT => Reason::NoSuchSet,
             errno::ENOMEM => Reason::OutOfMemory,

@@ -1,10 +1,10 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Nothing else
+//! may use them.
 
 use crate::entry::Entry;
 use crate::set::{CommandAttributes, Set, SetType};
 
-/// Answers to a listing, each behind its length in two bytes.
+/// Parses answers to a listing, each behind its length in two bytes.
 pub fn answers(bytes: &[u8]) {
     let mut rest = bytes;
     let answers = std::iter::from_fn(|| {
@@ -18,7 +18,7 @@ pub fn answers(bytes: &[u8]) {
     let _ = CommandAttributes::decode(bytes);
 }
 
-/// The text of an entry, as `ipset` prints it.
+/// Parses the text of an entry, as `ipset` prints it.
 pub fn entry(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         for name in [

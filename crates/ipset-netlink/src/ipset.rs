@@ -1,9 +1,8 @@
-//! The calls: which messages they send, and what the answers mean.
+//! The calls: their messages, and the meaning of the answers.
 //!
-//! Entries go many to a message. The kernel works through a message's entries in order and stops at
-//! the first that it refuses, whose line number it reports; so the call goes on behind it, with
-//! ever smaller messages: a set that is full refuses thousands, and must not cost thousands of
-//! large messages.
+//! A message holds many entries. The kernel takes them in order, stops at the first refused entry,
+//! and reports its line number. So the call continues behind it, with ever smaller messages: a full
+//! set refuses thousands of entries, which must not cost thousands of large messages.
 
 mod update;
 
@@ -16,7 +15,7 @@ use netlink_batch::{Connection, Dump, NLM_F_EXCL, Protocol, Refusal, Writer};
 use crate::set::CommandAttributes;
 use crate::wire::{LIST_HEADER, MAX_NAME, NET_BYTEORDER, attr, command, errno, message};
 use crate::{Definition, Entry, Error, Family, Header, Key, Reason, Set, SetType};
-use update::{Part, preamble, write};
+use update::{ChangePart, preamble, write};
 
 pub use update::{Action, Change, Outcome};
 
@@ -24,19 +23,19 @@ pub use update::{Action, Change, Outcome};
 const PROTOCOL: u8 = 7;
 const PROTOCOL_MIN: u8 = 6;
 
-/// The kernel's sets, in the network namespace of the thread that opened it.
+/// The kernel's sets, in the network namespace of the thread that opened them.
 ///
 /// Calls block for as long as the kernel works.
 #[derive(Debug)]
 pub struct Ipset {
     connection: Connection,
     protocol: u8,
-    /// Types of sets as last seen, so that an update need not ask. Another program may make a set
-    /// anew as another one: then the kernel refuses, or a list shows it.
+    /// Last known types of sets, so that an update need not ask. If another program replaces a set
+    /// by one of another type, the kernel refuses entries, or a list shows it.
     types: HashMap<String, EntryType>,
 }
 
-/// What the entries of a set are: its type, if it is one of ours, and the family of a hash.
+/// The type of a set's entries, if this crate knows it, and the family of a hash.
 type EntryType = Option<(SetType, Option<Family>)>;
 
 impl Ipset {
@@ -44,7 +43,7 @@ impl Ipset {
     ///
     /// # Errors
     ///
-    /// [`Error::NoIpset`], [`Error::Version`], or the socket's.
+    /// [`Error::NoIpset`], [`Error::Version`], or the socket failed.
     pub fn open() -> Result<Ipset, Error> {
         let mut connection =
             Connection::open(Protocol::Netfilter).map_err(|error| match error {
@@ -60,7 +59,7 @@ impl Ipset {
             preamble(w, PROTOCOL, None);
         });
         let answer = answer.map_err(|error| match error {
-            // What nfnetlink says of a subsystem that it cannot load.
+            // nfnetlink answers so for a subsystem that it cannot load.
             netlink_batch::Error::Refused(Refusal {
                 errno: errno::EINVAL,
                 ..
@@ -86,31 +85,30 @@ impl Ipset {
         })
     }
 
-    /// The protocol version in use: 7, or 6 with a kernel before 4.20.
+    /// Returns the protocol version in use: 7, or 6 with a kernel before 4.20.
     pub fn protocol(&self) -> u8 {
         self.protocol
     }
 
-    /// How many messages this has sent since it was opened; counts on from 0 after `u32::MAX`.
+    /// Returns the number of messages sent since the start; continues at 0 after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         self.connection.sent()
     }
 
-    /// Makes an empty set. A set of that name that [`Header::matches`] is left as it is, entries
-    /// included.
+    /// Creates an empty set. An existing set that [`Header::matches`] stays, with its entries.
     ///
-    /// Gives whether it was made.
+    /// Returns true if the set was created.
     ///
     /// # Errors
     ///
     /// [`Error::Mismatch`] for a set of that name with another type, family, maxelem, range of
-    /// ports or option; [`Error::NoType`], [`Error::Revision`], [`Error::Name`], or what the kernel
-    /// refuses.
+    /// ports or option; [`Error::NoType`], [`Error::Revision`], [`Error::Name`], or the kernel
+    /// refused.
     pub fn create(&mut self, name: &str, wanted: &Definition) -> Result<bool, Error> {
         valid_name(name)?;
         let revision = self.revision(wanted)?;
         let encode = |w: &mut Writer<'_>| wanted.encode(w, revision);
-        // Without EXCL the kernel takes a set of the *other family* for the same one and reports
+        // Without EXCL the kernel takes a set of the *other family* for the same set, and reports
         // success.
         match self.command(command::CREATE, NLM_F_EXCL, name, encode) {
             Err(Error::Refused {
@@ -135,24 +133,24 @@ impl Ipset {
         }
     }
 
-    /// Removes a set, which no rule and no other set may refer to ([`Reason::InUse`]).
+    /// Removes a set that no rule and no other set refers to ([`Reason::InUse`]).
     ///
     /// # Errors
     ///
     /// [`Error::Refused`]: [`Reason::NoSuchSet`], [`Reason::InUse`].
     pub fn destroy(&mut self, name: &str) -> Result<(), Error> {
         self.types.remove(name);
-        // Without EXCL newer kernels report success for a set that is not there, older ones do not.
+        // Without EXCL, newer kernels report success for a missing set; older ones do not.
         self.command(command::DESTROY, NLM_F_EXCL, name, |_| {})
     }
 
-    /// Removes a set as [`destroy`](Self::destroy) does, and waits so long for what refers to it to
-    /// let go: rules of the nft backend of iptables do so a little after they are gone. False if
-    /// there was no such set.
+    /// Removes a set like [`destroy`](Self::destroy), and waits up to `patience` for references to
+    /// end: rules of iptables' nft backend release a set shortly after their removal. Returns false
+    /// if there was no such set.
     ///
     /// # Errors
     ///
-    /// Why it is still there.
+    /// The set still exists; says why.
     pub fn destroy_released(&mut self, name: &str, patience: Duration) -> Result<bool, Error> {
         const PAUSE: Duration = Duration::from_millis(20);
         let deadline = Instant::now() + patience;
@@ -180,7 +178,7 @@ impl Ipset {
         self.command(command::FLUSH, 0, name, |_| {})
     }
 
-    /// Renames a set that nothing refers to. The new name must be free ([`Reason::NameTaken`]).
+    /// Renames a set without references. The new name must be free ([`Reason::NameTaken`]).
     ///
     /// # Errors
     ///
@@ -192,7 +190,7 @@ impl Ipset {
         self.command(command::RENAME, 0, from, |w| w.attr_str(attr::SETNAME2, to))
     }
 
-    /// Exchanges two sets of one type and family in one step: rules that refer to one see the
+    /// Exchanges two sets of one type and family atomically: rules that refer to one see the
     /// other's entries.
     ///
     /// # Errors
@@ -203,13 +201,13 @@ impl Ipset {
         self.command(command::SWAP, 0, one, |w| w.attr_str(attr::SETNAME2, other))
     }
 
-    /// Adds entries to a set; those that are there stay. One [`Outcome`] for each, in order.
+    /// Adds entries to a set. Existing ones stay. Returns one [`Outcome`] for each, in order.
     ///
     /// See [`Ipset::update`].
     ///
     /// # Errors
     ///
-    /// As of [`Ipset::update`].
+    /// See [`Ipset::update`].
     pub fn add(&mut self, set: &str, entries: &[Entry]) -> Result<Vec<Outcome>, Error> {
         self.update(&[Change {
             set,
@@ -219,14 +217,14 @@ impl Ipset {
         .map(|mut outcomes| outcomes.pop().unwrap_or_default())
     }
 
-    /// Deletes entries from a set; those that are not there are no error. One [`Outcome`] for each,
-    /// in order.
+    /// Deletes entries from a set. Missing ones are no error. Returns one [`Outcome`] for each, in
+    /// order.
     ///
     /// See [`Ipset::update`].
     ///
     /// # Errors
     ///
-    /// As of [`Ipset::update`].
+    /// See [`Ipset::update`].
     pub fn delete(&mut self, set: &str, entries: &[Entry]) -> Result<Vec<Outcome>, Error> {
         self.update(&[Change {
             set,
@@ -239,17 +237,16 @@ impl Ipset {
     /// Adds to and deletes from any number of sets, in the order of `changes`, in as few sends as
     /// possible.
     ///
-    /// Gives for each change the [`Outcome`] of each of its entries. What is wrong with one entry
-    /// or one set is reported there and does not touch the others; among them are a set that does
-    /// not exist, and one whose type or family is not that of the entry. The kernel is asked for
-    /// the type of a set that this connection has neither made nor seen, and again when it refuses
-    /// an entry: somebody else may have made the set anew meanwhile. Until it refuses something or
-    /// the set is listed, a new type goes unnoticed. What stands behind a refused entry is written
-    /// later, possibly after the changes that follow.
+    /// Returns the [`Outcome`] of each entry of each change. A fault of one entry or set is
+    /// reported there and does not affect the others, such as a missing set, or one of another type
+    /// or family. The kernel is asked for the type of a set that this connection has neither
+    /// created nor seen. It is asked again after a refusal, since another program may have replaced
+    /// the set. Until a refusal or a list, a new type goes unnoticed. Entries behind a refused one
+    /// are written later, possibly after the changes that follow.
     ///
     /// # Errors
     ///
-    /// The socket failed: any part of the changes may have been made.
+    /// The socket failed. Any part of the changes may have been made.
     pub fn update(&mut self, changes: &[Change<'_>]) -> Result<Vec<Vec<Outcome>>, Error> {
         let mut outcomes = Vec::with_capacity(changes.len());
         let mut assumed = Vec::with_capacity(changes.len());
@@ -273,23 +270,26 @@ impl Ipset {
         Ok(outcomes)
     }
 
-    /// Sends what is `Unknown`.
+    /// Sends the entries that are `Unknown`.
     fn write(
         &mut self,
         changes: &[Change<'_>],
         outcomes: &mut [Vec<Outcome>],
     ) -> Result<(), Error> {
-        let parts = changes.iter().zip(outcomes).map(|(change, outcomes)| Part {
-            change: *change,
-            outcomes,
-        });
+        let parts = changes
+            .iter()
+            .zip(outcomes)
+            .map(|(change, outcomes)| ChangePart {
+                change: *change,
+                outcomes,
+            });
         write(parts.collect(), self.protocol, |batch| {
             self.connection.execute(batch)
         })?;
         Ok(())
     }
 
-    /// All sets of the network namespace, with their entries.
+    /// Returns all sets of the network namespace, with their entries.
     ///
     /// # Errors
     ///
@@ -298,20 +298,20 @@ impl Ipset {
         self.dump(None, false)
     }
 
-    /// One set with its entries.
+    /// Returns one set with its entries.
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] with [`Reason::NoSuchSet`]; else as of [`Ipset::list_all`].
+    /// [`Error::Refused`] with [`Reason::NoSuchSet`]; otherwise see [`Ipset::list_all`].
     pub fn list(&mut self, name: &str) -> Result<Set, Error> {
         only_set(self.dump(Some(name), false)?)
     }
 
-    /// All sets of the network namespace, without their entries.
+    /// Returns all sets of the network namespace, without their entries.
     ///
     /// # Errors
     ///
-    /// As of [`Ipset::list_all`].
+    /// See [`Ipset::list_all`].
     pub fn headers(&mut self) -> Result<Vec<Header>, Error> {
         Ok(self
             .dump(None, true)?
@@ -320,33 +320,34 @@ impl Ipset {
             .collect())
     }
 
-    /// One set without its entries.
+    /// Returns one set without its entries.
     ///
     /// # Errors
     ///
-    /// As of [`Ipset::list`].
+    /// See [`Ipset::list`].
     pub fn header(&mut self, name: &str) -> Result<Header, Error> {
         only_set(self.dump(Some(name), true)?).map(|set| set.header)
     }
 
-    /// The kernel's name of a set's type, as `hash:ip,port`. One question, whatever the set holds.
+    /// Returns the kernel's name of a set's type, such as `hash:ip,port`. Costs one question,
+    /// however large the set.
     ///
     /// # Errors
     ///
-    /// As of [`Ipset::list`].
+    /// See [`Ipset::list`].
     pub fn type_name(&mut self, name: &str) -> Result<String, Error> {
         let answer = self.ask(command::HEADER, 0, name, |_| {})?;
         let attributes = only_message(&answer, command::HEADER)?;
         Ok(attributes.type_name.unwrap_or_default().to_owned())
     }
 
-    /// Whether a member of a set holds for a key, in a set of any type whose members are made of
-    /// addresses, networks and ports. The kernel looks it up as it does for packets, and lists nothing. Of
-    /// a key that lacks what the type wants it says no.
+    /// Reports whether a set has a member that matches a key. The set may have any type whose
+    /// members consist of addresses, networks and ports. The kernel looks the key up as for
+    /// packets, and lists nothing. A key without a part that the type takes matches nothing.
     ///
     /// # Errors
     ///
-    /// As of [`Ipset::list`].
+    /// See [`Ipset::list`].
     pub fn test(&mut self, name: &str, key: &Key) -> Result<bool, Error> {
         valid_name(name)?;
         let protocol = self.protocol;
@@ -364,9 +365,9 @@ impl Ipset {
         }
     }
 
-    /// What can be said of a change before it is sent: an entry that does not fit its set is
-    /// refused here, because the kernel would add what it understands of it. The others are not
-    /// known yet.
+    /// Returns the outcomes known before sending. An entry that does not fit its set is refused
+    /// here, because the kernel would add the part that it understands. Other outcomes are unknown
+    /// yet.
     fn expected(&mut self, change: &Change<'_>) -> Result<Vec<Outcome>, Error> {
         let refused = |reason| Ok(vec![Outcome::Refused(reason); change.entries.len()]);
         if change.entries.is_empty() {
@@ -394,9 +395,8 @@ impl Ipset {
         Ok(change.entries.iter().map(outcome).collect())
     }
 
-    /// Asks what a set is now that something was refused which was believed to fit it, and settles
-    /// by that the outcomes: what is to be sent again becomes `Unknown`. Gives whether there is
-    /// such.
+    /// Asks for a set's type after a refused entry that should fit, and updates the outcomes.
+    /// Entries to send again become `Unknown`. Returns true if there are any.
     fn expect_again(
         &mut self,
         change: &Change<'_>,
@@ -420,7 +420,7 @@ impl Ipset {
         Ok(is_again)
     }
 
-    /// Asks the kernel what a set is, and remembers it.
+    /// Asks the kernel for a set's type, and remembers it.
     fn ask_type(&mut self, set: &str) -> Result<EntryType, Error> {
         let answer = self.ask(command::HEADER, 0, set, |_| {})?;
         let found = only_message(&answer, command::HEADER)?.set_type();
@@ -428,7 +428,7 @@ impl Ipset {
         Ok(found)
     }
 
-    /// The newest revision of a set type that the kernel and this crate have in common.
+    /// Returns the newest revision of a set type that the kernel and this crate share.
     fn revision(&mut self, wanted: &Definition) -> Result<u8, Error> {
         let set_type = wanted.set_type();
         let protocol = self.protocol;
@@ -484,7 +484,7 @@ impl Ipset {
         Ok(sets)
     }
 
-    /// Carries out a command on one set.
+    /// Sends a command about one set.
     fn command(
         &mut self,
         number: u16,
@@ -495,7 +495,7 @@ impl Ipset {
         self.ask(number, flags, name, rest).map(drop)
     }
 
-    /// Sends a command about one set; the kernel's answer.
+    /// Sends a command about one set, and returns the kernel's answer.
     fn ask(
         &mut self,
         number: u16,
@@ -543,13 +543,13 @@ fn only_set(sets: Vec<Set>) -> Result<Set, Error> {
     })
 }
 
-/// An error of the transport in the words of the command.
+/// Returns a transport error in the words of the command.
 fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
     let (action, name) = (action(number), name.to_owned());
     match error {
         netlink_batch::Error::Refused(refusal) => {
-            // No command but ADD and DELETE answers with a set type's own numbers, except CREATE of
-            // a bitmap.
+            // Besides ADD and DELETE, only CREATE of a bitmap answers with a set type's own
+            // numbers.
             let reason = Reason::from_errno(refusal.errno, number, true);
             Error::Refused {
                 action,
@@ -557,7 +557,7 @@ fn refused(error: netlink_batch::Error, number: u16, name: &str) -> Error {
                 reason,
             }
         }
-        // Who only read may ask again.
+        // A read can be repeated.
         netlink_batch::Error::LostReply if !is_read(number) => Error::Unknown { action, name },
         error => Error::Netlink(error),
     }
@@ -567,7 +567,7 @@ fn is_read(command: u16) -> bool {
     matches!(command, command::LIST | command::HEADER | command::TEST)
 }
 
-/// What a command does, to be followed by "set" and its name.
+/// Returns the verb of a command, to be followed by "set" and its name.
 fn action(number: u16) -> &'static str {
     match number {
         command::CREATE => "create",

@@ -24,21 +24,21 @@
 //!    └───── type_name, test ── Key ──▶ whether a member holds for it, in a set of any type
 //! ```
 //!
-//! Adding what is there and deleting what is absent succeed, as with `ipset -exist`. It speaks the
-//! hash and bitmap types of [`SetType`], without per-entry timeouts, counters and comments; sets of
-//! other types are listed by their header. It neither loads kernel modules nor starts processes;
-//! the kernel itself loads the module of a set type where it can.
+//! Adding an existing entry and deleting a missing one succeed, as with `ipset -exist`. The crate
+//! handles the hash and bitmap types of [`SetType`], without timeouts, counters and comments of
+//! entries. Sets of other types are listed by their header. The crate neither loads kernel modules
+//! nor starts processes; the kernel loads the module of a set type if it can.
 //!
 //! Protocol: `linux/netfilter/ipset/ip_set.h`, versions 6 (Linux 2.6.39) and 7 (Linux 4.20).
 
-#[cfg(test)]
-mod captured;
 mod entry;
 mod error;
 #[doc(hidden)]
 pub mod fuzzed;
 mod ipset;
 mod set;
+#[cfg(test)]
+mod test_data;
 mod wire;
 
 pub use entry::{Entry, IpProtocol, Key, ParseError};

@@ -1,7 +1,7 @@
-//! What a set is, and how a list of sets is read.
+//! Definitions of sets, and the parser of a list of sets.
 //!
-//! A list answers with several messages for a large set. The first of a set's messages carries type
-//! and header, the ones that follow only its name and more entries, and sets are never interleaved.
+//! A list answers with several messages for a large set. The first carries type and header, the
+//! others only the name and more entries. Sets are never interleaved.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use crate::{Entry, Error};
 /// Bytes of `struct nfgenmsg`, which opens every message.
 const NFGENMSG: usize = 4;
 
-/// The set types that this crate speaks.
+/// The set types that this crate handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SetType {
     /// `hash:ip`
@@ -30,7 +30,7 @@ pub enum SetType {
 }
 
 impl SetType {
-    /// All of them.
+    /// All set types.
     pub const ALL: [SetType; 5] = [
         SetType::HashIp,
         SetType::HashIpPort,
@@ -39,7 +39,7 @@ impl SetType {
         SetType::BitmapPort,
     ];
 
-    /// The kernel's name, as `hash:ip,port`.
+    /// Returns the kernel's name, such as `hash:ip,port`.
     pub const fn name(self) -> &'static str {
         match self {
             SetType::HashIp => "hash:ip",
@@ -56,7 +56,7 @@ impl SetType {
             .find(|set_type| set_type.name() == name)
     }
 
-    /// The kernel module of the type.
+    /// Returns the kernel module of the type.
     pub(crate) const fn module(self) -> &'static str {
         match self {
             SetType::HashIp => "ip_set_hash_ip",
@@ -67,8 +67,7 @@ impl SetType {
         }
     }
 
-    /// Newest revision whose meaning is known here; newer ones only add options (those of `ipset`
-    /// 7.17).
+    /// Returns the newest known revision. Newer ones (those of `ipset` 7.17) only add options.
     pub(crate) const fn revision(self) -> u8 {
         match self {
             SetType::HashIp | SetType::HashIpPortIp => 6,
@@ -78,7 +77,7 @@ impl SetType {
         }
     }
 
-    /// How an entry is written.
+    /// Returns the notation of an entry.
     pub(crate) const fn notation(self) -> &'static str {
         match self {
             SetType::HashIp => "an address",
@@ -96,7 +95,7 @@ impl fmt::Display for SetType {
     }
 }
 
-/// Address family of a hash.
+/// The address family of a hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
     /// IPv4
@@ -106,7 +105,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// The family of an address; of an IPv4-mapped IPv6 address it is [`Family::Inet6`].
+    /// Returns the family of an address. An IPv4-mapped IPv6 address is [`Family::Inet6`].
     pub const fn of(ip: IpAddr) -> Family {
         match ip {
             IpAddr::V4(_) => Family::Inet,
@@ -137,7 +136,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// How a set is made: its type and size.
+/// The definition of a set: its type and size.
 ///
 /// ```
 /// use ipset_netlink::{Definition, Family, SetType};
@@ -167,8 +166,8 @@ enum Size {
 }
 
 impl Definition {
-    /// With `ipset`'s defaults: a hash of that family with hashsize 1024 and maxelem 65536, or a
-    /// bitmap of all 65536 ports, which has no family.
+    /// Creates a definition with `ipset`'s defaults: a hash of that family with hashsize 1024 and
+    /// maxelem 65536, or a bitmap of all 65536 ports without a family.
     pub const fn new(set_type: SetType, family: Family) -> Definition {
         let size = match set_type {
             SetType::BitmapPort => Size::Ports {
@@ -184,9 +183,9 @@ impl Definition {
         Definition { set_type, size }
     }
 
-    /// How many buckets the hash starts with; the kernel rounds up to a power of two of at least
-    /// 64, and grows the hash as it fills. Growing is slow: say what is expected. A bitmap has
-    /// none.
+    /// Sets the initial number of a hash's buckets. The kernel rounds it up to a power of two, at
+    /// least 64, and grows the hash as it fills. Growing is slow, so give the expected size. A
+    /// bitmap has none.
     #[must_use]
     pub const fn with_hashsize(mut self, buckets: u32) -> Definition {
         if let Size::Hash { hashsize, .. } = &mut self.size {
@@ -195,8 +194,8 @@ impl Definition {
         self
     }
 
-    /// How many entries the hash may hold. A bitmap has no such limit. Since Linux 5.7 a hash of
-    /// more than 1024 buckets takes some more before it says that it is full: it counts by region.
+    /// Sets the maximum number of a hash's entries. A bitmap has none. Since Linux 5.7, a hash of
+    /// more than 1024 buckets accepts some more: it counts by region.
     #[must_use]
     pub const fn with_maxelem(mut self, entries: u32) -> Definition {
         if let Size::Hash { maxelem, .. } = &mut self.size {
@@ -205,7 +204,7 @@ impl Definition {
         self
     }
 
-    /// First and last port that the bitmap may hold. A hash has no such limit.
+    /// Sets the first and last port of a bitmap. A hash has none.
     #[must_use]
     pub const fn with_ports(mut self, from: u16, to: u16) -> Definition {
         if let Size::Ports { first, last } = &mut self.size {
@@ -214,12 +213,12 @@ impl Definition {
         self
     }
 
-    /// The type.
+    /// Returns the type.
     pub const fn set_type(&self) -> SetType {
         self.set_type
     }
 
-    /// The family of a hash.
+    /// Returns the family of a hash.
     pub const fn family(&self) -> Option<Family> {
         match self.size {
             Size::Hash { family, .. } => Some(family),
@@ -227,7 +226,7 @@ impl Definition {
         }
     }
 
-    /// Buckets of a hash, now.
+    /// Returns the current number of a hash's buckets.
     pub const fn hashsize(&self) -> Option<u32> {
         match self.size {
             Size::Hash { hashsize, .. } => Some(hashsize),
@@ -235,7 +234,7 @@ impl Definition {
         }
     }
 
-    /// How many entries a hash may hold.
+    /// Returns the maximum number of a hash's entries.
     pub const fn maxelem(&self) -> Option<u32> {
         match self.size {
             Size::Hash { maxelem, .. } => Some(maxelem),
@@ -243,20 +242,20 @@ impl Definition {
         }
     }
 
-    /// Whether both hold the same entries: all is equal but the hashsize, which the kernel changes
-    /// by itself.
+    /// Reports whether both definitions are equal but for the hashsize, which the kernel changes by
+    /// itself.
     fn holds_the_same(self, other: Definition) -> bool {
         let without_hashsize = |definition: Definition| definition.with_hashsize(0);
         without_hashsize(self) == without_hashsize(other)
     }
 
-    /// Writes all of a `TYPE` request but what names the type's revision.
+    /// Writes the attributes of a `TYPE` request.
     pub(crate) fn encode_type(self, w: &mut Writer<'_>) {
         w.attr_str(attr::TYPENAME, self.set_type.name());
         w.attr_u8(attr::FAMILY, self.family().map_or(0, Family::number));
     }
 
-    /// Writes all of a `CREATE` request but the set's name.
+    /// Writes the attributes of a `CREATE` request, except the set's name.
     pub(crate) fn encode(self, w: &mut Writer<'_>, revision: u8) {
         w.attr_str(attr::TYPENAME, self.set_type.name());
         w.attr_u8(attr::REVISION, revision);
@@ -295,28 +294,28 @@ impl fmt::Display for Definition {
 /// A set in the kernel, without its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Name; what is not UTF-8 in it is replaced.
+    /// Name; bytes outside UTF-8 are replaced.
     pub name: String,
     /// The kernel's name of the type, for example `hash:ip,port`.
     pub type_name: String,
-    /// Revision of the type that it was made with.
+    /// Revision of the type at creation.
     pub revision: u8,
     /// Type and size; `None` if the type is not one of [`SetType`].
     pub definition: Option<Definition>,
     /// Options that change which entries the set holds, or for how long, in `ipset`'s words:
-    /// `timeout 300`, `netmask 24`, `forceadd`. This crate makes sets without any. Counters and
-    /// comments are not among them.
+    /// `timeout 300`, `netmask 24`, `forceadd`. This crate creates sets without any. Counters and
+    /// comments are not listed.
     pub options: Vec<String>,
-    /// How many rules and sets refer to it.
+    /// Number of rules and sets that refer to the set.
     pub references: u32,
-    /// How many entries it has; old kernels (before 4.9) do not say.
+    /// Number of entries; unknown for kernels before 4.9.
     pub entries: Option<u32>,
     /// Bytes of kernel memory.
     pub memory: u32,
 }
 
 impl Header {
-    /// Whether this set does what a set made as `wanted` would do. The hashsize does not matter.
+    /// Reports whether this set works like one created as `wanted`. The hashsize does not matter.
     pub fn matches(&self, wanted: &Definition) -> bool {
         self.options.is_empty()
             && self
@@ -392,17 +391,17 @@ impl fmt::Display for Header {
 /// A set in the kernel, with its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
-    /// What it is.
+    /// Header.
     pub header: Header,
-    /// Its entries, in the kernel's order, which means nothing.
+    /// Entries, in no meaningful order.
     pub entries: Vec<Entry>,
-    /// How many more it has that [`Entry`] cannot express: those of another type, and exceptions
+    /// Number of entries that [`Entry`] cannot express: those of another type, and exceptions
     /// (`nomatch`).
     pub others: usize,
 }
 
 impl Set {
-    /// Reads the answers to a `LIST`, without their `nlmsghdr`.
+    /// Parses the answers to a `LIST`, without their `nlmsghdr`.
     pub(crate) fn decode_list<'a>(
         messages: impl Iterator<Item = &'a [u8]>,
     ) -> Result<Vec<Set>, Error> {
@@ -451,15 +450,14 @@ impl Set {
 #[derive(Default)]
 pub(crate) struct CommandAttributes<'a> {
     pub(crate) protocol: Option<u8>,
-    /// Also the type's least revision: both have the same number.
+    /// Oldest protocol version, or in a `TYPE` answer the type's oldest revision.
     pub(crate) protocol_min: Option<u8>,
-    /// Without its NUL. Anything but UTF-8 is possible, as whoever made the set may call it what he
-    /// likes.
+    /// Name without its NUL. Its creator may have used bytes outside UTF-8.
     name: Option<&'a [u8]>,
     pub(crate) type_name: Option<&'a str>,
     pub(crate) revision: Option<u8>,
     pub(crate) family: Option<u8>,
-    /// The line of a refused entry.
+    /// Line of a refused entry.
     pub(crate) line: Option<u32>,
     data: Option<Attribute<'a>>,
     adt: Option<Attribute<'a>>,
@@ -486,8 +484,8 @@ impl<'a> CommandAttributes<'a> {
         Ok(found)
     }
 
-    /// What a `HEADER` answer says of a set: its type, if it is one of ours, and its family, if it
-    /// has one.
+    /// Returns the type of a set from a `HEADER` answer, if this crate knows it, with the family,
+    /// if there is one.
     pub(crate) fn set_type(&self) -> Option<(SetType, Option<Family>)> {
         let set_type = SetType::from_name(self.type_name?)?;
         Some((set_type, self.family.and_then(Family::from_number)))

@@ -1,6 +1,6 @@
 //! Numbers of the protocol: `linux/netfilter/ipset/ip_set.h`, `ip_set_hash.h`, `ip_set_bitmap.h`.
 
-/// A command's netlink message type: nfnetlink's subsystem number, then ipset's command.
+/// Returns a command's netlink message type: nfnetlink's subsystem number, then ipset's command.
 pub(crate) const fn message(command: u16) -> u16 {
     const NFNL_SUBSYS_IPSET: u16 = 6;
     NFNL_SUBSYS_IPSET << 8 | command
@@ -21,8 +21,8 @@ pub(crate) mod command {
     pub(crate) const TYPE: u16 = 13;
 }
 
-/// `NLA_F_NET_BYTEORDER`: ipset takes a number of several bytes, and an address, only with this in
-/// its kind.
+/// `NLA_F_NET_BYTEORDER`: ipset requires it in the kind of each number of several bytes, and of
+/// each address.
 pub(crate) const NET_BYTEORDER: u16 = 1 << 14;
 
 /// Attributes of a command.
@@ -37,7 +37,7 @@ pub(crate) mod attr {
     pub(crate) const DATA: u16 = 7;
     pub(crate) const ADT: u16 = 8;
     pub(crate) const LINENO: u16 = 9;
-    /// Of a `TYPE` answer: the least revision.
+    /// Oldest revision, in a `TYPE` answer.
     pub(crate) const PROTOCOL_MIN: u16 = 10;
 }
 
@@ -50,14 +50,14 @@ pub(crate) mod data {
     pub(crate) const PROTO: u16 = 7;
     pub(crate) const CADT_FLAGS: u16 = 8;
     pub(crate) const BITMASK: u16 = 12;
-    // Of a header.
+    // Attributes of a header.
     pub(crate) const HASHSIZE: u16 = 18;
     pub(crate) const MAXELEM: u16 = 19;
     pub(crate) const NETMASK: u16 = 20;
     pub(crate) const ELEMENTS: u16 = 24;
     pub(crate) const REFERENCES: u16 = 25;
     pub(crate) const MEMSIZE: u16 = 26;
-    // Of an entry.
+    // Attributes of an entry.
     pub(crate) const IP2: u16 = 20;
     pub(crate) const CIDR2: u16 = 21;
 }
@@ -68,7 +68,7 @@ pub(crate) mod address {
     pub(crate) const IPV6: u16 = 2;
 }
 
-/// `IPSET_FLAG_LIST_HEADER`, in `attr::FLAGS`: no entries, please.
+/// `IPSET_FLAG_LIST_HEADER`, in `attr::FLAGS`: lists no entries.
 pub(crate) const LIST_HEADER: u32 = 1 << 2;
 /// `IPSET_FLAG_NOMATCH`, in an entry's `data::CADT_FLAGS`: an exception from the set.
 pub(crate) const NOMATCH: u32 = 1 << 2;
@@ -98,8 +98,8 @@ pub(crate) mod errno {
     pub(crate) const REFERENCED: i32 = 4108;
     pub(crate) const IPADDR_IPV4: i32 = 4109;
     pub(crate) const IPADDR_IPV6: i32 = 4110;
-    /// 4352 on: each set type counts for itself. This one is "full" of a hash, "out of range" of a
-    /// bitmap.
+    /// From 4352 on, each set type has its own numbers. This one means "full" for a hash, and "out
+    /// of range" for a bitmap.
     pub(crate) const HASH_FULL: i32 = 4352;
     pub(crate) const BITMAP_RANGE: i32 = 4352;
     pub(crate) const HASH_ELEM: i32 = 4353;

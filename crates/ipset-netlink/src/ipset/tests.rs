@@ -5,7 +5,7 @@ use netlink_batch::{Attributes, Batch, Reply};
 use proptest::prelude::*;
 
 use super::*;
-use crate::captured::{self, comparable};
+use crate::test_data::{self, comparable};
 use crate::{Family, SetType};
 
 /// The sets of the script that use nothing beyond what this crate speaks.
@@ -29,7 +29,7 @@ fn sent_by_ipset(command: u16, set: &str) -> Vec<u8> {
             .find(|a| a.kind == attr::SETNAME);
         name.is_some_and(|name| name.string() == Ok(set))
     };
-    let mut messages = captured::requests();
+    let mut messages = test_data::requests();
     messages.retain(|(number, payload)| *number == command && named(payload));
     assert_eq!(messages.len(), 1, "{command} {set}");
     messages.remove(0).1
@@ -60,7 +60,7 @@ fn create_is_what_ipset_sends() {
 #[test]
 fn add_is_what_ipset_sends() {
     for (name, set_type, _) in PLAIN {
-        let script = captured::script(&format!("add {name} "));
+        let script = test_data::script(&format!("add {name} "));
         let entries: Vec<_> = script
             .iter()
             .map(|line| Entry::parse(line, set_type).unwrap())
@@ -72,7 +72,7 @@ fn add_is_what_ipset_sends() {
             entries: &entries,
         };
         let mut batch = Batch::new();
-        Part {
+        ChangePart {
             change,
             outcomes: &mut outcomes,
         }
@@ -96,7 +96,7 @@ fn type_request_is_what_ipset_sends() {
             Definition::new(set_type, Family::Inet).encode_type(w);
         });
     }
-    let theirs: Vec<_> = captured::requests()
+    let theirs: Vec<_> = test_data::requests()
         .into_iter()
         .filter(|(number, _)| *number == command::TYPE)
         .collect();
@@ -182,7 +182,7 @@ fn write_to(kernel: &mut Kernel, entries: &[Entry]) -> Vec<Outcome> {
         action: Action::Add,
         entries,
     };
-    let part = Part {
+    let part = ChangePart {
         change,
         outcomes: &mut outcomes,
     };
@@ -253,7 +253,7 @@ fn a_lost_answer_leaves_its_entries_unknown() {
     };
     let mut sends = 0;
     write(
-        vec![Part {
+        vec![ChangePart {
             change,
             outcomes: &mut outcomes,
         }],
@@ -302,7 +302,7 @@ fn a_refusal_without_a_line_is_of_the_whole_message() {
         request: Vec::new(),
     };
     write(
-        vec![Part {
+        vec![ChangePart {
             change,
             outcomes: &mut outcomes,
         }],
@@ -324,7 +324,7 @@ fn the_largest_entries_fit_a_message() {
         entries: &entries,
     };
     let mut batch = Batch::new();
-    let count = Part {
+    let count = ChangePart {
         change,
         outcomes: &mut outcomes,
     }

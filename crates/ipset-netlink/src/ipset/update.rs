@@ -1,4 +1,4 @@
-//! Entries of changes, many to a message: what is sent, and sent again behind a refusal.
+//! The messages of changes, many entries in each, and their continuation behind a refusal.
 
 use netlink_batch::{Batch, Reply, Writer};
 
@@ -6,12 +6,12 @@ use crate::set::CommandAttributes;
 use crate::wire::{NET_BYTEORDER, attr, command, message};
 use crate::{Entry, Reason};
 
-/// Bytes of entries in one message. The length of an attribute is a `u16`, so 64 KiB would be the
-/// end; a refusal echoes the whole message, so half of that spares the receive buffer and still
-/// holds 400 to 1300 entries.
+/// Bytes of entries in one message. An attribute's length is a `u16`, so 64 KiB is the limit. A
+/// refusal echoes the whole message. Half of the limit spares the receive buffer and still holds
+/// 400 to 1300 entries.
 const MESSAGE_BYTES: usize = 32 * 1024;
 
-/// Most entries in one message: at first, and after each refusal.
+/// Maximum number of entries in one message: at first, and after each refusal.
 const MESSAGE_ENTRIES: [usize; 4] = [usize::MAX, 64, 8, 1];
 
 /// Entries to add to one set, or to delete from it.
@@ -21,31 +21,31 @@ pub struct Change<'a> {
     pub set: &'a str,
     /// Add or delete.
     pub action: Action,
-    /// The entries.
+    /// Entries.
     pub entries: &'a [Entry],
 }
 
-/// What to do with entries.
+/// The action on entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Afterwards they are in the set.
+    /// Adds entries that are missing.
     Add,
-    /// Afterwards they are not in the set.
+    /// Deletes entries that are present.
     Delete,
 }
 
-/// What became of an entry.
+/// The outcome of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It is as wanted.
+    /// The set is as wanted.
     Done,
-    /// The kernel refused it, or it cannot be in that set.
+    /// The kernel refused the entry, or the set cannot hold it.
     Refused(Reason),
     /// The kernel's answer was lost: list the set to see.
     Unknown,
 }
 
-/// Opens every message: `struct nfgenmsg`, the protocol version, the set that it is about.
+/// Writes the start of every message: `struct nfgenmsg`, the protocol version, and the set.
 pub(super) fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
     const AF_INET: u8 = 2;
     w.bytes(&[AF_INET, 0, 0, 0]);
@@ -55,10 +55,9 @@ pub(super) fn preamble(w: &mut Writer<'_>, protocol: u8, name: Option<&str>) {
     }
 }
 
-/// Sends what is `Unknown` in `parts`, and goes on until all of it is concluded, or its answer
-/// lost.
+/// Sends the `Unknown` entries of `parts`, until each is settled or its answer lost.
 pub(super) fn write<E>(
-    mut parts: Vec<Part<'_>>,
+    mut parts: Vec<ChangePart<'_>>,
     protocol: u8,
     mut execute: impl FnMut(&Batch) -> Result<Vec<Reply>, E>,
 ) -> Result<(), E> {
@@ -87,16 +86,16 @@ pub(super) fn write<E>(
     Ok(())
 }
 
-/// Entries of a change that go into one message, or into several.
-pub(super) struct Part<'a> {
+/// Entries of a change that go into one or several messages.
+pub(super) struct ChangePart<'a> {
     pub(super) change: Change<'a>,
-    /// As many as the change has entries. Those still `Unknown` are to be sent.
+    /// Outcomes, one for each entry. `Unknown` ones are still to be sent.
     pub(super) outcomes: &'a mut [Outcome],
 }
 
-impl<'a> Part<'a> {
-    /// Appends a message with the first entries of this part, no more than `most`; gives how many
-    /// of the part it takes care of. Lines count from 1, so that 0 in a refusal is none of them.
+impl<'a> ChangePart<'a> {
+    /// Appends a message with at most `most` first entries of this part, and returns the number of
+    /// entries that it covers. Lines count from 1, so 0 in a refusal means none of them.
     pub(super) fn push(&self, batch: &mut Batch, protocol: u8, most: usize) -> usize {
         let command = match self.change.action {
             Action::Add => command::ADD,
@@ -125,17 +124,17 @@ impl<'a> Part<'a> {
         covered
     }
 
-    fn split_at(self, count: usize) -> (Part<'a>, Part<'a>) {
+    fn split_at(self, count: usize) -> (ChangePart<'a>, ChangePart<'a>) {
         let (entries, rest) = self.change.entries.split_at(count);
         let (outcomes, rest_outcomes) = self.outcomes.split_at_mut(count);
-        let part = Part {
+        let part = ChangePart {
             change: Change {
                 entries,
                 ..self.change
             },
             outcomes,
         };
-        let rest = Part {
+        let rest = ChangePart {
             change: Change {
                 entries: rest,
                 ..self.change
@@ -145,8 +144,8 @@ impl<'a> Part<'a> {
         (part, rest)
     }
 
-    /// Notes the reply to the message of this part; gives what stands behind a refused entry.
-    fn settle(self, reply: &Reply) -> Option<Part<'a>> {
+    /// Records the reply to this part's message, and returns the entries behind a refused one.
+    fn settle(self, reply: &Reply) -> Option<ChangePart<'a>> {
         let refusal = match reply {
             Reply::Unknown => return None,
             Reply::Done => {
@@ -158,7 +157,7 @@ impl<'a> Part<'a> {
         let line = CommandAttributes::decode(&refusal.request)
             .ok()
             .and_then(|attributes| attributes.line);
-        // Lines count from 1; any other is not of an entry.
+        // Lines count from 1; any other number names no entry.
         let index = line.and_then(|line| (line as usize).checked_sub(1));
         let refused = index.and_then(|index| self.change.entries.get(index));
         let bitmap = matches!(refused, Some(Entry::Port(_)));
@@ -174,7 +173,7 @@ impl<'a> Part<'a> {
         Some(behind)
     }
 
-    /// Gives all that are not known yet this outcome.
+    /// Sets all unknown outcomes.
     fn conclude(self, as_this: Outcome) {
         for outcome in self.outcomes {
             if *outcome == Outcome::Unknown {

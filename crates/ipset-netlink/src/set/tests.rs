@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::captured::{reply, sets};
+use crate::test_data::{reply, sets};
 
 #[test]
 fn a_list_reads_as_what_was_made() {

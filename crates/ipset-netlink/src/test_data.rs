@@ -5,10 +5,10 @@ use crate::set::Set;
 const REQUESTS: &str = include_str!("../tests/data/requests.hex");
 const REPLIES: &str = include_str!("../tests/data/replies.hex");
 
-/// A message: ipset's command, and what stands behind the `nlmsghdr`.
+/// A message: ipset's command, and the payload behind the `nlmsghdr`.
 pub(crate) type Message = (u16, Vec<u8>);
 
-/// What `ipset restore` sent.
+/// Returns the messages that `ipset restore` sent.
 pub(crate) fn requests() -> Vec<Message> {
     REQUESTS
         .lines()
@@ -17,7 +17,7 @@ pub(crate) fn requests() -> Vec<Message> {
         .collect()
 }
 
-/// The lines given to `ipset restore` that begin so, without that.
+/// Returns the lines given to `ipset restore` that begin with `begin`, without that prefix.
 pub(crate) fn script(begin: &str) -> Vec<&'static str> {
     REQUESTS
         .lines()
@@ -25,7 +25,7 @@ pub(crate) fn script(begin: &str) -> Vec<&'static str> {
         .collect()
 }
 
-/// The kernel's reply to `request`.
+/// Returns the kernel's reply to `request`.
 pub(crate) fn reply(request: &str) -> Vec<Message> {
     let heading = format!("# {request}");
     let lines = REPLIES.lines().skip_while(|line| **line != heading).skip(1);
@@ -35,7 +35,7 @@ pub(crate) fn reply(request: &str) -> Vec<Message> {
         .collect()
 }
 
-/// The decoded reply to `ipset list`.
+/// Returns the decoded reply to `ipset list`.
 pub(crate) fn sets(request: &str) -> Vec<Set> {
     Set::decode_list(reply(request).iter().map(|(_, payload)| payload.as_slice())).unwrap()
 }
@@ -49,7 +49,8 @@ fn message(line: &str) -> Message {
     )
 }
 
-/// A message as it should compare: line numbers and padding (which `ipset` leaves to chance) are 0.
+/// Returns a message for comparison: line numbers and padding, which `ipset` leaves undefined, are
+/// 0.
 pub(crate) fn comparable(payload: &[u8]) -> Vec<u8> {
     let mut comparable = payload.to_vec();
     blank(&mut comparable[4..]);
