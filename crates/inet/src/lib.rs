@@ -1,5 +1,5 @@
-//! IP families and transport protocols, below everything that speaks of them: the model of
-//! Services as well as the rules that iptables writes.
+//! IP families and transport protocols, for all crates: for the model of Services as well as for
+//! rules of iptables.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,7 +17,7 @@ impl IpFamily {
     /// Both families, IPv4 first, as upstream syncs them.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The family of an address.
+    /// Returns the family of an address.
     pub fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(_) => Self::V4,
@@ -25,7 +25,7 @@ impl IpFamily {
         }
     }
 
-    /// The address by which a host reaches itself.
+    /// Returns the loopback address.
     pub const fn localhost(self) -> IpAddr {
         match self {
             Self::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -56,19 +56,25 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The IANA protocol number.
+    /// All protocols.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Sctp];
+
+    /// Returns the IANA protocol number.
     pub const fn number(self) -> u8 {
         self as u8
     }
 
-    /// The protocol with this IANA number.
+    /// Returns the protocol with this IANA number.
     pub fn from_number(number: u8) -> Option<Self> {
-        [Self::Tcp, Self::Udp, Self::Sctp]
-            .into_iter()
-            .find(|p| p.number() == number)
+        Self::ALL.into_iter().find(|p| p.number() == number)
     }
 
-    /// As iptables and ipset write it.
+    /// Returns the protocol with this name in lower case, as in rules of iptables.
+    pub fn from_lower(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|p| p.lower() == name)
+    }
+
+    /// Returns the name in lower case, as in rules of iptables and entries of ipset.
     pub const fn lower(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -94,8 +100,9 @@ mod tests {
 
     #[test]
     fn protocol_numbers_are_iana() {
-        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
+        for protocol in Protocol::ALL {
             assert_eq!(Protocol::from_number(protocol.number()), Some(protocol));
+            assert_eq!(Protocol::from_lower(protocol.lower()), Some(protocol));
         }
         assert_eq!(Protocol::from_number(1), None);
     }

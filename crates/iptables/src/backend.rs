@@ -1,4 +1,4 @@
-//! The two packet filters of the kernel that iptables writes to, and the families that it has.
+//! The two packet filters of the kernel behind iptables, and the address families.
 
 use std::fmt;
 use std::path::Path;
@@ -7,7 +7,7 @@ use inet::IpFamily;
 
 use crate::error::IptablesError;
 
-/// Which of the kernel's two packet filters iptables writes to.
+/// A packet filter of the kernel that iptables writes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Backend {
     /// nftables, through `nft_compat`.
@@ -17,7 +17,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Preferred first, as upstream's iptables-wrappers do where nothing speaks for either.
+    /// Both backends, the preferred one first, as in upstream's iptables-wrappers when no rules
+    /// decide.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 }
 
@@ -30,11 +31,11 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Whether the kernel has a family.
+/// Checks that the kernel has a family.
 ///
 /// # Errors
 ///
-/// It has no IPv6.
+/// The kernel has no IPv6.
 pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
     if family == IpFamily::V6 && !Path::new("/proc/thread-self/net/if_inet6").exists() {
         return Err(IptablesError::NoIpv6);
@@ -42,22 +43,22 @@ pub fn exists(family: IpFamily) -> Result<(), IptablesError> {
     Ok(())
 }
 
-/// Why a backend was chosen.
+/// The reason for the choice of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// It was asked for.
+    /// The user asked for it.
     Asked,
-    /// No other is installed.
+    /// No other backend is installed.
     Alone,
-    /// No other can be used here.
+    /// No other backend works here.
     Usable,
-    /// The kubelet's chains are in it.
+    /// It has the kubelet's chains.
     Hint,
     /// It has chains of a kube-proxy.
     Chains,
-    /// It has more rules than the other.
+    /// It has more rules than the other backend.
     Rules,
-    /// Nothing speaks for another.
+    /// The default, if nothing decides.
     First,
 }
 

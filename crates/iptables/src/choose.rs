@@ -1,9 +1,9 @@
-//! Which backend of iptables is used.
+//! Chooses the backend of iptables.
 //!
-//! The two do not see each other's rules, and a host's kubelet, CNI and kube-proxy must agree on
-//! one. It is chosen once, at start, for both families, and called by its own name
-//! (`iptables-nft-restore`), never by what the distribution's `iptables` happens to be: in a
-//! container that says nothing about the host.
+//! Neither backend sees the other's rules, so a host's kubelet, CNI and kube-proxy must agree on
+//! one. The choice is made once, at start, for both families. Programs are called by their own
+//! names (`iptables-nft-restore`): inside a container, the default `iptables` says nothing about
+//! the host.
 
 use std::sync::Arc;
 
@@ -13,36 +13,36 @@ use crate::backend::{Backend, Why};
 use crate::error::{IptablesError, Kind, failure};
 use crate::iptables::{Iptables, SAVE_LIMIT};
 use crate::program::Program;
-use crate::reading::{Readings, Verdict};
+use crate::reading::{Readings, Support};
 use crate::saved::Line;
 use crate::table::Table;
 
 /// First version with `iptables-restore -w` and `MASQUERADE --random-fully`.
 const MODERN: [u32; 3] = [1, 6, 2];
-/// Chains by which the kubelet tells which backend it uses (KEP-3178), in table mangle.
+/// Chains in table mangle by which the kubelet tells its backend (KEP-3178).
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
 impl Iptables {
-    /// Chooses the backend, for the network namespace of the calling thread: the one asked for;
-    /// else the one that the kubelet's hints are in; else the one with `KUBE-*` chains, of whoever;
-    /// else the one with more rules; else nft. One that does not work is not chosen. Starts a
-    /// process for each family that has to be read to know, which need not be read again, and where
-    /// the kernel does not say what it can do.
+    /// Chooses the backend for the caller's network namespace: the wanted one, else the one with
+    /// the kubelet's hints, else the one with `KUBE-*` chains, else the one with more rules, else
+    /// nft. A backend that does not work is not chosen. Starts a process for each family whose
+    /// rules decide, which need not be read again, and for each question that the kernel does not
+    /// answer.
     ///
     /// # Errors
     ///
-    /// None that is wanted is installed, or none of them can write here.
+    /// No wanted backend is installed, or none of them can write here.
     pub fn choose(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         Self::choose_loading(wanted, &[])
     }
 
-    /// The same; where kernel modules of the backend have to be loaded, these, which its rules or
-    /// what they name will need beside [`MODULES`](crate::MODULES), are loaded in the same process:
-    /// else each costs a process as it is first needed.
+    /// Chooses like [`choose`](Self::choose), and loads kernel modules. If the backend's modules
+    /// have to be loaded, these are loaded by the same process, with [`MODULES`](crate::MODULES).
+    /// Otherwise the kernel starts a process for each when it is first needed.
     ///
     /// # Errors
     ///
-    /// As [`choose`](Self::choose).
+    /// See [`choose`](Self::choose).
     pub fn choose_loading(
         wanted: Option<Backend>,
         modules: &[&str],
@@ -55,10 +55,10 @@ impl Iptables {
             let verdicts = IpFamily::ALL.map(|family| iptables.verdict(family));
             let is_first = reasons.is_empty() && never.is_empty();
             let iptables = iptables.unless_first(is_first);
-            if verdicts.contains(&Verdict::Works) {
+            if verdicts.contains(&Support::Works) {
                 return Ok(iptables);
             }
-            if verdicts == [Verdict::Never; 2] {
+            if verdicts == [Support::Never; 2] {
                 never.push(iptables);
                 continue;
             }
@@ -70,7 +70,7 @@ impl Iptables {
                 }
             }
         }
-        // Nothing is left: iptables has the words for what the kernel has not.
+        // No backend is left, so iptables itself explains what the kernel lacks.
         for iptables in never {
             match iptables.try_both() {
                 Ok(()) => return Ok(iptables),
@@ -85,22 +85,22 @@ impl Iptables {
         works(IpFamily::V4).or_else(|error| works(IpFamily::V6).map_err(|_| error))
     }
 
-    /// Chooses like [`choose`](Self::choose), but by looking alone: the kernel is asked what it can
-    /// do, and where it does not say, reading is tried instead of writing.
+    /// Chooses like [`choose`](Self::choose), but only by reading. If the kernel does not say what
+    /// it supports, a read is tried instead of a write.
     ///
     /// # Errors
     ///
-    /// None that is wanted is installed, or none of them can read here.
+    /// No wanted backend is installed, or none of them can read here.
     pub fn look(wanted: Option<Backend>) -> Result<Self, IptablesError> {
         let mut reasons = Vec::new();
         let mut are_absent = true;
         let candidates = Self::candidates(wanted)?.into_iter();
-        // A save succeeds also where nothing could be written: it prints no rules.
+        // A save also succeeds where nothing can be written: it prints no rules.
         let (unwritable, hopeful): (Vec<_>, Vec<_>) =
             candidates.partition(Self::is_known_unwritable);
         for iptables in hopeful.into_iter().chain(unwritable) {
             match iptables.save(IpFamily::V4) {
-                // Rules are there, and who reads them is told why that fails.
+                // There are rules, and a reader hears why they cannot be read.
                 Ok(_) | Err(IptablesError::Native { .. }) => {
                     return Ok(iptables.unless_first(reasons.is_empty()));
                 }
@@ -113,44 +113,36 @@ impl Iptables {
         Err(unusable(&reasons, are_absent))
     }
 
-    /// One that comes behind others that cannot be used.
+    /// Marks a backend that comes after others that do not work.
     fn unless_first(self, is_first: bool) -> Self {
         let why = if is_first { self.why } else { Why::Usable };
         Self { why, ..self }
     }
 
-    /// All that are installed.
+    /// Returns all installed backends.
     ///
     /// # Errors
     ///
-    /// What there is does not say what it is.
+    /// The program does not tell its backend.
     pub fn installed() -> Result<Vec<Self>, IptablesError> {
-        let readings = Arc::default();
-        let named = |backend| Self::named(backend, &readings);
-        let mut found: Vec<Self> = Backend::ALL.into_iter().filter_map(named).collect();
+        let mut found = Self::named_ones(&Arc::default());
         if found.is_empty() {
             found.extend(Self::plain()?);
         }
         Ok(found)
     }
 
-    /// The installed ones of other backends, in the same network namespace.
+    /// Returns the other installed backends, in the same network namespace.
     pub fn other_than(used: &Self) -> impl Iterator<Item = Self> {
-        let others = Backend::ALL
-            .into_iter()
-            .filter(|backend| *backend != used.backend);
-        others.filter_map(|backend| Self::named(backend, &used.readings))
+        let all = Self::named_ones(&used.readings).into_iter();
+        all.filter(|other| other.backend != used.backend)
     }
 
-    /// Those that are wanted, the one that most speaks for first.
+    /// Returns the wanted backends, the one with the strongest evidence first.
     fn candidates(wanted: Option<Backend>) -> Result<Vec<Self>, IptablesError> {
         let is_wanted = |found: &Self| wanted.is_none_or(|backend| backend == found.backend);
-        let readings = Arc::default();
-        let mut found: Vec<Self> = Backend::ALL
-            .into_iter()
-            .filter_map(|backend| Self::named(backend, &readings))
-            .filter(is_wanted)
-            .collect();
+        let mut found = Self::named_ones(&Arc::default());
+        found.retain(is_wanted);
         if found.is_empty() {
             found.extend(Self::plain()?.filter(is_wanted));
         }
@@ -160,7 +152,7 @@ impl Iptables {
         }
         let is_alone = found.len() == 1;
         let mut why = Why::First;
-        // Where nothing speaks for any but the first, the order is right.
+        // If only the first backend can have rules, the default order is right.
         if found.iter().skip(1).any(|iptables| !iptables.is_bare()) {
             let mut judged = Vec::with_capacity(found.len());
             for one in found {
@@ -182,7 +174,12 @@ impl Iptables {
         Ok(found)
     }
 
-    /// The programs that are named after the backend. These are there since 1.8.
+    fn named_ones(readings: &Arc<Readings>) -> Vec<Self> {
+        let named = |backend| Self::named(backend, readings);
+        Backend::ALL.into_iter().filter_map(named).collect()
+    }
+
+    /// Returns the programs named after the backend. They exist since 1.8.
     fn named(backend: Backend, readings: &Arc<Readings>) -> Option<Self> {
         let iptables = Self {
             backend,
@@ -198,7 +195,8 @@ impl Iptables {
         (has("save") && has("restore")).then_some(iptables)
     }
 
-    /// The programs of old, or of a host with only one backend: they tell what they are.
+    /// Returns the programs without a backend in their names, as before 1.8 or on a host with one
+    /// backend.
     fn plain() -> Result<Option<Self>, IptablesError> {
         let Some(program) = Program::find("iptables-save") else {
             return Ok(None);
@@ -217,10 +215,10 @@ impl Iptables {
         }))
     }
 
-    /// Reports whether the kernel says that it takes no rules of this backend. Changes nothing, so
-    /// that legacy iptables is not asked: its answer makes a table.
+    /// Reports whether the kernel says that it takes no rules of this backend. Changes nothing:
+    /// legacy iptables is not asked, since its answer creates a table.
     fn is_known_unwritable(&self) -> bool {
-        let lacks = |family| matches!(self.verdict(family), Verdict::Never | Verdict::Lacks);
+        let lacks = |family| matches!(self.verdict(family), Support::Never | Support::Lacks);
         self.backend == Backend::Nft && IpFamily::ALL.into_iter().all(lacks)
     }
 
@@ -228,9 +226,11 @@ impl Iptables {
         IpFamily::ALL.iter().all(|family| self.is_empty(*family))
     }
 
+    /// Returns the evidence for this backend.
+    ///
     /// # Errors
     ///
-    /// Nothing is known of it: with rules that cannot be read now, the choice would be another one.
+    /// The rules cannot be read now; with them, the choice could differ.
     fn evidence(&self) -> Result<Evidence, IptablesError> {
         let mut evidence = Evidence::default();
         for family in IpFamily::ALL {
@@ -248,9 +248,8 @@ impl Iptables {
     }
 }
 
-/// Returns what the chains say of a backend whose rules cannot be read: the kernel knows those of a
-/// table that iptables cannot read. One that may not be asked cannot be chosen, so nothing speaks
-/// for it.
+/// Returns the evidence of the chains of a backend whose rules cannot be read, such as a table that
+/// iptables cannot express. A backend that refuses access cannot be chosen, so it has no evidence.
 fn evidence_of_chains(
     chains: Option<Vec<(Table, String)>>,
     error: IptablesError,
@@ -264,7 +263,7 @@ fn evidence_of_chains(
     Ok(found)
 }
 
-/// Why none of them can be used, and whether the kernel says of each that it has nothing of it.
+/// Returns the error if no backend works. It tells whether the kernel lacks each of them.
 fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     let reasons = reasons.join("; ");
     if are_absent {
@@ -274,7 +273,7 @@ fn unusable(reasons: &[String], are_absent: bool) -> IptablesError {
     }
 }
 
-/// What speaks for a backend, the strongest first.
+/// Evidence for a backend, the strongest first.
 #[derive(Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Evidence {
     has_hint: bool,
@@ -283,7 +282,7 @@ struct Evidence {
 }
 
 impl Evidence {
-    /// The strongest of it.
+    /// Returns the strongest evidence.
     fn why(&self) -> Why {
         match self {
             Self { has_hint: true, .. } => Why::Hint,
@@ -315,7 +314,7 @@ impl Evidence {
     }
 }
 
-/// Reads `iptables-save v1.8.9 (nf_tables)`. Before 1.8 there was only legacy, and nothing in
+/// Parses `iptables-save v1.8.9 (nf_tables)`. Before 1.8 there was only legacy, without
 /// parentheses.
 fn version(text: &str) -> ([u32; 3], Backend) {
     let number = text
@@ -343,7 +342,7 @@ fn version(text: &str) -> ([u32; 3], Backend) {
 mod tests {
     use super::*;
 
-    /// A backend that holds rules would look empty, and the other one be chosen.
+    /// Otherwise a backend with rules would look empty, and the other would be chosen.
     #[test]
     fn a_backend_of_which_nothing_can_be_read_is_not_taken_for_empty() {
         let slow = || IptablesError::TimedOut {

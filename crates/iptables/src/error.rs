@@ -1,8 +1,7 @@
-//! Why iptables did not do what it was to do: what it says, as a kind, and in words with a next
-//! step.
+//! Errors of iptables: their kind, and their text with a next step.
 //!
-//! The programs say in sentences what went wrong, and end with the same status for all of it. What
-//! is read out of these sentences stands here, and nowhere else.
+//! The programs explain failures in sentences, with the same exit status for all. Only this file
+//! interprets these sentences.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -11,19 +10,19 @@ use std::time::Duration;
 use crate::obstacles::TakenChain;
 use crate::program::{Finished, Program};
 
-/// Why iptables cannot be used, or did not do what it was to do.
+/// The reason why iptables cannot be used, or has failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IptablesError {
-    /// There is no such program.
+    /// The program is not installed.
     #[error("`{0}` is not here: install the package iptables (in a container: in its image)")]
     Missing(String),
-    /// No backend that is installed, or the one asked for, can write to this kernel.
+    /// No installed backend, or not the requested one, can write to this kernel.
     #[error(
         "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose another with --iptables-backend"
     )]
     Unusable(String),
-    /// The same, and the kernel says of each that it has nothing of it: another try changes nothing.
+    /// No backend works, and the kernel lacks each of them. A retry changes nothing.
     #[error(
         "no backend of iptables works here ({0}): load its kernel modules (`modprobe -a iptable_nat iptable_filter`, or `modprobe -a nft_compat nft_chain_nat`) or choose another with --iptables-backend"
     )]
@@ -33,103 +32,103 @@ pub enum IptablesError {
         "there is no IPv6 here (no /proc/net/if_inet6): run `modprobe ipv6`, and look for ipv6.disable=1 in /proc/cmdline"
     )]
     NoIpv6,
-    /// It could not be started, or read from.
+    /// The program could not be started, or its output not be read.
     #[error("cannot run {program}: {source}")]
     Run {
-        /// Which program.
+        /// Program.
         program: String,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// It did not end in time, and was killed.
+    /// The program did not end in time, and was killed.
     #[error("{program} did not end within {} s and was killed: look at what keeps the machine, or the lock /run/xtables.lock, busy (`fuser -v /run/xtables.lock`)", limit.as_secs())]
     TimedOut {
-        /// Which program.
+        /// Program.
         program: String,
-        /// The time it had.
+        /// Time limit.
         limit: Duration,
     },
-    /// A table of nf_tables holds rules that iptables has no words for, and cannot be read by other
+    /// A table of nf_tables has rules that iptables cannot express, and cannot be read by other
     /// means either.
     #[error(
         "table {family} {table} cannot be read, since it holds rules of nft that iptables has no words for ({why}): put these into a table of their own (`nft list table {family} {table}` shows them)"
     )]
     Native {
-        /// The table.
+        /// Table.
         table: &'static str,
-        /// The family, as nft names it.
+        /// Family, as nft names it.
         family: &'static str,
-        /// Why not.
+        /// Cause.
         why: String,
     },
     /// A chain of nft is in the way of a built-in one.
     #[error("{0}")]
     Taken(TakenChain),
-    /// The kernel does not say which tables there are.
+    /// The kernel does not tell which tables exist.
     #[error("cannot ask nf_tables for the tables of iptables: {why}")]
     Unlisted {
-        /// Why not.
+        /// Cause.
         why: String,
     },
-    /// It succeeded, but has not printed all.
+    /// The program succeeded, but has not printed everything.
     #[error("{program} ended with success too early: {said}; run it by hand")]
     CutShort {
-        /// Which program.
+        /// Program.
         program: String,
-        /// Place at which its output ends.
+        /// Place at which the output ends.
         said: String,
     },
-    /// It said no.
+    /// The program reported a failure.
     #[error("{program} failed: {said}")]
     Failed {
-        /// Which program.
+        /// Program.
         program: String,
-        /// What kind of no.
+        /// Kind of failure.
         kind: Kind,
-        /// The line of the input that it names, from 1 on.
+        /// Line of the input that the program names, from 1.
         line: Option<usize>,
-        /// What it said, the line of the input that it names, and the next step.
+        /// The program's message, the line that it names, and the next step.
         said: String,
     },
 }
 
-/// What kind of thing went wrong.
+/// A kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
-    /// There is no program.
+    /// The program is not installed.
     NoProgram,
-    /// It could not be run, or there is no backend, or no such family.
+    /// The program could not be run, or there is no backend or family.
     NotUsable,
-    /// It did not end in time.
+    /// The program did not end in time.
     TimedOut,
-    /// Somebody else holds the lock of legacy iptables.
+    /// Another program holds the lock of legacy iptables.
     LockHeld,
-    /// Rights are missing, or a lock file that can be opened.
+    /// A privilege is missing, or the lock file cannot be opened.
     NotPermitted,
-    /// The kernel has nothing of this backend.
+    /// The kernel lacks this backend.
     Unsupported,
-    /// The kernel has no such table.
+    /// The kernel lacks the table.
     NoTable,
-    /// A rule asks an ipset that is not there.
+    /// A rule names an ipset that does not exist.
     NoSet,
-    /// A match, a target or a kind of chain is missing, in the kernel or beside the program.
+    /// A match, a target or a kind of chain is missing, in the kernel or from the installation.
     NoModule,
-    /// The name of a built-in chain belongs to a chain of another kind.
+    /// A chain of another kind has the name of a built-in chain.
     ChainTaken,
     /// Another program has put a rule into a chain that iptables cannot read.
     Unreadable,
-    /// A line is refused, and why is not known by kind.
+    /// A line is refused for an unrecognized reason.
     Refused,
 }
 
 impl Kind {
-    /// Returns true if nothing was written of a text with so many tables. After other kinds some
-    /// tables may be written and some not.
+    /// Returns true if nothing was written of a text with this many tables. Other kinds may leave
+    /// some tables written.
     pub fn leaves_all(self, tables: usize) -> bool {
         match self {
             Self::NoProgram | Self::NotUsable | Self::NotPermitted => true,
-            // Legacy iptables takes the lock for each table, and lets go of it in between.
+            // Legacy iptables takes the lock for each table, and releases it in between.
             Self::LockHeld => tables <= 1,
             Self::TimedOut
             | Self::Unsupported
@@ -142,7 +141,7 @@ impl Kind {
         }
     }
 
-    /// Whether other rules would not be taken either, whatever they are.
+    /// Reports whether any other rule would be refused as well.
     pub fn is_general(self) -> bool {
         !matches!(
             self,
@@ -150,8 +149,8 @@ impl Kind {
         )
     }
 
-    /// Whether it is what a program says where the kernel has no part of iptables that is needed:
-    /// all else may pass.
+    /// Reports whether this is how a program fails when the kernel lacks a part of iptables. Other
+    /// failures may pass.
     pub fn is_absence(self) -> bool {
         matches!(
             self,
@@ -159,7 +158,7 @@ impl Kind {
         )
     }
 
-    /// Whether it may be other at the next try, with nothing done about it.
+    /// Reports whether a retry may succeed without any intervention.
     pub fn may_pass(self) -> bool {
         matches!(
             self,
@@ -196,7 +195,7 @@ impl Kind {
     }
 }
 
-/// What the programs say, all of these parts in one sentence; the first row that fits counts.
+/// Phrases of the programs: all parts in one sentence; the first matching row counts.
 ///
 /// Source: iptables 1.8.9, by file.
 const SIGNS: [(Kind, &[&str]); 16] = [
@@ -237,7 +236,7 @@ const SIGNS: [(Kind, &[&str]); 16] = [
 ];
 
 impl IptablesError {
-    /// What kind of thing went wrong.
+    /// Returns the kind of failure.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Missing(_) => Kind::NoProgram,
@@ -254,8 +253,8 @@ impl IptablesError {
         }
     }
 
-    /// Names those of the chains that are in the way of chains of iptables. Without any in the way of
-    /// a built-in one that could not be made, a module is missing.
+    /// Names the taken chains that explain the failure. If a built-in chain could not be created
+    /// and none is taken, a module is missing.
     pub(crate) fn blame(&mut self, taken: &[TakenChain]) {
         let Self::Failed { kind, said, .. } = self else {
             return;
@@ -281,13 +280,13 @@ impl IptablesError {
         }
     }
 
-    /// Whether the kernel cannot hold any rules of this backend, so that there are none.
+    /// Reports whether the kernel cannot hold rules of this backend, so that there are none.
     pub fn is_unsupported(&self) -> bool {
         self.kind() == Kind::Unsupported
     }
 }
 
-/// Why it did not succeed. `line` finds a line of the input by its number, from 1 on.
+/// Returns the error of a program's run. `line` returns a line of the input by its number, from 1.
 pub(crate) fn failure(
     program: &Program,
     result: io::Result<Finished>,
@@ -297,7 +296,7 @@ pub(crate) fn failure(
     let program = program.name();
     match result {
         Ok(finished) => {
-            let Explained { kind, line, said } = explain(&finished.stderr, line);
+            let Explanation { kind, line, said } = explain(&finished.stderr, line);
             let said = if said.is_empty() {
                 finished.status.to_string()
             } else {
@@ -317,9 +316,9 @@ pub(crate) fn failure(
     }
 }
 
-/// A sink that keeps one line of what is written to it, and takes nothing behind that.
+/// A sink that keeps one line, and refuses any bytes after it.
 pub(crate) struct LineFinder {
-    /// How many lines are before it still; `None` when it is complete.
+    /// Number of lines before the wanted one; `None` once it is complete.
     before: Option<usize>,
     line: Vec<u8>,
 }
@@ -357,16 +356,16 @@ impl Write for LineFinder {
     }
 }
 
-/// What iptables said, made readable.
-struct Explained {
+/// The explanation of a failure.
+struct Explanation {
     kind: Kind,
-    /// The line of the input that it blames.
+    /// Line of the input that is at fault.
     line: Option<usize>,
-    /// Its first lines, the line that it blames, and what to do.
+    /// First lines of the message, the line at fault, and the next step.
     said: String,
 }
 
-fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explained {
+fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explanation {
     let lines = stderr.lines().map(str::trim).filter(|line| {
         !(line.is_empty()
             || line.starts_with("Try `")
@@ -383,14 +382,14 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explaine
                 .unwrap_or(rest.len());
             rest.get(..digits)?.parse::<usize>().ok()
         });
-    // Before the line: what somebody calls a Service is no sign of anything.
+    // Decided before the line is added: a Service's name is no sign of anything.
     let mut signs = SIGNS.iter();
     let sign = signs.find(|(_, parts)| parts.iter().all(|part| said.contains(part)));
     let blamed = number.and_then(|number| Some((number, line(number)?)));
     if let Some((number, line)) = &blamed {
         let _ = write!(said, "; line {number} is `{line}`");
     }
-    // Of what it puts off until the end, only the end is blamed.
+    // For commands that are postponed to the end, the program blames the end.
     let is_end = blamed.as_ref().is_some_and(|(_, line)| line == "COMMIT");
     let kind = match sign {
         Some((Kind::Unsupported, _)) | None if is_end => Kind::NoModule,
@@ -400,7 +399,7 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explaine
     if let Some(next) = kind.next_step() {
         let _ = write!(said, "; {next}");
     }
-    Explained {
+    Explanation {
         kind,
         line: blamed.map(|(number, _)| number),
         said,
@@ -411,13 +410,13 @@ fn explain(stderr: &str, line: impl FnOnce(usize) -> Option<String>) -> Explaine
 mod tests {
     use super::*;
 
-    // What iptables 1.8.9 really says, on Linux 6.1.
+    // Messages of iptables 1.8.9 on Linux 6.1.
 
     fn said_of(stderr: &str, input: &str) -> String {
         explained(stderr, input).said
     }
 
-    fn explained(stderr: &str, input: &str) -> Explained {
+    fn explained(stderr: &str, input: &str) -> Explanation {
         explain(stderr, |number| {
             let mut finder = LineFinder::new(number);
             let _ = finder.write(input.as_bytes());
@@ -479,7 +478,7 @@ mod tests {
     #[test]
     fn a_failure_has_a_kind_and_names_its_line() {
         let of = |stderr: &str| {
-            let Explained { kind, line, .. } = explained(stderr, INPUT);
+            let Explanation { kind, line, .. } = explained(stderr, INPUT);
             (kind, line)
         };
         let general = [

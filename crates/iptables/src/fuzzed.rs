@@ -1,12 +1,12 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Nothing else
+//! may use them.
 
 use inet::IpFamily;
 
 use crate::legacy;
 use crate::saved::{Line, Reader, RuleLine};
 
-/// The text of `iptables-save`.
+/// Parses the output of `iptables-save`.
 pub fn saved(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut reader = Reader::default();

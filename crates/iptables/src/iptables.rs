@@ -1,4 +1,4 @@
-//! One process to read all rules of a family.
+//! Reads all rules of a family by one process.
 
 use std::io::BufRead;
 use std::sync::Arc;
@@ -9,53 +9,52 @@ use inet::IpFamily;
 use crate::backend::{Backend, Why, exists};
 use crate::error::{IptablesError, Kind, failure};
 use crate::legacy::LegacyTables;
-use crate::native::{self, Printed};
+use crate::native::{self, PrintedTables};
 use crate::obstacles::{DormantTable, TakenChain};
 use crate::program::{Limit, Program};
-use crate::reading::{self, Reading, Readings, State, Verdict};
+use crate::reading::{self, Reading, Readings, Support, TablesState};
 use crate::restore::restore_text;
 use crate::rule::{Match, Rule, SourcePort, Target};
 use crate::saved::Line;
 use crate::table::Table;
 use crate::{legacy, modules, nft};
 
-/// A save prints the rules of others, too, of which there may be very many.
+/// Time for a save. It prints all programs' rules, of which there may be very many.
 pub(crate) const SAVE_LIMIT: Duration = Duration::from_secs(30);
-/// One of all tables that is read as it comes has so many rules of our own; but while it works, it
-/// tells them.
+/// Time for a save of all tables, whose lines are handled while the program prints them.
 const LONG_SAVE_LIMIT: Limit = Limit {
     whole: Duration::from_mins(5),
     silence: Duration::from_mins(1),
 };
-/// What is tried is written into a chain of this name.
+/// Name of the chain that probes write to.
 const PROBE_CHAIN: &str = "KUBE-PROXY-PROBE";
 
-/// The iptables programs of one backend, for both families, in the network namespace of the threads
-/// that use it: what is read is kept, with what tells when it has changed.
+/// The iptables programs of one backend, for both families, in the network namespace of the calling
+/// threads. The rules last read are kept, with the number that tells whether they have changed.
 #[derive(Debug, Clone)]
 pub struct Iptables {
     pub(crate) backend: Backend,
-    /// Between `iptables` and `-save` in the programs' names.
+    /// Part of the programs' names between `iptables` and `-save`.
     pub(crate) infix: &'static str,
-    /// Whether it knows `iptables-restore -w` and `MASQUERADE --random-fully`.
+    /// True if the programs know `iptables-restore -w` and `MASQUERADE --random-fully`.
     pub(crate) is_modern: bool,
     pub(crate) readings: Arc<Readings>,
     pub(crate) why: Why,
 }
 
-/// Request to `iptables-save`.
+/// A request to `iptables-save`.
 #[derive(Debug, Clone, Copy)]
-struct Asked {
-    /// One table, or all.
+struct SaveRequest {
+    /// Table, or all.
     table: Option<Table>,
-    /// True if each rule comes with what it has counted.
+    /// True if each rule comes with its counters.
     is_counted: bool,
     limit: Limit,
 }
 
 /// Returns the tables of iptables that the kernel has in nf_tables: all, or one of them.
 fn nft_tables(family: IpFamily, only: Option<Table>) -> Result<Vec<&'static str>, IptablesError> {
-    let mut tables = nft::held::tables(family).map_err(|error| unlisted(&error))?;
+    let mut tables = nft::kernel_rules::tables(family).map_err(|error| unlisted(&error))?;
     tables.retain(|table| only.is_none_or(|only| only.name() == *table));
     Ok(tables)
 }
@@ -67,8 +66,8 @@ pub(crate) fn unlisted(error: &netlink_batch::Error) -> IptablesError {
 }
 
 impl Backend {
-    /// The chains that somebody has made in its tables, as the kernel says, in the network
-    /// namespace of the calling thread. Starts no process; `None` if it cannot be told.
+    /// Returns the chains in its tables other than built-in ones, in the caller's network
+    /// namespace. Starts no process; `None` if that is unknown.
     pub fn chains(self, family: IpFamily) -> Option<Vec<(Table, String)>> {
         match self {
             Self::Nft => nft::chains(family),
@@ -76,12 +75,12 @@ impl Backend {
         }
     }
 
-    /// Returns its tables that nft has switched off, in the network namespace of the calling thread.
-    /// Starts no process.
+    /// Returns its tables that nft has switched off, in the caller's network namespace. Starts no
+    /// process.
     ///
     /// # Errors
     ///
-    /// The kernel does not say.
+    /// The kernel cannot be asked.
     pub fn dormant_tables(self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
         let names = match self {
             Self::Nft => nft::dormant_tables(family).map_err(|error| unlisted(&error))?,
@@ -93,18 +92,18 @@ impl Backend {
 }
 
 impl Iptables {
-    /// Why it was chosen.
+    /// Returns the reason for the choice.
     pub fn why(&self) -> Why {
         self.why
     }
 
-    /// What was chosen.
+    /// Returns the chosen backend.
     pub fn backend(&self) -> Backend {
         self.backend
     }
 
-    /// The source port that masqueraded flows can have: a random one where it knows
-    /// `MASQUERADE --random-fully` (1.6.2).
+    /// Returns the source port of masqueraded flows: a random one if the programs know `MASQUERADE
+    /// --random-fully` (1.6.2).
     pub fn source_port(&self) -> SourcePort {
         if self.is_modern {
             SourcePort::Random
@@ -113,36 +112,34 @@ impl Iptables {
         }
     }
 
-    /// Whether it can write rules of a family here. Starts a process where the kernel does not say,
-    /// or says no.
+    /// Checks that rules of a family can be written. Starts a process unless the kernel says yes.
     ///
     /// # Errors
     ///
-    /// Why it cannot.
+    /// Rules cannot be written; says why.
     pub fn check(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
         match self.verdict(family) {
-            Verdict::Works => Ok(()),
-            Verdict::Never | Verdict::Lacks | Verdict::Unknown => self.try_writing(family),
+            Support::Works => Ok(()),
+            Support::Never | Support::Lacks | Support::Unknown => self.try_writing(family),
         }
     }
 
-    /// Whether it can read rules of a family here. Starts a process where the kernel does not say,
-    /// or says no.
+    /// Checks that rules of a family can be read. Starts a process unless the kernel says yes.
     ///
     /// # Errors
     ///
-    /// Why it cannot.
+    /// Rules cannot be read; says why.
     pub fn check_reading(&self, family: IpFamily) -> Result<(), IptablesError> {
         exists(family)?;
         match self.state(family) {
-            Some(State::Empty | State::Holds(_)) => Ok(()),
-            Some(State::Unsupported) | None => self.save(family).map(drop),
+            Some(TablesState::Empty | TablesState::Holds(_)) => Ok(()),
+            Some(TablesState::Unsupported) | None => self.save(family).map(drop),
         }
     }
 
-    /// Whether the kernel says that it has no match of this revision for rules of a family; that it
-    /// cannot be asked says nothing. Starts no process; the kernel may load a module to answer.
+    /// Reports whether the kernel lacks this revision of a match for rules of a family; false if it
+    /// cannot be asked. Starts no process. The kernel may load a module to answer.
     pub fn lacks_match(&self, family: IpFamily, name: &str, revision: u8) -> bool {
         match self.backend {
             Backend::Legacy => LegacyTables::open(family)
@@ -154,11 +151,11 @@ impl Iptables {
         }
     }
 
-    /// Reports whether the kernel has not loaded this backend but has the files for it and for the
-    /// module `further`: then nothing follows from what it says that it lacks. Nothing is loaded.
+    /// Reports whether the kernel has not loaded this backend, but has the files for it and for the
+    /// module `further`. Then a missing feature may still be loaded. Loads nothing.
     pub fn may_load(&self, family: IpFamily, further: &str) -> bool {
         let tables = match (self.backend, family) {
-            // The kernel loads what it is asked for.
+            // The kernel loads modules on request.
             (Backend::Nft, _) => return false,
             (Backend::Legacy, IpFamily::V4) => "ip_tables",
             (Backend::Legacy, IpFamily::V6) => "ip6_tables",
@@ -166,12 +163,12 @@ impl Iptables {
         modules::is_loadable(tables) && modules::have_files(&[tables, further])
     }
 
-    /// Returns the chains that rules of this backend cannot stand in, or lead to, since nft has made
-    /// chains of these names with another hook, type or priority. Starts no process.
+    /// Returns the chains that rules of this backend cannot use, because nft has created chains of
+    /// these names with another hook, type or priority. Starts no process.
     ///
     /// # Errors
     ///
-    /// The kernel does not say.
+    /// The kernel cannot be asked.
     pub fn taken_chains(&self, family: IpFamily) -> Result<Vec<TakenChain>, IptablesError> {
         match self.backend {
             Backend::Nft => native::taken_chains(family).map_err(|error| unlisted(&error)),
@@ -183,12 +180,12 @@ impl Iptables {
     ///
     /// # Errors
     ///
-    /// The kernel does not say.
+    /// The kernel cannot be asked.
     pub fn dormant_tables(&self, family: IpFamily) -> Result<Vec<DormantTable>, IptablesError> {
         self.backend.dormant_tables(family)
     }
 
-    /// Whether the kernel says that it has nothing to hold rules of this backend with.
+    /// Reports whether the kernel lacks every means to hold rules of this backend.
     pub(crate) fn is_absent(&self) -> bool {
         IpFamily::ALL.into_iter().all(|family| match self.backend {
             Backend::Legacy => legacy::is_absent(family),
@@ -196,8 +193,8 @@ impl Iptables {
         })
     }
 
-    /// Neither a save nor `--test` tells: both succeed with the nft backend on a kernel that cannot
-    /// do NAT with nftables.
+    /// Writes a rule. Neither a save nor `--test` would tell: both succeed with the nft backend on
+    /// a kernel that lacks NAT with nftables.
     pub(crate) fn try_writing(&self, family: IpFamily) -> Result<(), IptablesError> {
         let (value, mask) = (0, 0);
         let rule = Rule::new([Match::DestinationLocal], Target::Mark { value, mask });
@@ -206,12 +203,12 @@ impl Iptables {
         Ok(())
     }
 
-    /// Whether the kernel takes a rule. One transaction that changes nothing, and yet makes the
-    /// kernel take the table and the rule's match and target.
+    /// Checks that the kernel takes a rule. One transaction makes the kernel load the table, the
+    /// match and the target, and changes nothing.
     ///
     /// # Errors
     ///
-    /// Why it does not.
+    /// The kernel refuses the rule.
     pub fn try_rule(
         &self,
         family: IpFamily,
@@ -229,13 +226,13 @@ impl Iptables {
         self.restore(family, &text)
     }
 
-    /// Whether the kernel takes rules, those of a table in a row, and rules that lead to them. They are written into a chain
-    /// that nothing leads to, and taken away again: of some rules only a transaction that is ended
-    /// tells, in either backend.
+    /// Checks that the kernel takes these rules, ordered by table. They are written into a chain
+    /// that nothing leads to, and removed again. Of some rules only a completed transaction tells,
+    /// in either backend.
     ///
     /// # Errors
     ///
-    /// Why it does not.
+    /// The kernel refuses a rule.
     pub fn try_rules(
         &self,
         family: IpFamily,
@@ -269,7 +266,7 @@ impl Iptables {
             Ok(())
         });
         let written = self.restore(family, &write);
-        // Of several tables, those before the one that was refused are written.
+        // Tables before a refused one are written.
         let forgotten = self.restore(family, &forget);
         written.and(forgotten)
     }
@@ -281,39 +278,42 @@ impl Iptables {
         }
     }
 
-    pub(crate) fn verdict(&self, family: IpFamily) -> Verdict {
+    pub(crate) fn verdict(&self, family: IpFamily) -> Support {
         let slot = self.readings.of(self.backend, family);
         if slot.works() {
-            return Verdict::Works;
+            return Support::Works;
         }
         let verdict = match self.backend {
             Backend::Nft => nft::probe(family),
             Backend::Legacy => legacy::probe(family),
         };
-        if verdict == Verdict::Works {
+        if verdict == Support::Works {
             slot.set_works();
         }
         verdict
     }
 
-    fn state(&self, family: IpFamily) -> Option<State> {
+    fn state(&self, family: IpFamily) -> Option<TablesState> {
         match self.backend {
             Backend::Nft => nft::state(family),
             Backend::Legacy => legacy::state(family),
         }
     }
 
-    /// Whether the kernel says that there is nothing to read of a family. Starts no process.
+    /// Reports whether the kernel has no rules of a family. Starts no process.
     pub fn is_empty(&self, family: IpFamily) -> bool {
-        matches!(self.state(family), Some(State::Empty | State::Unsupported))
+        matches!(
+            self.state(family),
+            Some(TablesState::Empty | TablesState::Unsupported)
+        )
     }
 
-    /// The rules of all tables in use, and where there are none, perhaps nothing. Costs a process
-    /// unless there is nothing to read, or what was last read is what is there.
+    /// Returns the rules of all tables in use; may be empty if there are none. Costs a process
+    /// unless there are none, or they are unchanged since the last read.
     ///
     /// # Errors
     ///
-    /// Why it could not be read.
+    /// The rules cannot be read.
     pub fn save(&self, family: IpFamily) -> Result<Arc<str>, IptablesError> {
         let mut saved = String::new();
         let mut line = |line: &str| {
@@ -326,12 +326,12 @@ impl Iptables {
         }
     }
 
-    /// The lines of one table, or of all tables in use, one after the other. Costs a process on the
-    /// same terms. One table is a short look, which waits for nobody who reads all of them.
+    /// Passes the lines of one table, or of all tables in use, to `line`. Costs a process on the
+    /// same terms. One table is a short read that does not wait for another thread's read of all.
     ///
     /// # Errors
     ///
-    /// Why it could not be read, or not to its end: lines may have been told.
+    /// The rules cannot be read, or only in part: some lines may have been passed.
     pub fn save_lines(
         &self,
         family: IpFamily,
@@ -355,61 +355,40 @@ impl Iptables {
             }
             return Ok(());
         }
-        let asked = Asked {
+        let request = SaveRequest {
             table: Some(table),
             is_counted: false,
             limit: SAVE_LIMIT.into(),
         };
         self.tell_dormant(family);
-        self.stream(family, asked, line)
+        self.stream(family, request, line)
     }
 
-    /// The lines of one table, each rule's with what it has counted before it: `[PACKETS:BYTES] -A
-    /// CHAIN ...` ([`Counted`](crate::Counted)). Costs a process each time.
+    /// Passes the lines of one table, or of all tables in use, to `line`, with counters before each
+    /// rule: `[PACKETS:BYTES] -A CHAIN ...` ([`CountedRule`](crate::CountedRule)). Costs a process
+    /// unless there are no rules; keeps nothing, and waits for no other read.
     ///
     /// # Errors
     ///
-    /// As of [`save_lines`](Self::save_lines).
+    /// See [`save_lines`](Self::save_lines).
     pub fn save_counted(
         &self,
         family: IpFamily,
-        table: Table,
+        table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), IptablesError> {
         if self.is_empty(family) {
             return Ok(());
         }
-        let asked = Asked {
-            table: Some(table),
+        let request = SaveRequest {
+            table,
             is_counted: true,
             limit: LONG_SAVE_LIMIT,
         };
-        self.stream(family, asked, line)
+        self.stream(family, request, line)
     }
 
-    /// The lines of all tables in use, whatever tables these are, in the same form. Costs a process
-    /// unless there is nothing to read. Nothing is kept, and nobody is waited for.
-    ///
-    /// # Errors
-    ///
-    /// As of [`save_lines`](Self::save_lines).
-    pub fn save_all_counted(
-        &self,
-        family: IpFamily,
-        line: &mut (dyn FnMut(&str) + Send),
-    ) -> Result<(), IptablesError> {
-        if self.is_empty(family) {
-            return Ok(());
-        }
-        let asked = Asked {
-            table: None,
-            is_counted: true,
-            limit: LONG_SAVE_LIMIT,
-        };
-        self.stream(family, asked, line)
-    }
-
-    /// Tells the lines of all tables in use, and gives them as a text if that is kept.
+    /// Passes the lines of all tables in use to `line`, and returns the text if it is kept.
     fn read(
         &self,
         family: IpFamily,
@@ -417,11 +396,11 @@ impl Iptables {
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<Option<Arc<str>>, IptablesError> {
         let mut last = self.readings.of(self.backend, family).lock();
-        // Before the rules: what changes later has another number.
+        // SaveRequest before the read, so that a later change has another number.
         let number = match self.state(family) {
-            Some(State::Empty) => return Ok(Some("".into())),
-            Some(State::Holds(number)) => number,
-            Some(State::Unsupported) | None => None,
+            Some(TablesState::Empty) => return Ok(Some("".into())),
+            Some(TablesState::Holds(number)) => number,
+            Some(TablesState::Unsupported) | None => None,
         };
         if let Some(reading) = last.as_ref().filter(|last| Some(last.number) == number) {
             reading.text.lines().for_each(line);
@@ -439,12 +418,12 @@ impl Iptables {
                 text.push('\n');
             }
         };
-        let asked = Asked {
+        let request = SaveRequest {
             table: None,
             is_counted: false,
             limit,
         };
-        self.stream(family, asked, &mut keep)?;
+        self.stream(family, request, &mut keep)?;
         self.tell_dormant(family);
         let kept = number.zip(text).map(|(number, text)| Reading {
             number,
@@ -455,9 +434,9 @@ impl Iptables {
         Ok(text)
     }
 
-    /// Logs tables that are switched off, each once for as long as it is.
+    /// Logs tables that are switched off, once for each time that they are.
     fn tell_dormant(&self, family: IpFamily) {
-        // Where the kernel does not say, nothing is known, and the next look asks again.
+        // If the kernel cannot be asked, the next read asks again.
         let Ok(mut dormant) = self.dormant_tables(family) else {
             return;
         };
@@ -473,36 +452,37 @@ impl Iptables {
         }
     }
 
-    /// What was read of all tables, if that is what is there; `None` while they are being read.
+    /// Returns the kept rules of all tables if they are current; `None` while another thread reads
+    /// them.
     fn kept(&self, family: IpFamily) -> Option<Arc<str>> {
         let last = self.readings.of(self.backend, family).try_lock()?;
         let last = last.as_ref()?;
-        let is_there = self.state(family) == Some(State::Holds(Some(last.number)));
+        let is_there = self.state(family) == Some(TablesState::Holds(Some(last.number)));
         is_there.then(|| Arc::clone(&last.text))
     }
 
-    /// Tells the lines of all tables that are asked for: what `iptables-save` prints, and what it
-    /// does not print and yet ends with success.
+    /// Passes the requested lines: those that `iptables-save` prints, and those that it omits
+    /// although it succeeds.
     fn stream(
         &self,
         family: IpFamily,
-        asked: Asked,
+        request: SaveRequest,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), IptablesError> {
         if self.backend == Backend::Legacy {
-            let mut printed = Printed::default();
-            self.print(family, asked, &mut |each| {
+            let mut printed = PrintedTables::default();
+            self.print(family, request, &mut |each| {
                 printed.add(each);
                 line(each);
             })?;
-            // Its program fails where it cannot read a table.
+            // The legacy program fails if it cannot read a table.
             return self.is_whole(family, &printed);
         }
-        let existing = nft_tables(family, asked.table)?;
-        let mut printed = Printed::default();
-        match self.print(family, asked, &mut |each| printed.pass(each, line)) {
+        let existing = nft_tables(family, request.table)?;
+        let mut printed = PrintedTables::default();
+        match self.print(family, request, &mut |each| printed.pass(each, line)) {
             Ok(()) => self.is_whole(family, &printed)?,
-            // It ends at a rule that it cannot read.
+            // The program ends at a rule that it cannot read.
             Err(IptablesError::Failed {
                 kind: Kind::Unreadable | Kind::Refused,
                 ..
@@ -511,13 +491,13 @@ impl Iptables {
         }
         let restore = || self.program(family, "restore");
         for gap in printed.gaps(&existing) {
-            let limit = asked.limit;
+            let limit = request.limit;
             native::read(
                 &restore,
                 family,
                 &printed,
                 gap,
-                asked.is_counted,
+                request.is_counted,
                 limit,
                 line,
             )?;
@@ -525,8 +505,8 @@ impl Iptables {
         Ok(())
     }
 
-    /// Fails if the last table that was printed has no end.
-    fn is_whole(&self, family: IpFamily, printed: &Printed) -> Result<(), IptablesError> {
+    /// Fails if the last printed table has no end.
+    fn is_whole(&self, family: IpFamily, printed: &PrintedTables) -> Result<(), IptablesError> {
         let Some(table) = printed.cut_short() else {
             return Ok(());
         };
@@ -535,17 +515,17 @@ impl Iptables {
         Err(IptablesError::CutShort { program, said })
     }
 
-    /// Tells the lines that `iptables-save` prints.
+    /// Passes the lines that `iptables-save` prints.
     fn print(
         &self,
         family: IpFamily,
-        asked: Asked,
+        request: SaveRequest,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), IptablesError> {
         let program = self.program(family, "save")?;
         let mut output = |source: &mut dyn BufRead| {
             let mut bytes = Vec::new();
-            // What could be read before an error still counts, and then the program has failed.
+            // Lines before an error count; the program fails then.
             while source
                 .read_until(b'\n', &mut bytes)
                 .is_ok_and(|read| read > 0)
@@ -554,14 +534,14 @@ impl Iptables {
                 bytes.clear();
             }
         };
-        let counters = asked.is_counted.then_some("-c");
-        let table = asked.table.map(|table| ["-t", table.name()]);
+        let counters = request.is_counted.then_some("-c");
+        let table = request.table.map(|table| ["-t", table.name()]);
         let arguments: Vec<&str> = counters
             .into_iter()
             .chain(table.into_iter().flatten())
             .collect();
         let began = Instant::now();
-        match program.stream(&arguments, None, &mut output, asked.limit) {
+        match program.stream(&arguments, None, &mut output, request.limit) {
             Ok(finished) if finished.status.success() => Ok(()),
             result => Err(failure(&program, result, began.elapsed(), |_| None)),
         }

@@ -1,8 +1,7 @@
-//! What legacy iptables' part of the kernel says of itself, so that no program need be asked: which
-//! tables there are, whether anything has changed, and whether tables, matches and targets are
-//! there.
+//! Asks the kernel about legacy iptables without a program: the tables that exist, whether they
+//! have changed, and the tables, matches and targets that it supports.
 //!
-//! The rules themselves are not read here: `iptables-save` puts them into words, a digest says when
+//! The rules themselves are not parsed here. `iptables-save` prints them, and a digest tells when
 //! it has to do so again.
 //!
 //! Source: `linux/netfilter_ipv4/ip_tables.h`, `linux/netfilter_ipv6/ip6_tables.h`,
@@ -20,7 +19,7 @@ use rustix::net::{AddressFamily, SocketType, ipproto, socket};
 
 use crate::backend::exists;
 use crate::modules;
-use crate::reading::{State, Verdict};
+use crate::reading::{Support, TablesState};
 use crate::table::Table;
 
 /// `IPT_SO_GET_INFO`, `IP6T_SO_GET_INFO`.
@@ -33,13 +32,13 @@ const NAME: usize = 32;
 const INFO: usize = 84;
 /// `struct ipt_get_entries`: name, size, and from an address that 8 divides the entries.
 const ENTRIES: usize = 40;
-/// Tables with more bytes than this are not compared: that takes a while, and longer texts are not
+/// Largest tables, in bytes, that are compared. Larger ones take long, and their texts are not
 /// kept.
 const MOST: usize = 1 << 20;
-/// The lock of all that write.
+/// Lock of all programs that write.
 const LOCK: &str = "/run/xtables.lock";
-/// What holds the rules of both families. Without the first two, the kernel does not know the
-/// others' tables.
+/// Modules for rules of both families. Without the first two, the kernel does not know the others'
+/// tables.
 const MODULES: [&str; 6] = [
     "ip_tables",
     "ip6_tables",
@@ -49,29 +48,29 @@ const MODULES: [&str; 6] = [
     "ip6table_filter",
 ];
 
-/// What the tables of a family are in, and `None` if that cannot be told. Loads nothing.
-pub(crate) fn state(family: IpFamily) -> Option<State> {
+/// Returns the state of a family's tables; `None` if that is unknown. Loads nothing.
+pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     let names = names(family).ok()?;
     if names.is_empty() {
-        return Some(State::Empty);
+        return Some(TablesState::Empty);
     }
     let tables = LegacyTables::open(family).ok()?;
     let infos = names.iter().map(|name| tables.table(name));
     let infos: Vec<LegacyTable> = infos.collect::<io::Result<_>>().ok()?;
     if infos.iter().all(LegacyTable::is_untouched) {
-        return Some(State::Empty);
+        return Some(TablesState::Empty);
     }
     if infos.iter().map(|info| info.size).sum::<usize>() > MOST {
-        return Some(State::Holds(None));
+        return Some(TablesState::Holds(None));
     }
     let mut hasher = DefaultHasher::new();
     for info in &infos {
         tables.digest(info, &mut hasher).ok()?;
     }
-    Some(State::Holds(Some(hasher.finish())))
+    Some(TablesState::Holds(Some(hasher.finish())))
 }
 
-/// The chains of all tables that are there; `None` if that cannot be told. Loads nothing.
+/// Returns the chains of all existing tables; `None` if that is unknown. Loads nothing.
 pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     let names = names(family).ok()?;
     let known: Vec<Table> = names.iter().filter_map(|name| Table::find(name)).collect();
@@ -90,11 +89,11 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     Some(chains)
 }
 
-/// The names of chains that are not the kernel's own: each begins with an entry whose target has
-/// the name `ERROR`, and the chain's behind that (`struct xt_error_target`). `None` if they are no
-/// entries.
+/// Returns the names of chains other than built-in ones. Each chain begins with an entry whose
+/// target is named `ERROR` and holds the chain's name (`struct xt_error_target`). Returns `None`
+/// for malformed entries.
 fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
-    // `struct ipt_entry`, `struct ip6t_entry`: where the target begins, and the next entry.
+    // `struct ipt_entry`, `struct ip6t_entry`: offset of the target, and least size.
     let (target, least) = match family {
         IpFamily::V4 => (88, 112),
         IpFamily::V6 => (140, 168),
@@ -113,12 +112,12 @@ fn made_chains(mut entries: &[u8], family: IpFamily) -> Option<Vec<String>> {
         }
         entries = rest;
     }
-    // The last one ends the table.
+    // The last such entry ends the table.
     names.pop();
     Some(names)
 }
 
-/// Reads entries in each of the ways in which they are read here.
+/// Parses entries by each parser of this file.
 pub(crate) fn look(entries: &[u8], family: IpFamily) {
     drop(made_chains(entries, family));
     let _ = digest(entries, family, &mut DefaultHasher::new());
@@ -129,17 +128,20 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether the kernel says that it has no table nat of a family, or not the matches that rules of
-/// every mode have.
+/// Reports whether the kernel lacks table nat of a family, or the matches that rules of every mode
+/// have.
 pub(crate) fn is_absent(family: IpFamily) -> bool {
-    let asked = LegacyTables::open(family).and_then(|tables| {
-        tables.table("nat")?;
-        tables.has_revisions()
-    });
-    asked.is_err_and(|error| is_unknown(&error))
+    ask_for_nat(family).is_err_and(|error| is_unknown(&error))
 }
 
-/// The kernel has no tables of the family, no such table, or no such match.
+/// Asks for table nat, and for a match and a target that rules of every mode have.
+fn ask_for_nat(family: IpFamily) -> io::Result<()> {
+    let tables = LegacyTables::open(family)?;
+    tables.table("nat")?;
+    tables.has_revisions()
+}
+
+/// Reports whether the kernel lacks the family, the table or the match.
 pub(crate) fn is_unknown(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -153,7 +155,7 @@ pub(crate) fn is_unknown(error: &io::Error) -> bool {
     )
 }
 
-/// The tables that are there, as `iptables-legacy-save` learns them.
+/// Returns the existing tables, read as `iptables-legacy-save` does.
 fn names(family: IpFamily) -> io::Result<Vec<String>> {
     match fs::read_to_string(names_file(family)) {
         Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
@@ -169,8 +171,8 @@ fn names_file(family: IpFamily) -> &'static str {
     }
 }
 
-/// Loads what answers questions about tables, which the kernel does not by itself, and with it the
-/// tables and what else is needed.
+/// Loads the modules that answer questions about tables, since the kernel does not load them by
+/// itself. Loads the tables and the `needed` modules with them.
 pub(crate) fn load_modules(needed: &[&str]) {
     let is_missing = |family| exists(family).is_ok() && !Path::new(names_file(family)).exists();
     if IpFamily::ALL.into_iter().any(is_missing) {
@@ -178,22 +180,19 @@ pub(crate) fn load_modules(needed: &[&str]) {
     }
 }
 
-/// Whether the kernel has, or loads, table nat, a match and a target, and the lock can be had.
-pub(crate) fn probe(family: IpFamily) -> Verdict {
-    let asked = LegacyTables::open(family).and_then(|tables| {
-        tables.table("nat")?;
-        tables.has_revisions()
-    });
-    match asked.and_then(|()| lock()) {
-        Ok(_) => Verdict::Works,
-        // iptables has the words for it.
-        Err(_) => Verdict::Unknown,
+/// Checks that the kernel has or loads table nat, a match and a target, and that the lock can be
+/// opened.
+pub(crate) fn probe(family: IpFamily) -> Support {
+    match ask_for_nat(family).and_then(|()| lock()) {
+        Ok(_) => Support::Works,
+        // Only iptables can explain it.
+        Err(_) => Support::Unknown,
     }
 }
 
 /// Opens the lock without taking it.
 fn lock() -> io::Result<File> {
-    // As iptables makes it, should it not be there.
+    // Opened as iptables does it, and created if missing.
     let mut options = OpenOptions::new();
     options.read(true).create(true).write(true).mode(0o600);
     options.open(LOCK)
@@ -204,21 +203,20 @@ fn lock() -> io::Result<File> {
 pub struct LegacyTable {
     name: String,
     hooks: u32,
-    /// How many rules it has, the ends of its chains and its own included.
+    /// Number of entries, including the ends of chains and of the table.
     pub entries: u32,
-    /// Bytes of all entries.
+    /// Size of all entries in bytes.
     pub size: usize,
 }
 
 impl LegacyTable {
-    /// Whether it has nothing but the policies of its own chains, and the entry that ends each
-    /// table.
+    /// Reports whether the table has only the policies of its built-in chains and the final entry.
     pub fn is_untouched(&self) -> bool {
         self.entries == self.hooks.count_ones() + 1
     }
 }
 
-/// The tables of a family, of the network namespace of the thread that opened them.
+/// The tables of a family, in the network namespace of the thread that opened them.
 #[derive(Debug)]
 pub struct LegacyTables {
     socket: OwnedFd,
@@ -226,11 +224,11 @@ pub struct LegacyTables {
 }
 
 impl LegacyTables {
-    /// Opens a raw socket, which is what carries the questions.
+    /// Opens a raw socket, which carries the questions.
     ///
     /// # Errors
     ///
-    /// The system call's: `EPERM` without `CAP_NET_RAW`.
+    /// The system call fails: `EPERM` without `CAP_NET_RAW`.
     pub fn open(family: IpFamily) -> io::Result<Self> {
         let domain = match family {
             IpFamily::V4 => AddressFamily::INET,
@@ -240,13 +238,12 @@ impl LegacyTables {
         Ok(Self { socket, family })
     }
 
-    /// Makes the table, if the kernel can. `ENOPROTOOPT`: it has no tables of this family;
-    /// `ENOENT`: not this one.
+    /// Returns the table, which the kernel creates if it can.
     ///
     /// # Errors
     ///
-    /// `ENOPROTOOPT`: the kernel has no tables of this family; `ENOENT`: not this one; `EPERM`
-    /// without `CAP_NET_ADMIN`.
+    /// `ENOPROTOOPT`: the kernel lacks tables of this family; `ENOENT`: it lacks this table;
+    /// `EPERM` without `CAP_NET_ADMIN`.
     pub fn table(&self, name: &str) -> io::Result<LegacyTable> {
         let mut answer = named(name, INFO)?;
         self.ask(GET_INFO, &mut answer)?;
@@ -259,12 +256,12 @@ impl LegacyTables {
         })
     }
 
-    /// All entries of a table, as the kernel lays them out (`struct ipt_entry`, `struct
-    /// ip6t_entry`). `EAGAIN`: it has another size by now.
+    /// Returns all entries of a table in the kernel's layout (`struct ipt_entry`, `struct
+    /// ip6t_entry`).
     ///
     /// # Errors
     ///
-    /// `EAGAIN`: it has another size by now.
+    /// `EAGAIN`: the table's size has changed.
     pub fn content(&self, table: &LegacyTable) -> io::Result<Vec<u8>> {
         let mut answer = named(&table.name, ENTRIES + table.size)?;
         let size = u32::try_from(table.size).map_err(io::Error::other)?;
@@ -275,33 +272,28 @@ impl LegacyTables {
         Ok(answer.split_off(ENTRIES))
     }
 
-    /// All of a table but what it has counted.
+    /// Digests a table without its counters.
     fn digest(&self, table: &LegacyTable, hasher: &mut DefaultHasher) -> io::Result<()> {
         table.name.hash(hasher);
         let digested = digest(&self.content(table)?, self.family, hasher);
         digested.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Whether there are `-m addrtype` and `-j MARK --set-xmark`.
+    /// Checks that the kernel has `-m addrtype` and `-j MARK --set-xmark`.
     fn has_revisions(&self) -> io::Result<()> {
-        let (get_match, get_target) = match self.family {
-            IpFamily::V4 => (66, 67),
-            IpFamily::V6 => (68, 69),
-        };
-        for (option, name, revision) in [(get_match, "addrtype", 1), (get_target, "MARK", 2)] {
-            // `struct xt_get_revision`: name, revision.
-            let mut question = named(name, 30)?;
-            if let Some(last) = question.last_mut() {
-                *last = revision;
-            }
-            self.ask(option, &mut question)?;
-        }
-        Ok(())
+        self.has_match("addrtype", 1)?;
+        self.ask_revision(1, "MARK", 2)
     }
 
-    /// Whether there is a match of this revision, which the kernel may load to answer.
+    /// Checks that the kernel has, or loads, a match of this revision.
     pub(crate) fn has_match(&self, name: &str, revision: u8) -> io::Result<()> {
-        let option = match self.family {
+        self.ask_revision(0, name, revision)
+    }
+
+    /// Asks for a revision of a match (`kind` 0) or a target (1): `IPT_SO_GET_REVISION_MATCH`,
+    /// `IP6T_SO_GET_REVISION_MATCH` and the options behind them.
+    fn ask_revision(&self, kind: libc::c_int, name: &str, revision: u8) -> io::Result<()> {
+        let get_match = match self.family {
             IpFamily::V4 => 66,
             IpFamily::V6 => 68,
         };
@@ -310,7 +302,7 @@ impl LegacyTables {
         if let Some(last) = question.last_mut() {
             *last = revision;
         }
-        self.ask(option, &mut question)
+        self.ask(get_match + kind, &mut question)
     }
 
     #[allow(unsafe_code, reason = "no crate offers these socket options")]
@@ -339,7 +331,7 @@ impl LegacyTables {
     }
 }
 
-/// So many bytes that begin with a name.
+/// Returns `length` bytes that begin with a name.
 fn named(name: &str, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let place = bytes.get_mut(..name.len()).filter(|_| name.len() < 29);
@@ -353,10 +345,10 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.try_into().ok()?))
 }
 
-/// Digests entries without their counters; `None` if they are no entries.
+/// Digests entries without their counters; `None` for malformed entries.
 fn digest(mut entries: &[u8], family: IpFamily, hasher: &mut DefaultHasher) -> Option<()> {
-    // `struct ipt_entry`, `struct ip6t_entry`: where the length of the entry is, and from where to
-    // where the counters are.
+    // `struct ipt_entry`, `struct ip6t_entry`: offset of the entry's length, and range of the
+    // counters.
     let (next, from, to) = match family {
         IpFamily::V4 => (90, 96, 112),
         IpFamily::V6 => (142, 152, 168),

@@ -1,5 +1,5 @@
-//! iptables, for the modes that write rules: the language that rules are written in, and the
-//! programs that carry them out.
+//! iptables, for the modes that write rules: a language for rules, and the programs that apply
+//! them.
 //!
 //! ```text
 //!   Rule ── render ─▶ line ─▶ Restore ─▶ Iptables::restore ─▶ iptables-restore ─▶ kernel
@@ -7,21 +7,20 @@
 //!           Entry ◀─ Reader ◀─ Iptables::save_lines ◀─ iptables-save ◀───────────┘
 //! ```
 //!
-//! A [`Rule`] is data. It has one rendering, that of `iptables-save`, so that what is wanted can be
-//! compared with what is read back; one [`Reader`] reads that, and one [`Restore`] writes what
-//! `iptables-restore` takes.
+//! A [`Rule`] is data. It has one rendering, that of `iptables-save`, so that wanted rules can be
+//! compared with rules that were read. One [`Reader`] parses them, and one [`Restore`] writes the
+//! input of `iptables-restore`.
 //!
-//! [`Iptables`] is one backend of the programs for both IP families: `iptables-save` reads,
-//! `iptables-restore` writes, and nothing costs a process for each rule. What the kernel tells by
-//! itself costs no process at all: whether there is anything to read, whether it has changed since,
-//! whether rules would be taken. [`Program`] runs them, and the few others that have no netlink
-//! replacement. What went wrong has a [`Kind`].
+//! [`Iptables`] is one backend of the programs for both IP families. `iptables-save` reads and
+//! `iptables-restore` writes; no rule costs a process of its own. The kernel itself tells, without
+//! a process, whether there are rules, whether they have changed, and whether it would take rules.
+//! [`Program`] runs the programs. A failure has a [`Kind`].
 //!
-//! Not here: which rules there are, and anything of Kubernetes.
+//! The crate knows nothing of Kubernetes, and not which rules there are.
 
 mod backend;
-mod behind;
 mod choose;
+mod deletions;
 mod error;
 #[doc(hidden)]
 pub mod fuzzed;
@@ -48,5 +47,5 @@ pub use obstacles::{DormantTable, TakenChain};
 pub use program::{Finished, Input, Limit, Output, Program};
 pub use restore::{Restore, restore_text};
 pub use rule::{Field, FlowState, Jump, Match, Packets, Rule, SourcePort, Target};
-pub use saved::{Counted, Entry, Line, Reader, RuleLine, Words, entries, native_chains};
+pub use saved::{CountedRule, Entry, Line, Reader, RuleLine, Words, entries, native_chains};
 pub use table::{BUILT_IN, ChainName, MAX_CHAIN_NAME, Table};

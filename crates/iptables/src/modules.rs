@@ -1,8 +1,8 @@
-//! Kernel modules, loaded together: the kernel would start a process for each as it is first
+//! Loads kernel modules together. Otherwise the kernel starts a process for each when it is first
 //! needed.
 //!
-//! Nothing relies on it. What is not loaded here, for want of a module, of the right to or of its
-//! file, the kernel still loads by itself, or says that it cannot.
+//! Nothing relies on it. If a module cannot be loaded here, the kernel still loads it by itself, or
+//! reports that it cannot.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::program::Program;
 
-/// What rules of all modes need on the usual node, by the aliases that the kernel asks for.
+/// Modules that rules of all modes usually need, by the aliases that the kernel asks for.
 pub const MODULES: [&str; 7] = [
     "ipt_addrtype",
     "ipt_comment",
@@ -22,12 +22,11 @@ pub const MODULES: [&str; 7] = [
     "ip6t_REJECT",
 ];
 
-/// Time for it.
+/// Time limit of the loader.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Loads modules of a backend by their names or aliases, with [`MODULES`] and what else is needed,
-/// in one process of the program that the kernel starts, too. What cannot be loaded is left to the
-/// kernel.
+/// Loads modules of a backend by name or alias, with [`MODULES`] and the `needed` ones, in one
+/// process of the kernel's own loader. The kernel handles modules that cannot be loaded.
 pub(crate) fn load(backend: &[&str], needed: &[&str]) {
     let Ok(loader) = fs::read_to_string("/proc/sys/kernel/modprobe") else {
         return;
@@ -51,7 +50,7 @@ pub(crate) fn have_files(names: &[&str]) -> bool {
     names.iter().all(|name| files.contains(name))
 }
 
-/// Whether a module may be loaded: it is not there, and files of modules for this kernel are.
+/// Reports whether a module may be loaded: it is not loaded, and this kernel has module files.
 pub(crate) fn is_loadable(name: &str) -> bool {
     let kernel = rustix::system::uname();
     let has_files = |release| Path::new("/lib/modules").join(release).exists();

@@ -1,10 +1,10 @@
 //! Tables that iptables shares with rules of nft.
 //!
-//! One rule that iptables has no words for makes `iptables-nft-save` print nothing of its table but
-//! a comment, and end with success. `iptables-nft-restore` still writes there, and lists each chain
-//! that holds rules of iptables alone. So such a table is read chain by chain: by one process where
-//! iptables has words, and from the kernel elsewhere. A base chain of another hook or priority makes
-//! `iptables-nft-save` ignore that chain, which is read from the kernel as well.
+//! A single rule that iptables cannot express makes `iptables-nft-save` print only a comment for
+//! its table, and succeed. `iptables-nft-restore` still writes there, and lists each chain that has
+//! only rules of iptables. So such a table is read chain by chain: by one process, or from the
+//! kernel if iptables cannot express the chain. A base chain with another hook or priority is
+//! omitted by `iptables-nft-save`, and is read from the kernel as well.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_is_table_compatible`, `nft_rule_list_save`),
 //! `iptables/xtables-save.c`.
@@ -16,47 +16,46 @@ use inet::IpFamily;
 use netlink_batch::Error;
 
 use crate::error::{IptablesError, failure};
-use crate::nft::held::{Chain, HeldRule, Hook, Reader};
+use crate::nft::kernel_rules::{Chain, Hook, KernelRule, Reader};
 use crate::obstacles::{TakenChain, nft_name};
 use crate::program::{Limit, Program};
 use crate::saved::Line;
 
-/// The prefix of chains of kube-proxies and kubelets, which hold rules of iptables alone.
+/// Prefix of chains of kube-proxies and kubelets, which hold only rules of iptables.
 pub(crate) const PREFIX: &str = "KUBE-";
 /// Number of times that a table that changes meanwhile is read again.
 const ATTEMPTS: usize = 5;
-/// How many processes are started for a table of which chains hold rules of nft although they look
-/// otherwise.
+/// Maximum number of processes for a table whose chains prove to hold rules of nft.
 const MAX_PROCESSES: usize = 8;
 
-/// A table of which `iptables-save` has printed less than there is.
+/// The part of a table that `iptables-save` has not printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gap {
-    /// It has printed nothing.
+    /// The whole table.
     Whole,
-    /// It has not printed the base chains that are not its own.
+    /// Base chains that are not built-in ones.
     BaseChains,
-    /// It has ended within the table.
+    /// The rest of the table.
     Rest,
 }
 
-/// What `iptables-nft-save` has printed, as far as it says what it has not.
+/// The part of the rules that `iptables-nft-save` has printed.
 #[derive(Debug, Default)]
-pub(crate) struct Printed {
+pub(crate) struct PrintedTables {
     tables: BTreeSet<String>,
-    /// The table that has begun and not ended.
+    /// Table that has begun and not ended.
     open: Option<String>,
     /// Tables with base chains that were not printed.
     partial: BTreeSet<String>,
-    /// Chains of the open table whose rules were told.
+    /// Chains of the open table whose rules were passed on.
     told: BTreeSet<String>,
-    /// The chain whose rules are being printed, and those that were.
+    /// Chain whose rules are being printed, and those rules.
     chain: String,
     held: Vec<String>,
 }
 
-impl Printed {
-    /// Takes in a line.
+impl PrintedTables {
+    /// Reads a line.
     pub(crate) fn add(&mut self, line: &str) {
         if let Some(comment) = line.strip_prefix('#') {
             // "# Table `nat' contains incompatible base-chains, use 'nft' tool to list them."
@@ -75,8 +74,8 @@ impl Printed {
         }
     }
 
-    /// Takes in a line, and tells it once all rules of its chain are printed: the program may end at
-    /// the next one.
+    /// Reads a line, and passes it on once all rules of its chain are printed: the program may end
+    /// at the next line.
     pub(crate) fn pass(&mut self, line: &str, tell: &mut dyn FnMut(&str)) {
         let chain = Line::chain_of_rule(line);
         if chain != Some(&self.chain) && !self.chain.is_empty() {
@@ -96,12 +95,12 @@ impl Printed {
         self.held.push(line.to_owned());
     }
 
-    /// Returns the table that was printed, but not to its end.
+    /// Returns the table that was not printed to its end.
     pub(crate) fn cut_short(&self) -> Option<&str> {
         self.open.as_deref()
     }
 
-    /// Returns what was not printed of the tables that exist.
+    /// Returns the unprinted parts of the existing tables.
     pub(crate) fn gaps(&self, existing: &[&'static str]) -> Vec<(&'static str, Gap)> {
         let gap = |table: &'static str| {
             if self.open.as_deref() == Some(table) {
@@ -118,29 +117,31 @@ impl Printed {
     }
 }
 
-/// Finds `iptables-restore`, which lists single chains.
+/// A function that finds `iptables-restore`, which lists single chains.
 type Restore<'a> = &'a (dyn Fn() -> Result<Program, IptablesError> + Sync);
 
-/// Tells the lines of what `iptables-save` has not printed of a table.
+/// Passes the lines of the unprinted part of a table to `line`.
 ///
 /// # Errors
 ///
-/// The table cannot be read, or changes all the time.
+/// The table cannot be read, or keeps changing.
 pub(crate) fn read(
     restore: Restore<'_>,
     family: IpFamily,
-    printed: &Printed,
+    printed: &PrintedTables,
     (table, gap): (&'static str, Gap),
     is_counted: bool,
     limit: Limit,
     line: &mut dyn FnMut(&str),
 ) -> Result<(), IptablesError> {
-    let unreadable = |why: String| IptablesError::Native {
+    let listing = Listing {
+        restore,
+        family,
         table,
-        family: nft_name(family),
-        why,
+        is_counted,
+        limit,
     };
-    let asked = |error: Error| unreadable(error.to_string());
+    let asked = |error: Error| listing.unreadable(error.to_string());
     let Some(mut reader) = Reader::open(family).map_err(asked)? else {
         return Ok(());
     };
@@ -154,13 +155,6 @@ pub(crate) fn read(
             }
             Gap::Rest => chains.retain(|chain| !printed.told.contains(&chain.name)),
         }
-        let listing = Listing {
-            restore,
-            family,
-            table,
-            is_counted,
-            limit,
-        };
         let rules = listing.rules(&chains, &mut reader)?;
         let (_, after) = reader.tables().map_err(asked)?;
         if before != after {
@@ -176,7 +170,7 @@ pub(crate) fn read(
         line("COMMIT");
         return Ok(());
     }
-    Err(unreadable("it changes while it is read".to_owned()))
+    Err(listing.unreadable("it changes while it is read".to_owned()))
 }
 
 /// A table that is listed chain by chain.
@@ -195,7 +189,7 @@ impl Listing<'_> {
             let rules = reader.rules(self.table, name);
             rules.map_err(|error| self.unreadable(error.to_string()))
         };
-        let mut native: BTreeMap<&str, Vec<HeldRule>> = BTreeMap::new();
+        let mut native: BTreeMap<&str, Vec<KernelRule>> = BTreeMap::new();
         let mut listed: Vec<&str> = Vec::new();
         for chain in chains {
             let name = chain.name.as_str();
@@ -229,10 +223,11 @@ impl Listing<'_> {
             if attempt + 1 < MAX_PROCESSES {
                 continue;
             }
-            // Too many for one process each: iptables is asked for what surely has words alone.
+            // Too many chains for one process each. Only chains that iptables can surely express
+            // are left to it.
             for name in std::mem::take(&mut listed) {
                 let rules = held(reader, name)?;
-                let is_sure = |rule: &HeldRule| {
+                let is_sure = |rule: &KernelRule| {
                     rule.looks_compatible && (name.starts_with(PREFIX) || !rule.is_native())
                 };
                 if rules.iter().all(is_sure) {
@@ -245,11 +240,11 @@ impl Listing<'_> {
         Err(self.unreadable("too many of its chains hold rules of nft".to_owned()))
     }
 
-    /// Has iptables print the rules of chains.
+    /// Lists the rules of chains by iptables.
     ///
     /// # Errors
     ///
-    /// Why it failed, and the chain that it was printing if it ended by itself: it ends at a rule
+    /// The cause, and the chain being printed if the program ended by itself. It ends at a rule
     /// that it cannot read, and does not always name the chain.
     fn list(
         &self,
@@ -270,7 +265,7 @@ impl Listing<'_> {
             writeln!(sink, "COMMIT")
         };
         let mut output = |source: &mut dyn BufRead| {
-            // What cannot be read is told by how the program ends.
+            // A read error shows in the program's exit.
             for line in source.split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line);
                 if line.starts_with("-A ") {
@@ -374,7 +369,7 @@ fn declaration(table: &str, chain: &Chain) -> String {
     }
 }
 
-/// Returns the chain that iptables says it cannot list: "chain `X' in table `nat' is incompatible".
+/// Returns the chain that iptables cannot list: "chain `X' in table `nat' is incompatible".
 fn incompatible_chain(error: &IptablesError) -> Option<&str> {
     let IptablesError::Failed { said, .. } = error else {
         return None;
@@ -390,10 +385,10 @@ fn printed_chain(line: &str) -> Option<&str> {
     rest.split(' ').next()
 }
 
-/// Moves the counters of `-A CHAIN ... -c PACKETS BYTES -j TARGET` to the front, where
-/// `iptables-save -c` has them.
+/// Moves the counters of `-A CHAIN ... -c PACKETS BYTES -j TARGET` to the front, as in
+/// `iptables-save -c`.
 fn counted(line: &str) -> Option<String> {
-    // What a comment says may look like counters, but the last ones are those of the rule.
+    // A comment may contain the same words, but the rule's counters come last.
     let (before, rest) = line.rsplit_once(" -c ")?;
     let mut words = rest.splitn(3, ' ');
     let (packets, bytes) = (words.next()?, words.next()?);
@@ -406,8 +401,8 @@ fn counted(line: &str) -> Option<String> {
     Some(format!("[{packets}:{bytes}] {before}{after}"))
 }
 
-/// Returns the chains of tables that kube-proxies write to which iptables cannot use: nft has made
-/// built-in ones with another hook, type or priority, or one of a kube-proxy's as a base chain.
+/// Returns the chains of kube-proxies' tables that iptables cannot use. nft has created a built-in
+/// one with another hook, type or priority, or a kube-proxy's chain as a base chain.
 pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
     let Some(mut reader) = Reader::open(family)? else {
         return Ok(Vec::new());
@@ -452,15 +447,15 @@ fn hook_name(number: u32) -> &'static str {
 mod tests {
     use super::*;
 
-    fn printed(text: &str) -> Printed {
-        let mut printed = Printed::default();
+    fn printed(text: &str) -> PrintedTables {
+        let mut printed = PrintedTables::default();
         text.lines().for_each(|line| printed.add(line));
         printed
     }
 
     #[test]
     fn rules_of_a_chain_are_told_once_all_are_printed() {
-        let mut printed = Printed::default();
+        let mut printed = PrintedTables::default();
         let mut told = Vec::new();
         let text =
             "*nat\n:A - [0:0]\n:B - [0:0]\n[1:2] -A A -j B\n[0:0] -A A -j C\n[0:0] -A B -j A";
@@ -476,7 +471,7 @@ mod tests {
         assert!(printed.gaps(&["nat"]).is_empty());
     }
 
-    // What iptables 1.8.9 prints.
+    // Output of iptables 1.8.9.
 
     #[test]
     fn a_table_that_was_not_printed_is_a_gap() {
@@ -485,7 +480,7 @@ mod tests {
              *filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n";
         let gaps = printed(text).gaps(&["filter", "nat"]);
         assert_eq!(gaps, [("nat", Gap::Whole)]);
-        // Whatever the words are.
+        // The test does not depend on the words.
         assert_eq!(printed("").gaps(&["raw"]), [("raw", Gap::Whole)]);
         assert!(printed(text).gaps(&["filter"]).is_empty());
     }

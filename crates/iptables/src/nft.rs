@@ -1,22 +1,22 @@
-//! What nftables says of itself over netlink, so that no program need be asked: which tables there
-//! are, whether anything has changed, and whether rules as iptables makes them would be taken.
+//! Asks nftables over netlink, without a program: the tables that exist, whether they have changed,
+//! and whether it would take rules of iptables.
 //!
-//! Nothing is written. A transaction that is not ended is checked by the kernel message by message,
-//! modules that it needs are loaded, and then it is undone: that is how `nft --check` asks.
+//! Nothing is written. The kernel checks an unfinished transaction message by message, loads the
+//! modules that it needs, and then undoes it, as for `nft --check`.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/nf_tables_compat.h`,
 //! `net/netfilter/nfnetlink.c` (`nfnetlink_rcv_batch`).
 
-pub(crate) mod held;
+pub(crate) mod kernel_rules;
 
 use inet::IpFamily;
 use netlink_batch::{
-    Attributes, Batch, Connection, Error, NLM_F_APPEND, NLM_F_CREATE, Protocol, Refusal, Reply,
-    Writer,
+    Attributes, Batch, Connection, Dump, Error, NLM_F_APPEND, NLM_F_CREATE, Protocol, Refusal,
+    Reply, Writer,
 };
 
 use crate::modules;
-use crate::reading::{State, Verdict};
+use crate::reading::{Support, TablesState};
 use crate::table::Table;
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
@@ -51,11 +51,11 @@ const REVISION: u16 = 2;
 /// `NFTA_MATCH_INFO`, `NFTA_TARGET_INFO`.
 const INFO: u16 = 3;
 
-/// The tables that iptables knows.
+/// The tables of iptables.
 const TABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// What puts iptables' rules into them.
+/// Modules for rules of iptables.
 const MODULES: [&str; 2] = ["nft_compat", "nft_chain_nat"];
-/// Where the transaction that is not ended would write.
+/// Table and chain of the unfinished transaction.
 const PROBE: &str = "kube-proxy-probe";
 const CHAIN: &str = "prerouting";
 
@@ -63,25 +63,25 @@ const fn message(command: u16) -> u16 {
     (NFNL_SUBSYS_NFTABLES as u16) << 8 | command
 }
 
-/// What iptables' tables of a family are in; `None` if that cannot be told. Asking loads
+/// Returns the state of a family's iptables tables; `None` if that is unknown. The question loads
 /// `nf_tables`, as `iptables-nft-save` does.
-pub(crate) fn state(family: IpFamily) -> Option<State> {
+pub(crate) fn state(family: IpFamily) -> Option<TablesState> {
     let mut connection = match Connection::open(Protocol::Netfilter) {
         Ok(connection) => connection,
-        Err(error) => return is_missing(&error).then_some(State::Unsupported),
+        Err(error) => return is_missing(&error).then_some(TablesState::Unsupported),
     };
     match read(&mut connection, family) {
         Ok((tables, _)) if tables.is_empty() => match probe_table(&mut connection, family) {
-            Verdict::Works => Some(State::Empty),
-            Verdict::Never => Some(State::Unsupported),
-            Verdict::Lacks | Verdict::Unknown => None,
+            Support::Works => Some(TablesState::Empty),
+            Support::Never => Some(TablesState::Unsupported),
+            Support::Lacks | Support::Unknown => None,
         },
-        Ok((_, generation)) => Some(State::Holds(generation.map(u64::from))),
-        Err(error) => is_missing(&error).then_some(State::Unsupported),
+        Ok((_, generation)) => Some(TablesState::Holds(generation.map(u64::from))),
+        Err(error) => is_missing(&error).then_some(TablesState::Unsupported),
     }
 }
 
-/// Returns those of the iptables tables that are dormant: their base chains get no packet.
+/// Returns the iptables tables that are dormant: their base chains get no packets.
 pub(crate) fn dormant_tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
     let mut connection = match Connection::open(Protocol::Netfilter) {
         Ok(connection) => connection,
@@ -92,8 +92,15 @@ pub(crate) fn dormant_tables(family: IpFamily) -> Result<Vec<&'static str>, Erro
         Err(error) if is_missing(&error) => return Ok(Vec::new()),
         answer => answer?,
     };
-    let mut dormant = Vec::new();
-    for (_, payload) in answer.iter() {
+    let tables = iptables_tables(&answer)?.into_iter();
+    let dormant = tables.filter(|(_, flags)| flags & NFT_TABLE_F_DORMANT != 0);
+    Ok(dormant.map(|(table, _)| table).collect())
+}
+
+/// Returns the iptables tables in a dump, with their flags.
+fn iptables_tables(dump: &Dump) -> Result<Vec<(&'static str, u32)>, Error> {
+    let mut tables = Vec::new();
+    for (_, payload) in dump.iter() {
         let (mut name, mut flags) = ("", 0);
         for attribute in Attributes::after(4, payload)? {
             let attribute = attribute?;
@@ -103,20 +110,18 @@ pub(crate) fn dormant_tables(family: IpFamily) -> Result<Vec<&'static str>, Erro
                 _ => {}
             }
         }
-        if flags & NFT_TABLE_F_DORMANT != 0 {
-            dormant.extend(TABLES.into_iter().filter(|table| *table == name));
-        }
+        let known = TABLES.into_iter().filter(|table| *table == name);
+        tables.extend(known.map(|table| (table, flags)));
     }
-    Ok(dormant)
+    Ok(tables)
 }
 
-/// Reads which tables iptables has there, and the number of the last change of all that nftables
-/// holds.
+/// Reads the iptables tables that exist, and the number of the last change of the ruleset.
 fn read(
     connection: &mut Connection,
     family: IpFamily,
 ) -> Result<(Vec<&'static str>, Option<u32>), Error> {
-    // Before the tables: what changes later is another generation.
+    // Asked before the tables, so that a later change has another generation.
     let answer = connection.request(NFT_MSG_GETGEN, 0, |w| w.bytes(&[0; 4]))?;
     let mut generation = None;
     for (_, payload) in answer.iter() {
@@ -128,20 +133,11 @@ fn read(
         }
     }
     let tables = connection.dump(NFT_MSG_GETTABLE, 0, |w| header(w, family))?;
-    let mut found = Vec::new();
-    for (_, payload) in tables.iter() {
-        for attribute in Attributes::after(4, payload)? {
-            let attribute = attribute?;
-            if attribute.kind == FIRST {
-                let name = attribute.string()?;
-                found.extend(TABLES.into_iter().filter(|table| *table == name));
-            }
-        }
-    }
-    Ok((found, generation))
+    let tables = iptables_tables(&tables)?.into_iter();
+    Ok((tables.map(|(table, _)| table).collect(), generation))
 }
 
-/// The chains of iptables' tables; `None` if that cannot be told.
+/// Returns the chains of the iptables tables; `None` if that is unknown.
 pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     let chains = Connection::open(Protocol::Netfilter).and_then(|mut connection| {
         let answer = connection.dump(NFT_MSG_GETCHAIN, 0, |w| header(w, family))?;
@@ -166,17 +162,17 @@ pub(crate) fn chains(family: IpFamily) -> Option<Vec<(Table, String)>> {
     }
 }
 
-/// Whether the kernel says that it has nothing to hold iptables' rules of a family with: neither
-/// nf_tables with the family, or not the matches that those of every mode have.
+/// Reports whether the kernel cannot hold iptables rules of a family: it lacks nf_tables, the
+/// family, or the matches that every mode has.
 pub(crate) fn is_absent(family: IpFamily) -> bool {
     let has_no_matches = || {
         let refused = has_match(family, "addrtype", 1);
         refused.is_err_and(|error| is_unknown(&error))
     };
-    probe(family) == Verdict::Never || has_no_matches()
+    probe(family) == Support::Never || has_no_matches()
 }
 
-/// The kernel has no such match, or nothing to ask for one.
+/// Reports whether the kernel lacks the match, or any means to ask for one.
 pub(crate) fn is_unknown(error: &Error) -> bool {
     let is_no = |errno| matches!(errno, libc::ENOENT | libc::EINVAL | libc::EPROTONOSUPPORT);
     match error {
@@ -186,28 +182,28 @@ pub(crate) fn is_unknown(error: &Error) -> bool {
     }
 }
 
-/// Loads what iptables' rules need beside nf_tables, if that is there, and with it what else is
-/// needed.
+/// Loads the modules that iptables rules need beside nf_tables, with the `needed` ones, if
+/// nf_tables is there.
 pub(crate) fn load_modules(needed: &[&str]) {
-    let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == Verdict::Works;
+    let works = |mut connection| probe_table(&mut connection, IpFamily::V4) == Support::Works;
     if modules::is_loadable(MODULES[0]) && Connection::open(Protocol::Netfilter).is_ok_and(works) {
         modules::load(&MODULES, needed);
     }
 }
 
-/// Whether the kernel would take a chain for NAT, a match and a target of iptables.
-pub(crate) fn probe(family: IpFamily) -> Verdict {
+/// Checks that the kernel would take a NAT chain, and a match and target of iptables.
+pub(crate) fn probe(family: IpFamily) -> Support {
     match Connection::open(Protocol::Netfilter) {
         Ok(mut connection) => match probe_table(&mut connection, family) {
-            Verdict::Works => probe_rule(&mut connection, family),
+            Support::Works => probe_rule(&mut connection, family),
             verdict => verdict,
         },
-        Err(error) if is_missing(&error) => Verdict::Never,
-        Err(_) => Verdict::Unknown,
+        Err(error) if is_missing(&error) => Support::Never,
+        Err(_) => Support::Unknown,
     }
 }
 
-/// Whether the kernel has a match of iptables of this revision, for rules in nftables.
+/// Checks that the kernel has a match of iptables of this revision, for rules in nftables.
 pub(crate) fn has_match(family: IpFamily, name: &str, revision: u8) -> Result<(), Error> {
     let mut connection = Connection::open(Protocol::Netfilter)?;
     let answer = connection.request(NFNL_MSG_COMPAT_GET, 0, |w| {
@@ -220,12 +216,12 @@ pub(crate) fn has_match(family: IpFamily, name: &str, revision: u8) -> Result<()
     answer.map(drop)
 }
 
-/// Whether nftables knows the family.
-fn probe_table(connection: &mut Connection, family: IpFamily) -> Verdict {
+/// Checks that nftables knows the family.
+fn probe_table(connection: &mut Connection, family: IpFamily) -> Support {
     dry_run(connection, &begin(family))
 }
 
-fn probe_rule(connection: &mut Connection, family: IpFamily) -> Verdict {
+fn probe_rule(connection: &mut Connection, family: IpFamily) -> Support {
     let mut batch = begin(family);
     batch.push(NFT_MSG_NEWCHAIN, NLM_F_CREATE, |w| {
         header(w, family);
@@ -264,7 +260,8 @@ fn extension(w: &mut Writer<'_>, kind: &str, name: &str, revision: u32, info: &[
     });
 }
 
-/// The begin of a transaction, and a table in which no hook is set, not even until it is undone.
+/// Returns the begin of a transaction, with a dormant table, which sets no hook even until it is
+/// undone.
 fn begin(family: IpFamily) -> Batch {
     let mut batch = Batch::new();
     batch.push(NFNL_MSG_BATCH_BEGIN, 0, of_batch);
@@ -276,31 +273,31 @@ fn begin(family: IpFamily) -> Batch {
     batch
 }
 
-/// The body of the messages that begin and end a transaction: `struct nfgenmsg`.
+/// Writes the body of the messages that begin and end a transaction: `struct nfgenmsg`.
 fn of_batch(w: &mut Writer<'_>) {
     w.bytes(&[0, 0, 0, NFNL_SUBSYS_NFTABLES]);
 }
 
-fn dry_run(connection: &mut Connection, batch: &Batch) -> Verdict {
+fn dry_run(connection: &mut Connection, batch: &Batch) -> Support {
     match connection.execute(batch) {
-        Ok(replies) if replies.iter().all(|reply| matches!(reply, Reply::Done)) => Verdict::Works,
+        Ok(replies) if replies.iter().all(|reply| matches!(reply, Reply::Done)) => Support::Works,
         Ok(replies) => {
-            // The begin, for want of nf_tables, or the table, for want of the family.
+            // The begin fails without nf_tables, the table without the family.
             let mut first = replies.iter().take(2).filter_map(Reply::errno);
             if first.any(|errno| errno == libc::EOPNOTSUPP || errno == libc::EAFNOSUPPORT) {
-                Verdict::Never
+                Support::Never
             } else if replies.iter().any(|of| of.errno() == Some(libc::ENOENT)) {
-                // The type of chain, the match or the target.
-                Verdict::Lacks
+                // The type of chain, the match or the target is missing.
+                Support::Lacks
             } else {
-                Verdict::Unknown
+                Support::Unknown
             }
         }
-        Err(_) => Verdict::Unknown,
+        Err(_) => Support::Unknown,
     }
 }
 
-/// The kernel has no nfnetlink, or neither nf_tables nor a module for it.
+/// Reports whether the kernel lacks nfnetlink, nf_tables, or a module for it.
 fn is_missing(error: &Error) -> bool {
     match error {
         Error::Open { source, .. } => source.raw_os_error() == Some(libc::EPROTONOSUPPORT),

@@ -1,5 +1,5 @@
-//! State that nft has left in tables of iptables and that makes rules there useless: chains that have
-//! the name of one of iptables, and tables that are switched off.
+//! Obstacles that nft has left in iptables tables: chains with the name of an iptables chain, and
+//! tables that are switched off.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Running a program with a time limit and without a shell.
+//! Runs a program with a time limit and without a shell.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,25 +14,25 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// Where system programs are, should `PATH` not say so.
+/// Folders of system programs, searched after `PATH`.
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin";
 
-/// How much is handed over at a time.
+/// Size of the buffers for input and output.
 const CHUNK: usize = 64 * 1024;
 
-/// What writes a program's standard input.
+/// A function that writes a program's standard input.
 pub type Input<'a> = &'a mut (dyn FnMut(&mut dyn Write) -> io::Result<()> + Send);
-/// What reads its standard output.
+/// A function that reads a program's standard output.
 pub type Output<'a> = &'a mut (dyn FnMut(&mut dyn BufRead) + Send);
 
-/// A program that was found.
+/// An installed program.
 #[derive(Debug, Clone)]
 pub struct Program(PathBuf);
 
-/// What a program left when it ended.
+/// The results of a program that has ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// How it ended.
+    /// Exit status.
     pub status: ExitStatus,
     /// Standard output; empty if it was streamed.
     pub stdout: String,
@@ -41,7 +41,7 @@ pub struct Finished {
 }
 
 impl Program {
-    /// Looks in `PATH`, then where system programs are.
+    /// Finds a program in `PATH` or in the folders of system programs.
     pub fn find(name: &str) -> Option<Self> {
         std::env::split_paths(&search_path())
             .map(|dir| dir.join(name))
@@ -49,12 +49,12 @@ impl Program {
             .map(Self)
     }
 
-    /// One whose place is known.
+    /// Returns the program at this path.
     pub(crate) fn at(path: PathBuf) -> Self {
         Self(path)
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -65,13 +65,12 @@ impl Program {
         name.to_string_lossy().into_owned()
     }
 
-    /// Runs it in the calling thread's network namespace, with `PATH` as its only variable, and
-    /// waits. Past `limit` it is killed, with what it started, and that is
-    /// [`io::ErrorKind::TimedOut`].
+    /// Runs the program in the caller's network namespace, with `PATH` as its only variable, and
+    /// waits. After `limit` it is killed with its children, which is [`io::ErrorKind::TimedOut`].
     ///
     /// # Errors
     ///
-    /// It cannot be started or waited for, or the limit has passed.
+    /// The program cannot be started or waited for, or the limit has passed.
     pub fn run(&self, arguments: &[&str], input: &str, limit: Duration) -> io::Result<Finished> {
         let mut stdout = Vec::new();
         let mut write = |sink: &mut dyn Write| sink.write_all(input.as_bytes());
@@ -86,12 +85,12 @@ impl Program {
         Ok(finished)
     }
 
-    /// The same, with an input that is written, and an output that is read, piece by piece. Without
-    /// an input it costs no thread; with one, a thread.
+    /// Runs the program like [`run`](Self::run), and writes its input and reads its output piece by
+    /// piece. Only an input costs a thread.
     ///
     /// # Errors
     ///
-    /// As of [`run`](Self::run).
+    /// See [`run`](Self::run).
     pub fn stream(
         &self,
         arguments: &[&str],
@@ -101,7 +100,7 @@ impl Program {
     ) -> io::Result<Finished> {
         let limit = limit.into();
         let deadline = Instant::now() + limit.whole;
-        // A file in memory takes all that it says, whoever reads when.
+        // A file in memory takes all messages, no matter when they are read.
         let mut stderr = File::from(memfd_create("stderr", MemfdFlags::CLOEXEC)?);
         let stdin = match input {
             Some(_) => Stdio::piped(),
@@ -119,7 +118,7 @@ impl Program {
         let in_time = thread::scope(|scope| {
             let mut fed = Ok(());
             if let (Some(stdin), Some(input)) = (child.stdin.take(), input) {
-                // A program that does not read to the end says why on stderr.
+                // A program that does not read to the end explains that on stderr.
                 let feed = move || {
                     let mut sink = BufWriter::with_capacity(CHUNK, stdin);
                     input(&mut sink).and_then(|()| sink.flush())
@@ -137,8 +136,8 @@ impl Program {
                     };
                     let mut source = BufReader::with_capacity(CHUNK, until);
                     output(&mut source);
-                    // It has ended when it, and whatever it started, has closed its output. Why it
-                    // cannot be read is told by how it ends.
+                    // Its output ends once the program and its children have closed it. A read
+                    // error shows in the exit status.
                     let _ = io::copy(&mut source, &mut io::sink());
                     !source.get_ref().is_late
                 })
@@ -163,24 +162,24 @@ impl Program {
     }
 }
 
-/// How long a program may run.
+/// The time that a program may run.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
-    /// In all.
+    /// Total time.
     pub whole: Duration,
-    /// Without a word on standard output.
+    /// Time without a word on standard output.
     pub silence: Duration,
 }
 
 impl From<Duration> for Limit {
-    /// So long, whether it says something or not.
+    /// Allows this time in total, and as much silence.
     fn from(whole: Duration) -> Self {
         let silence = whole;
         Self { whole, silence }
     }
 }
 
-/// A program's output, as long as it is in time.
+/// A program's output until its deadline.
 struct Until {
     stdout: ChildStdout,
     deadline: Instant,
@@ -189,7 +188,7 @@ struct Until {
 }
 
 impl Read for Until {
-    /// [`io::ErrorKind::TimedOut`] once it is late.
+    /// Fails with [`io::ErrorKind::TimedOut`] after the deadline.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -227,7 +226,8 @@ fn lossy(bytes: Vec<u8>) -> String {
 }
 
 fn kill(child: &mut Child) {
-    // It leads a group of its own, so that what it started (modprobe) does not keep its pipes open.
+    // The child leads a process group, so that its own children (modprobe) do not keep the pipes
+    // open.
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);
     }

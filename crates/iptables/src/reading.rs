@@ -1,4 +1,4 @@
-//! What was read of the rules, and whether it still is what the kernel holds.
+//! The rules last read, and the state that tells whether they are current.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -9,37 +9,37 @@ use inet::IpFamily;
 use crate::backend::Backend;
 use crate::obstacles::DormantTable;
 
-/// Longer texts are read again each time: rules of others may be very many.
+/// Longest text that is kept. Other programs' rules may be very many.
 pub(crate) const MOST: usize = 256 * 1024;
 
-/// How long one who wants to write waits for the other family's turn to end. After that both write,
-/// and the kernel, or the program's own lock, puts them in order.
+/// Time that a writer waits for the other family's turn. After that both write, and the kernel or
+/// the programs' own lock orders them.
 const TURN_LIMIT: Duration = Duration::from_secs(1);
 
-/// What the tables of a family and backend are in, as the kernel says without a program.
+/// The state of a family's tables in a backend, as the kernel tells without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum State {
-    /// The kernel cannot have any.
+pub(crate) enum TablesState {
+    /// The kernel cannot hold rules.
     Unsupported,
-    /// There is no rule and no chain but the built-in ones.
+    /// Only built-in chains, without rules.
     Empty,
-    /// There may be some; two times with the same number are two times the same.
+    /// There may be rules; equal numbers mean equal rules.
     Holds(Option<u64>),
 }
 
-/// Whether the kernel takes rules, as it says without a program.
+/// The kernel's support for rules, as it tells without a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Support {
     Works,
     Never,
-    /// Tables can be there, and the kernel has not all that rules of every mode need. A program may
+    /// Tables can exist, but the kernel lacks a part that rules of every mode need. A program may
     /// still load it.
     Lacks,
-    /// The program has to be tried.
+    /// Only a program can tell.
     Unknown,
 }
 
-/// What is known of each backend and family, in one network namespace.
+/// The rules last read of each backend and family, in one network namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Readings {
     slots: [Slot; 4],
@@ -47,11 +47,11 @@ pub(crate) struct Readings {
     has_written: Condvar,
 }
 
-/// Whoever has it writes.
+/// A turn to write. Only the holder writes.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
     of: &'a Readings,
-    /// Whether it was waited for long enough, and not had.
+    /// True if the wait for the turn was given up.
     is_jumped: bool,
 }
 
@@ -59,11 +59,11 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Slot {
     last: Mutex<Option<Reading>>,
     works: AtomicBool,
-    /// Tables that were told to be switched off.
+    /// Tables that were logged as switched off.
     dormant: Mutex<Vec<DormantTable>>,
 }
 
-/// All rules, as they were when the kernel said this number.
+/// All rules as of a number of the kernel's.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) number: u64,
@@ -71,10 +71,9 @@ pub(crate) struct Reading {
 }
 
 impl Readings {
-    /// Waits for the turn to write, though not for ever: a program that hangs in one family is not
-    /// to hold up the other. Both families' legacy programs wait for one lock of theirs, no longer
-    /// than they are told to, and not at all before 1.6.2; nft ones begin again when another has
-    /// written meanwhile.
+    /// Waits for the turn to write, with a limit: a program that hangs in one family must not delay
+    /// the other. Legacy programs of both families share one lock, with a wait of their own, or
+    /// none before 1.6.2. nft programs start again if another has written meanwhile.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let is_writing = self.lock();
         let waited = self
@@ -106,7 +105,7 @@ impl Readings {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        // Who did not wait for its end leaves the turn to whom it belongs.
+        // A turn that was jumped stays with its holder.
         if !self.is_jumped {
             *self.of.lock() = false;
             self.of.has_written.notify_one();
@@ -115,12 +114,12 @@ impl Drop for Turn<'_> {
 }
 
 impl Slot {
-    /// Of two that read at once, one waits for what the other reads.
+    /// Locks the rules last read. A second reader waits for the first.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<Reading>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same for one who does not wait; `None` while somebody reads.
+    /// Locks the rules last read without waiting; `None` while another thread reads.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Reading>>> {
         match self.last.try_lock() {
             Ok(last) => Some(last),
@@ -129,13 +128,13 @@ impl Slot {
         }
     }
 
-    /// Takes over which tables are switched off, and returns those that were before.
+    /// Replaces the tables that are switched off, and returns the previous ones.
     pub(crate) fn replace_dormant(&self, now: &[DormantTable]) -> Vec<DormantTable> {
         let mut dormant = self.dormant.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut dormant, now.to_vec())
     }
 
-    /// Whether it has worked once.
+    /// Reports whether a write has succeeded before.
     pub(crate) fn works(&self) -> bool {
         self.works.load(Ordering::Relaxed)
     }

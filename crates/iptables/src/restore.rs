@@ -1,73 +1,73 @@
-//! The input of `iptables-restore --noflush`: what is named in it is touched, and nothing else.
+//! The input of `iptables-restore --noflush`: it changes only the chains that it names.
 //!
-//! Rules are given as they are rendered and read back, from `-A CHAIN` on.
+//! Rules are given as they are rendered and read: from `-A CHAIN` on.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 
 use crate::table::Table;
 
-/// Writes commands, table by table: each of these is carried out whole or not at all.
+/// A writer of commands, table by table. Each table is applied whole or not at all.
 pub struct Restore<'a> {
     sink: &'a mut dyn Write,
 }
 
 impl<'a> Restore<'a> {
-    /// Writes to `sink`.
+    /// Creates a writer to `sink`.
     pub fn new(sink: &'a mut dyn Write) -> Self {
         Self { sink }
     }
 
-    /// What follows is for this table.
+    /// Begins a table.
     ///
     /// # Errors
     ///
-    /// As all of these: the sink's.
+    /// The sink fails.
     pub fn begin(&mut self, table: Table) -> io::Result<()> {
         writeln!(self.sink, "*{table}")
     }
 
-    /// Makes a chain, or empties it, in the transaction that may fill it again.
+    /// Creates or empties a chain, in the transaction that may fill it again.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink fails.
     pub fn declare(&mut self, chain: impl Display) -> io::Result<()> {
         writeln!(self.sink, ":{chain} - [0:0]")
     }
 
-    /// Puts a rule at the end of its chain.
+    /// Appends a rule to its chain.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink fails.
     pub fn append(&mut self, rule: &str) -> io::Result<()> {
         writeln!(self.sink, "{rule}")
     }
 
-    /// Puts rules, each ended by a line feed, at the end of their chain.
+    /// Appends rules, each with a line feed, to their chain.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink fails.
     pub fn append_lines(&mut self, rules: &str) -> io::Result<()> {
         self.sink.write_all(rules.as_bytes())
     }
 
-    /// Puts a rule at the head of its chain.
+    /// Inserts a rule at the head of its chain.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink fails.
     pub fn insert(&mut self, rule: &str) -> io::Result<()> {
         writeln!(self.sink, "-I{}", behind_verb(rule))
     }
 
-    /// Takes away the first rule that is the same.
+    /// Deletes the first equal rule.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink fails.
     pub fn delete(&mut self, rule: &str) -> io::Result<()> {
         writeln!(self.sink, "-D{}", behind_verb(rule))
     }
@@ -76,25 +76,25 @@ impl<'a> Restore<'a> {
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink fails.
     pub fn flush(&mut self, chain: impl Display) -> io::Result<()> {
         writeln!(self.sink, "-F {chain}")
     }
 
-    /// Removes a chain, which is empty and which no rule leads to.
+    /// Removes a chain that is empty and that no rule leads to.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink fails.
     pub fn remove(&mut self, chain: impl Display) -> io::Result<()> {
         writeln!(self.sink, "-X {chain}")
     }
 
-    /// Ends the table: now it is carried out.
+    /// Ends and applies the table.
     ///
     /// # Errors
     ///
-    /// The sink's.
+    /// The sink fails.
     pub fn commit(&mut self) -> io::Result<()> {
         writeln!(self.sink, "COMMIT")
     }
@@ -104,7 +104,7 @@ fn behind_verb(rule: &str) -> &str {
     rule.strip_prefix("-A").unwrap_or(rule)
 }
 
-/// What `write` writes, as a text.
+/// Returns the text that `write` writes.
 pub fn restore_text(write: impl FnOnce(&mut Restore<'_>) -> io::Result<()>) -> String {
     let mut text = Vec::new();
     // Writing to a Vec cannot fail.

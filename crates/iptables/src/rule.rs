@@ -1,5 +1,5 @@
-//! A rule as data, and its one rendering: as `iptables-save` prints it, so that what is wanted can
-//! be compared with what is read back.
+//! A rule as data, and its one rendering: as `iptables-save` prints it, so that wanted rules can be
+//! compared with rules that were read.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -10,73 +10,73 @@ use ipnet::IpNet;
 
 use crate::table::{ChainName, Table};
 
-/// What a rule matches.
+/// A condition on a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Match {
-    /// The source address.
+    /// The source address is in this network.
     Source(IpNet),
-    /// The source address is not one of these.
+    /// The source address is outside this network.
     NotSource(IpNet),
-    /// The destination address.
+    /// The destination address is in this network.
     Destination(IpNet),
-    /// The destination address is not one of these.
+    /// The destination address is outside this network.
     NotDestination(IpNet),
-    /// The interface that it came in by; `+` at the end stands for whatever follows.
+    /// The incoming interface; a final `+` matches any suffix.
     InInterface(String),
-    /// It came in by another interface, or by none.
+    /// Another incoming interface, or none.
     NotInInterface(String),
     /// The transport protocol.
     Protocol(Protocol),
-    /// Matches always, and says something to who reads it.
+    /// Always true; carries a text for readers.
     Comment(Cow<'static, str>),
-    /// The destination port, of this protocol.
+    /// The destination port of this protocol.
     Port(Protocol, u16),
-    /// The module of this protocol, which a target with ports asks for.
+    /// The module of this protocol, which a target with ports needs.
     Module(Protocol),
     /// The source is an address of this node.
     SourceLocal,
-    /// The source is no address of this node.
+    /// The source is not an address of this node.
     SourceNotLocal,
     /// The destination is an address of this node.
     DestinationLocal,
-    /// What connection tracking says of its flow.
+    /// The flow has one of these states in connection tracking.
     State(&'static [FlowState]),
-    /// It says none of these.
+    /// The flow has none of these states.
     NotState(&'static [FlowState]),
     /// All bits of this mark are set.
     Mark(u32),
     /// Not all bits of this mark are set.
     NotMark(u32),
-    /// These fields of the packet are a member of the ipset with this name.
+    /// These fields of the packet are a member of the ipset of this name.
     InSet(Cow<'static, str>, &'static [Field]),
-    /// They are not.
+    /// These fields are not a member of the ipset of this name.
     NotInSet(Cow<'static, str>, &'static [Field]),
-    /// It did not come in by a port of a bridge.
+    /// The packet did not come in through a bridge port.
     NotFromBridgePort,
-    /// IPVS sent it on for this virtual server.
+    /// IPVS forwarded the packet for this virtual server.
     VirtualServer(Protocol, IpAddr, u16),
-    /// Matches always, and counts with the nfacct object of this name.
+    /// Always true; counts with the nfacct object of this name.
     Counted(&'static str),
-    /// One in so many, by chance.
+    /// One packet in this many, at random.
     OneIn(usize),
-    /// The source has been put into this list of `recent` within so many seconds.
+    /// The source was added to this list of `recent` within this many seconds.
     SeenWithin(ChainName, u32, IpFamily),
-    /// Puts the source into this list.
+    /// Always true; adds the source to this list of `recent`.
     Remember(ChainName, IpFamily),
 }
 
-/// What connection tracking calls a flow. In the order in which iptables prints them.
+/// The state of a flow in connection tracking, in the order in which iptables prints them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowState {
-    /// It belongs to none that can be.
+    /// The packet belongs to no valid flow.
     Invalid,
-    /// This is its first packet.
+    /// The first packet of a flow.
     New,
-    /// It belongs to another one.
+    /// A flow that belongs to another one.
     Related,
-    /// It has been seen in both directions.
+    /// A flow seen in both directions.
     Established,
-    /// Its destination is translated.
+    /// A flow whose destination is translated.
     Dnat,
 }
 
@@ -100,7 +100,7 @@ impl FlowState {
     }
 }
 
-/// Which side of a packet a dimension of a set is.
+/// The side of a packet that a dimension of a set takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// `src`
@@ -109,43 +109,43 @@ pub enum Field {
     Destination,
 }
 
-/// What becomes of a packet that all matches fit.
+/// The action on a packet that all conditions match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// It passes the table.
+    /// Passes the table.
     Accept,
-    /// It is dropped.
+    /// Drops the packet.
     Drop,
-    /// It goes on behind the rule that led to this chain.
+    /// Returns behind the rule that led to this chain.
     Return,
-    /// Its sender is told that nobody listens there, by ICMP of this family.
+    /// Answers with an ICMP error of this family: port unreachable.
     Reject(IpFamily),
-    /// The bits of the mask are cleared in its mark, then those of the value turned over.
+    /// Clears the bits of the mask in the packet's mark, then flips those of the value.
     Mark {
-        /// The bits that are turned over.
+        /// Bits to flip.
         value: u32,
-        /// The bits that are cleared before.
+        /// Bits to clear before.
         mask: u32,
     },
-    /// It gets this node's address as its source.
+    /// Replaces the source by this node's address.
     Masquerade(SourcePort),
-    /// It gets this destination.
+    /// Replaces the destination.
     Dnat(SocketAddr),
-    /// It goes through this chain.
+    /// Continues in this chain.
     Chain(ChainName),
 }
 
-/// Which source port a masqueraded flow gets.
+/// The source port of a masqueraded flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourcePort {
-    /// Its own, if it is free.
+    /// The original port, if it is free.
     Kept,
     /// A random one (`--random-fully`).
     Random,
 }
 
 impl Target {
-    /// Sets these bits of the mark.
+    /// Returns a target that sets these bits of the mark.
     pub const fn set_mark(bits: u32) -> Self {
         Self::Mark {
             value: bits,
@@ -153,7 +153,7 @@ impl Target {
         }
     }
 
-    /// Turns these bits of the mark over.
+    /// Returns a target that flips these bits of the mark.
     pub const fn flip_mark(bits: u32) -> Self {
         Self::Mark {
             value: bits,
@@ -169,12 +169,13 @@ impl<T: Into<ChainName>> From<T> for Target {
 }
 
 impl Match {
-    /// A comment.
+    /// Returns a comment.
     pub fn comment(text: impl Into<Cow<'static, str>>) -> Self {
         Self::Comment(text.into())
     }
 
-    /// `iptables-save` prints these parts first, in this order, and the others as they were given.
+    /// Returns the rank of a part: `iptables-save` prints these first, in this order, and the rest
+    /// as given.
     fn rank(&self) -> u8 {
         match self {
             Self::Source(_) | Self::NotSource(_) => 0,
@@ -190,12 +191,12 @@ impl Match {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     matches: Vec<Match>,
-    /// Without one, the rule only counts.
+    /// Action; without one, the rule only counts.
     target: Option<Target>,
 }
 
 impl Rule {
-    /// What fits all `matches` goes to `target`.
+    /// Creates a rule that applies `target` to packets that all `matches` fit.
     pub fn new(matches: impl IntoIterator<Item = Match>, target: impl Into<Target>) -> Self {
         Self {
             target: Some(target.into()),
@@ -203,7 +204,7 @@ impl Rule {
         }
     }
 
-    /// A rule that does nothing: it counts, or it is there to be read.
+    /// Creates a rule without an action: it counts, or carries a comment.
     pub fn without_target(matches: impl IntoIterator<Item = Match>) -> Self {
         let mut matches: Vec<Match> = matches.into_iter().collect();
         matches.sort_by_key(Match::rank);
@@ -213,7 +214,7 @@ impl Rule {
         }
     }
 
-    /// The same without its comments.
+    /// Returns the rule without its comments.
     #[must_use]
     pub fn without_comments(mut self) -> Self {
         self.matches
@@ -221,17 +222,17 @@ impl Rule {
         self
     }
 
-    /// What it matches.
+    /// Returns the conditions.
     pub fn matches(&self) -> &[Match] {
         &self.matches
     }
 
-    /// What becomes of what fits.
+    /// Returns the action.
     pub fn target(&self) -> Option<Target> {
         self.target
     }
 
-    /// Appends it to `text` as a line for `chain`, which ends without a line feed.
+    /// Appends the rule to `text` as a line for `chain`, without a line feed.
     pub fn render(&self, chain: impl fmt::Display, text: &mut String) {
         // Writing to a String cannot fail.
         let _ = write!(text, "-A {chain}");
@@ -243,7 +244,7 @@ impl Rule {
         }
     }
 
-    /// As a line for `chain`: `-A CHAIN ...`.
+    /// Returns the rule as a line for `chain`: `-A CHAIN ...`.
     pub fn line(&self, chain: impl fmt::Display) -> String {
         let mut line = String::new();
         self.render(chain, &mut line);
@@ -251,32 +252,32 @@ impl Rule {
     }
 }
 
-/// A rule of a built-in chain that leads to another one.
+/// A rule of a built-in chain that leads to another chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Jump {
-    /// The table of both.
+    /// Table of both chains.
     pub table: Table,
-    /// The built-in chain.
+    /// Built-in chain.
     pub from: &'static str,
-    /// Where it leads.
+    /// Target chain.
     pub to: &'static str,
-    /// What it says of itself.
+    /// Comment.
     pub comment: Option<&'static str>,
-    /// Which packets it is for.
+    /// Packets that follow the jump.
     pub packets: Packets,
 }
 
-/// Which packets of a flow are meant.
+/// The packets of a flow that follow a jump.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packets {
-    /// All.
+    /// All packets.
     All,
-    /// The first one.
+    /// The first packet.
     First,
 }
 
 impl Jump {
-    /// One for all packets, with a comment.
+    /// Creates a jump for all packets, with a comment.
     pub const fn new(
         table: Table,
         from: &'static str,
@@ -292,14 +293,14 @@ impl Jump {
         }
     }
 
-    /// The same for the first packet of each flow.
+    /// Returns the jump for the first packet of each flow.
     #[must_use]
     pub const fn of_first_packets(mut self) -> Self {
         self.packets = Packets::First;
         self
     }
 
-    /// As a line.
+    /// Returns the jump as a line.
     pub fn line(&self) -> String {
         let is_first = self.packets == Packets::First;
         let state = is_first.then_some(Match::State(&[FlowState::New]));
@@ -352,7 +353,7 @@ impl fmt::Display for Match {
                 "-m ipvs --vproto {} --vaddr {address} --vport {port}",
                 protocol.number()
             ),
-            // The second blank is iptables'.
+            // iptables prints two blanks.
             Self::Counted(name) => write!(f, "-m nfacct --nfacct-name  {name}"),
             Self::OneIn(count) => write!(
                 f,
@@ -405,7 +406,7 @@ fn names(fields: &[Field]) -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// Words with commas between them.
+/// Writes words with commas between them.
 fn joined(words: impl Iterator<Item = &'static str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for (at, word) in words.enumerate() {
         if at > 0 {
@@ -416,7 +417,7 @@ fn joined(words: impl Iterator<Item = &'static str>, f: &mut fmt::Formatter<'_>)
     Ok(())
 }
 
-/// The mask of a single address.
+/// Returns the mask of a single address.
 fn whole(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "255.255.255.255",
@@ -424,8 +425,7 @@ fn whole(family: IpFamily) -> &'static str {
     }
 }
 
-/// One in `count`, as upstream gives it, with ten digits, and as the kernel keeps it, in units of
-/// 2⁻³¹.
+/// Returns one in `count` with upstream's ten digits, rounded to the kernel's units of 2⁻³¹.
 fn probability(count: usize) -> f64 {
     const UNITS: f64 = 2_147_483_648.0;
     #[allow(
@@ -436,10 +436,10 @@ fn probability(count: usize) -> f64 {
     (given.parse::<f64>().unwrap_or(1.0) * UNITS).round() / UNITS
 }
 
-/// Text for between quotation marks: nothing in it can end them, or the line.
+/// Writes text for a place between quotation marks. No character of it can end them, or the line.
 fn escaped(text: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let is_special = |character: char| matches!(character, '"' | '\\' | '\'');
-    // Nearly always, and of very many rules.
+    // The usual case, for very many rules.
     if !text.contains(|character: char| is_special(character) || character.is_control()) {
         return f.write_str(text);
     }

@@ -1,26 +1,26 @@
-//! What `iptables-save` prints, line by line: the one reader of it. Nothing is kept, and nothing is
-//! copied but words that carry an escaped character.
+//! The one parser of `iptables-save`, line by line. It keeps nothing, and copies only words with an
+//! escaped character.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use crate::table::Table;
 
-/// A line.
+/// A line of `iptables-save`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Line<'a> {
-    /// `*nat`: what follows is of this table.
+    /// `*nat`: begins a table.
     Table(&'a str),
-    /// `:CHAIN ACCEPT [0:0]`: there is such a chain.
+    /// `:CHAIN ACCEPT [0:0]`: declares a chain.
     Chain(&'a str),
-    /// `-A CHAIN ...`: its next rule.
+    /// `-A CHAIN ...`: a rule.
     Rule(RuleLine<'a>),
-    /// `COMMIT`: the table is over.
+    /// `COMMIT`: ends the table.
     Commit,
 }
 
 impl<'a> Line<'a> {
-    /// Reads one, without its line feed. Comments and whatever else there is are none.
+    /// Parses a line without its line feed; `None` for comments and other lines.
     pub fn parse(line: &'a str) -> Option<Self> {
         if let Some(text) = line.strip_prefix("-A ") {
             let chain = first(text);
@@ -35,8 +35,7 @@ impl<'a> Line<'a> {
         (line == "COMMIT").then_some(Self::Commit)
     }
 
-    /// Returns the chain of a rule, with or without what it has counted; `None` if the line is
-    /// another one.
+    /// Returns the chain of a rule, with or without counters; `None` for other lines.
     pub(crate) fn chain_of_rule(line: &'a str) -> Option<&'a str> {
         let rule = match line.strip_prefix('[') {
             Some(counted) => counted.split_once("] ")?.1,
@@ -46,18 +45,18 @@ impl<'a> Line<'a> {
     }
 }
 
-/// A rule with what it has counted, as `iptables-save -c` prints it.
+/// A rule with its counters, as `iptables-save -c` prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counted<'a> {
-    /// How many packets it has matched; of a rule in table nat: connections, since only the first
-    /// packet of each comes by there.
+pub struct CountedRule<'a> {
+    /// Number of matched packets. In table nat these are connections, since only the first packet
+    /// of each passes there.
     pub packets: u64,
-    /// The rule.
+    /// Rule.
     pub rule: RuleLine<'a>,
 }
 
-impl<'a> Counted<'a> {
-    /// Reads one, without its line feed; `None` if the line is another one.
+impl<'a> CountedRule<'a> {
+    /// Parses a line without its line feed; `None` for other lines.
     pub fn parse(line: &'a str) -> Option<Self> {
         let (counts, rule) = line.strip_prefix('[')?.split_once("] ")?;
         let (packets, _) = counts.split_once(':')?;
@@ -72,17 +71,17 @@ fn first(words: &str) -> &str {
     words.split(' ').next().unwrap_or_default()
 }
 
-/// A rule, as it is printed.
+/// A printed rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleLine<'a> {
-    /// The whole line, from `-A` on.
+    /// Whole line, from `-A` on.
     pub text: &'a str,
-    /// The chain that it is in.
+    /// Chain of the rule.
     pub chain: &'a str,
 }
 
 impl<'a> RuleLine<'a> {
-    /// Reads one; `None` if the line is another one.
+    /// Parses a line; `None` for other lines.
     pub fn parse(line: &'a str) -> Option<Self> {
         match Line::parse(line) {
             Some(Line::Rule(rule)) => Some(rule),
@@ -90,7 +89,7 @@ impl<'a> RuleLine<'a> {
         }
     }
 
-    /// Its options, with what a comment says left out: that may look like an option, but is none.
+    /// Returns the options without the text of comments, which may look like an option.
     pub fn options(&self) -> impl Iterator<Item = Cow<'a, str>> {
         let mut words = self.words();
         std::iter::from_fn(move || {
@@ -102,21 +101,21 @@ impl<'a> RuleLine<'a> {
         })
     }
 
-    /// Where it leads: to a chain, or to what the kernel does.
+    /// Returns the target: a chain, or an action of the kernel.
     pub fn target(&self) -> Option<Cow<'a, str>> {
         let mut options = self.options();
         options.find(|word| word == "-j" || word == "-g")?;
         options.next()
     }
 
-    /// What its first comment says.
+    /// Returns the text of the first comment.
     pub fn comment(&self) -> Option<Cow<'a, str>> {
         let mut words = self.words();
         words.find(|word| word == COMMENT)?;
         words.next()
     }
 
-    /// Whether it asks the ipset with this name.
+    /// Reports whether the rule names this ipset.
     pub fn asks_set(&self, name: &str) -> bool {
         let mut options = self.options();
         while options.any(|word| word == "--match-set") {
@@ -127,7 +126,7 @@ impl<'a> RuleLine<'a> {
         false
     }
 
-    /// Its words, as `iptables-restore` splits them, `-A` and the chain included.
+    /// Returns the words as `iptables-restore` splits them, including `-A` and the chain.
     pub fn words(&self) -> Words<'a> {
         Words { rest: self.text }
     }
@@ -135,10 +134,10 @@ impl<'a> RuleLine<'a> {
 
 const COMMENT: &str = "--comment";
 
-/// The word in a rule that stands for what iptables has no words for.
+/// The word in a rule that stands for a part that iptables cannot express.
 pub(crate) const NATIVE: &str = "[nft]";
 
-/// The words of a line: `"` groups, `\` takes the next character as it is.
+/// The words of a line: `"` groups, `\` escapes the next character.
 #[derive(Debug, Clone)]
 pub struct Words<'a> {
     rest: &'a str,
@@ -152,7 +151,7 @@ impl<'a> Iterator for Words<'a> {
         if self.rest.is_empty() {
             return None;
         }
-        // By bytes: none of these is a part of another character.
+        // Searched by bytes: none of these is a part of another character.
         let is_special = |byte: u8| matches!(byte, b' ' | b'"' | b'\\');
         let special = self.rest.bytes().position(is_special);
         let (word, after) = self.rest.split_at(special.unwrap_or(self.rest.len()));
@@ -160,7 +159,7 @@ impl<'a> Iterator for Words<'a> {
             self.rest = after;
             return Some(Cow::Borrowed(word));
         }
-        // A whole word in quotation marks, without a special character in it.
+        // A quoted word without a special character.
         if let Some(quoted) = self.rest.strip_prefix('"')
             && let Some((word, after)) = quoted.split_once('"')
             && !word.contains('\\')
@@ -188,24 +187,23 @@ impl<'a> Iterator for Words<'a> {
     }
 }
 
-/// Which table lines are of, as they come.
+/// A reader that adds the table to each line.
 #[derive(Debug, Clone, Default)]
 pub struct Reader {
     table: Option<Table>,
 }
 
-/// Something of a table.
+/// An entry of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry<'a> {
-    /// There is a chain of this name.
+    /// A chain of this name.
     Chain(&'a str),
-    /// Its next rule.
+    /// A rule.
     Rule(RuleLine<'a>),
 }
 
 impl Reader {
-    /// Takes in a line, without its line feed. What is of tables that no kube-proxy writes to is
-    /// passed over.
+    /// Reads a line without its line feed. Tables that no kube-proxy writes to are ignored.
     pub fn read<'a>(&mut self, line: &'a str) -> Option<(Table, Entry<'a>)> {
         let entry = match Line::parse(line)? {
             Line::Table(name) => {
@@ -223,7 +221,7 @@ impl Reader {
     }
 }
 
-/// Returns the chains of a text in which rules stand that nft alone can list, with their tables.
+/// Returns the chains of a text that hold rules only nft can list, with their tables.
 pub fn native_chains(saved: &str) -> BTreeSet<(&str, &str)> {
     let (mut chains, mut table) = (BTreeSet::new(), "");
     for line in saved.lines() {
@@ -240,7 +238,7 @@ pub fn native_chains(saved: &str) -> BTreeSet<(&str, &str)> {
     chains
 }
 
-/// All of a text.
+/// Returns all entries of a text.
 pub fn entries(saved: &str) -> impl Iterator<Item = (Table, Entry<'_>)> {
     let mut reader = Reader::default();
     saved.lines().filter_map(move |line| reader.read(line))
@@ -281,7 +279,7 @@ mod tests {
 
     #[test]
     fn counts_stand_before_a_rule() {
-        let counted = Counted::parse("[12:720] -A A -j B").unwrap();
+        let counted = CountedRule::parse("[12:720] -A A -j B").unwrap();
         assert_eq!(counted.packets, 12);
         assert_eq!(Some(counted.rule), RuleLine::parse("-A A -j B"));
         for other in [
@@ -292,7 +290,7 @@ mod tests {
             "[-1:0] -A A",
             ":A - [0:0]",
         ] {
-            assert_eq!(Counted::parse(other), None, "{other}");
+            assert_eq!(CountedRule::parse(other), None, "{other}");
         }
     }
 
@@ -328,7 +326,7 @@ mod tests {
                 }
             }
             for line in saved.lines() {
-                let _ = Counted::parse(line);
+                let _ = CountedRule::parse(line);
             }
         }
     }

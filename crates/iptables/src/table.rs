@@ -1,4 +1,4 @@
-//! Tables and chains, by their names.
+//! Tables and chains by name.
 
 use std::fmt;
 
@@ -14,11 +14,11 @@ pub enum Table {
 }
 
 impl Table {
-    /// All of them; who must not be served is rejected (filter) before it is no longer served
+    /// All tables, in the order of writing: clients are rejected (filter) before the Service stops
     /// (nat).
     pub const ALL: [Self; 3] = [Self::Mangle, Self::Filter, Self::Nat];
 
-    /// As iptables names it.
+    /// Returns iptables' name of the table.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mangle => "mangle",
@@ -27,7 +27,7 @@ impl Table {
         }
     }
 
-    /// The one with this name.
+    /// Returns the table with this name.
     pub fn find(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|table| table.name() == name)
     }
@@ -39,18 +39,18 @@ impl fmt::Display for Table {
     }
 }
 
-/// The kernel's own chains, where packets come by.
+/// The kernel's built-in chains.
 pub const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
-/// The longest name of a chain, in bytes (`XT_EXTENSION_MAXNAMELEN`, less the byte that ends it).
+/// Longest name of a chain, in bytes (`XT_EXTENSION_MAXNAMELEN`, less the byte that ends it).
 pub const MAX_CHAIN_NAME: usize = 28;
 
-/// The name of a chain that rules lead to. Costs no allocation, of which there are very many.
+/// The name of a chain that rules lead to. It needs no allocation, since there are very many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChainName {
-    /// One that is always the same.
+    /// A constant name.
     Fixed(&'static str),
-    /// A prefix, and ASCII characters that tell the chains with it apart.
+    /// A prefix, and ASCII characters that distinguish the chains with it.
     Hashed(&'static str, [u8; 16]),
 }
 

@@ -1,36 +1,36 @@
-//! One process to write any number of rules.
+//! Writes any number of rules by one process.
 
 use std::time::Duration;
 
 use inet::IpFamily;
 
-use crate::behind;
+use crate::deletions;
 use crate::error::{IptablesError, Kind, LineFinder, failure};
 use crate::iptables::Iptables;
 use crate::program::Input;
 
-/// Longest time that a restore may take: 5 s of it is its own wait for the lock of legacy iptables.
+/// Time limit of a restore; 5 s of it are its own wait for the lock of legacy iptables.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
-/// Further time for each MiB of rules that are there already.
+/// Further time for each MiB of existing rules.
 const MEBIBYTE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Iptables {
-    /// Applies `text` without touching chains that it does not name: each of its tables whole, or
-    /// not at all.
+    /// Applies `text`, each table whole or not at all. Chains that it does not name stay as they
+    /// are.
     ///
     /// # Errors
     ///
-    /// Why it was not taken. Tables before the one that was refused are written.
+    /// A table is refused; tables before it are written.
     pub fn restore(&self, family: IpFamily, text: &str) -> Result<(), IptablesError> {
         self.restore_within(RESTORE_LIMIT, family, text)
     }
 
-    /// The same among rules of which so many characters are there: legacy iptables takes in a table
-    /// whole and writes it whole.
+    /// Applies `text` beside existing rules of `saved` characters: legacy iptables reads and writes
+    /// a table whole.
     ///
     /// # Errors
     ///
-    /// As [`restore`](Self::restore).
+    /// See [`restore`](Self::restore).
     pub fn restore_among(
         &self,
         saved: usize,
@@ -51,12 +51,12 @@ impl Iptables {
         self.restore_from(limit, family, &mut |sink| sink.write_all(text.as_bytes()))
     }
 
-    /// The same with a text that is written piece by piece; once more if it is refused, to find the
-    /// line that is blamed.
+    /// Applies a text that is written piece by piece. After a refusal it is written once more, to
+    /// find the line at fault.
     ///
     /// # Errors
     ///
-    /// As [`restore`](Self::restore).
+    /// See [`restore`](Self::restore).
     pub fn restore_from(
         &self,
         limit: Duration,
@@ -75,7 +75,7 @@ impl Iptables {
                 Ok(finished) if finished.status.success() => Ok(()),
                 result => Err(failure(&program, result, limit, |number| {
                     let mut finder = LineFinder::new(number);
-                    // That it stops at the line is no failure.
+                    // The finder stops at the line on purpose.
                     let _ = text(&mut finder);
                     finder.found()
                 })),
@@ -84,13 +84,13 @@ impl Iptables {
         let mut restored = run(text);
         if let Err(error) = &restored
             && error.kind() == Kind::Unreadable
-            && let Ok(gone) = behind::delete(family, &behind::deletions(text))
+            && let Ok(gone) = deletions::delete(family, &deletions::deletions(text))
             && !gone.is_empty()
         {
-            restored = run(&mut |sink| behind::write_without(gone.clone(), text, sink));
+            restored = run(&mut |sink| deletions::write_without(gone.clone(), text, sink));
         }
         restored.map_err(|mut error| {
-            // Where the kernel does not say which, nothing more is known.
+            // Without an answer of the kernel, the error stays as it is.
             if let Ok(taken) = self.taken_chains(family) {
                 error.blame(&taken);
             }

@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use inet::IpFamily;
-use iptables::{Backend, Counted, Iptables, Kind, RuleLine, Table};
+use iptables::{Backend, CountedRule, Iptables, Kind, RuleLine, Table};
 use namespace::in_namespace;
 
 fn nft(script: &str) -> String {
@@ -30,7 +30,7 @@ const RULES: &str = "*nat\n\
     -A KUBE-POSTROUTING -m mark ! --mark 0x4000/0x4000 -j RETURN\n\
     -A KUBE-POSTROUTING -j MASQUERADE --random-fully\n\
     COMMIT\n";
-/// A rule that iptables has no words for.
+/// A rule that iptables cannot express.
 const NATIVE: &str =
     "add rule ip nat POSTROUTING ip saddr 10.9.0.0/16 oifname != \"eth0\" masquerade";
 
@@ -67,7 +67,7 @@ fn a_table_with_rules_of_nft_is_read() {
         ] {
             assert!(saved.lines().any(|each| each == line), "{line}: {saved}");
         }
-        // All else is as it would be without the rule of nft.
+        // Everything else is as without the rule of nft.
         let listed = nft("list chain ip nat POSTROUTING");
         let native = listed.lines().find(|line| line.contains("10.9.0.0"));
         let handle = native.unwrap().rsplit(' ').next().unwrap();
@@ -85,14 +85,14 @@ fn what_rules_have_counted_is_read_beside_rules_of_nft() {
         nft(NATIVE);
         let mut counted = 0;
         let mut line = |line: &str| {
-            if let Some(Counted { rule, packets }) = Counted::parse(line) {
+            if let Some(CountedRule { rule, packets }) = CountedRule::parse(line) {
                 assert_eq!(packets, 0);
                 assert!(!rule.text.contains(" -c "), "{}", rule.text);
                 counted += 1;
             }
         };
         iptables
-            .save_counted(IpFamily::V4, Table::Nat, &mut line)
+            .save_counted(IpFamily::V4, Some(Table::Nat), &mut line)
             .unwrap();
         assert_eq!(counted, 8);
     });
@@ -119,7 +119,7 @@ fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();
         let before = rules(&iptables, None).len();
-        // iptables fails at these, and does not say in which chain.
+        // iptables fails at these without naming the chain.
         let unknown = "meta priority set 1:2";
         nft("add table ip mangle");
         nft("add chain ip mangle OUTPUT { type route hook output priority mangle; }");
@@ -131,7 +131,7 @@ fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
             let native = format!("-A {chain} [nft] -j [nft]");
             assert!(found.contains(&native), "{found:?}");
         }
-        // A rule behind it cannot be removed by iptables: the next step is told.
+        // iptables cannot remove a rule behind it; the error tells the next step.
         nft("add rule ip nat PREROUTING meta cpu 9 accept");
         let behind =
             "*nat\n-A PREROUTING -j KUBE-SERVICES\n-D PREROUTING -j KUBE-SERVICES\nCOMMIT\n";
@@ -140,7 +140,7 @@ fn rules_that_only_look_like_those_of_iptables_hide_no_table() {
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
         nft("flush chain ip nat PREROUTING");
         let before = before - 1;
-        // More chains than there may be processes.
+        // More chains than processes are allowed.
         for number in 0..12 {
             nft(&format!("add chain ip nat own{number}"));
             nft(&format!("add rule ip nat own{number} {unknown}"));
@@ -194,7 +194,8 @@ fn a_chain_that_nft_made_with_another_priority_is_named() {
     });
 }
 
-/// One of them has a comment with quotes, and a table before is written when it is tried.
+/// Checks removal behind unreadable rules. One rule has a comment with quotes, and the first try
+/// writes a table before it fails.
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
 fn rules_behind_one_that_iptables_cannot_read_are_removed() {
@@ -242,7 +243,7 @@ fn a_chain_of_a_kube_proxy_that_nft_made_a_base_chain_is_named() {
             .collect();
         assert_eq!(names, [("KUBE-SERVICES", false)]);
         let error = iptables.restore(IpFamily::V4, RULES).unwrap_err();
-        // One chain is in the way, and other rules can be written.
+        // One chain is taken, and other rules can be written.
         assert!(!error.kind().is_general(), "{error}");
         let said = error.to_string();
         for part in [
@@ -271,7 +272,7 @@ fn a_table_that_nft_has_switched_off_is_named() {
         assert_eq!(told.len(), 1, "{told:?}");
         let command = told[0].split('`').find(|part| part.starts_with("nft "));
         assert!(told[0].starts_with("table ip nat is dormant"), "{told:?}");
-        // Rules are read and written as ever, and what is said helps.
+        // Rules are read and written as usual, and the error text helps.
         assert_eq!(rules(&iptables, None).len(), 7);
         nft(command.unwrap().trim_start_matches("nft "));
         assert!(dormant().is_empty());
@@ -307,7 +308,7 @@ fn the_built_in_chains_of_iptables_are_not_taken() {
                 "add rule ip {table} OUTPUT ct state vmap {{ new : accept }}"
             ));
         }
-        // Each built-in chain is declared with its policy: it is known as one.
+        // Each built-in chain is declared with its policy, and so recognized.
         let saved = iptables.save(IpFamily::V4).unwrap();
         assert_eq!(saved.matches(" ACCEPT [0:0]").count(), declared, "{saved}");
     });

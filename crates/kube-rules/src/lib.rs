@@ -1,8 +1,7 @@
-//! The rules that modes of kube-proxy write alike. Here those of iptables: where packets are marked,
-//! how what is marked is masqueraded and forwarded, and what tells this node's pods apart. Those of
-//! nf_tables are in [`nft`].
+//! Rules that several modes of kube-proxy write: marking, masquerading, forwarding, and the
+//! detection of local pods. This module has those of iptables, [`nft`] those of nf_tables.
 //!
-//! Other components know some of these chains by name, and jump into them.
+//! Other programs know some of these chains by name, and jump into them.
 //!
 //! Source: upstream's `pkg/proxy/iptables/proxier.go`, `pkg/proxy/ipvs/proxier.go`.
 
@@ -17,21 +16,21 @@ use proxy::LocalDetector;
 /// 127.0.0.0/8
 pub const LOCALHOST: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(127, 0, 0, 0), 8));
 
-/// In table nat: where each packet comes by that may be for a Service.
+/// Chain in table nat that every packet for a Service passes.
 pub const SERVICES: &str = "KUBE-SERVICES";
-/// In table nat: marks a packet to be masqueraded.
+/// Chain in table nat that marks packets for masquerading.
 pub const MARK_MASQ: &str = "KUBE-MARK-MASQ";
-/// In table nat: masquerades what is marked.
+/// Chain in table nat that masquerades marked packets.
 pub const POSTROUTING: &str = "KUBE-POSTROUTING";
-/// In table filter: lets service traffic through a firewall that forwards nothing else.
+/// Chain in table filter that accepts service traffic in a firewall that forwards nothing else.
 pub const FORWARD: &str = "KUBE-FORWARD";
 
 const PORTALS: &str = "kubernetes service portals";
 const FORWARDING: &str = "kubernetes forwarding rules";
 
-/// The jumps from the built-in chains into [`SERVICES`], for what this node sends.
+/// The jump into [`SERVICES`] for packets from this node.
 pub const FROM_OUTPUT: Jump = Jump::new(Table::Nat, "OUTPUT", SERVICES, PORTALS);
-/// The same for what comes to it.
+/// The jump into [`SERVICES`] for incoming packets.
 pub const FROM_PREROUTING: Jump = Jump::new(Table::Nat, "PREROUTING", SERVICES, PORTALS);
 /// The jump into [`POSTROUTING`].
 pub const FROM_POSTROUTING: Jump = Jump::new(
@@ -43,7 +42,7 @@ pub const FROM_POSTROUTING: Jump = Jump::new(
 /// The jump into [`FORWARD`].
 pub const FROM_FORWARD: Jump = Jump::new(Table::Filter, "FORWARD", FORWARD, FORWARDING);
 
-/// What comes from this node's pods; `None` where that is not told apart.
+/// Returns the match for traffic from this node's pods; `None` if it cannot be told apart.
 pub fn local(detector: &LocalDetector) -> Option<Match> {
     Some(match detector {
         LocalDetector::None => return None,
@@ -53,7 +52,7 @@ pub fn local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// What does not.
+/// Returns the match for all other traffic; `None` if it cannot be told apart.
 pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     Some(match local(detector)? {
         Match::Source(net) => Match::NotSource(net),
@@ -62,7 +61,7 @@ pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// The rules of [`POSTROUTING`] that masquerade what carries `mark`, once.
+/// Returns the rules of [`POSTROUTING`], which masquerade marked packets once.
 pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     let why = Match::comment("kubernetes service traffic requiring SNAT");
     [
@@ -72,7 +71,7 @@ pub fn masquerade(mark: u32, port: SourcePort) -> [Rule; 3] {
     ]
 }
 
-/// The rules of [`FORWARD`]: what carries `mark`, and what belongs to a flow that is known.
+/// Returns the rules of [`FORWARD`], which accept marked packets and established flows.
 pub fn forward(mark: u32) -> [Rule; 2] {
     let known = [
         Match::comment("kubernetes forwarding conntrack rule"),

@@ -1,6 +1,6 @@
 //! Rules of nf_tables in the kernel's expressions, as `nft` 1.0.6 encodes them, for one IP family.
 //!
-//! Other versions encode some of them otherwise. A mode that compares takes that for another rule,
+//! Other versions encode some rules differently. A mode that compares takes those as other rules,
 //! and writes its own, once.
 
 mod interval;
@@ -36,7 +36,7 @@ pub const COUNTER: u32 = 1;
 /// `IFNAMSIZ` (linux/if.h)
 const INTERFACE_NAME: usize = 16;
 
-/// The place behind so many bytes; all that is used here lies within the registers.
+/// Returns the register behind this many bytes. All keys here fit into the registers.
 const fn after(bytes: usize) -> Register {
     match Register::at(bytes) {
         Some(register) => register,
@@ -44,7 +44,7 @@ const fn after(bytes: usize) -> Register {
     }
 }
 
-/// Which of a packet's addresses.
+/// A side of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The source.
@@ -53,7 +53,7 @@ pub enum Side {
     Destination,
 }
 
-/// A field of a packet that is part of a key.
+/// A field of a packet in a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Field {
     /// `ip saddr`, `ip daddr`
@@ -75,12 +75,12 @@ pub const ADDRESS_AND_PORT: &[Field] = &[DESTINATION, Field::Protocol, Field::Po
 /// `ip saddr . ip daddr . meta l4proto . th dport`
 pub const CONNECTION: &[Field] = &[SOURCE, DESTINATION, Field::Protocol, Field::Port];
 
-/// Whether a comparison is to hold, or not to.
+/// The sense of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sense {
-    /// It has to hold.
+    /// Holds if equal, or contained.
     Is,
-    /// It must not hold.
+    /// Holds if not equal, or not contained.
     IsNot,
 }
 
@@ -100,7 +100,7 @@ impl Sense {
     }
 }
 
-/// The type of addresses.
+/// Returns the type of a family's addresses.
 pub fn address_type(of: IpFamily) -> DataType {
     match of {
         IpFamily::V4 => DataType::Ipv4Addr,
@@ -108,8 +108,8 @@ pub fn address_type(of: IpFamily) -> DataType {
     }
 }
 
-/// A rule that is being written, from left to right. Each clause begins in the first register: what
-/// one leaves there, none after it reads.
+/// A rule under construction, from left to right. Each clause begins in the first register, and no
+/// clause reads what another left there.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Line {
@@ -118,7 +118,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// One without anything, for a family.
+    /// Creates an empty rule for a family.
     pub fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -137,7 +137,7 @@ impl Line {
 
     // ---- loads ----
 
-    /// The first bytes of an address.
+    /// Loads the first bytes of an address.
     fn address(&self, side: Side, bytes: usize, to: Register) -> Expression {
         let offset = match (self.family, side) {
             (IpFamily::V4, Side::Source) => 12,
@@ -148,7 +148,7 @@ impl Line {
         payload(PayloadBase::Network, offset, bytes, to)
     }
 
-    /// Fields, one after the other from a place on.
+    /// Loads fields, one after the other, from offset `at` on.
     fn load(mut self, fields: &[Field], mut at: usize) -> Self {
         let len = self.address_len();
         for field in fields {
@@ -172,7 +172,7 @@ impl Line {
         self.push([Expression::Lookup { key, set, what }])
     }
 
-    /// A number of the kernel's own: some of these bits are set in it.
+    /// Compares a number in host byte order: one of these bits is set.
     fn has_bits(self, load: Expression, bits: u32) -> Self {
         let masked = bitwise(number(bits), number(0));
         self.push([load, masked, compare(Comparison::NotEqual, number(0))])
@@ -208,8 +208,8 @@ impl Line {
         self.load(key, 0).look_up(set, sense.membership())
     }
 
-    /// `ip daddr . meta l4proto . th dport . ip saddr & 255.255.0.0 @set`: of the last address in the
-    /// key the first bits alone.
+    /// `ip daddr . meta l4proto . th dport . ip saddr & 255.255.0.0 @set`. Only the first bits of
+    /// the key's last address count.
     pub fn in_set_of_nets(self, key: &[Field], prefix: u8, set: impl Into<Name>) -> Self {
         let all = match self.family {
             IpFamily::V4 => IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), prefix.min(32)),
@@ -233,7 +233,7 @@ impl Line {
         )
     }
 
-    /// `ip saddr != NET`. A length of whole bytes is a shorter load.
+    /// `ip saddr != NET`. For a prefix of whole bytes, the load is shorter.
     pub fn in_net(self, side: Side, sense: Sense, net: IpNet) -> Self {
         let (bits, len) = (usize::from(net.prefix_len()), self.address_len());
         let network = octets(net.network());
@@ -247,7 +247,7 @@ impl Line {
         self.push([load, masked, compare(sense.comparison(), network)])
     }
 
-    /// `ip saddr != { NET, ... }`. A single one is a comparison.
+    /// `ip saddr != { NET, ... }`. A single network is a comparison.
     pub fn in_nets(self, side: Side, sense: Sense, nets: &[IpNet]) -> Self {
         if let [net] = nets {
             return self.in_net(side, sense, *net);
@@ -276,7 +276,8 @@ impl Line {
         self.push([load, compare(Comparison::Equal, number(LOCAL))])
     }
 
-    /// From this node's pods, or not. `None` where these are not told apart.
+    /// Matches traffic of this node's pods, or all other. Returns `None` if it cannot be told
+    /// apart.
     pub fn pod_traffic(self, sense: Sense, detector: &LocalDetector) -> Option<Self> {
         let by_interface = |line: Self, name: &str, len: usize| {
             let mut bytes = Bytes::from_slice(name.as_bytes());
@@ -288,7 +289,7 @@ impl Line {
             LocalDetector::None => return None,
             LocalDetector::SourceNet(net) => self.in_net(Side::Source, sense, *net),
             LocalDetector::Bridge(name) => by_interface(self, name, INTERFACE_NAME),
-            // The start of a name is compared alone.
+            // Only the start of a name is compared.
             LocalDetector::InterfacePrefix(prefix) => by_interface(self, prefix, prefix.len()),
         })
     }
@@ -348,7 +349,7 @@ impl Line {
 
     /// `reject`
     pub fn reject(self) -> Self {
-        // The port is unreachable: ICMP_PORT_UNREACH, ICMPV6_PORT_UNREACH.
+        // Port unreachable: ICMP_PORT_UNREACH, ICMPV6_PORT_UNREACH.
         let code = match self.family {
             IpFamily::V4 => 3,
             IpFamily::V6 => 4,
@@ -403,7 +404,7 @@ impl Line {
         }])
     }
 
-    /// The address in the first register, and the port in another.
+    /// Translates to the address in the first register, and the port in another.
     fn translate_to_registers(self, port: Option<Register>) -> Self {
         let family = self.family.into();
         self.push([Expression::Nat {
@@ -415,21 +416,21 @@ impl Line {
         }])
     }
 
-    /// The address and port that are found in a map.
+    /// Translates to the address and port that a map gives.
     fn translate_to_found(self, map: SetRef) -> Self {
         let port = after(self.address_len());
         self.look_up(map, LookupFor::Value(Register::FIRST))
             .translate_to_registers(Some(port))
     }
 
-    /// `dnat to ip daddr`: the destination stays as it is.
+    /// `dnat to ip daddr`: keeps the destination.
     pub fn keep_destination(self) -> Self {
         self.load(&[DESTINATION], 0).translate_to_registers(None)
     }
 
     /// `dnat to ADDRESS:PORT`
     pub fn translate(self, to: SocketAddr) -> Self {
-        // The port stands in the second of the registers that hold an IPv6 address.
+        // The port stands in the second register of an IPv6 address.
         let port = after(16);
         self.push([
             Expression::Immediate {
@@ -463,7 +464,7 @@ impl Line {
         self.random(count).translate_to_found(map)
     }
 
-    /// `dnat ip to numgen random mod N . ip daddr . tcp dport map @map`. The rule has looked at the
+    /// `dnat ip to numgen random mod N . ip daddr . tcp dport map @map`. The rule has to match the
     /// protocol before.
     pub fn translate_to_one_in(self, map: &'static str, count: u32) -> Self {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
@@ -485,7 +486,7 @@ impl Line {
 
     // ---- ends ----
 
-    /// The rule.
+    /// Returns the rule.
     pub fn rule(self) -> Rule {
         Rule {
             expressions: self.expressions,
@@ -493,7 +494,7 @@ impl Line {
         }
     }
 
-    /// The rule, with a comment.
+    /// Returns the rule with a comment.
     pub fn comment(self, comment: &str) -> Rule {
         Rule {
             expressions: self.expressions,
@@ -502,7 +503,7 @@ impl Line {
     }
 }
 
-/// A map of the rule's own, from numbers.
+/// Returns an anonymous map from numbers.
 fn numbered(kind: SetKind, elements: Vec<Element>) -> SetRef {
     SetRef::Anonymous(Arc::new(AnonymousSet {
         key: vec![DataType::Integer],
@@ -549,12 +550,12 @@ fn compare(how: Comparison, with: Bytes) -> Expression {
     }
 }
 
-/// A number in the kernel's own order.
+/// Returns a number in host byte order.
 fn number(number: u32) -> Bytes {
     Bytes::from_slice(&number.to_ne_bytes())
 }
 
-/// An address in network order.
+/// Returns an address in network order.
 pub fn octets(address: IpAddr) -> Bytes {
     match address {
         IpAddr::V4(address) => Bytes::from_slice(&address.octets()),

@@ -58,7 +58,7 @@ pub fn rules(family: IpFamily) -> Rules {
             rules.unread.push(unread(part(program.backend()), &error));
             Vec::new()
         });
-        match program.save_all_counted(family, &mut |line| tables.read(line)) {
+        match program.save_counted(family, None, &mut |line| tables.read(line)) {
             Ok(()) if tables.is_empty() => {}
             Ok(()) => {
                 for table in &dormant {

@@ -1,11 +1,11 @@
-//! How this mode reads, writes and asks the kernel, on its kernel threads.
+//! Reads, writes and queries of this mode, on its kernel threads.
 
 use engine::KernelAccess;
 use proxy::Unreadable;
 
 use crate::chain::Table;
 use crate::config::Config;
-use crate::exchange::{Answer, Found, Query};
+use crate::exchange::{CanaryQuery, PartState};
 use crate::kernel::Kernel;
 use crate::kinds::Part;
 use crate::plan::{Plan, Verdicts};
@@ -13,15 +13,15 @@ use crate::proxier::Iptables;
 use crate::saved::{Reader, Saved};
 
 impl<K: Kernel> KernelAccess<K> for Iptables {
-    fn read(kernel: &mut K, config: &Config, part: Part) -> Result<Found, Unreadable> {
+    fn read(kernel: &mut K, config: &Config, part: Part) -> Result<PartState, Unreadable> {
         Ok(match part {
             Part::Rules => {
                 let started = kernel.clock();
                 let saved = read(kernel, config, None)?;
                 let took = kernel.clock().saturating_duration_since(started);
-                Found::Rules(Box::new(saved), took)
+                PartState::Rules(Box::new(saved), took)
             }
-            Part::Addresses => Found::Addresses(kernel.addresses()?),
+            Part::Addresses => PartState::Addresses(kernel.addresses()?),
         })
     }
 
@@ -29,10 +29,10 @@ impl<K: Kernel> KernelAccess<K> for Iptables {
         plan.apply(kernel, plan.manner)
     }
 
-    fn query(kernel: &mut K, config: &Config, _: Query) -> Answer {
-        // The table that holds the least is flushed with the others.
+    fn query(kernel: &mut K, config: &Config, _: CanaryQuery) -> Result<bool, Unreadable> {
+        // The table with the fewest rules is flushed together with the others.
         let saved = read(kernel, config, Some(Table::Mangle));
-        Answer::Canary(saved.map(|saved| saved.base.has_canary(Table::Mangle)))
+        saved.map(|saved| saved.base.has_canary(Table::Mangle))
     }
 }
 

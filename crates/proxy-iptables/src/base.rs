@@ -1,5 +1,5 @@
-//! What is there whatever the Services are: the shared chains, the jumps into them, and the rules
-//! that masquerade and forward.
+//! Rules that do not depend on Services: the shared chains, the jumps into them, and the rules that
+//! masquerade and forward.
 //!
 //! Source: docs/iptables-mode.md, sections 3, 6, 8 and 9.
 
@@ -19,12 +19,12 @@ use crate::chain::{Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// An empty chain in each table: where it is gone, somebody has flushed the table.
+/// An empty chain in each table. If it is gone, another program has flushed the table.
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
-/// The kubelet's, too: it is made, and a rule is put into it, but it is never emptied.
+/// A chain of the kubelet. This mode creates it and adds a rule, but never empties it.
 pub(crate) const KUBELET: &str = "KUBE-FIREWALL";
 
-/// The chains that are there whatever the Services are.
+/// The chains that do not depend on Services.
 const CHAINS: [(Table, &str); 13] = [
     (Table::Mangle, CANARY),
     (Table::Filter, CANARY),
@@ -41,18 +41,18 @@ const CHAINS: [(Table, &str); 13] = [
     (Table::Nat, "KUBE-SERVICES"),
 ];
 
-/// How the names of the chains of Service ports begin.
+/// Prefixes of the names of Service ports' chains.
 const PREFIXES: [(Table, &str); 6] = [
     (Table::Nat, Purpose::Cluster.prefix()),
     (Table::Nat, Purpose::Local.prefix()),
     (Table::Nat, Purpose::Endpoint.prefix()),
     (Table::Nat, Purpose::Firewall.prefix()),
     (Table::Nat, Purpose::External.prefix()),
-    // Until Kubernetes 1.24, for what is KUBE-SVL- and KUBE-EXT- since.
+    // Until Kubernetes 1.24, for the later KUBE-SVL- and KUBE-EXT-.
     (Table::Nat, "KUBE-XLB-"),
 ];
 
-/// What this mode leaves in the kernel.
+/// The footprint of this mode.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &CHAINS,
     prefixes: &PREFIXES,
@@ -62,15 +62,15 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..Footprint::none("iptables")
 };
 
-/// One of the chains above, by its constant name.
+/// Returns the constant name of a chain above.
 pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
     let mut chains = CHAINS.iter();
     let found = chains.find(|chain| chain.0 == table && chain.1 == name)?;
     Some(found.1)
 }
 
-/// Each missing one is put at the head of its chain, in this order, so that in an empty table the
-/// last one comes first.
+/// Jumps into the chains above. Missing ones are inserted at the head of their chain in this order,
+/// so in an empty table the last jump comes first.
 const JUMPS: [Jump; 14] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -106,8 +106,8 @@ const JUMPS: [Jump; 14] = {
     ]
 };
 
-/// The rule that the kubelet also writes: with `route_localnet`, neighbours could reach what
-/// listens on localhost (k/k#90259).
+/// Returns the rule that the kubelet also writes. With `route_localnet`, neighbours could reach
+/// listeners on localhost (k/k#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
@@ -118,7 +118,7 @@ fn martian_rule() -> String {
     Rule::new(matches, Target::Drop).line(KUBELET)
 }
 
-/// Rules that stand beside those of others, in chains that are not ours.
+/// Returns rules that stand beside other programs' rules, in chains of theirs.
 pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
     let martian = config
         .localhost_node_ports
@@ -127,17 +127,16 @@ pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
     jumps.chain(martian)
 }
 
-/// The base in one family: chains with their rules, and the rules in chains of others.
+/// The base in one family: chains with their rules, and the rules in other programs' chains.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Base {
-    /// Of a shared chain: what comes behind the rules of the Services.
+    /// Rules by chain. For a shared chain, the rules behind those of the Services.
     pub(crate) chains: BTreeMap<(Table, &'static str), Vec<String>>,
     pub(crate) guests: BTreeSet<(Table, String)>,
 }
 
 impl Base {
-    /// The base that is wanted. `node_ports`: the addresses that serve NodePorts, if it is not all
-    /// of this node.
+    /// Creates the wanted base. `node_ports` has the addresses that serve NodePorts, unless all do.
     pub(crate) fn new(family: IpFamily, config: &Config, node_ports: Option<&[IpAddr]>) -> Self {
         let chain = |(table, name): (Table, &'static str)| {
             let rules = match (table, name) {
@@ -160,14 +159,14 @@ impl Base {
         }
     }
 
-    /// Serves NodePorts where those `installed` do.
+    /// Serves NodePorts at the addresses of the installed base.
     pub(crate) fn keep_node_ports(&mut self, installed: &Self) {
         let chain = Shared::NatServices;
         let key = (chain.table(), chain.name());
         self.chains.insert(key, installed.tail(chain).to_vec());
     }
 
-    /// The chains that differ from those `installed`.
+    /// Returns the chains that differ from the installed ones.
     pub(crate) fn differing<'a>(
         &'a self,
         installed: &'a Self,
@@ -178,7 +177,7 @@ impl Base {
             .map(|((table, name), lines)| (*table, *name, lines.as_slice()))
     }
 
-    /// What adds the rules in chains of others that are not `installed`, in order.
+    /// Returns the edits that add the missing rules in other programs' chains, in order.
     pub(crate) fn missing_guests(&self, installed: &Self) -> Vec<(Table, Edit)> {
         let wanted = JUMPS.iter().map(|jump| (jump.table, jump.line()));
         let jumps = wanted
@@ -191,30 +190,30 @@ impl Base {
         jumps.chain(others).collect()
     }
 
-    /// What of a shared chain comes behind the rules of the Services.
+    /// Returns the rules of a shared chain that come behind those of the Services.
     pub(crate) fn tail(&self, chain: Shared) -> &[String] {
         let tail = self.chains.get(&(chain.table(), chain.name()));
         tail.map_or(&[], Vec::as_slice)
     }
 
-    /// How many rules it has in a table, without those in chains of others.
+    /// Returns the number of rules in a table, without those in other programs' chains.
     pub(crate) fn rules(&self, table: Table) -> usize {
         let chains = self.chains.iter().filter(|((of, _), _)| *of == table);
         chains.map(|(_, lines)| lines.len()).sum()
     }
 
-    /// Whether the table's canary is there.
+    /// Reports whether the table's canary is there.
     pub(crate) fn has_canary(&self, table: Table) -> bool {
         self.chains.contains_key(&(table, CANARY))
     }
 }
 
-/// A rule that is put into a chain that has others.
+/// A rule to add to a chain with other rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Edit {
-    /// At its head.
+    /// Adds the rule at the head.
     Insert(String),
-    /// At its end.
+    /// Adds the rule at the end.
     Append(String),
 }
 
@@ -226,13 +225,13 @@ impl fmt::Display for Edit {
     }
 }
 
-/// The end of nat `KUBE-SERVICES`.
+/// Returns the end of nat `KUBE-SERVICES`.
 fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>) -> Vec<Rule> {
     let last = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
     let comment = || Match::comment(last);
     let target = Shared::NatNodePorts.name();
     let Some(addresses) = addresses else {
-        // Localhost's NodePorts need route_localnet, which IPv6 has not.
+        // NodePorts on localhost need route_localnet, which IPv6 lacks.
         let but = match family {
             IpFamily::V6 => Some(Match::NotDestination(
                 IpAddr::V6(Ipv6Addr::LOCALHOST).into(),
@@ -251,10 +250,10 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     addresses.iter().map(rule).collect()
 }
 
-/// Lets service traffic through a firewall that forwards nothing else.
+/// Returns the rules that let service traffic through a firewall that forwards nothing else.
 fn forward(config: &Config) -> Vec<Rule> {
-    // What is INVALID is not translated back, and its receiver would reset the connection
-    // (k/k#74839).
+    // The kernel does not translate INVALID packets back, and their receiver would reset the
+    // connection (k/k#74839).
     let invalid = (!config.lets_invalid_pass).then(|| {
         let counter = Counter::InvalidDropped.name();
         let counted = config.has_counters.then_some(Match::Counted(counter));

@@ -1,5 +1,5 @@
-//! The chains: those that every Service shares, by name, and those of single Service ports, by
-//! upstream's hashes.
+//! The chains that all Services share, by name, and those of single Service ports, by upstream's
+//! hashes.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,18 +9,18 @@ pub use iptables::Table;
 use proxy::Protocol;
 use ring::digest::{SHA256, digest};
 
-/// What a chain of a Service port is for. All are in table nat.
+/// The purpose of a Service port's chain. All are in table nat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
     /// Chooses an endpoint of the whole cluster.
     Cluster,
     /// Chooses an endpoint of this node.
     Local,
-    /// What comes to addresses outside of the cluster.
+    /// Handles packets to addresses outside of the cluster.
     External,
-    /// Source ranges of load-balancer addresses.
+    /// Checks the source ranges of load-balancer addresses.
     Firewall,
-    /// One endpoint.
+    /// Leads to one endpoint.
     Endpoint,
 }
 
@@ -44,17 +44,17 @@ impl Purpose {
     }
 }
 
-/// What tells chains of one purpose apart: 16 characters of base32.
+/// The part of a name that tells chains of one purpose apart: 16 characters of base32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hash([u8; 16]);
 
 impl Hash {
-    /// The hash of a Service port, `namespace/name:port`.
+    /// Returns the hash of a Service port, from `namespace/name:port`.
     pub fn of_port(name: &str, protocol: Protocol) -> Self {
         Self::of(format_args!("{name}{}", protocol.lower()))
     }
 
-    /// The hash of one of its endpoints.
+    /// Returns the hash of an endpoint of a Service port.
     pub fn of_endpoint(name: &str, protocol: Protocol, endpoint: SocketAddr) -> Self {
         Self::of(format_args!("{name}{}{endpoint}", protocol.lower()))
     }
@@ -65,7 +65,7 @@ impl Hash {
         let digest = digest(&SHA256, what.to_string().as_bytes());
         let mut bytes = digest.as_ref().iter();
         let mut hash = [0; 16];
-        // Five bytes are eight characters.
+        // Five bytes make eight characters.
         for eight in hash.chunks_exact_mut(8) {
             let bits = bytes
                 .by_ref()
@@ -95,14 +95,14 @@ impl fmt::Debug for Hash {
 /// A chain of a Service port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Chain {
-    /// What it is for.
+    /// Purpose of the chain.
     pub purpose: Purpose,
-    /// Whose it is.
+    /// Hash of the Service port or endpoint.
     pub hash: Hash,
 }
 
 impl Chain {
-    /// Reads a name; `None` if it is none of these chains'.
+    /// Parses a name; `None` if it is not one of a Service port's chain.
     pub fn parse(name: &str) -> Option<Self> {
         let (purpose, hash) = Purpose::ALL
             .iter()
@@ -128,26 +128,26 @@ impl fmt::Display for Chain {
     }
 }
 
-/// A chain that holds rules of every Service.
+/// A chain that has rules of every Service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Shared {
-    /// filter `KUBE-SERVICES`: cluster IPs that nobody serves.
+    /// filter `KUBE-SERVICES`: cluster IPs without endpoints.
     FilterServices,
-    /// filter `KUBE-EXTERNAL-SERVICES`: other addresses that nobody serves.
+    /// filter `KUBE-EXTERNAL-SERVICES`: other addresses without endpoints.
     FilterExternal,
     /// filter `KUBE-NODEPORTS`: health-check node ports.
     FilterNodePorts,
-    /// filter `KUBE-PROXY-FIREWALL`: what source ranges leave out.
+    /// filter `KUBE-PROXY-FIREWALL`: packets outside of the source ranges.
     FilterFirewall,
-    /// nat `KUBE-SERVICES`: from addresses to the chains of Service ports. It ends with the way to
-    /// the NodePorts.
+    /// nat `KUBE-SERVICES`: from addresses to the chains of Service ports. The jump to the
+    /// NodePorts comes last.
     NatServices,
     /// nat `KUBE-NODEPORTS`
     NatNodePorts,
 }
 
 impl Shared {
-    /// All of them.
+    /// All shared chains.
     pub const ALL: [Self; 6] = [
         Self::FilterServices,
         Self::FilterExternal,
@@ -157,7 +157,7 @@ impl Shared {
         Self::NatNodePorts,
     ];
 
-    /// Its table.
+    /// Returns the table of the chain.
     pub fn table(self) -> Table {
         match self {
             Self::NatServices | Self::NatNodePorts => Table::Nat,
@@ -165,7 +165,7 @@ impl Shared {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the chain.
     pub fn name(self) -> &'static str {
         match self {
             Self::FilterServices | Self::NatServices => "KUBE-SERVICES",
@@ -175,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// The one with this name.
+    /// Returns the shared chain with this name.
     pub fn find(table: Table, name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|chain| chain.table() == table && chain.name() == name)

@@ -1,4 +1,4 @@
-//! Who wants which rules, how many these are, and how much their comments say.
+//! The rules that each Service wants, their number, and the detail of their comments.
 
 use std::sync::Arc;
 
@@ -8,58 +8,58 @@ use reconcile::Table as Entries;
 
 use crate::chain::Table;
 use crate::config::Config;
-use crate::port::{Place, ServedPort, Slot, Style};
+use crate::port::{ServedPort, ServiceAddress, Slot, Style};
 use crate::tables::Tables;
 
-/// With more endpoints than this, comments that name endpoints are left out, as upstream.
+/// With more endpoints than this, comments do not name endpoints, as upstream.
 const MANY_ENDPOINTS: usize = 1000;
-/// With fewer they come back: one that comes and goes must not change every chain each time.
+/// With fewer, comments name endpoints again. The gap keeps one endpoint from changing every chain.
 const FEW_ENDPOINTS: usize = 900;
 
 /// The claims of all Services of one IP family.
 #[derive(Default)]
 pub(crate) struct Claims {
-    /// What each Service has been compiled to.
+    /// The compiled ports of each Service.
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
-    /// The same by owner, with how many rules it has.
-    by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, Counts)>,
-    /// The claimants of each address and port. The first has all rules about it, in every chain.
-    pub(crate) places: Entries<Place, (), Arc<Owner>>,
+    /// Compiled ports by owner, with the number of their rules.
+    by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, RuleCounts)>,
+    /// Claimants of each address and port. The first claimant has all its rules, in every chain.
+    pub(crate) places: Entries<ServiceAddress, (), Arc<Owner>>,
     endpoints: usize,
-    /// Of all Services.
-    pub(crate) rules: Counts,
+    /// Number of rules of all Services.
+    pub(crate) rules: RuleCounts,
     pub(crate) is_terse: bool,
-    /// Whether what nobody wants may be taken away: every object could be read.
+    /// True if unwanted rules may be removed: every object could be read.
     pub(crate) may_delete: bool,
 }
 
-/// How many rules there are in filter and nat.
-pub(crate) type Counts = [usize; 2];
+/// Number of rules in filter and nat.
+pub(crate) type RuleCounts = [usize; 2];
 
 impl Claims {
-    /// All Services that claim something.
+    /// Returns all Services that claim something.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
 
-    /// All who claim something.
+    /// Returns all owners that claim something.
     pub(crate) fn owners(&self) -> impl Iterator<Item = &Arc<Owner>> {
         self.by_owner.keys()
     }
 
-    /// What an owner has been compiled to.
+    /// Returns the compiled port of an owner.
     pub(crate) fn port(&self, owner: &Arc<Owner>) -> Option<&Arc<ServedPort>> {
         self.by_owner.get(owner).map(|(port, _)| port)
     }
 
-    /// Whether all that a Service claims is there.
+    /// Reports whether everything that a Service claims is in the kernel.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         let is_known = |port: &ServedPort| self.may_delete || !port.is_cut_off();
         tables.has_base() && ports.all(|port| is_known(port) && tables.has_all_of(&port.owner))
     }
 
-    /// Makes these all that a Service claims.
+    /// Replaces the claims of a Service.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -95,8 +95,8 @@ impl Claims {
         let slots = port.slots(style);
         let mut chains = port.chains(style);
         if !self.may_delete && port.is_cut_off() {
-            // The endpoints of this node may be in an object that could not be read. All else that
-            // leads to them is wanted by nobody then, and stays.
+            // The endpoints of this node may be in an object that could not be read. The chain
+            // keeps its content. Nothing wants the chains it leads to, and they stay as well.
             let external = port.external_chain();
             let mut compiled = chains.iter_mut().filter(|(chain, _)| *chain == external);
             if let (Some((_, content)), Some(there)) =
@@ -110,7 +110,7 @@ impl Claims {
         self.claim_slots(port, slots, tables);
     }
 
-    /// Claims the rules in shared chains that are about addresses and ports which the owner has.
+    /// Claims the rules in shared chains for the addresses and ports that the owner has.
     fn claim_slots(
         &mut self,
         port: Arc<ServedPort>,
@@ -119,7 +119,7 @@ impl Claims {
     ) {
         let owner = Arc::clone(&port.owner);
         slots.retain(|(slot, _)| self.places.owner(&slot.place()) == Some(&owner));
-        let [mut filter, mut nat] = Counts::default();
+        let [mut filter, mut nat] = RuleCounts::default();
         for (slot, text) in &slots {
             let of = if slot.chain.table() == Table::Nat {
                 &mut nat
@@ -135,8 +135,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Makes the places of these slots all that an owner claims. Where a place goes over from one
-    /// owner to another, the other one claims its slots again.
+    /// Replaces an owner's claims on places by those of these slots. If a place passes from one
+    /// owner to another, the other claims its slots again.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,
@@ -145,14 +145,14 @@ impl Claims {
         config: &Config,
     ) {
         let slots = slots.iter().map(|(slot, _)| slot.place());
-        let mut places: Vec<Place> = slots.collect();
+        let mut places: Vec<ServiceAddress> = slots.collect();
         places.sort_unstable();
         places.dedup();
         let claimed = places.clone();
         let before = self.places.keys_of(owner).iter();
         let released = before.filter(|place| claimed.binary_search(place).is_err());
         places.extend(released);
-        let first = |all: &Entries<Place, (), Arc<Owner>>| {
+        let first = |all: &Entries<ServiceAddress, (), Arc<Owner>>| {
             let firsts = places.iter().map(|place| all.owner(place).cloned());
             firsts.collect::<Vec<_>>()
         };
@@ -177,8 +177,8 @@ impl Claims {
         }
     }
 
-    /// Something else was found in the kernel while nothing may be deleted: claims anew what goes on
-    /// to be as it is there.
+    /// Renews claims after the kernel's content changed while nothing may be deleted, so that
+    /// chains keep what they hold.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         let ports = self.ports.values().flatten();
         let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();
@@ -187,8 +187,8 @@ impl Claims {
         }
     }
 
-    /// Keeps what an owner has, and the sums.
-    fn count(&mut self, owner: &Arc<Owner>, now: Option<(Arc<ServedPort>, Counts)>) {
+    /// Records an owner's port and updates the sums.
+    fn count(&mut self, owner: &Arc<Owner>, now: Option<(Arc<ServedPort>, RuleCounts)>) {
         let rules = now.as_ref().map_or([0; 2], |(_, rules)| *rules);
         let before = match now {
             Some(now) => self.by_owner.insert(Arc::clone(owner), now),
@@ -200,7 +200,7 @@ impl Claims {
         }
     }
 
-    /// Decides again how much the comments say.
+    /// Decides again on the detail of comments.
     pub(crate) fn settle_style(&mut self, tables: &mut Tables, config: &Config) {
         let most = if self.is_terse {
             FEW_ENDPOINTS

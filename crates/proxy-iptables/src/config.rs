@@ -1,4 +1,4 @@
-//! What the flags, and the node, say to this mode, for one IP family.
+//! Settings of this mode from flags and the node, for one IP family.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,24 +18,24 @@ pub struct Config {
     pub masquerade_all: bool,
     /// `1 << --iptables-masquerade-bit`.
     pub masquerade_mark: u32,
-    /// How traffic of this node's pods is told apart.
+    /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// Whether NodePorts are served on 127.0.0.0/8: `--iptables-localhost-nodeports`, where
-    /// `--nodeport-addresses` has it. Never with IPv6.
+    /// True if 127.0.0.0/8 serves NodePorts: `--iptables-localhost-nodeports`, if
+    /// `--nodeport-addresses` has it. Always false for IPv6.
     pub localhost_node_ports: bool,
-    /// Whether packets that connection tracking calls INVALID are let through:
-    /// `nf_conntrack_tcp_be_liberal` is set.
+    /// True if packets that connection tracking calls INVALID pass: `nf_conntrack_tcp_be_liberal`
+    /// is set.
     pub lets_invalid_pass: bool,
-    /// Whether the kernel counts with nfacct; see [`Counter`](crate::Counter).
+    /// True if the kernel counts with nfacct; see [`Counter`](crate::Counter).
     pub has_counters: bool,
-    /// `--bind-address`, if it names this node's address; it counts before those of the Node
+    /// `--bind-address`, if it is an address of this node. It takes precedence over the Node
     /// object.
     pub node_ip: Option<IpAddr>,
-    /// `--iptables-sync-period`: how often the kernel is looked at.
+    /// `--iptables-sync-period`: period of the drift check.
     pub sync_period: Duration,
-    /// The source port of what is masqueraded.
+    /// Source port of masqueraded flows.
     pub source_port: SourcePort,
-    /// The modes of which something may be left, which goes once this one serves.
+    /// Modes whose leftovers are removed once this one serves.
     pub modes: Footprints,
 }
 

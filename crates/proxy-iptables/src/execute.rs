@@ -1,8 +1,8 @@
-//! Carries out a plan, and says what became of each piece of it.
+//! Carries out a plan, and reports the outcome of each piece.
 //!
-//! Together it is one `iptables-restore`. When that is refused, nobody knows what is to blame, nor
-//! which of its tables were written. So the kernel is read, and the plan made anew is carried out
-//! [`Apart`](Manner::Apart): a table at a time, and in halves of halves, until what is refused
+//! Together, a plan is one `iptables-restore`. After a refusal it is unknown which piece is at
+//! fault, and which tables were written. So the kernel is read again, and a new plan is carried out
+//! [`Apart`](Manner::Apart): table by table, in ever smaller halves, until each refused piece
 //! stands alone.
 
 use std::collections::VecDeque;
@@ -15,11 +15,11 @@ use crate::kernel::{Kernel, Refusal};
 use crate::plan::{Manner, Op, Piece, Plan, Subject, Verdict, Verdicts};
 use crate::port::OWN;
 
-/// How many processes a sync may start to find out what is refused.
+/// Maximum number of processes that a sync starts to find refused pieces.
 const MAX_RESTORES: usize = 32;
 
 impl Plan {
-    /// Carries it out.
+    /// Carries out the plan.
     pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: Manner) -> Verdicts {
         let pieces = self.pieces();
         let mut executor = Executor {
@@ -39,7 +39,7 @@ impl Plan {
     }
 }
 
-/// Writes what is to be done in these tables, as far as there is something.
+/// Writes the commands for those of these tables that have any.
 fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     for table in tables {
         if pieces.iter().any(|piece| piece.touches(*table)) {
@@ -52,7 +52,7 @@ fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> 
 fn write_table(table: Table, pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     let ops = || pieces.iter().flat_map(move |piece| piece.of(table));
     restore.begin(table)?;
-    // First, so that whatever leads to one finds it, and what is removed is empty.
+    // Declares chains first, so that jumps find them, and chains to remove are empty.
     for op in ops() {
         match op {
             Op::Write(name, _) => restore.declare(name)?,
@@ -110,7 +110,7 @@ impl Piece<'_> {
 }
 
 impl Verdicts {
-    /// The same for all.
+    /// Sets all verdicts to the same.
     fn fill(&mut self, verdict: &Verdict) {
         self.base = verdict.clone();
         self.leftovers = verdict.clone();
@@ -122,7 +122,7 @@ impl Verdicts {
 /// A plan that is being carried out.
 struct Executor<'a> {
     kernel: &'a mut dyn Kernel,
-    /// How many restores there may be still.
+    /// Number of restores left.
     left: usize,
     verdicts: Verdicts,
 }
@@ -184,7 +184,7 @@ impl Executor<'_> {
                 piece.touches(table) && self.verdicts.parts.get(at) == Some(&Verdict::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
-            // What is refused for the same reason stands together then, and is found together.
+            // Pieces that may fail for the same reason stand together, and are found together.
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
         }
@@ -202,8 +202,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Where nothing at all was taken, tries whether anything would be: a chain that is there and
-    /// empty, emptied.
+    /// If the kernel rejected every write, checks that it accepts any: it empties the canary's
+    /// chain.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
             let mut restore = Restore::new(sink);
@@ -216,7 +216,7 @@ impl Executor<'_> {
         }
     }
 
-    /// Tries what these do in a table together, and what is refused in halves, the largest groups
+    /// Tries the pieces in a table together, and refused groups in halves, the largest groups
     /// first.
     fn halve(&mut self, table: Table, all: Vec<&Piece<'_>>) {
         let mut groups = VecDeque::from([all]);
@@ -253,13 +253,13 @@ mod tests {
     use crate::base::Edit;
     use crate::chain::Shared;
     use crate::fake::FakeKernel;
-    use crate::plan::{Change, Part, Whole};
+    use crate::plan::{Change, PortWrites, WholeChain};
     use crate::port::Slot;
 
     const SERVICES: Shared = Shared::FilterServices;
 
-    /// A rule for a port of its own.
-    fn part(chain: Shared, port: u16) -> Part {
+    /// Returns a rule for a port of its own.
+    fn part(chain: Shared, port: u16) -> PortWrites {
         let slot = Slot {
             chain,
             address: None,
@@ -272,19 +272,19 @@ mod tests {
             before: None,
             after: Some(rule.into()),
         };
-        Part {
+        PortWrites {
             slots: vec![change],
-            ..Part::default()
+            ..PortWrites::default()
         }
     }
 
-    /// Two shared chains, the second written whole, and parts in each.
+    /// Returns a plan with two shared chains, the second written whole, and changes in each.
     fn plan() -> Plan {
         let jump = "-A INPUT -j KUBE-SERVICES".to_owned();
         Plan {
             base: vec![(Table::Filter, SERVICES.name(), Vec::new())],
             guests: vec![(Table::Filter, Edit::Insert(jump))],
-            whole: vec![Whole {
+            whole: vec![WholeChain {
                 chain: Shared::FilterExternal,
                 slots: vec!["-A KUBE-EXTERNAL-SERVICES --dport 9 -j DROP\n".into()],
                 tail: Vec::new(),
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn a_plan_can_be_counted_and_printed() {
         let plan = plan();
-        // What stands in a chain that is written whole is no change of its own.
+        // A rule in a chain that is written whole is no change of its own.
         assert_eq!(plan.rules(Table::Filter), 5);
         assert_eq!(plan.rules(Table::Nat), 0);
         let lines = plan.lines();
@@ -332,7 +332,7 @@ mod tests {
         let refused: Vec<bool> = apart.parts.iter().map(is_refused).collect();
         assert_eq!(refused, [false, false, true, false, false]);
         assert_eq!((apart.base, apart.general), (Verdict::Done, None));
-        // The base; all parts; halves of them; halves of the one that was refused.
+        // The base; all ports; halves of them; halves of the half that was refused.
         assert_eq!((apart.taken, apart.refused), (3, 3));
     }
 

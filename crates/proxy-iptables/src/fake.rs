@@ -1,5 +1,5 @@
-//! A kernel of the tests: it keeps what iptables keeps, refuses what iptables refuses, and then
-//! changes nothing of that table.
+//! A fake kernel for tests: keeps rules as iptables does. A write that iptables would refuse fails,
+//! and leaves its table unchanged.
 
 use proxy::Unreadable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,38 +12,38 @@ use iptables::{Input, Kind};
 use crate::chain::Table;
 use crate::kernel::{Kernel, Refusal};
 
-/// The longest name of a chain (`XT_EXTENSION_MAXNAMELEN`, with the byte that ends it).
+/// Longest name of a chain (`XT_EXTENSION_MAXNAMELEN`, with the byte that ends it).
 const MAX_NAME: usize = 28;
 
-/// A handle to one; clones are the same kernel.
+/// A handle to a fake kernel; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct FakeKernel(Arc<Mutex<State>>);
 
-/// What it holds, and how it is to behave.
+/// The content of a fake kernel, and its faults.
 #[derive(Debug, Clone, Default)]
 pub struct State {
     /// Chains with their rules, from `-A` on, by table.
     pub tables: BTreeMap<Table, BTreeMap<String, Vec<String>>>,
-    /// The node's addresses.
+    /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Rules that have one of these in them are refused.
+    /// Parts of rules that are refused.
     pub refused: Vec<String>,
-    /// Why nothing is taken: the lock is held.
+    /// Reason why no write is accepted: the lock is held.
     pub held: Option<String>,
-    /// After how many tables of a text somebody else gets the lock.
+    /// Number of tables of a text after which another program gets the lock.
     pub held_after: Option<usize>,
-    /// Why rules cannot be read.
+    /// Reason why rules cannot be read.
     pub unreadable: Option<String>,
-    /// How often addresses were read.
+    /// Number of reads of the addresses.
     pub address_reads: usize,
-    /// The texts that were restored, or refused, since this was last emptied.
+    /// Restored and refused texts since a test last cleared them.
     pub restores: Vec<String>,
-    /// The tables that were read since this was last emptied; `None` is all.
+    /// Tables read since a test last cleared them; `None` is all.
     pub saves: Vec<Option<Table>>,
 }
 
 impl FakeKernel {
-    /// One without rules.
+    /// Creates a kernel with these addresses and no rules.
     pub fn new(addresses: &[&str]) -> Self {
         let kernel = Self::default();
         let addresses = addresses.iter().filter_map(|ip| ip.parse().ok());
@@ -52,12 +52,12 @@ impl FakeKernel {
         kernel
     }
 
-    /// What it holds.
+    /// Locks and returns the content.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Empties all tables, as a firewall that is reloaded does.
+    /// Empties all tables, as the reload of a firewall does.
     pub fn flush(&self) {
         let built_in = |names: &[&str]| {
             let chains = names.iter().map(|name| ((*name).to_owned(), Vec::new()));
@@ -74,7 +74,7 @@ impl FakeKernel {
         ]);
     }
 
-    /// Takes over what `iptables-save` printed.
+    /// Loads the output of `iptables-save`.
     pub fn load(&self, saved: &str) {
         let mut state = self.state();
         let mut table = None;
@@ -94,7 +94,7 @@ impl FakeKernel {
         }
     }
 
-    /// What `iptables-save` would print of all tables.
+    /// Returns the output of `iptables-save` for all tables.
     pub fn saved(&self) -> String {
         let state = self.state();
         let mut text = String::new();

@@ -1,12 +1,12 @@
-//! What the fuzzer feeds: each parser of bytes that come from outside, as a function of bytes.
-//! Nothing else may use it.
+//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Nothing else
+//! may use them.
 
 use footprint::Footprints;
 
 use crate::config::Config;
 use crate::saved::Reader;
 
-/// What `iptables-save` prints: what is ours, and what these modes have left beside it.
+/// Parses the output of `iptables-save`: this mode's rules, and leftovers of these modes.
 pub fn saved(bytes: &[u8], modes: Footprints) {
     let text = String::from_utf8_lossy(bytes);
     let config = Config {

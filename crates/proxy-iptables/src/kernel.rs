@@ -8,45 +8,44 @@ use footprint::Footprints;
 use iptables::{Input, Iptables, Kind, Table};
 use proxy::{IpFamily, Unreadable};
 
-/// The kernel modules, by their aliases, of matches and targets that this mode alone has on the
-/// usual node: for [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
+/// Kernel modules, by alias, of the matches and targets that this mode alone usually needs: for
+/// [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
 pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
-/// Longest time that a restore may take. It waits 5 s for the lock; the rest is work: legacy
-/// iptables takes in a table whole and writes it whole, which with very many rules takes minutes.
+/// Longest time that a restore may take. It waits 5 s for the lock. Legacy iptables reads and
+/// writes a table whole, which takes minutes with very many rules.
 const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 
-/// What can be read and written, for one IP family. Two implementations: the iptables programs, and
-/// a strict fake that refuses what they refuse.
+/// The kernel operations of this mode for one IP family. Implemented by the iptables programs, and
+/// by a strict fake that refuses what they refuse.
 pub trait Kernel: Send + 'static {
-    /// What time it is, for what is measured: how long reading takes. A kernel of tests may have a
-    /// time of its own.
+    /// Returns the time, to measure how long reading takes. A fake kernel may have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
 
-    /// The addresses of all interfaces of this node, those of localhost included.
+    /// Returns the addresses of all interfaces, including loopback.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
-    /// Tells each line of `iptables-save`, of one table or of all. Costs a process.
+    /// Passes each line of `iptables-save` to `line`, for one table or all. Costs a process.
     fn save(
         &mut self,
         table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), Unreadable>;
 
-    /// Carries out what `text` writes, each of its tables whole or not at all: those before one
-    /// that is refused stay done. Costs a process.
+    /// Restores `text`, each table whole or not at all. Tables before a refused one stay written.
+    /// Costs a process.
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
 
-/// Rules were not taken.
+/// A refused write.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// Why, and what to do.
+    /// Reason, and what to do.
     pub reason: String,
-    /// What kind of refusal it is.
+    /// Kind of the refusal.
     pub kind: Kind,
 }
 
@@ -55,12 +54,12 @@ pub struct Refusal {
 pub struct IptablesKernel {
     family: IpFamily,
     iptables: Iptables,
-    /// Of modes; what they hold are no addresses of the node.
+    /// Links of modes, whose addresses are not the node's.
     links: Vec<&'static str>,
 }
 
 impl IptablesKernel {
-    /// For one family, which iptables can write ([`Iptables::check`]).
+    /// Creates a kernel for one family that iptables can write ([`Iptables::check`]).
     pub fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self {
             family,
@@ -69,7 +68,7 @@ impl IptablesKernel {
         }
     }
 
-    /// The same that takes what the links of these modes hold for no addresses of the node.
+    /// Excludes addresses on the links of these modes from the node's addresses.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.links = footprint::links(modes);

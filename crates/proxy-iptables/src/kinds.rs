@@ -1,18 +1,18 @@
-//! Types that the [`engine`] is told of for this mode.
+//! The types of this mode for the [`engine`].
 
 use crate::config::Config;
 use crate::plan::Plan;
 
 engine::kinds! {
-    /// The kinds of things of the iptables mode.
+    /// The associated types of the iptables mode.
     IptablesKinds { config: Config, plan: Plan }
 }
 
 engine::parts! {
     lanes {
-        /// It writes rules, and reads them between.
+        /// Writes rules, and reads them in between.
         Rules,
-        /// It only looks: at addresses, and for the canary.
+        /// Only reads: addresses, and the canary.
         Looks,
     }
     parts {

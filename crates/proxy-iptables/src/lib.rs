@@ -1,5 +1,5 @@
-//! The iptables mode of kube-proxy: what one Service wants, what the kernel holds, and the restores
-//! between the two.
+//! The iptables mode of kube-proxy: the rules that Services want, the rules in the kernel, and the
+//! restores between the two.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ ServedPort ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -7,20 +7,19 @@
 //!                     iptables-save ─ Saved ─ observe ┘    └ settle ◀─ Verdicts ◀─ restore┘
 //! ```
 //!
-//! [`Iptables`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
+//! [`Iptables`] holds the tables and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
 //! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
-//! is pure; a [`Kernel`] is the iptables programs on a thread of its own, or the strict fake of the
+//! is pure. A [`Kernel`] is the iptables programs on a thread of its own, or the strict fake of the
 //! tests.
 //!
-//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md says which
-//! they are, and why.
+//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md describes
+//! them, with reasons.
 
 mod access;
 mod base;
 mod chain;
 mod claims;
 mod config;
-mod counted;
 mod exchange;
 mod execute;
 pub mod fake;
@@ -35,18 +34,19 @@ mod planner;
 mod port;
 mod probe;
 mod proxier;
+mod rule_counters;
 mod saved;
 mod tables;
 
 pub use base::{Base, FOOTPRINT};
 pub use chain::{Chain, Hash, Purpose, Shared, Table};
 pub use config::Config;
-pub use counted::{Counts, OfPort, Served};
 pub use kernel::{IptablesKernel, Kernel, MODULES, Refusal};
 pub use kinds::{IptablesKinds, Lane, Part};
 pub use nfacct::{Accounting, Counter};
-pub use plan::{Plan, Told, WrittenChain};
+pub use plan::{Plan, PlanStep, WrittenChain};
 pub use port::{Content, ServedPort, Slot, Style, compile};
 pub use probe::{has_counting_rules, probe, probe_counters};
 pub use proxier::{Iptables, Lanes, Proxier};
+pub use rule_counters::{CounterReader, PortConnections, ServedAddress};
 pub use saved::{Leftovers, Reader, Saved};

@@ -1,7 +1,7 @@
-//! The kernel's named counters (nfnetlink_acct), which rules count with.
+//! The kernel's named counters (nfnetlink_acct), which rules increment.
 //!
-//! A counter belongs to a network namespace, outlives the rules, and is read without reading any of
-//! them.
+//! A counter belongs to a network namespace, outlives the rules, and is read without reading any
+//! rule.
 //!
 //! Source: `include/uapi/linux/netfilter/nfnetlink_acct.h`.
 
@@ -21,20 +21,20 @@ const fn message(command: u16) -> u16 {
     NFNL_SUBSYS_ACCT << 8 | command
 }
 
-/// What is counted.
+/// A named counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counter {
     /// Packets that were not forwarded because connection tracking calls them INVALID.
     InvalidDropped,
-    /// Packets to NodePorts on 127.0.0.0/8 (the first of each connection).
+    /// Packets to NodePorts on 127.0.0.0/8, the first of each connection.
     LocalhostNodePorts,
 }
 
 impl Counter {
-    /// All of them.
+    /// All counters.
     pub const ALL: [Self; 2] = [Self::InvalidDropped, Self::LocalhostNodePorts];
 
-    /// As upstream names it.
+    /// Returns upstream's name of the counter.
     pub fn name(self) -> &'static str {
         match self {
             Self::InvalidDropped => "ct_state_invalid_dropped_pkts",
@@ -43,14 +43,14 @@ impl Counter {
     }
 }
 
-/// The counters of the network namespace of the thread that opened it.
+/// The counters in the network namespace of the thread that opened them.
 #[derive(Debug)]
 pub struct Accounting {
     connection: Connection,
 }
 
 impl Accounting {
-    /// Opens a connection. Whether the kernel counts is said by the first call.
+    /// Opens a connection. The first call tells whether the kernel has counters.
     ///
     /// # Errors
     ///
@@ -59,16 +59,16 @@ impl Accounting {
         Connection::open(Protocol::Netfilter).map(|connection| Self { connection })
     }
 
-    /// Makes all counters that are not there yet. `EINVAL`: the kernel has no nfacct and did not
-    /// load it.
+    /// Creates the counters that are missing.
     ///
     /// # Errors
     ///
-    /// `EINVAL`: the kernel has no nfacct and did not load it; else the socket's, or `EPERM`.
+    /// `EINVAL` if the kernel has no nfacct and did not load it; otherwise the socket failed, or
+    /// `EPERM`.
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
-            // A kernel without nfacct says so when it is asked to make one.
+            // A kernel without nfacct reports that when asked to create one.
             if !matches!(self.packets(counter), Ok(Some(_))) {
                 batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
             }
@@ -78,7 +78,7 @@ impl Accounting {
         }
         for reply in self.connection.execute(&batch)? {
             match reply {
-                // Without NLM_F_REPLACE one that is there stays as it is.
+                // Without NLM_F_REPLACE, an existing counter stays as it is.
                 Reply::Refused(Refusal { errno, .. })
                     if errno == libc::EBUSY || errno == libc::EEXIST => {}
                 Reply::Refused(refusal) => return Err(Error::Refused(refusal)),
@@ -89,7 +89,7 @@ impl Accounting {
         Ok(())
     }
 
-    /// How many packets were counted; `None` if there is no such counter.
+    /// Returns the number of packets counted, or `None` if the counter is missing.
     ///
     /// # Errors
     ///

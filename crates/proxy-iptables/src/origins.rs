@@ -1,4 +1,4 @@
-//! Origins of what this mode leaves in the kernel.
+//! Origins of this mode's names in the kernel.
 
 use footprint::origin::{
     ADDRESSES, ENDPOINTS, FILTER, FORWARD, HEALTH, LOCAL_ENDPOINTS, MANGLE, MARK, MASQUERADE, NAT,
@@ -8,7 +8,7 @@ use footprint::origin::{
 const ENDPOINT: &str = "EndpointSlices: one endpoint";
 const CANARY: &str = "kube-proxy: tells it whether the table was flushed";
 
-/// A row for each name; of names that begin alike, the longer one stands first.
+/// A row for each name. Of names that begin alike, the longer one comes first.
 pub(crate) const ORIGINS: [Origin; 18] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-NODEPORTS", NODE_PORTS),

@@ -1,12 +1,12 @@
-//! Writes as data: what they are for, and the commands that they come to.
+//! Writes as data: their purpose, and their commands.
 //!
 //! ```text
 //!   Plan ─ pieces ─▶ Piece: whose it is, and its ops ─▶ execute ─▶ Verdicts
 //! ```
 //!
-//! Only what is named is touched: a chain that is written is emptied, or made, and then filled; in
-//! a shared chain single rules are removed and put in, so that a change of one Service costs the
-//! same among few and among many.
+//! A write touches only the chains that it names. A written chain is created or emptied, and then
+//! filled. In a shared chain, single rules are removed and inserted, so a Service's change costs
+//! the same among few and among many.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,68 +21,67 @@ use crate::config::Config;
 use crate::port::{Content, OWN, ServedPort, Slot, Style};
 use crate::saved::Leftovers;
 
-/// What is to be written.
+/// A write to the kernel.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
     pub(crate) manner: Manner,
-    /// Once it is carried out, this base is there; `None` if it writes nothing of the base but what
-    /// is there already.
+    /// Base in the kernel after the write; `None` if the base does not change.
     pub(crate) wanted: Option<Arc<Base>>,
     /// Chains of the base that are not shared.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
-    /// What is added to chains of others.
+    /// Edits of chains of other programs.
     pub(crate) guests: Vec<(Table, Edit)>,
-    /// Shared chains that are written whole.
-    pub(crate) whole: Vec<Whole>,
-    /// What single Service ports want.
-    pub(crate) parts: Vec<Part>,
-    /// Chains of Service ports that nobody wants.
+    /// Shared chains to write whole.
+    pub(crate) whole: Vec<WholeChain>,
+    /// Changes for single Service ports.
+    pub(crate) parts: Vec<PortWrites>,
+    /// Chains of Service ports that are no longer wanted.
     pub(crate) stale: Vec<Chain>,
-    /// Of other modes.
+    /// Leftovers of other modes.
     pub(crate) leftovers: Leftovers,
 }
 
-/// One thing that a plan does, for the operator.
+/// A step of a plan, for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
-    /// In words.
+pub struct PlanStep {
+    /// Description.
     pub line: String,
-    /// The chain, if one is written whole.
+    /// The chain, if the step writes one whole.
     pub chain: Option<WrittenChain>,
 }
 
-/// A chain that is written whole, whatever is in it.
+/// A chain that is written whole, whatever its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenChain {
-    /// Its table.
+    /// Table.
     pub table: Table,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// What is to be in it: lines from `-A CHAIN` on.
+    /// Rules, as lines from `-A CHAIN` on.
     pub rules: Vec<String>,
-    /// The Service port that it is of, if it is of one.
+    /// Service port that owns the chain, if any.
     pub owner: Option<ServicePortName>,
 }
 
 /// A shared chain with all its rules.
 #[derive(Debug, Clone)]
-pub(crate) struct Whole {
+pub(crate) struct WholeChain {
     pub(crate) chain: Shared,
     pub(crate) slots: Vec<Arc<str>>,
     pub(crate) tail: Vec<String>,
 }
 
-/// What one Service port wants.
+/// The changes for one Service port.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Part {
-    /// `None` for slots that nobody wants.
+pub(crate) struct PortWrites {
+    /// Owner; `None` for slots that are no longer wanted.
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
-    /// Those of its own chains that are written, and what is to be in them.
+    /// Chains of the Service port to write, with their content.
     pub(crate) chains: BTreeMap<Chain, Content>,
-    /// How many rules these have.
+    /// Number of rules in these chains.
     pub(crate) rules: usize,
     pub(crate) slots: Vec<Change>,
 }
@@ -95,95 +94,95 @@ pub(crate) struct Change {
     pub(crate) after: Option<Arc<str>>,
 }
 
-/// What became of a part of a plan.
+/// The outcome of a part of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Verdict {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// There was no time for it, or what it builds on was refused.
+    /// The part was not tried: no restore was left, or its base was refused.
     Untried,
 }
 
-/// What became of a plan.
+/// The outcomes of a plan.
 #[derive(Debug, Clone, Default)]
 pub struct Verdicts {
     pub(crate) base: Verdict,
-    /// One for each part.
+    /// One for each Service port.
     pub(crate) parts: Vec<Verdict>,
     /// One for each stale chain.
     pub(crate) stale: Vec<Verdict>,
     pub(crate) leftovers: Verdict,
-    /// How many restores were taken.
+    /// Number of accepted restores.
     pub(crate) taken: usize,
-    /// How many restores were refused.
+    /// Number of refused restores.
     pub(crate) refused: usize,
-    /// Whether a refused restore may have written some of its tables.
+    /// True if a refused restore may have written some of its tables.
     pub(crate) is_doubtful: bool,
-    /// Why nothing would be taken now, whatever it is; the other verdicts say nothing then.
+    /// Reason why any write would fail now; the other verdicts mean nothing then.
     pub(crate) general: Option<Arc<str>>,
 }
 
-/// How a plan is carried out.
+/// The manner of carrying out a plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// In one restore.
+    /// One restore.
     #[default]
     Together,
-    /// In many, so that what is refused harms nothing else.
+    /// Many restores, so that a refused piece harms no other.
     Apart,
 }
 
-/// What stands and falls together.
+/// Commands that succeed or fail together.
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) subject: Subject,
-    /// What is refused for the same reason stands together by it.
+    /// Key that puts pieces which may fail for the same reason beside each other.
     pub(crate) traits: Option<(bool, Protocol, bool)>,
     pub(crate) ops: Vec<(Table, Op<'a>)>,
 }
 
-/// What a piece is for.
+/// The subject of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Subject {
-    /// What all Services need, in one table.
+    /// Rules that all Services need, in one table.
     Base,
-    /// The part with this index.
+    /// The Service port with this index.
     Part(usize),
     /// The stale chain with this index.
     Stale(usize),
     Leftovers,
 }
 
-/// One thing that is done in a table. Rules are lines from `-A CHAIN` on.
+/// A command in a table. Rules are lines from `-A CHAIN` on.
 #[derive(Debug, Clone)]
 pub(crate) enum Op<'a> {
-    /// Makes or empties a chain, and fills it.
+    /// Creates or empties a chain, and fills it.
     Write(&'static str, Lines<'a>),
-    /// The same for chains of one Service port.
+    /// Creates or empties chains of one Service port, and fills them.
     WriteOwn(Own<'a>),
-    /// Puts a rule at the head of its chain.
+    /// Inserts a rule at the head of its chain.
     Insert(&'a str),
-    /// Puts it at the end.
+    /// Appends a rule to its chain.
     Append(&'a str),
-    /// Takes it away.
+    /// Deletes a rule.
     Delete(&'a str),
-    /// Removes a chain, whatever is in it.
+    /// Removes a chain, whatever its content.
     Remove(Name<'a>),
 }
 
 /// The rules of a chain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines<'a> {
-    /// First texts of several lines, which end with a line feed each.
+    /// Texts of several lines, each with a line feed; they come first.
     pub(crate) slots: &'a [Arc<str>],
     pub(crate) tail: &'a [String],
 }
 
-/// Chains of one Service port. Their rules are rendered when they are written.
+/// Chains of one Service port. Their rules are rendered when written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own<'a> {
-    part: &'a Part,
+    part: &'a PortWrites,
     style: Style<'a>,
 }
 
@@ -195,7 +194,7 @@ pub(crate) enum Name<'a> {
 }
 
 impl Plan {
-    /// Whether there is nothing to write.
+    /// Reports whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         !self.has_base()
             && self.parts.is_empty()
@@ -211,7 +210,7 @@ impl Plan {
         self.whole.iter().any(|whole| whole.chain == chain)
     }
 
-    /// All of it, in the order in which it is done: by piece, and within each by table.
+    /// Returns all pieces in their order; within each, commands are ordered by table.
     pub(crate) fn pieces(&self) -> Vec<Piece<'_>> {
         let base = Table::ALL.into_iter().map(|table| Piece {
             subject: Subject::Base,
@@ -258,12 +257,13 @@ impl Plan {
         base.chain(guests).chain(whole)
     }
 
-    fn part_ops<'a>(&'a self, part: &'a Part) -> Vec<(Table, Op<'a>)> {
+    fn part_ops<'a>(&'a self, part: &'a PortWrites) -> Vec<(Table, Op<'a>)> {
         let mut ops = Vec::new();
-        // At the head, so the last one first.
+        // Each rule goes to the head, so the last one comes first.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            // Written apart, a chain has what was there before: its own piece tries what changes.
+            // Apart, a whole chain is written with its old content, and the piece of the Service
+            // port changes it.
             if self.manner == Manner::Together && self.is_whole(chain) {
                 continue;
             }
@@ -282,7 +282,7 @@ impl Plan {
         ops
     }
 
-    /// How many rules it writes in a table, those in chains of others left out.
+    /// Returns the number of rules written in a table, without those in other programs' chains.
     pub(crate) fn rules(&self, table: Table) -> usize {
         let count = |(of, op): &(Table, Op<'_>), subject: Subject| match op {
             _ if *of != table => 0,
@@ -299,13 +299,13 @@ impl Plan {
         pieces.iter().map(of).sum()
     }
 
-    /// What it does, a line each, for the operator.
+    /// Returns the steps of the plan for the operator, one line each.
     pub fn lines(&self) -> Vec<String> {
-        self.told().into_iter().map(|told| told.line).collect()
+        self.steps().into_iter().map(|told| told.line).collect()
     }
 
-    /// The same, with what is to be in chains that are written whole.
-    pub fn told(&self) -> Vec<Told> {
+    /// Returns the steps of the plan, with the content of chains that are written whole.
+    pub fn steps(&self) -> Vec<PlanStep> {
         let pieces = self.pieces();
         let ops = pieces.iter().flat_map(|piece| &piece.ops);
         ops.flat_map(|(table, op)| op.tell(*table)).collect()
@@ -326,7 +326,7 @@ impl Lines<'_> {
 }
 
 impl Own<'_> {
-    fn tell(&self, table: Table) -> Vec<Told> {
+    fn tell(&self, table: Table) -> Vec<PlanStep> {
         let mut rules: BTreeMap<String, Vec<String>> = BTreeMap::new();
         self.write(&mut |line| {
             let chain = line.split(' ').nth(1).unwrap_or_default().to_owned();
@@ -339,7 +339,7 @@ impl Own<'_> {
         let of = owner.map(ToString::to_string).unwrap_or_default();
         let told = self.chains().map(|chain| {
             let name = chain.to_string();
-            Told {
+            PlanStep {
                 line: format!("write chain {chain} of table {table}, for {of}"),
                 chain: Some(WrittenChain {
                     table,
@@ -352,12 +352,12 @@ impl Own<'_> {
         told.collect()
     }
 
-    /// The chains.
+    /// Returns the chains.
     pub(crate) fn chains(&self) -> impl Iterator<Item = Chain> {
         self.part.chains.keys().copied()
     }
 
-    /// Tells each rule, as a line that ends with a line feed.
+    /// Passes each rule to `write`, as a line with a line feed.
     pub(crate) fn write(&self, write: &mut dyn FnMut(&str)) {
         if let Some(port) = &self.part.port {
             let is_wanted = |chain| self.part.chains.contains_key(&chain);
@@ -367,14 +367,14 @@ impl Own<'_> {
 }
 
 impl Op<'_> {
-    /// What it does in a table.
-    fn tell(&self, table: Table) -> Vec<Told> {
-        let plain = |line| vec![Told { line, chain: None }];
+    /// Returns the steps of this command in a table.
+    fn tell(&self, table: Table) -> Vec<PlanStep> {
+        let plain = |line| vec![PlanStep { line, chain: None }];
         match self {
             Self::Write(name, lines) => {
                 let (count, rules) = (lines.len(), lines.all());
                 let s = if count == 1 { "" } else { "s" };
-                vec![Told {
+                vec![PlanStep {
                     line: format!("write chain {name} of table {table}: {count} rule{s}"),
                     chain: Some(WrittenChain {
                         table,

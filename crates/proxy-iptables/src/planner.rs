@@ -1,4 +1,4 @@
-//! What is to be written next: from tables to a plan.
+//! Chooses the next write: from tables to a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,35 +10,35 @@ use proxy::{Owner, Rank, Share, Shares};
 use crate::chain::{Chain, Shared};
 use crate::claims::Claims;
 use crate::config::Config;
-use crate::plan::{Change, Manner, Part, Plan, Whole};
+use crate::plan::{Change, Manner, Plan, PortWrites, WholeChain};
 use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
-/// So many changes in a shared chain are not worth writing it whole.
+/// Number of changes in a shared chain below which it is not written whole.
 const FEW_CHANGES: usize = 64;
-/// About so many rules of Service ports make a restore, which iptables-nft writes in 25 ms. The time
-/// of more grows with their square.
+/// Approximate number of Service rules in a restore, which iptables-nft writes in 25 ms. The time
+/// of a larger restore grows with the square of its size.
 const MANY_RULES: usize = 1_024;
-/// All rules take no more than about so many restores: each of iptables-legacy reads and writes the
-/// whole table.
+/// Approximate maximum of restores for all rules: iptables-legacy reads and writes the whole table
+/// for each.
 const MAX_RESTORES: usize = 32;
-/// With more rules than this in one restore, a Service or a namespace comes after the others.
+/// Number of rules in one restore beyond which a Service or namespace comes after the others.
 const SHARE: usize = 256;
 
-/// What a plan is made from.
+/// The inputs of a plan.
 pub(crate) struct Planner<'a> {
     pub(crate) tables: &'a Tables,
     pub(crate) claims: &'a Claims,
     pub(crate) manner: Manner,
-    /// Whether what nobody wants may be taken away.
+    /// True if unwanted rules may be removed.
     pub(crate) may_delete: bool,
-    /// Whether nobody knows what was written: a restore was refused.
+    /// True if a refused restore has left the kernel's content unknown.
     pub(crate) is_uncertain: bool,
     pub(crate) now: Instant,
 }
 
 impl Planner<'_> {
-    /// What is written next.
+    /// Returns the next write.
     pub(crate) fn plan(&self, config: &Arc<Config>) -> Plan {
         let mut plan = Plan {
             config: Arc::clone(config),
@@ -51,7 +51,7 @@ impl Planner<'_> {
         let written = parts.values().flat_map(|part| &part.slots);
         let written: HashSet<Slot> = written.map(|change| change.slot).collect();
         self.plan_base(&written, is_last, &mut plan);
-        // Rules that are written later may still lead to them.
+        // Later writes may still remove rules that lead to stale chains.
         if is_last && self.may_delete {
             let due = self.tables.chains.due(self.now);
             let stale = due.filter(|chain| self.tables.chains.wanted(chain).is_none());
@@ -70,9 +70,9 @@ impl Planner<'_> {
         plan
     }
 
-    /// All that Service ports want changed, by owner.
-    fn due_parts(&self) -> BTreeMap<Option<Arc<Owner>>, Part> {
-        let mut parts: BTreeMap<Option<Arc<Owner>>, Part> = BTreeMap::new();
+    /// Returns all pending changes of Service ports, by owner.
+    fn due_parts(&self) -> BTreeMap<Option<Arc<Owner>>, PortWrites> {
+        let mut parts: BTreeMap<Option<Arc<Owner>>, PortWrites> = BTreeMap::new();
         for chain in self.tables.chains.due(self.now) {
             if let Some(owner) = self.tables.chains.owner(chain)
                 && let Some(content) = self.tables.chains.wanted(chain)
@@ -91,8 +91,8 @@ impl Planner<'_> {
             let part = parts.entry(owner.cloned()).or_default();
             part.slots = self.in_order(owner, &slots);
         }
-        // Slots and chains lead to other chains of their owner, which are written with them, also if
-        // one failed before and has time.
+        // Slots and chains lead to other chains of their owner. These are written with them, even
+        // if they failed before and could wait.
         for (owner, part) in &mut parts {
             let chains = owner.iter().flat_map(|of| self.tables.chains.keys_of(of));
             for chain in chains.filter(|chain| self.tables.chains.is_pending(chain)) {
@@ -106,22 +106,22 @@ impl Planner<'_> {
         parts
     }
 
-    /// Counts the rules that go and come where a chain is written.
+    /// Counts the rules removed and added when a chain is written.
     fn rules_written(&self, chain: &Chain, wanted: Content) -> usize {
         let actual = self.tables.chains.actual(chain);
         (actual.map_or(0, |there| there.rules) + wanted.rules) as usize
     }
 
-    /// Keeps as many Service ports as one restore writes, those within the shares of their Service and
-    /// namespace first, and all that nobody wants. Reports whether all are kept.
-    fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, Part>) -> bool {
-        // Before anybody is served, nobody waits.
+    /// Keeps as many Service ports as one restore writes. Those within the shares of their Service
+    /// and namespace come first, and all unwanted ones stay. Reports whether all are kept.
+    fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, PortWrites>) -> bool {
+        // Until the first Service is served, none has to wait.
         if self.tables.slots.as_wanted_len() == 0 {
             return true;
         }
         let all: usize = self.claims.rules.iter().sum();
         let most = MANY_RULES.max(all / MAX_RESTORES);
-        let rules = |part: &Part| part.rules + part.slots.len();
+        let rules = |part: &PortWrites| part.rules + part.slots.len();
         let owned = parts.iter();
         let owned = owned.filter_map(|(of, part)| Some((Arc::clone(of.as_ref()?), rules(part))));
         let owned: Vec<(Arc<Owner>, usize)> = owned.collect();
@@ -150,8 +150,8 @@ impl Planner<'_> {
         false
     }
 
-    /// The changes in slots, and what of their owner is in the same chains, in the order in which
-    /// they are to stand: what is put in anew comes first.
+    /// Returns the changes in slots, together with the owner's other slots in the same chains, in
+    /// their final order. Inserted rules come first.
     fn in_order(&self, owner: Option<&Arc<Owner>>, changed: &BTreeSet<Slot>) -> Vec<Change> {
         let change = |slot: &Slot| Change {
             slot: *slot,
@@ -172,7 +172,7 @@ impl Planner<'_> {
         own.map(change).collect()
     }
 
-    /// The slots to be written; those that nobody wants only if they may go.
+    /// Returns the slots to write; unwanted ones only if they may be removed.
     fn due_slots(&self) -> Vec<Slot> {
         let due = self.tables.slots.due(self.now);
         due.filter(|slot| self.may_delete || self.tables.slots.wanted(slot).is_some())
@@ -186,7 +186,7 @@ impl Planner<'_> {
         };
         let installed = self.tables.base.actual(&()).cloned().unwrap_or_default();
         let mut whole: BTreeSet<Shared> = self.tables.disordered.due(self.now).copied().collect();
-        // Where the base is put off, what is there of it stays.
+        // A postponed base keeps its rules in the kernel.
         let mut tails = &installed;
         if self.tables.base.due(self.now).next().is_some() {
             plan.wanted = Some(Arc::clone(wanted));
@@ -203,7 +203,8 @@ impl Planner<'_> {
         }
         if self.manner == Manner::Together {
             for chain in Shared::ALL {
-                // One of several restores puts rules in: only what it takes away has to be looked for.
+                // One of several restores inserts rules; only rules that it deletes have to be
+                // searched for.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();
@@ -215,7 +216,7 @@ impl Planner<'_> {
         let mut texts = self.texts_of(&whole, written);
         plan.whole = whole
             .into_iter()
-            .map(|chain| Whole {
+            .map(|chain| WholeChain {
                 chain,
                 slots: texts.remove(&chain).unwrap_or_default(),
                 tail: tails.tail(chain).to_vec(),
@@ -223,8 +224,8 @@ impl Planner<'_> {
             .collect();
     }
 
-    /// All rules of Services that are in these chains once `written` are as they are wanted, in the order
-    /// of their owners.
+    /// Returns all rules of Services in these chains once `written` slots are as wanted, in the
+    /// order of their owners.
     fn texts_of(
         &self,
         chains: &BTreeSet<Shared>,
@@ -234,7 +235,7 @@ impl Planner<'_> {
         if chains.is_empty() {
             return texts;
         }
-        // What is tried apart, is written later or was refused stays as it is there.
+        // Slots that are tried apart, written later, or refused keep their rules in the kernel.
         let is_written = |slot: &Slot| self.manner == Manner::Together && written.contains(slot);
         let mut put = |slot: &Slot, text: Option<&Arc<str>>| {
             if let Some(text) = text.filter(|_| chains.contains(&slot.chain)) {
@@ -261,9 +262,9 @@ impl Planner<'_> {
         texts
     }
 
-    /// Once everything is served by this mode, what IPVS mode has left may go.
+    /// Plans the removal of other modes' leftovers, once this mode serves everything.
     pub(crate) fn plan_leftovers(&self) -> Option<Plan> {
-        // After a refusal it is not known what of them is left.
+        // After a refusal, the remaining leftovers are unknown.
         if !self.may_delete || !self.tables.serve_all() || self.is_uncertain {
             return None;
         }

@@ -1,13 +1,12 @@
-//! One Service port: what it is compiled to, and the rules that this means. Pure: no clock, no I/O,
-//! no log, no kernel.
+//! One Service port: its compiled form, and its rules. Pure: no clock, no I/O, no log, no kernel.
 //!
 //! ```text
 //!   ServiceView ─▶ compile ─▶ ServedPort ─┬─▶ slots    its rules in the chains that every Service shares
 //!                                         └─▶ chains   the chains of its own, rule by rule
 //! ```
 //!
-//! A [`ServedPort`] is kept, its rules are not: with 50 endpoints they are some 20 KiB, and are
-//! wanted only when they are written.
+//! A [`ServedPort`] is kept; its rules are not. With 50 endpoints they take some 20 KiB, and are
+//! needed only when written.
 //!
 //! Chains, rules, their order and comments are upstream's (docs/iptables-mode.md, sections 3 to 5).
 
@@ -24,23 +23,23 @@ use crate::chain::{Chain, Hash, Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// A place in a shared chain: what is sent to one address and port.
+/// A place in a shared chain: the rules for one address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
-    /// The chain.
+    /// Chain.
     pub chain: Shared,
-    /// The address; `None` for those of this node.
+    /// Address; `None` for all addresses of this node.
     pub address: Option<IpAddr>,
-    /// The protocol.
+    /// Protocol.
     pub protocol: Protocol,
-    /// The port.
+    /// Port.
     pub port: u16,
 }
 
 impl Slot {
     /// Returns the address and port that the rules of this slot are about.
-    pub(crate) fn place(&self) -> Place {
-        Place {
+    pub(crate) fn place(&self) -> ServiceAddress {
+        ServiceAddress {
             address: self.address,
             protocol: self.protocol,
             port: self.port,
@@ -54,17 +53,17 @@ impl fmt::Display for Slot {
     }
 }
 
-/// An address and port, whatever the chain. One Service port has all rules about it: those of
-/// another one would drop or refuse its packets.
+/// An address and port, in any chain. One Service port has all its rules: another's rules would
+/// drop or reject its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Place {
-    /// The address; `None` for those of this node.
+pub(crate) struct ServiceAddress {
+    /// Address; `None` for all addresses of this node.
     address: Option<IpAddr>,
     protocol: Protocol,
     port: u16,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ServiceAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { port, protocol, .. } = self;
         match self.address {
@@ -74,12 +73,13 @@ impl fmt::Display for Place {
     }
 }
 
-/// How rules are written, beyond what a Service says.
+/// The style of rules, beyond a Service's own fields.
 #[derive(Debug, Clone, Copy)]
 pub struct Style<'a> {
-    /// The flags.
+    /// Settings.
     pub config: &'a Config,
-    /// Comments that name endpoints are left out: there are very many (upstream: more than 1,000).
+    /// True if comments do not name endpoints, because there are very many (upstream: more than
+    /// 1,000).
     pub is_terse: bool,
 }
 
@@ -106,12 +106,12 @@ impl Endpoint {
     reason = "each says something else about a Service"
 )]
 pub struct ServedPort {
-    /// Whose it is.
+    /// Service port that owns the rules.
     pub owner: Arc<Owner>,
-    /// How many endpoints it has, whatever their state.
+    /// Number of endpoints, in any state.
     pub endpoints: usize,
     family: IpFamily,
-    /// `namespace/name:port`
+    /// Service port as `namespace/name:port`.
     name: String,
     hash: Hash,
     cluster_ip: IpAddr,
@@ -120,22 +120,22 @@ pub struct ServedPort {
     external_ips: Vec<IpAddr>,
     ingress_ips: Vec<IpAddr>,
     source_ranges: Vec<IpNet>,
-    /// Whether the source ranges have this node's address.
+    /// True if the source ranges include this node's address.
     admits_node: bool,
     affinity: Option<u32>,
     internal_local: bool,
     external_local: bool,
-    /// `healthCheckNodePort`, with the names of all ports of the Service; only the first one has
+    /// `healthCheckNodePort`, with the names of all ports of the Service; only the first port has
     /// it.
     health_check: Option<(u16, Vec<String>)>,
-    /// As upstream orders them, by their text: `10.0.0.10:80` comes before `10.0.0.9:80`.
+    /// Endpoints in upstream's order, by their text: `10.0.0.10:80` comes before `10.0.0.9:80`.
     cluster: Vec<Endpoint>,
     local: Vec<Endpoint>,
-    /// Whether anybody serves, here or elsewhere.
+    /// True if any endpoint serves, here or elsewhere.
     any: bool,
 }
 
-/// Compiles a Service into one entry for each of its ports; none if it has no address of this
+/// Compiles a Service into one entry for each port; none if the Service has no address of this
 /// family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
@@ -219,8 +219,8 @@ impl ServedPort {
         })
     }
 
-    /// Whether somebody serves under a policy. There is no way from Local to the endpoints of other
-    /// nodes.
+    /// Reports whether an endpoint serves under a policy. Local never falls back to other nodes'
+    /// endpoints.
     fn is_served(&self, is_local: bool) -> bool {
         if is_local {
             !self.local.is_empty()
@@ -237,18 +237,18 @@ impl ServedPort {
         self.any && !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// Whether the policy leaves nobody to serve what comes from outside, though there are
+    /// Reports whether the policy leaves no endpoint for packets from outside, although there are
     /// endpoints elsewhere.
     pub(crate) fn is_cut_off(&self) -> bool {
         self.any && self.is_reachable_from_outside() && !self.is_served(self.external_local)
     }
 
-    /// The chain for what comes from outside.
+    /// Returns the chain for packets from outside.
     pub(crate) fn external_chain(&self) -> Chain {
         self.chain(Purpose::External)
     }
 
-    /// Why packets that nobody takes are stopped, and how.
+    /// Returns the reason and the target for packets without an endpoint.
     fn stop(&self) -> (String, Target) {
         if self.any {
             (
@@ -261,8 +261,8 @@ impl ServedPort {
         }
     }
 
-    /// Whether it uses modules of iptables that most others do not: where one is missing, those
-    /// with it fail together.
+    /// Returns the rarer needs of this port, as a sort key: if an iptables module is missing, ports
+    /// that need it fail together.
     pub(crate) fn traits(&self) -> (bool, Protocol, bool) {
         let protocol = self.owner.name.protocol;
         (self.affinity.is_some(), protocol, self.has_firewall())
@@ -270,7 +270,7 @@ impl ServedPort {
 
     // ---- shared chains ----
 
-    /// Its rules in shared chains, as lines that end with a line feed each.
+    /// Returns the rules in shared chains, as lines with a line feed each.
     pub fn slots(&self, style: Style<'_>) -> Vec<(Slot, Arc<str>)> {
         let mut slots = Slots(Vec::new());
         let protocol = self.owner.name.protocol;
@@ -391,8 +391,7 @@ impl ServedPort {
 
     // ---- chains of its own ----
 
-    /// Tells each rule of its own chains, those of one chain one after the other: `tell(chain,
-    /// rule)`.
+    /// Passes each rule of the port's own chains to `tell(chain, rule)`, chain by chain.
     fn rules(&self, style: Style<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
         if !self.any {
             return;
@@ -426,8 +425,8 @@ impl ServedPort {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
         let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
-            // What comes from a pod or from the node itself is taken as if it had gone out and come
-            // back through the load balancer: it is subject to no policy.
+            // Packets from a pod or the node itself are treated as if they had come back through
+            // the load balancer: no policy applies.
             let cluster = self.chain(Purpose::Cluster);
             let from_here = || Match::SourceLocal;
             if let Some(from_pod) = local(&style.config.detector) {
@@ -448,7 +447,7 @@ impl ServedPort {
     fn firewall_rules(&self, tell: &mut dyn FnMut(Chain, Rule)) {
         let (chain, name) = (self.chain(Purpose::Firewall), &self.name);
         let ranges = self.source_ranges.iter().copied();
-        // What the node sends to a load-balancer address may carry that address as its source.
+        // Packets from the node to a load-balancer address may have that address as their source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         for net in ranges.chain(own.map(|ip| IpNet::from(*ip))) {
             let comment = Match::comment(format!("{name} loadbalancer IP"));
@@ -459,7 +458,8 @@ impl ServedPort {
         tell(chain, Rule::without_target([Match::comment(rest)]));
     }
 
-    /// The chain of a policy: who is masqueraded on the way to the cluster IP, then which endpoint.
+    /// Passes the rules of a policy's chain: masquerading on the way to the cluster IP, then the
+    /// endpoints.
     fn policy_rules(
         &self,
         is_local: bool,
@@ -507,8 +507,8 @@ impl ServedPort {
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
         let comment = || (!style.is_terse).then(|| Match::comment(self.name.clone()));
-        // A pod that is sent to itself needs another source address, or it would answer itself
-        // directly.
+        // A pod's connection to itself needs another source address; otherwise the pod would answer
+        // itself directly.
         let hairpin = comment()
             .into_iter()
             .chain([Match::Source(endpoint.at.ip().into())]);
@@ -523,8 +523,7 @@ impl ServedPort {
         tell(chain, Rule::new(matches, Target::Dnat(endpoint.at)));
     }
 
-    /// Its own chains, each with what stands for its content: how many rules, and a digest of their
-    /// lines.
+    /// Returns the port's own chains, each with the number of rules and a digest of their lines.
     pub fn chains(&self, style: Style<'_>) -> Vec<(Chain, Content)> {
         let mut chains: Vec<(Chain, Content)> = Vec::new();
         let mut line = String::new();
@@ -541,7 +540,7 @@ impl ServedPort {
         chains
     }
 
-    /// The lines of those of its own chains that are wanted, each ended by a line feed.
+    /// Writes the rules of the wanted chains, as lines with a line feed.
     pub fn write(
         &self,
         style: Style<'_>,
@@ -563,7 +562,7 @@ impl ServedPort {
 /// The table of a Service port's own chains.
 pub(crate) const OWN: Table = Table::Nat;
 
-/// Rules by slot, in the order they were made; of two with one slot the first counts.
+/// Rules by slot, in their order; of two entries with one slot the first counts.
 struct Slots(Vec<(Slot, Arc<str>)>);
 
 impl Slots {
@@ -577,17 +576,17 @@ impl Slots {
     }
 }
 
-/// What stands for the rules of a chain: equal for equal rules, and for others with a probability
-/// of 2⁻⁶⁴.
+/// A stand-in for the rules of a chain. Equal rules have equal stand-ins; others differ but for a
+/// probability of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
-    /// How many.
+    /// Number of rules.
     pub rules: u32,
     digest: u64,
 }
 
 impl Content {
-    /// Adds a rule behind the others: its line, without a line feed.
+    /// Adds a rule at the end: a line, without a line feed.
     pub fn add(&mut self, line: &str) {
         use std::hash::{DefaultHasher, Hash as _, Hasher as _};
         let mut hasher = DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! What a kernel can do of what this mode needs, tried before anything depends on it.
+//! A check of the kernel's abilities that this mode needs.
 
 use iptables::{FlowState, Iptables, IptablesError, Line, Match, Rule, SourcePort, Table, Target};
 use proxy::{IpFamily, Protocol};
@@ -6,11 +6,11 @@ use proxy::{IpFamily, Protocol};
 use crate::nfacct::{Accounting, Counter};
 
 /// Tries rules with each match and target that all clusters need, in a chain that nothing leads to.
-/// Nothing of it stays.
+/// The rules are removed again.
 ///
 /// # Errors
 ///
-/// Why one is not taken.
+/// The first refusal.
 pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError> {
     const MARK: u32 = 0x4000;
     let localhost = family.localhost();
@@ -31,8 +31,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError>
     iptables.try_rules(family, &rules.collect::<Vec<_>>())
 }
 
-/// Whether there are rules that count: in each family there is one for packets that are INVALID,
-/// unless conntrack is liberal.
+/// Reports whether counting rules exist. Each family has one for INVALID packets, unless conntrack
+/// is liberal.
 pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     if iptables.is_empty(family) {
         return false;
@@ -47,12 +47,12 @@ pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     read.is_ok() && has_some
 }
 
-/// Whether the kernel counts, and iptables can have it count; counters that are missing are made.
-/// One process. Writes nothing where rules count already.
+/// Checks that the kernel has counters and that iptables can use them, and creates missing
+/// counters. Costs one process; writes nothing if counting rules exist.
 ///
 /// # Errors
 ///
-/// Why it cannot, in words.
+/// The reason, in words.
 pub fn probe_counters(family: IpFamily, iptables: &Iptables) -> Result<(), String> {
     let ensured = Accounting::open().and_then(|mut accounting| accounting.ensure());
     ensured.map_err(|error| error.to_string())?;

@@ -13,14 +13,15 @@ use std::time::{Duration, Instant};
 
 use engine::{Engine, Extent, Served, Step};
 use proxy::{
-    Failure, Fate, IptablesReport, Model, NamespacedName, Notice, Selection, Subject, is_outside,
+    Failure, Fate, IptablesReport, Model, NamespacedName, Notice, Selection, Subject, Unreadable,
+    is_outside,
 };
 use reconcile::Rows;
 
 use crate::base::Base;
 use crate::chain::Table;
-use crate::claims::{Claims, Counts};
-use crate::exchange::{Answer, Found, Query};
+use crate::claims::{Claims, RuleCounts};
+use crate::exchange::{CanaryQuery, PartState};
 use crate::kinds::{IptablesKinds, Lane, Part, State};
 use crate::plan::{Manner, Plan, Verdict, Verdicts};
 use crate::planner::Planner;
@@ -28,38 +29,38 @@ use crate::port::compile;
 use crate::saved::Saved;
 use crate::tables::Tables;
 
-/// Reading all rules takes no more than this part of the time.
+/// Share of the time that reading all rules may take: one in this number.
 const READING_SHARE: u32 = 50;
 
-/// After so many Services at once, memory is given back.
+/// Number of Services in one write after which memory is given back.
 const MANY: usize = 1_000;
 
 /// The iptables mode for one IP family.
 pub type Proxier<K> = Engine<Iptables, K>;
 
-/// Its kernel threads: of [rules, and of looks](Lane).
+/// The kernel threads of this mode: [rules and looks](Lane).
 pub type Lanes<K> = engine::Lanes<Iptables, K>;
 
-/// What the iptables mode wants, knows and writes.
+/// The wanted and actual state of the iptables mode, and its next writes.
 pub struct Iptables {
     tables: Tables,
     claims: Claims,
-    /// After something was refused, until nothing is.
+    /// Manner of the next plan: apart after a refusal, until nothing is refused.
     manner: Manner,
-    /// When all rules were last read, and how long that took.
+    /// Time of the last read of all rules, and how long it took.
     read: Option<(Instant, Duration)>,
     freshness: Freshness,
-    /// Whether nobody knows what was written: a restore was refused.
+    /// True if a refused restore has left the kernel's content unknown.
     is_uncertain: bool,
-    /// Whether that may be other than what is believed: nothing is written until it is read.
+    /// True if that content may differ from the tables. Nothing is written until it is read.
     has_to_read: bool,
-    /// When the canary is looked for.
+    /// Schedule of looks for the canary.
     canary: reconcile::ReadSchedule,
-    /// Whether that is to be done, or all rules read.
+    /// True if a check asks for a look for the canary, or for a read of all rules.
     wants_look: bool,
 }
 
-/// Whether all rules were read since they were last written.
+/// The last access to all rules: a read or a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Freshness {
     Read,
@@ -67,7 +68,7 @@ enum Freshness {
 }
 
 impl Iptables {
-    /// Wants the base for the addresses as they are.
+    /// Wants the base for the current addresses.
     fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
         let selection = state.node.node_port_addresses.of(family);
@@ -81,7 +82,7 @@ impl Iptables {
             let base = Base::new(family, config, Some(&selected));
             (base, selected.into_iter().filter(is_outside).collect())
         } else {
-            // They go on to be served where they are.
+            // NodePorts stay where they are served.
             let mut base = Base::new(family, config, Some(&[]));
             if let Some(installed) = self.tables.base.actual(&()) {
                 base.keep_node_ports(installed);
@@ -143,7 +144,7 @@ impl Iptables {
         }
     }
 
-    /// Whether a check reads all rules, and not only looks for the canary.
+    /// Reports whether a check reads all rules instead of looking for the canary alone.
     fn is_reading_due(&self, state: &State) -> bool {
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
@@ -153,8 +154,8 @@ impl Iptables {
         })
     }
 
-    /// How many rules are wanted, and how many were written.
-    fn counts(&self, written: Option<Counts>) -> IptablesReport {
+    /// Returns the number of wanted and of written rules.
+    fn counts(&self, written: Option<RuleCounts>) -> IptablesReport {
         let base = self.tables.base.wanted(&());
         let base = |table| base.map_or(0, |base| base.rules(table));
         let [filter, nat] = self.claims.rules;
@@ -166,12 +167,12 @@ impl Iptables {
     }
 
     fn next_of_rules(&mut self, state: &mut State) -> Step<Self> {
-        // A base that is written before the node's addresses are known could take NodePorts away.
+        // Written before the node's addresses are known, the base could remove NodePorts.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return Step::NONE;
         }
-        // Of a plan that was refused nobody knows what was written. To write it again would have
-        // jumps stand there twice, and a chain that is written whole could lose what it has got.
+        // After a refusal it is unknown what was written. A second write could double jumps, and
+        // empty chains of their new rules.
         if self.has_to_read {
             return Step::NONE;
         }
@@ -191,7 +192,7 @@ impl Iptables {
             Some(plan)
         };
         if is_empty && self.freshness == Freshness::Read {
-            // All rules were compared, and there was nothing to write.
+            // All rules were compared, and nothing had to be written.
             state.report.iptables = Some(self.counts(None));
             self.freshness = Freshness::Written;
         }
@@ -202,18 +203,18 @@ impl Iptables {
 impl engine::Scheme for Iptables {
     type Kinds = IptablesKinds;
     type Outcomes = Verdicts;
-    type Found = Found;
-    type Query = Query;
-    type Answer = Answer;
+    type Found = PartState;
+    type Query = CanaryQuery;
+    type Answer = Result<bool, Unreadable>;
 
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Rules];
-    // One lane writes all rules: where it is free, nothing else goes on for long.
+    // One lane writes all rules, so no other lane delays serving.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
-        // Whoever reads all rules needs no canary.
+        // A read of all rules needs no canary.
         let mut canary = reconcile::ReadSchedule::new(state.now, state.config.sync_period);
         canary.begin();
         canary.succeed(state.now);
@@ -257,7 +258,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // Of the rules of Services none names an address that serves NodePorts.
+        // No rule of a Service names an address that serves NodePorts.
         self.want_base(state);
         false
     }
@@ -270,7 +271,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn notice(&mut self, _: &mut State, _: &Notice) -> bool {
-        // There is no link that holds service addresses.
+        // No link holds service addresses.
         false
     }
 
@@ -280,7 +281,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn prepare(&mut self, state: &mut State) {
-        // Who reads all rules finds out more.
+        // A read of all rules finds more than the canary.
         if !state.look(Part::Rules).is_awaited() && mem::take(&mut self.wants_look) {
             if self.is_reading_due(state) {
                 state.ask(Part::Rules);
@@ -293,8 +294,8 @@ impl engine::Scheme for Iptables {
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         match lane {
             Lane::Rules => self.next_of_rules(state),
-            // Writes go on meanwhile, so that what hangs here delays none; nor can what is found be
-            // wrong for it: without a canary all rules are read, in turn with what is written.
+            // Writes go on meanwhile, so a look that hangs delays none. Nor can its result be
+            // wrong: without a canary all rules are read, in turn with the writes.
             Lane::Looks => {
                 let is_due = self.canary.is_due(state.now);
                 if !is_due || state.look(Part::Rules).is_awaited() {
@@ -303,7 +304,7 @@ impl engine::Scheme for Iptables {
                 self.canary.begin();
                 Step {
                     plan: None,
-                    query: Some(Query::Canary),
+                    query: Some(CanaryQuery),
                 }
             }
         }
@@ -313,15 +314,15 @@ impl engine::Scheme for Iptables {
         self.canary.next_due(now)
     }
 
-    fn observe(&mut self, state: &mut State, _: &Model, found: Found) {
+    fn observe(&mut self, state: &mut State, _: &Model, found: PartState) {
         match found {
-            Found::Rules(saved, took) => {
+            PartState::Rules(saved, took) => {
                 self.observe_rules(state, *saved);
                 self.read = Some((state.now, took));
                 self.freshness = Freshness::Read;
             }
-            Found::Addresses(addresses) => {
-                // Those of localhost serve NodePorts, or do not count.
+            PartState::Addresses(addresses) => {
+                // Loopback addresses serve NodePorts, or do not count.
                 let counts = |ip: &IpAddr| !ip.is_loopback() || state.config.localhost_node_ports;
                 let addresses = addresses.into_iter().filter(counts).collect();
                 state.node.interface_addresses = addresses;
@@ -348,7 +349,7 @@ impl engine::Scheme for Iptables {
             state.wrote(Part::Rules);
         }
         if verdicts.refused > 0 {
-            // Not in every case is it known what was written.
+            // The content of the kernel is not known in every case.
             self.is_uncertain = true;
             self.has_to_read |= verdicts.is_doubtful || verdicts.taken > 0;
             self.read = None;
@@ -371,7 +372,7 @@ impl engine::Scheme for Iptables {
             Manner::Together
         };
         if plan.manner == Manner::Together && verdicts.refused > 0 {
-            // What is to blame is said when it is known.
+            // The failure is reported once its cause is known.
             return;
         }
         self.tables
@@ -392,7 +393,7 @@ impl engine::Scheme for Iptables {
         }
     }
 
-    fn take(&mut self, state: &mut State, Answer::Canary(seen): Answer) {
+    fn take(&mut self, state: &mut State, seen: Result<bool, Unreadable>) {
         match seen {
             Ok(is_there) => {
                 self.canary.succeed(state.now);

@@ -1,7 +1,7 @@
-//! What `iptables-save` prints, read line by line: ours by name, the rest passed over.
+//! Reads the output of `iptables-save` line by line, and keeps this mode's rules.
 //!
-//! Of the chains of Service ports only a digest is kept; rules in shared chains are kept by the
-//! address and port that they are for, which they say themselves.
+//! Chains of Service ports are kept as digests. Rules in shared chains are kept by the address and
+//! port that they name.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,26 +20,26 @@ use crate::port::{Content, OWN, Slot};
 
 pub use footprint::Leftovers;
 
-/// What the kernel holds of this mode, in one family.
+/// The rules of this mode in the kernel, in one family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Saved {
-    /// The chains of Service ports.
+    /// Chains of Service ports.
     pub chains: HashMap<Chain, Content>,
-    /// The rules in shared chains, as lines that end with a line feed each.
+    /// Rules in shared chains, as lines with a line feed each.
     pub slots: HashMap<Slot, String>,
-    /// The rest.
+    /// The other rules.
     pub base: Base,
-    /// Shared chains that are not as this mode leaves them: with rules that are for no address and
+    /// Shared chains that differ from this mode's form: they have rules without an address and
     /// port, or in a wrong place.
     pub disordered: BTreeSet<Shared>,
-    /// What other modes have left beside.
+    /// Leftovers of other modes.
     pub leftovers: Leftovers,
 }
 
-/// Reads the lines of `iptables-save`, one after the other.
+/// A reader of the output of `iptables-save`, line by line.
 #[derive(Debug)]
 pub struct Reader {
-    /// Rules of ours in chains of others.
+    /// This mode's rules in other programs' chains.
     guests: BTreeSet<(Table, String)>,
     lines: iptables::Reader,
     others: Finder,
@@ -47,19 +47,18 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// A reader that has seen nothing.
+    /// Creates a reader.
     pub fn new(config: &Config) -> Self {
         Self {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
-            // Where somebody's rule leads to what others have left, it is told until that rule is
-            // gone.
+            // A foreign rule that leads to leftovers is reported until it is gone.
             others: Finder::beside(&base::FOOTPRINT, config.modes, Held::Goes),
             saved: Saved::default(),
         }
     }
 
-    /// What was read.
+    /// Returns the rules that were read.
     pub fn finish(self) -> Saved {
         Saved {
             leftovers: self.others.finish(),
@@ -67,7 +66,7 @@ impl Reader {
         }
     }
 
-    /// Takes in a line, without its line feed.
+    /// Reads a line, without its line feed.
     pub fn line(&mut self, line: &str) {
         match self.lines.read(line) {
             Some((table, Entry::Chain(name))) => self.declaration(table, name),
@@ -131,12 +130,12 @@ impl Reader {
     }
 }
 
-/// Whether a rule of nat `KUBE-SERVICES` leads to the NodePorts.
+/// Reports whether a rule of nat `KUBE-SERVICES` leads to the NodePorts.
 fn is_way_to_node_ports(rule: RuleLine<'_>) -> bool {
     rule.text.ends_with(" -j KUBE-NODEPORTS") && !rule.options().any(|word| word == "--dport")
 }
 
-/// The slot that a rule is for, if it says one.
+/// Returns the slot that a rule names, if any.
 fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
     let (mut address, mut protocol, mut port) = (None, None, None);
     let mut options = rule.options().skip(2);
@@ -148,9 +147,9 @@ fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
                     address = Some(host(net)?);
                 }
             }
-            "-p" => protocol = Some(named(&options.next()?)?),
+            "-p" => protocol = Some(Protocol::from_lower(&options.next()?)?),
             "--dport" => port = Some(options.next()?.parse().ok()?),
-            // Not for everybody, or the other way round.
+            // The rule is not for every source, or it is inverted.
             "-s" | "-i" | "!" => return None,
             _ => {}
         }
@@ -165,9 +164,4 @@ fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
 
 fn host(net: IpNet) -> Option<IpAddr> {
     (net.prefix_len() == net.max_prefix_len()).then(|| net.addr())
-}
-
-fn named(name: &str) -> Option<Protocol> {
-    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-    all.into_iter().find(|protocol| protocol.lower() == name)
 }

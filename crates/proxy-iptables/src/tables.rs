@@ -1,8 +1,7 @@
-//! The kernel's rules as this mode keeps them: what is wanted, what is there, and so what is
-//! pending.
+//! The tables of this mode: wanted, actual, and so pending rules.
 //!
-//! Writes go on while something else comes to be wanted. So what is booked is what was written, as
-//! the plan has it, and never what is wanted by then.
+//! Wants may change while a write goes on. So the tables record what the plan wrote, never what is
+//! wanted by then.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +11,7 @@ use reconcile::{Removals, Rows, Table as Entries};
 
 use crate::base::Base;
 use crate::chain::{Chain, Shared};
-use crate::plan::{Part, Plan, Verdict, Verdicts};
+use crate::plan::{Plan, PortWrites, Verdict, Verdicts};
 use crate::port::{Content, Slot};
 use crate::saved::Leftovers;
 
@@ -21,14 +20,14 @@ pub(crate) struct Tables {
     pub(crate) base: Entries<(), Arc<Base>, ()>,
     pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
     pub(crate) chains: Entries<Chain, Content, Arc<Owner>>,
-    /// Shared chains that have to be written whole: what is there of this is what nobody wants.
+    /// Shared chains to write whole. An actual entry here is one that nothing wants.
     pub(crate) disordered: Entries<Shared, (), ()>,
-    /// Of IPVS mode: the same. It is only in the way, so that nothing is late for it.
+    /// Leftovers of other modes, which no Service waits for. Nothing wants them either.
     pub(crate) leftovers: Entries<(), Leftovers, ()>,
 }
 
 impl Tables {
-    /// Nothing is wanted, nor known to be there.
+    /// Creates tables in which nothing is wanted or known.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self {
             base: Entries::new(),
@@ -42,7 +41,7 @@ impl Tables {
         tables
     }
 
-    /// Says what time it is.
+    /// Sets the current time.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.base.begin(now);
         self.slots.begin(now);
@@ -51,7 +50,7 @@ impl Tables {
         self.leftovers.begin(now);
     }
 
-    /// All of them.
+    /// Returns all tables.
     pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
         let Self {
             base,
@@ -63,19 +62,18 @@ impl Tables {
         [base as &dyn Rows, slots, chains, disordered, leftovers].into_iter()
     }
 
-    /// Whether rules of Services that nobody wants count as late: not while they may not be
-    /// removed.
+    /// Sets whether unwanted rules of Services count as late: not while they may not be removed.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.chains.count_removals(removals);
     }
 
-    /// Whether all that all Services need is there.
+    /// Reports whether all rules that all Services need are in the kernel.
     pub(crate) fn has_base(&self) -> bool {
         self.base.pending_len() == 0 && self.disordered.pending_len() == 0
     }
 
-    /// Whether all that an owner claims is there.
+    /// Reports whether everything that an owner claims is in the kernel.
     pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
         let mut slots = self.slots.keys_of(owner).iter();
         let mut chains = self.chains.keys_of(owner).iter();
@@ -83,12 +81,12 @@ impl Tables {
             && chains.all(|chain| !self.chains.is_pending(chain))
     }
 
-    /// Whether everything is served by this mode.
+    /// Reports whether all Services are served by this mode.
     pub(crate) fn serve_all(&self) -> bool {
         self.has_base() && self.slots.pending_len() == 0 && self.chains.pending_len() == 0
     }
 
-    /// Books that nothing of a plan was written.
+    /// Records that nothing of a plan was written.
     pub(crate) fn fail_all(&mut self, plan: &Plan, now: Instant) {
         self.fail_base(plan, now);
         for part in &plan.parts {
@@ -102,7 +100,7 @@ impl Tables {
         }
     }
 
-    /// Books what became of each thing in a plan, and tells why some were not written.
+    /// Records the outcome of each part of a plan, and reports the failures.
     pub(crate) fn settle(
         &mut self,
         plan: &Plan,
@@ -141,7 +139,7 @@ impl Tables {
                         }
                     }
                 }
-                // Alone, among others that are taken: it is to blame itself.
+                // Refused alone, among others that were taken, the change itself is at fault.
                 Verdict::Refused(_) => {
                     let owner = part.owner.as_ref().map(|owner| owner.name.clone());
                     let failure = failure("write iptables rules", owner, verdict);
@@ -159,7 +157,7 @@ impl Tables {
             let what = format!("remove iptables chain {chain}");
             report.failures.extend(failure(&what, None, verdict));
             if matches!(verdict, Verdict::Refused(_)) {
-                // A rule of another program leads to it: nobody is served less for that.
+                // A rule of another program leads to it; no Service is served less for that.
                 self.chains.excuse(chain, now);
             } else {
                 self.chains.fail(chain, now);
@@ -186,7 +184,7 @@ impl Tables {
         }
     }
 
-    fn fail_part(&mut self, part: &Part, now: Instant) {
+    fn fail_part(&mut self, part: &PortWrites, now: Instant) {
         for chain in part.chains.keys() {
             self.chains.fail(chain, now);
         }
@@ -195,7 +193,7 @@ impl Tables {
         }
     }
 
-    fn excuse_part(&mut self, part: &Part, now: Instant) {
+    fn excuse_part(&mut self, part: &PortWrites, now: Instant) {
         for chain in part.chains.keys() {
             self.chains.excuse(chain, now);
         }
@@ -205,7 +203,7 @@ impl Tables {
     }
 }
 
-/// What is told of something that was refused.
+/// Returns the failure to report for a refusal.
 fn failure(object: &str, owner: Option<ServicePortName>, verdict: &Verdict) -> Option<Failure> {
     let Verdict::Refused(reason) = verdict else {
         return None;

@@ -1,5 +1,5 @@
-//! The strict fake is what the programs and the kernel are: the same restores are taken or refused on
-//! both, and leave the same rules.
+//! Compares the strict fake with the programs and the kernel: both take or refuse the same
+//! restores, and then hold the same rules.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -16,14 +16,15 @@ use proxy::IpFamily;
 use proxy_iptables::fake::FakeKernel;
 use proxy_iptables::{IptablesKernel, Kernel, Table};
 
-/// So many restores, one after the other.
+/// Number of restores, one after the other.
 const RESTORES: usize = 60;
 
-/// What is restored, by chance.
+/// A source of random restores.
 struct Restores(Chance);
 
 impl Restores {
-    /// A rule, as `iptables-save` prints it. Jumps lead to chains of higher numbers: no loops.
+    /// Returns a rule as `iptables-save` prints it. Jumps lead to chains of higher numbers: no
+    /// loops.
     fn rule(&mut self, family: IpFamily) -> String {
         let chain = self.0.small(4);
         let name = if self.0.small(6) == 0 {
@@ -52,7 +53,7 @@ impl Restores {
         }
     }
 
-    /// Chains are declared first, as the mode does.
+    /// Returns a restore that declares chains first, as the mode does.
     fn restore(&mut self, family: IpFamily) -> String {
         let mut text = String::new();
         for table in ["filter", "nat"] {
@@ -69,18 +70,18 @@ impl Restores {
     }
 }
 
-/// Whether a text was taken; what else became of it ends the test.
+/// Returns true if the restore was accepted. An unexpected error ends the test.
 fn taken(kernel: &mut impl Kernel, text: &str) -> bool {
     let done = kernel.restore(&mut |to| to.write_all(text.as_bytes()));
     match done {
         Ok(()) => true,
-        // Which of these it is, is a guess from the programs' words.
+        // The programs' words only hint at which of these it is.
         Err(refusal) if matches!(refusal.kind, Kind::Refused | Kind::NoModule) => false,
         Err(refusal) => panic!("{text}: {refusal:?}"),
     }
 }
 
-/// Chains and rules of the tables that are written.
+/// Returns chains and rules of the written tables.
 fn held(kernel: &mut impl Kernel) -> Vec<String> {
     let mut held = Vec::new();
     for table in [Table::Filter, Table::Nat] {
@@ -94,7 +95,7 @@ fn held(kernel: &mut impl Kernel) -> Vec<String> {
             }
         });
         told.unwrap();
-        // Chains come in the order of their names or of their making; rules in their own.
+        // Chains come in the order of their names or of their creation; rules keep their own.
         lines.sort_by_key(|line| line.split(' ').take(2).collect::<String>());
         held.push(format!("{table:?}: {lines:#?}"));
     }

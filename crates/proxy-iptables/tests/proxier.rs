@@ -1,4 +1,4 @@
-//! What the iptables mode does, as short stories on the strict fake kernel.
+//! Stories about the iptables mode on the strict fake kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -24,7 +24,7 @@ use proxy::{
 use proxy_iptables::fake::{FakeKernel, State};
 use proxy_iptables::{Config, Kernel, Lanes, Proxier, Refusal, Table};
 
-/// A node with a proxier, and what they know.
+/// A node with a proxier and its model.
 struct World<K: Kernel = FakeKernel> {
     kernel: FakeKernel,
     proxier: Proxier<K>,
@@ -33,7 +33,7 @@ struct World<K: Kernel = FakeKernel> {
     conflicts: Vec<Conflict>,
 }
 
-/// What came of all that was to be done at once.
+/// The results of a sync.
 #[derive(Debug, Default)]
 struct Synced {
     written: usize,
@@ -69,7 +69,7 @@ fn on_lanes<K: Kernel>(lanes: Lanes<K>, config: Config) -> Proxier<K> {
     Proxier::new(config, node, lanes, Instant::now())
 }
 
-/// The fake kernel, for a thread that hangs in each look at a single table while that is so.
+/// A fake kernel whose thread hangs in each read of a single table while the flag is set.
 struct Slow(FakeKernel, Arc<AtomicBool>);
 
 impl Kernel for Slow {
@@ -108,7 +108,7 @@ impl World {
 }
 
 impl World<Slow> {
-    /// With kernel threads.
+    /// Creates a world with kernel threads.
     fn threaded(hangs: &Arc<AtomicBool>) -> Self {
         let kernel = FakeKernel::new(&["127.0.0.1", "192.168.0.10"]);
         let lane = || {
@@ -119,7 +119,7 @@ impl World<Slow> {
         Self::with(proxier, kernel, true)
     }
 
-    /// Goes on, in real time, until that is so; how long it took.
+    /// Runs, in real time, until the condition holds, and returns the time that took.
     fn until(&mut self, what: &str, is_so: impl Fn(&State) -> bool) -> Duration {
         let began = Instant::now();
         while !is_so(&self.kernel.state()) {
@@ -157,14 +157,14 @@ impl<K: Kernel> World<K> {
         self.model.apply(event);
     }
 
-    /// What the daemon's loop does until nothing is left to do at once.
+    /// Runs the daemon's loop until nothing is left to do at once.
     fn sync(&mut self) -> Synced {
         let changes = self.model.take_changes();
         self.proxier.update(&self.model, &changes, self.now);
         self.settle()
     }
 
-    /// The same without new events.
+    /// Runs the loop without new events.
     fn settle(&mut self) -> Synced {
         let mut synced = Synced::default();
         for turn in 0.. {
@@ -197,26 +197,26 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// The kernel is looked at, as once in each period.
+    /// Checks the kernel, as happens once in each period.
     fn tick(&mut self, later: Duration) -> Synced {
         self.now += later;
         self.proxier.check(self.now);
         self.settle()
     }
 
-    /// The texts that were restored since the last look.
+    /// Returns the texts restored since the last call.
     fn restores(&self) -> Vec<String> {
         std::mem::take(&mut self.kernel.state().restores)
     }
 
-    /// Somebody else changes a chain.
+    /// Changes a chain as another program would.
     fn damage(&self, table: Table, name: &str, change: impl FnOnce(&mut Vec<String>)) {
         let mut state = self.kernel.state();
         let chains = state.tables.get_mut(&table).unwrap();
         change(chains.get_mut(name).unwrap());
     }
 
-    /// Goes on for so long, from one thing that is due to the next; how many restores that were.
+    /// Runs for this time, from one due step to the next, and returns the number of restores.
     fn restores_within(&mut self, time: Duration) -> usize {
         self.restores();
         let end = self.now + time;
@@ -232,7 +232,7 @@ impl<K: Kernel> World<K> {
         self.kernel.state().tables[&table][name].clone()
     }
 
-    /// The chains with their rules; those of shared chains have no order.
+    /// Returns the chains with their rules; rules of shared chains are sorted.
     fn holds(&self) -> BTreeMap<(Table, String), Vec<String>> {
         let state = self.kernel.state();
         let mut all = BTreeMap::new();
@@ -309,7 +309,7 @@ fn slice(number: u8, endpoints: impl IntoIterator<Item = u16>) -> Event {
     })
 }
 
-/// A synced world with so many Services of two endpoints each.
+/// Returns a synced world with this many Services of two endpoints each.
 fn serving(services: u8) -> World {
     let mut world = World::new();
     for number in 1..=services {
@@ -367,8 +367,7 @@ fn a_change_costs_the_same_among_few_and_among_many() {
     world.apply(slice(1, [1, 2, 3]));
     world.sync();
     let text = world.restores().concat();
-    // The new endpoint's chain and the one that chooses; the other endpoints' chains are as they
-    // were.
+    // Only the new endpoint's chain and the choosing chain are written.
     assert_eq!(lines_with(&text, " - [0:0]"), 2, "{text}");
     assert!(
         !text.contains("*filter") && !text.contains("KUBE-SERVICES"),
@@ -416,7 +415,7 @@ fn many_large_services_of_one_namespace_come_after_the_others_in_pieces() {
     let longest = restores.iter().map(|text| text.lines().count()).max();
     assert!(longest.unwrap() < 4_000, "{longest:?} lines");
 
-    // The same rules as of a start that writes them all at once.
+    // A start that writes all Services at once has the same rules.
     let mut other = World::new();
     for number in 1..=3 {
         other.apply(Event::ServiceApplied(service(number)));
@@ -429,7 +428,7 @@ fn many_large_services_of_one_namespace_come_after_the_others_in_pieces() {
     assert_eq!(other.restores().len(), 1);
     assert_eq!(world.holds(), other.holds());
 
-    // They go, and take nothing of the others with them.
+    // Their removal leaves the other Services' rules alone.
     for number in 101..=104 {
         let large = NamespacedName::new("tenant", &format!("web-{number}"));
         world.apply(Event::ServiceDeleted(large));
@@ -494,7 +493,7 @@ fn a_look_for_the_canary_that_hangs_delays_no_change() {
         longest = longest.max(world.until("a change", is_chosen));
     }
     assert!(longest < Duration::from_millis(100), "{longest:?}");
-    // It was there before the tables were flushed, which is seen at the next look.
+    // It was there before the flush, which the next look notices.
     world.kernel.flush();
     hangs.store(false, Ordering::Relaxed);
     world.proxier.check(world.now);
@@ -581,7 +580,7 @@ fn without_nfacct_packets_go_the_same_way_uncounted() {
         bare_forward[0],
         "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP"
     );
-    // The rule that only counts comes before the one that is the same but for whom.
+    // The rule that only counts comes before its twin for all sources.
     assert_eq!(node_ports[1..], bare_node_ports);
     assert!(
         node_ports[0].contains("-d 127.0.0.0/8 ")
@@ -663,7 +662,7 @@ fn what_is_written_apart_after_a_refusal_that_passes_is_whole() {
         world.holds()
     };
     assert_eq!(world.holds(), at_a_start());
-    // Somebody takes the rules away, which is found with the refusal of another change.
+    // Another program removes the rules. The refusal of another change reveals it.
     world.damage(Table::Nat, "KUBE-SERVICES", Vec::clear);
     world.apply(Event::ServiceDeleted(service(3).name));
     world.sync();
@@ -704,7 +703,7 @@ fn a_service_that_is_refused_stands_alone() {
     assert_eq!(served.len(), 18 + 1);
     assert!(served.last().unwrap().ends_with("-j KUBE-NODEPORTS"));
     assert!(world.restores().len() < 32);
-    // Others change meanwhile.
+    // Other Services change meanwhile.
     world.apply(slice(1, [1, 2, 3]));
     let report = world.sync();
     assert!(report.failures.is_empty(), "{report:?}");
@@ -737,7 +736,7 @@ fn after_a_lock_that_is_lost_between_two_tables_rules_are_read_before_they_are_w
         let rules = world.chain(Table::Filter, "KUBE-SERVICES");
         rules.iter().filter(|rule| rule.contains("web-1")).count()
     };
-    // One rule comes in table filter, one goes in table nat.
+    // One rule is added in table filter, one removed in table nat.
     world.apply(slice(1, []));
     world.kernel.state().held_after = Some(1);
     world.kernel.state().unreadable = Some("the machine is busy".to_owned());
@@ -774,7 +773,8 @@ fn the_chain_of_an_endpoint_is_written_with_what_leads_to_it() {
         world.now = world.proxier.next_due(world.now).unwrap();
     }
     assert!(world.settle().pending > 0);
-    // It is taken from now on, and its turn would come in some seconds. Another endpoint goes now.
+    // The change would be accepted now, and its retry is due in some seconds. Another endpoint is
+    // removed now.
     world.kernel.state().refused.clear();
     world.apply(slice(1, [1, 3]));
     let synced = world.sync();
@@ -805,7 +805,7 @@ fn rules_that_cannot_be_read_are_said_once_and_stop_no_change() {
     }
     assert!((1..12).contains(&tries), "with back-off: {tries} in 100 s");
     assert_eq!(world.restores().len(), 20);
-    // Somebody changes something, and it can be read again.
+    // Another program changes a chain, and the rules can be read again.
     let held = world.holds();
     world.kernel.flush();
     world.kernel.state().unreadable = None;
@@ -851,15 +851,15 @@ fn a_node_on_which_every_service_is_refused_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // Since it was asked for: else all that was asked before would count as served.
+    // Since the request; otherwise earlier requests would count as served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
-    // The base goes on being written, and is no progress of any Service.
+    // The base is still being written, which is no progress of any Service.
     world.now += Duration::from_mins(1);
     world.kernel.flush();
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!(synced.stuck, Some(since));
     assert!(world.proxier.standing().pending_since.is_some());
-    // Others than one: that one is reported by name, and counts no more.
+    // Services other than one: that one is reported by name, and no longer counts.
     world.kernel.state().refused = vec!["default/web-2".into()];
     world.now += Duration::from_mins(2);
     let synced = world.settle();
@@ -954,7 +954,7 @@ fn what_others_changed_is_told_by_kind_once_it_is_repaired() {
     }
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!(told(&synced), [("chain", 2), ("rule", 1)]);
-    // What this proxy changes is none.
+    // The mode's own changes are no drift.
     world.apply(slice(1, [1, 2, 3]));
     assert!(world.sync().drift.is_empty());
     assert!(world.tick(Duration::from_mins(1)).drift.is_empty());
@@ -997,7 +997,7 @@ fn an_address_that_changes_while_addresses_are_read_is_read_again() {
         };
         put(&mut world, !is_there);
         world.now += Duration::from_millis(50);
-        // It is read, and not booked before it is back.
+        // The rules are read, and recorded only once the result is back.
         world.proxier.proceed(&world.model, world.now);
         put(&mut world, is_there);
         world.settle();
@@ -1035,8 +1035,8 @@ fn of_two_services_with_one_address_the_older_one_has_it() {
     assert!(external(&world).contains("\"default/web-2 external IP\""));
 }
 
-/// A younger load balancer's source ranges, endpoints or want of endpoints do nothing to an address
-/// and port that an older Service has.
+/// Checks that a younger load balancer's source ranges, endpoints or lack of endpoints do not
+/// affect an address and port of an older Service.
 #[test]
 fn of_two_load_balancers_at_one_address_the_older_ones_rules_alone_are_there() {
     let balanced = |number: u8, ranges: &[&str]| Service {
@@ -1056,7 +1056,7 @@ fn of_two_load_balancers_at_one_address_the_older_ones_rules_alone_are_there() {
         about
     };
     let ranges = ["203.0.113.0/24"];
-    // Of the older one and of the younger one: who may use it, and the endpoints.
+    // Cases of the older and the younger Service: source ranges and endpoints.
     for (older, younger) in [
         ((&[][..], &[][..]), (&ranges[..], &[2][..])),
         ((&[], &[1]), (&ranges, &[2])),
@@ -1078,7 +1078,7 @@ fn of_two_load_balancers_at_one_address_the_older_ones_rules_alone_are_there() {
             assert_eq!(about(&world), about(&alone), "{older:?} {younger:?}");
             assert_eq!(world.conflicts.len(), 1);
             assert_eq!(world.conflicts[0].object, "198.51.100.7:80/TCP");
-            // The younger one gets the address with all its rules.
+            // The younger Service gets the address with all its rules.
             world.apply(Event::ServiceDeleted(name("web-1")));
             assert_eq!(world.sync().pending, 0);
             assert!(world.conflicts.is_empty());
@@ -1143,7 +1143,7 @@ fn endpoints_of_this_node_go_on_to_be_served_before_everything_is_known() {
     };
     assert!(leads_here(&held), "{:?}", held.holds());
 
-    // The next process cannot read the slice of this node.
+    // The next process cannot read this node's EndpointSlice.
     let mut world = World::on(held.kernel.clone(), false);
     world.apply(Event::ServiceApplied(local));
     world.apply(elsewhere());
@@ -1208,7 +1208,7 @@ fn what_ipvs_mode_has_left_goes_when_this_one_serves() {
     }
 }
 
-/// A world that serves, and in which something of IPVS mode is found later.
+/// Returns a serving world in which leftovers of IPVS mode appear later.
 fn serving_beside_ipvs_mode() -> World {
     let world = serving(1);
     world.kernel.load(
@@ -1229,7 +1229,7 @@ fn what_ipvs_mode_has_left_is_tried_again_with_back_off_while_nothing_is_taken()
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 1));
     assert_eq!(synced.pending, 1);
-    // It is only in the way.
+    // The leftovers block nothing.
     assert_eq!(synced.stuck, None);
     let tries = 1 + world.restores_within(Duration::from_mins(2));
     assert!((5..12).contains(&tries), "{tries} in two minutes");
@@ -1246,7 +1246,7 @@ fn what_ipvs_mode_has_left_goes_when_nobody_holds_it_any_more() {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
     });
     let synced = world.tick(Duration::from_mins(1));
-    // Once together, and then apart.
+    // One restore together, and then apart.
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 2));
     assert!(has_leftovers(&world));
     let tries = 2 + world.restores_within(Duration::from_mins(2));
@@ -1277,7 +1277,7 @@ fn a_shared_chain_in_disorder_is_pending_until_it_is_written() {
     world.kernel.state().unreadable = Some("no process to be had".to_owned());
     let tries = 1 + world.restores_within(Duration::from_mins(2));
     assert!((5..12).contains(&tries), "{tries} in two minutes");
-    // Nobody is served as was asked.
+    // No Service is settled.
     world.apply(slice(1, [1, 2, 3]));
     assert!(world.sync().settled.is_empty());
     world.apply(slice(1, [1, 2]));
@@ -1297,7 +1297,7 @@ fn a_kernel_that_is_as_wanted_is_not_written() {
     assert!(world.restores().is_empty());
 }
 
-/// What may happen to one of a few Services.
+/// A change of one of a few Services.
 #[derive(Debug, Clone)]
 enum Step {
     Apply(u8, u8),
@@ -1318,7 +1318,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A Service of which each bit says something.
+/// Returns a Service in which each bit sets a field.
 fn varied(number: u8, bits: u8) -> Service {
     let is = |bit: u8| bits & (1 << bit) != 0;
     let mut varied = service(number);
@@ -1326,7 +1326,7 @@ fn varied(number: u8, bits: u8) -> Service {
         varied.ports[0].node_port = Some(30_000 + u16::from(number));
     }
     if is(1) {
-        // Two of them share one.
+        // Two Services share one address.
         varied.external_ips = vec![[198, 51, 100, number / 2].into()];
     }
     if is(2) {
@@ -1342,7 +1342,7 @@ fn varied(number: u8, bits: u8) -> Service {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Step by step the kernel comes to hold what a start with the same objects makes.
+    /// Checks that any steps leave the kernel as a start with the same objects does.
     #[test]
     fn steps_lead_where_a_start_leads(steps in proptest::collection::vec(step(), 1..25)) {
         let mut world = World::new();

@@ -12,8 +12,8 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
-/// The elements of a set of these networks: from where each range is in it, and from where no
-/// longer. Ranges that meet are one. As `nft` has it, what is before the first is said, too.
+/// Returns the elements of a set of these networks: the start and the end of each range. Adjacent
+/// ranges are merged. As in `nft`, the range before the first one is included.
 pub(super) fn intervals(nets: &[IpNet], len: usize) -> Vec<Element> {
     let ends = |net: &IpNet| (bits(net.network()), bits(net.broadcast()));
     let mut ranges: Vec<(u128, u128)> = nets.iter().map(ends).collect();

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use anyhow::{Context as _, Result};
 use iptables::{Iptables, Table};
 use proxy::IpFamily;
-use proxy_iptables::{Counts, OfPort, Served};
+use proxy_iptables::{CounterReader, PortConnections, ServedAddress};
 
 use service_counters::{At, Count, ReadCounters, Told, Which};
 
@@ -23,9 +23,9 @@ impl ReadCounters for RuleCounters {
             Which::Addresses | Which::All => HashSet::new(),
         };
         for family in &self.families {
-            let mut counts = Counts::new(*family);
+            let mut counts = CounterReader::new(*family);
             self.iptables
-                .save_counted(*family, Table::Nat, &mut |line| counts.read(line))
+                .save_counted(*family, Some(Table::Nat), &mut |line| counts.read(line))
                 .with_context(|| format!("cannot read what rules of {family} have counted"))?;
             for port in counts.into_ports() {
                 let mut at = port.addresses.iter().map(|(served, _)| at(served));
@@ -45,7 +45,7 @@ impl ReadCounters for RuleCounters {
     }
 }
 
-fn tell(port: &OfPort, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) {
+fn tell(port: &PortConnections, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) {
     for (served, connections) in &port.addresses {
         take(Told::Address(at(served), None, count(*connections)));
     }
@@ -67,7 +67,7 @@ fn tell(port: &OfPort, which: Which<'_>, take: &mut dyn FnMut(Told<'_>)) {
     }
 }
 
-fn at(served: &Served) -> At {
+fn at(served: &ServedAddress) -> At {
     At {
         address: served.at.ip(),
         port: served.at.port(),

@@ -11,7 +11,7 @@ use iptables::Iptables;
 use netlink_batch::Worker;
 use proxy::{Changes, IpFamily, Mode};
 use proxy_iptables::{
-    Config, IptablesKernel, Lanes, Plan, Proxier, Told, has_counting_rules, probe_counters,
+    Config, IptablesKernel, Lanes, Plan, PlanStep, Proxier, has_counting_rules, probe_counters,
 };
 use service_counters::ReadCounters;
 use tracing::info;
@@ -97,9 +97,9 @@ impl Rules {
         let found = IpFamily::ALL.map(|family| (family, OnceCell::new()));
         let show = |of: IpFamily, _: &_, plan: &Plan| {
             let found = found.iter().find(|(family, _)| *family == of);
-            let told = plan.told().into_iter();
+            let told = plan.steps().into_iter();
             // Chains that cannot be read are not compared.
-            let change = |told: Told| {
+            let change = |told: PlanStep| {
                 let found = found.and_then(|(_, found)| found.get_or_init(|| there(of)).as_ref());
                 match (told.chain, found) {
                     (Some(chain), Some(found)) => found.change(of, chain, told.line),

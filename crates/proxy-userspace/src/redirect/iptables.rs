@@ -413,7 +413,7 @@ fn parse(rule: RuleLine<'_>) -> Option<Parsed> {
                 let is_host = net.prefix_len() == net.max_prefix_len();
                 address = Some(is_host.then(|| net.addr())?);
             }
-            "-p" => protocol = Some(named(&options.next()?)?),
+            "-p" => protocol = Some(Protocol::from_lower(&options.next()?)?),
             "--dport" => port = Some(options.next()?.parse().ok()?),
             "--to-destination" => to = Some(options.next()?.parse().ok()?),
             "-s" | "-i" => {
@@ -434,11 +434,6 @@ fn parse(rule: RuleLine<'_>) -> Option<Parsed> {
         is_of_pods,
         to: to?,
     })
-}
-
-fn named(name: &str) -> Option<Protocol> {
-    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-    all.into_iter().find(|protocol| protocol.lower() == name)
 }
 
 #[cfg(test)]

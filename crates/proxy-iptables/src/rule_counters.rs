@@ -1,4 +1,4 @@
-//! What rules have counted: in table nat each sees the first packet of each connection.
+//! Counters of rules. In table nat, each rule sees the first packet of each connection.
 //!
 //! ```text
 //!   KUBE-SERVICES, KUBE-NODEPORTS: an address and port ─▶ chain of a Service port
@@ -11,43 +11,43 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::IpNet;
-use iptables::{Counted, RuleLine};
+use iptables::{CountedRule, RuleLine};
 use proxy::{IpFamily, Protocol};
 
 use crate::chain::{Chain, Hash, Purpose};
 
-/// Takes in `iptables-save -c -t nat`, line by line.
+/// A reader of `iptables-save -c -t nat`, line by line.
 #[derive(Debug)]
-pub struct Counts {
+pub struct CounterReader {
     family: IpFamily,
-    /// What was sent to an address and port, and the chain that it goes on in.
-    addresses: Vec<(Served, Chain, u64)>,
-    /// Whose an endpoint's chain is.
+    /// Addresses with the chain that their packets go on in, and the number of packets.
+    addresses: Vec<(ServedAddress, Chain, u64)>,
+    /// Service port of each endpoint's chain.
     ports: HashMap<Hash, Hash>,
-    /// By its chain.
+    /// Endpoints by their chain, with the number of packets.
     endpoints: HashMap<Hash, (SocketAddr, u64)>,
 }
 
-/// An address and port that rules serve; a NodePort's address is the unspecified one.
+/// An address and port that rules serve. The address of a NodePort is the unspecified one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Served {
-    /// Where packets are sent.
+pub struct ServedAddress {
+    /// Address and port.
     pub at: SocketAddr,
-    /// Of what protocol.
+    /// Protocol.
     pub protocol: Protocol,
 }
 
-/// What a Service port has counted.
+/// The connections of one Service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct OfPort {
-    /// Connections to its addresses, in the order of the rules: its cluster IP comes first.
-    pub addresses: Vec<(Served, u64)>,
-    /// Connections to its endpoints, whatever address they were sent to.
+pub struct PortConnections {
+    /// Connections by address, in the order of the rules: the cluster IP comes first.
+    pub addresses: Vec<(ServedAddress, u64)>,
+    /// Connections by endpoint, for all addresses.
     pub endpoints: Vec<(SocketAddr, u64)>,
 }
 
-impl Counts {
-    /// Those of a family; nothing was read yet.
+impl CounterReader {
+    /// Creates a reader for a family.
     pub fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -57,9 +57,9 @@ impl Counts {
         }
     }
 
-    /// Takes in a line. What is not ours is passed over.
+    /// Reads a line. Rules of other programs are ignored.
     pub fn read(&mut self, line: &str) {
-        let Some(Counted { packets, rule }) = Counted::parse(line) else {
+        let Some(CountedRule { packets, rule }) = CountedRule::parse(line) else {
             return;
         };
         match rule.chain {
@@ -96,7 +96,7 @@ impl Counts {
         }
     }
 
-    fn served(&self, rule: RuleLine<'_>) -> Option<Served> {
+    fn served(&self, rule: RuleLine<'_>) -> Option<ServedAddress> {
         let address = match option::<IpNet>(rule, "-d") {
             Some(net) => net.addr(),
             None if rule.chain == "KUBE-NODEPORTS" => match self.family {
@@ -105,21 +105,19 @@ impl Counts {
             },
             None => option::<IpAddr>(rule, "-d")?,
         };
-        let mut protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
-        let named = option::<String>(rule, "-p")?;
-        Some(Served {
+        Some(ServedAddress {
             at: (address, option(rule, "--dport")?).into(),
-            protocol: protocols.find(|protocol| protocol.lower() == named)?,
+            protocol: Protocol::from_lower(&option::<String>(rule, "-p")?)?,
         })
     }
 
-    /// What was counted, by Service port.
-    pub fn into_ports(self) -> impl Iterator<Item = OfPort> {
-        let mut all: HashMap<Hash, OfPort> = HashMap::new();
+    /// Returns the connections of each Service port.
+    pub fn into_ports(self) -> impl Iterator<Item = PortConnections> {
+        let mut all: HashMap<Hash, PortConnections> = HashMap::new();
         for (served, chain, packets) in self.addresses {
             let of = all.entry(chain.hash).or_default();
             let mut known = of.addresses.iter_mut();
-            // As of an address with source ranges, two rules may lead to one Service port.
+            // Two rules may lead from one address to one Service port, as with source ranges.
             match known.find(|(known, _)| *known == served) {
                 Some((_, sum)) => *sum = sum.saturating_add(packets),
                 None => of.addresses.push((served, packets)),
@@ -135,7 +133,7 @@ impl Counts {
     }
 }
 
-/// What follows an option, as far as it can be read.
+/// Returns the value of an option, if it parses.
 fn option<T: std::str::FromStr>(rule: RuleLine<'_>, name: &str) -> Option<T> {
     let mut options = rule.options();
     options.find(|word| word == name)?;
@@ -148,10 +146,10 @@ mod tests {
 
     use super::*;
 
-    fn counted(family: IpFamily, saved: &str) -> Vec<OfPort> {
-        let mut counts = Counts::new(family);
+    fn counted(family: IpFamily, saved: &str) -> Vec<PortConnections> {
+        let mut counts = CounterReader::new(family);
         saved.lines().for_each(|line| counts.read(line));
-        let mut ports: Vec<OfPort> = counts.into_ports().collect();
+        let mut ports: Vec<PortConnections> = counts.into_ports().collect();
         ports.sort_by_key(|port| port.addresses.clone());
         for port in &mut ports {
             port.endpoints.sort_unstable();
@@ -159,8 +157,8 @@ mod tests {
         ports
     }
 
-    /// Of `iptables-save -c -t nat` in iptables mode, with packets sent; `KUBE-SEP-` chains come
-    /// before those that lead there.
+    /// Output of `iptables-save -c -t nat` in iptables mode, with traffic. `KUBE-SEP-` chains come
+    /// before the chains that lead to them.
     const SAVED: &str = r#"*nat
 :KUBE-SERVICES - [0:0]
 [5:300] -A PREROUTING -m comment --comment "kubernetes service portals" -j KUBE-SERVICES
@@ -177,14 +175,14 @@ COMMIT
 
     #[test]
     fn connections_are_told_by_service_port() {
-        let served = |at: &str| Served {
+        let served = |at: &str| ServedAddress {
             at: at.parse().unwrap(),
             protocol: Protocol::Tcp,
         };
         let endpoint = |at: &str| -> SocketAddr { at.parse().unwrap() };
         assert_eq!(
             counted(IpFamily::V4, SAVED),
-            [OfPort {
+            [PortConnections {
                 addresses: vec![(served("0.0.0.0:30080"), 3), (served("10.96.0.20:80"), 7)],
                 endpoints: vec![
                     (endpoint("10.244.0.5:8080"), 4),

@@ -1,6 +1,6 @@
-//! Rules of iptables behind a rule of nft that it cannot read: `iptables-nft-restore` looks for the
-//! rule of a `-D` from the head of the chain on, and fails at the first one that it has no words for.
-//! The kernel removes them by their handles.
+//! Deletes rules of iptables behind an nft rule that iptables cannot read. `iptables-nft-restore`
+//! searches the rule of a `-D` from the head of the chain, and fails at the first rule that it
+//! cannot express. The kernel deletes such rules by their handles.
 //!
 //! Source: iptables 1.8.9, `iptables/nft.c` (`nft_rule_find`).
 
@@ -10,11 +10,11 @@ use std::io::{self, Write};
 use inet::IpFamily;
 use netlink_batch::Error;
 
-use crate::nft::held::Reader;
+use crate::nft::kernel_rules::Reader;
 use crate::program::Input;
 use crate::saved::Line;
 
-/// Lines of a restore that delete a rule (`-D`), each with its table and how often it stands there.
+/// Lines of a restore that delete a rule (`-D`), with their table and their number.
 pub(crate) type Deletions = BTreeMap<(String, String), usize>;
 
 /// Returns the lines of a text that delete rules.
@@ -28,14 +28,14 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
         }
         Ok(())
     });
-    // Nothing here fails to take it.
+    // The sink cannot fail.
     let _ = text(&mut sink);
     found
 }
 
-/// Removes those of these rules that the kernel holds, and returns the lines that are done by then:
-/// of a table that holds none, all are. Each table is written whole, or not at all. Returns nothing
-/// if no table holds any.
+/// Deletes these rules as far as the kernel holds them, and returns the lines done by then. A table
+/// that holds none of its lines is done as well. Each table is written whole or not at all. Returns
+/// nothing if no table holds any.
 ///
 /// # Errors
 ///
@@ -85,7 +85,7 @@ pub(crate) fn write_without(
     text(&mut lines)
 }
 
-/// A sink that passes on each whole line with the table that it is of.
+/// A sink that passes on each whole line with its table.
 struct Lines<F> {
     line: Vec<u8>,
     table: String,
@@ -132,7 +132,7 @@ mod tests {
         let text = "*nat\n:A - [0:0]\n-D POSTROUTING -j A\n-D POSTROUTING -j A\n-X A\nCOMMIT\n\
                     *filter\n-D POSTROUTING -j A\nCOMMIT\n";
         let mut write = |sink: &mut dyn Write| {
-            // In pieces that end within a line.
+            // Pieces that end within a line.
             text.as_bytes()
                 .chunks(7)
                 .try_for_each(|piece| sink.write_all(piece))

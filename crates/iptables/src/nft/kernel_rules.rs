@@ -1,7 +1,7 @@
-//! The chains of an iptables table and the rules in them, as the kernel holds them.
+//! Reads the chains of an iptables table and their rules from the kernel.
 //!
-//! A rule is told as `iptables-save` would print it where it has only what kube-proxies put into
-//! built-in chains, and as [`NATIVE`] with the chain that it leads to where it has anything else.
+//! A rule that has only what kube-proxies put into built-in chains is rendered as `iptables-save`
+//! would print it. Any other rule is rendered as [`NATIVE`] with the chain that it leads to.
 //!
 //! Source: `linux/netfilter/nf_tables.h`, `linux/netfilter/xt_conntrack.h`,
 //! `linux/netfilter/xt_addrtype.h`, `linux/netfilter/xt_comment.h`.
@@ -58,19 +58,19 @@ pub(crate) struct Hook {
 
 /// A rule of a chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct HeldRule {
-    /// As `iptables-save` prints it, or with [`NATIVE`] in it.
+pub(crate) struct KernelRule {
+    /// Text, as `iptables-save` prints it, or with [`NATIVE`] in it.
     pub(crate) text: String,
-    /// The packets and bytes that it has counted.
+    /// Packets and bytes that the rule has counted.
     pub(crate) counted: (u64, u64),
-    /// Its number in the kernel.
+    /// Number of the rule in the kernel.
     pub(crate) handle: u64,
     /// True if each expression is one that `iptables-nft` writes itself.
     pub(crate) looks_compatible: bool,
 }
 
-impl HeldRule {
-    /// True if its text leaves something out.
+impl KernelRule {
+    /// Returns true if the text omits a part of the rule.
     pub(crate) fn is_native(&self) -> bool {
         self.text.contains(NATIVE)
     }
@@ -109,7 +109,7 @@ impl Reader {
         Ok(chains)
     }
 
-    /// Removes rules in one transaction, each given by its table, its chain and its handle.
+    /// Deletes rules in one transaction, each given by its table, chain and handle.
     pub(crate) fn delete_rules(&mut self, rules: &[(&str, String, u64)]) -> Result<(), Error> {
         let family = self.family;
         let mut batch = Batch::new();
@@ -132,7 +132,7 @@ impl Reader {
     }
 
     /// Reads the rules of a chain, in their order.
-    pub(crate) fn rules(&mut self, table: &str, chain: &str) -> Result<Vec<HeldRule>, Error> {
+    pub(crate) fn rules(&mut self, table: &str, chain: &str) -> Result<Vec<KernelRule>, Error> {
         let family = self.family;
         let answer = self.connection.dump(NFT_MSG_GETRULE, 0, |w| {
             header(w, family);
@@ -185,8 +185,8 @@ fn chain(payload: &[u8], table: &str) -> Result<Option<Chain>, Malformed> {
     Ok(is_of_table.then_some(Chain { name, hook }))
 }
 
-fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<HeldRule>, Malformed> {
-    let mut parts = Parts::default();
+fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<KernelRule>, Malformed> {
+    let mut parts = RuleParts::default();
     let (mut is_of_table, mut is_of_chain) = (false, false);
     for attribute in Attributes::after(4, payload)? {
         let attribute = attribute?;
@@ -205,9 +205,9 @@ fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<HeldRule>, Ma
     Ok((is_of_table && is_of_chain).then(|| parts.into_rule(chain)))
 }
 
-/// The expressions of a rule, as far as they have words in iptables.
+/// The expressions of a rule, as far as iptables can express them.
 #[derive(Debug, Default)]
-struct Parts {
+struct RuleParts {
     matches: Vec<Match>,
     /// ` -j CHAIN`, with its blank.
     target: String,
@@ -217,7 +217,7 @@ struct Parts {
     looks_native: bool,
 }
 
-impl Parts {
+impl RuleParts {
     fn expression(&mut self, payload: &[u8]) -> Result<(), Malformed> {
         let (mut name, mut data) = ("", &[][..]);
         for attribute in Attributes::new(payload) {
@@ -238,7 +238,7 @@ impl Parts {
                 }
                 Ok(())
             }
-            // These have words as well, which are not needed for any rule of a kube-proxy.
+            // iptables can express these as well, but no rule of a kube-proxy needs them.
             "target" | "payload" | "meta" | "cmp" | "bitwise" | "log" | "limit" => {
                 self.is_native = true;
                 Ok(())
@@ -299,19 +299,19 @@ impl Parts {
         Ok(())
     }
 
-    fn into_rule(self, chain: &str) -> HeldRule {
+    fn into_rule(self, chain: &str) -> KernelRule {
         let mut text = if self.is_native {
             format!("-A {chain} {NATIVE}")
         } else {
             Rule::without_target(self.matches).line(chain)
         };
         if self.is_native && self.target.is_empty() {
-            // What it does has no words either.
+            // iptables cannot express its target either.
             text.push_str(" -j ");
             text.push_str(NATIVE);
         }
         text.push_str(&self.target);
-        HeldRule {
+        KernelRule {
             text,
             counted: self.counted,
             handle: self.handle,
@@ -320,7 +320,7 @@ impl Parts {
     }
 }
 
-/// A match of iptables that rules of kube-proxies in built-in chains have; `None` for another one.
+/// Returns a match that rules of kube-proxies in built-in chains have; `None` for any other.
 fn known_match(data: &[u8]) -> Result<Option<Match>, Malformed> {
     let (mut name, mut revision, mut info) = ("", 0, &[][..]);
     for attribute in Attributes::new(data) {
