@@ -4,10 +4,10 @@
 //! cargo build -p conntrack-netlink --example capture
 //! unshare --net target/debug/examples/capture crates/conntrack-netlink/tests/data
 //! ```
-//! as root, with `conntrack` and `strace` installed. `replies.hex` is how the kernel tells the
-//! flows of `FLOWS`, one line a flow in their order; `requests.hex` is what `conntrack -D` sends to
-//! delete each. A line is the message behind its `nlmsghdr`, in hex; the line with `#` before it is
-//! the flow as `conntrack -I` is told it.
+//! as root, with `conntrack` and `strace` installed. `replies.hex` has the kernel's messages for
+//! the flows of `FLOWS`, one line each, in their order. `requests.hex` has what `conntrack -D`
+//! sends to delete each of them. A line is the message behind its `nlmsghdr`, in hex. The line with
+//! `#` before it is the flow in the words of `conntrack -I`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -25,7 +25,7 @@ const FLOWS: [&str; 7] = [
     "-p icmp -s 10.244.1.99 -d 10.96.0.10 --icmp-type 8 --icmp-code 0 --icmp-id 77 -t 600",
 ];
 
-/// Of `linux/netfilter/nfnetlink_conntrack.h`, with the subsystem's number.
+/// A number of `linux/netfilter/nfnetlink_conntrack.h`, with the subsystem's number.
 const GET: u16 = 1 << 8 | 1;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -81,7 +81,8 @@ fn conntrack(
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The bytes of the last message in strace's dump, of lines such as ` | 00000  1c 00 00 00 ...  text |`.
+/// Returns the bytes of the last message in strace's dump, of lines such as ` | 00000  1c 00 00 00
+/// ...  text |`.
 fn last_message(text: &str) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
     let mut message = Vec::new();
     for line in text.lines().filter_map(|line| line.strip_prefix(" | ")) {

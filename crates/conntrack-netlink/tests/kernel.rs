@@ -1,5 +1,5 @@
-//! Against the running kernel, in a network namespace of each test's own. `conntrack` makes the
-//! flows and is the judge.
+//! Tests against the running kernel, each in a network namespace of its own. `conntrack` creates
+//! the flows and lists what is left.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -8,13 +8,13 @@ use std::process::Command;
 
 use conntrack_netlink::{Conntrack, Flow, IpFamily, Outcome, Protocol};
 
-/// A connection in a new network namespace, in which the calling thread stays.
+/// Opens a connection in a new network namespace, in which the calling thread stays.
 fn new_namespace() -> Conntrack {
     namespace::enter().unwrap();
     Conntrack::open().unwrap()
 }
 
-/// Runs `conntrack`; its output without what changes from moment to moment.
+/// Runs `conntrack`, and returns its output without the parts that change with time.
 fn tool(arguments: &str) -> Vec<String> {
     let output = Command::new("conntrack")
         .args(arguments.split(' '))
@@ -33,7 +33,7 @@ fn tool(arguments: &str) -> Vec<String> {
     lines
 }
 
-/// Makes a UDP flow to 10.96.0.10:53 that 10.244.2.10:5353 answers.
+/// Creates a UDP flow to 10.96.0.10:53 that 10.244.2.10:5353 answers.
 fn udp(source_port: u16) {
     tool(&format!(
         "-I -p udp -s 10.244.1.99 --sport {source_port} -d 10.96.0.10 --dport 53 -r 10.244.2.10 --reply-port-src 5353 \

@@ -1,5 +1,5 @@
-//! Against the running kernel: what a look through a large table costs. Alone in its process, whose
-//! memory is measured.
+//! Measures the memory of a search through a large table of the running kernel, alone in its
+//! process.
 //!
 //! Needs root, `conntrack`, and a kernel with `nf_conntrack_netlink`.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
@@ -12,10 +12,10 @@ use conntrack_netlink::{Conntrack, IpFamily, Protocol};
 use namespace::in_namespace;
 
 const FLOWS: usize = 100_000;
-/// How much more memory the process may have needed at its peak. The flows are 25 MB of messages.
+/// Growth of the process's peak memory that is allowed. The flows are 25 MB of messages.
 const ROOM_KIB: u64 = 4_096;
 
-/// The most memory that this process has had, in KiB.
+/// Returns the peak memory of this process, in KiB.
 fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -23,8 +23,8 @@ fn peak() -> u64 {
     number.parse().unwrap()
 }
 
-/// Room for the flows in the kernel's table: one limit for all network namespaces, set in the first
-/// one. Put back when dropped.
+/// A limit of the kernel's table that fits the flows: one for all network namespaces, set in the
+/// first one. The old limit returns when this is dropped.
 struct Room(u64);
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";

@@ -4,10 +4,9 @@
 //! cargo build -p ipset-netlink --example capture
 //! unshare --net target/debug/examples/capture crates/ipset-netlink/tests/data
 //! ```
-//! as root, with `ipset` and `strace` installed. `requests.hex` is what `ipset restore` sends for
-//! `SCRIPT`, `replies.hex` what the kernel answers afterwards. A line is a command as ipset numbers
-//! it, in decimal, and the message behind its `nlmsghdr`, in hex; lines with `#` tell where it
-//! comes from.
+//! as root, with `ipset` and `strace` installed. `requests.hex` has what `ipset restore` sends for
+//! `SCRIPT`, `replies.hex` the kernel's answers afterwards. A line is a command by ipset's number,
+//! in decimal, and the message behind its `nlmsghdr`, in hex. Lines with `#` tell its origin.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -60,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Runs `ipset restore` and takes what it sends from strace's hex dump.
+/// Runs `ipset restore`, and returns its messages from strace's hex dump.
 fn requests() -> Result<String, Box<dyn std::error::Error>> {
     let mut ipset = Command::new("strace")
         .args([

@@ -1,4 +1,4 @@
-//! Against the running kernel, in a network namespace of each test's own. The judge is `ipset
+//! Tests against the running kernel, each in a network namespace of its own, compared with `ipset
 //! save`.
 //!
 //! Needs root and `ipset`.
@@ -11,13 +11,13 @@ use ipset_netlink::{
     Action, Change, Definition, Entry, Error, Family, Ipset, Outcome, Reason, SetType,
 };
 
-/// A connection in a new network namespace, in which the calling thread stays.
+/// Opens a connection in a new network namespace, in which the calling thread stays.
 fn new_namespace() -> Ipset {
     namespace::enter().unwrap();
     Ipset::open().unwrap()
 }
 
-/// Runs `ipset` in the calling thread's namespace; its output.
+/// Runs `ipset` in the calling thread's namespace, and returns its output.
 fn ipset_tool(arguments: &str) -> String {
     let output = Command::new("ipset")
         .args(arguments.split(' '))
@@ -31,8 +31,8 @@ fn ipset_tool(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What `ipset save` has to say of a set: how to create it, without the options that are random or
-/// not ours to choose, and its entries.
+/// Returns the output of `ipset save` for a set: its creation, without options that are random or
+/// not chosen here, and its entries.
 fn saved(set: &str) -> (String, BTreeSet<String>) {
     let text = ipset_tool(&format!("save {set}"));
     let (create, entries) = text.split_once('\n').unwrap();
@@ -57,7 +57,7 @@ fn parse(set_type: SetType, texts: &[&str]) -> Vec<Entry> {
         .collect()
 }
 
-/// `10.a.b.c,tcp:80`, different for each number.
+/// Returns `10.a.b.c,tcp:80`, different for each number.
 fn numbered(number: u32) -> Entry {
     let [_, a, b, c] = number.to_be_bytes();
     Entry::IpPort {
@@ -143,7 +143,7 @@ fn every_type_and_family() {
         );
         assert_eq!((list.header.options.len(), list.others), (0, 0));
 
-        // Again: nothing changes, nothing fails.
+        // A second time: nothing changes, nothing fails.
         assert!(!ipset.create(&name, &definition).unwrap());
         assert_eq!(
             ipset.add(&name, &entries).unwrap(),
@@ -267,7 +267,7 @@ fn a_full_set_says_so_for_each_entry_that_is_out() {
     assert_eq!(saved("full").1, texts(&inside));
     assert_eq!(Reason::Full.to_string(), "the set is full (maxelem)");
 
-    // What is in a full set can be added again.
+    // Entries of a full set can be added again.
     assert_eq!(
         ipset.add("full", &inside).unwrap(),
         vec![Outcome::Done; inside.len()]
@@ -291,7 +291,7 @@ fn create_tells_an_equal_set_from_another() {
         "set set exists as `hash:ip,port family inet hashsize 1024 maxelem 65536`, wanted is \
          `hash:ip family inet hashsize 1024 maxelem 65536`: remove it (`ipset destroy set`) or choose another name"
     );
-    // The kernel alone would call this one the same.
+    // The kernel alone would take this one for the same set.
     assert!(
         mismatch(Definition::new(SetType::HashIpPort, SIX))
             .contains("wanted is `hash:ip,port family inet6 ")
@@ -355,7 +355,7 @@ fn many_sets_in_one_call() {
             entries: &entries,
         });
     }
-    // Not one of these touches the others.
+    // None of these affects the other changes.
     let misfits = [
         numbered(1000),
         Entry::Port(80),
@@ -555,14 +555,14 @@ fn a_change_is_one_message_whatever_happened_to_the_set() {
     other.list("s").unwrap();
     assert_eq!(sent(&mut other, &one), (vec![Outcome::Done], 1), "listed");
 
-    // Somebody destroys it: that is asked again, and said.
+    // Another program destroys the set: the crate asks again, and reports it.
     ipset_tool("destroy s");
     let gone = vec![Outcome::Refused(Reason::NoSuchSet)];
     assert_eq!(sent(&mut ipset, &one), (gone.clone(), 2));
     assert_eq!(sent(&mut ipset, &one), (gone, 1), "nothing is believed");
 
-    // Makes it anew as it was, then with another type or family: what was believed does not hide
-    // it.
+    // The set returns as it was, and then with another type or family, which the kept type does not
+    // hide.
     let mismatch = vec![Outcome::Refused(Reason::TypeMismatch)];
     // A type that understands part of an entry does not take that part.
     for made in ["hash:ip", "hash:ip,port,ip", "hash:ip,port family inet6"] {
@@ -575,7 +575,7 @@ fn a_change_is_one_message_whatever_happened_to_the_set() {
         ipset_tool("destroy s");
     }
 
-    // The other way round, what was refused is in after one question.
+    // The other way round, a refused entry is accepted after one question.
     ipset_tool("create s hash:ip");
     assert_eq!(sent(&mut ipset, &one).0, mismatch);
     ipset_tool("destroy s");

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_makes_no_difference_and_all_else_does() {
+    fn a_digest_ignores_counters_and_nothing_else() {
         for (family, head, next) in [(IpFamily::V4, 112, 90), (IpFamily::V6, 168, 142)] {
             let mut entry = vec![7_u8; head + 40];
             let length = u16::try_from(entry.len()).unwrap();

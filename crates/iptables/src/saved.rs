@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_comment_says_is_no_option() {
+    fn text_of_a_comment_is_no_option() {
         let text = "-A X -m comment --comment -j -m set --match-set A dst -m comment --comment \"-j Y\" -g Z";
         let rule = RuleLine::parse(text).unwrap();
         assert_eq!(rule.chain, "X");

@@ -78,7 +78,7 @@ fn a_table_with_rules_of_nft_is_read() {
 
 #[test]
 #[ignore = "needs root, nf_tables, nft and iptables-nft"]
-fn what_rules_have_counted_is_read_beside_rules_of_nft() {
+fn counters_are_read_beside_rules_of_nft() {
     in_namespace(|| {
         let iptables = iptables();
         iptables.restore(IpFamily::V4, RULES).unwrap();

@@ -42,7 +42,7 @@ pub const FROM_POSTROUTING: Jump = Jump::new(
 /// The jump into [`FORWARD`].
 pub const FROM_FORWARD: Jump = Jump::new(Table::Filter, "FORWARD", FORWARD, FORWARDING);
 
-/// Returns the match for traffic from this node's pods; `None` if it cannot be told apart.
+/// Returns the match for traffic from this node's pods; `None` without a detector.
 pub fn local(detector: &LocalDetector) -> Option<Match> {
     Some(match detector {
         LocalDetector::None => return None,
@@ -52,7 +52,7 @@ pub fn local(detector: &LocalDetector) -> Option<Match> {
     })
 }
 
-/// Returns the match for all other traffic; `None` if it cannot be told apart.
+/// Returns the match for all other traffic; `None` without a detector.
 pub fn not_local(detector: &LocalDetector) -> Option<Match> {
     Some(match local(detector)? {
         Match::Source(net) => Match::NotSource(net),

@@ -276,8 +276,7 @@ impl Line {
         self.push([load, compare(Comparison::Equal, number(LOCAL))])
     }
 
-    /// Matches traffic of this node's pods, or all other. Returns `None` if it cannot be told
-    /// apart.
+    /// Matches traffic of this node's pods, or all other. Returns `None` without a detector.
     pub fn pod_traffic(self, sense: Sense, detector: &LocalDetector) -> Option<Self> {
         let by_interface = |line: Self, name: &str, len: usize| {
             let mut bytes = Bytes::from_slice(name.as_bytes());

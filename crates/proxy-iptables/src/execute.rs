@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_stands_alone_in_the_end() {
+    fn a_refused_piece_is_isolated() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().refused = vec!["--dport 3 ".to_owned()];
         let together = plan().apply(&mut kernel, Manner::Together);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_fault_of_the_rules_ends_the_search() {
+    fn a_general_failure_ends_the_search() {
         let mut kernel = FakeKernel::new(&[]);
         kernel.state().held = Some("somebody writes".to_owned());
         let verdicts = Plan {

@@ -439,7 +439,7 @@ fn many_large_services_of_one_namespace_come_after_the_others_in_pieces() {
 }
 
 #[test]
-fn what_no_service_wants_is_removed_with_it() {
+fn rules_of_a_service_are_removed_with_it() {
     let mut world = World::new();
     world.sync();
     let before = world.holds();
@@ -503,7 +503,7 @@ fn a_look_for_the_canary_that_hangs_delays_no_change() {
 }
 
 #[test]
-fn what_was_changed_by_hand_is_mended_once_a_period() {
+fn manual_changes_are_repaired_once_a_period() {
     let mut world = serving(2);
     let held = world.holds();
     let foreign = "-A KUBE-SERVICES -s 9.9.9.9/32 -j ACCEPT".to_owned();
@@ -641,7 +641,7 @@ fn a_chain_that_a_foreign_rule_leads_to_makes_the_node_neither_late_nor_stuck() 
 }
 
 #[test]
-fn what_is_written_apart_after_a_refusal_that_passes_is_whole() {
+fn writes_apart_after_a_passing_refusal_are_complete() {
     let mut world = World::new();
     world.kernel.state().refused = vec!["-j MASQUERADE".to_owned()];
     for number in 1..=3 {
@@ -936,7 +936,7 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
 }
 
 #[test]
-fn what_others_changed_is_told_by_kind_once_it_is_repaired() {
+fn repaired_drift_is_reported_by_kind() {
     let mut world = serving(2);
     let told = |synced: &Synced| -> Vec<(&str, usize)> {
         let kinds = synced.drift.kinds();
@@ -1007,7 +1007,7 @@ fn an_address_that_changes_while_addresses_are_read_is_read_again() {
 }
 
 #[test]
-fn of_two_services_with_one_address_the_older_one_has_it() {
+fn the_older_of_two_services_keeps_a_shared_address() {
     let shared = |number| Service {
         external_ips: vec!["198.51.100.7".parse().unwrap()],
         ..service(number)
@@ -1038,7 +1038,7 @@ fn of_two_services_with_one_address_the_older_one_has_it() {
 /// Checks that a younger load balancer's source ranges, endpoints or lack of endpoints do not
 /// affect an address and port of an older Service.
 #[test]
-fn of_two_load_balancers_at_one_address_the_older_ones_rules_alone_are_there() {
+fn only_the_older_of_two_load_balancers_at_one_address_has_rules() {
     let balanced = |number: u8, ranges: &[&str]| Service {
         ingress_ips: vec!["198.51.100.7".parse().unwrap()],
         source_ranges: ranges.iter().map(|net| net.parse().unwrap()).collect(),
@@ -1092,7 +1092,7 @@ fn of_two_load_balancers_at_one_address_the_older_ones_rules_alone_are_there() {
 }
 
 #[test]
-fn nothing_is_taken_away_before_everything_is_known() {
+fn removals_wait_until_everything_is_known() {
     let held = serving(2);
     let mut world = World::on(held.kernel.clone(), false);
     world.apply(Event::ServiceApplied(service(2)));
@@ -1186,7 +1186,7 @@ fn with_very_many_endpoints_comments_are_short() {
 }
 
 #[test]
-fn what_ipvs_mode_has_left_goes_when_this_one_serves() {
+fn leftovers_of_ipvs_mode_are_removed_once_this_mode_serves() {
     let kernel = FakeKernel::new(&[]);
     kernel.load(
         "*nat\n:KUBE-SERVICES - [0:0]\n:KUBE-LOAD-BALANCER - [0:0]\n:KUBE-NODE-PORT - [0:0]\n\
@@ -1223,7 +1223,7 @@ fn has_leftovers(world: &World) -> bool {
 }
 
 #[test]
-fn what_ipvs_mode_has_left_is_tried_again_with_back_off_while_nothing_is_taken() {
+fn removing_leftovers_of_ipvs_mode_backs_off_while_writes_fail() {
     let mut world = serving_beside_ipvs_mode();
     world.kernel.state().held = Some("no process to be had".to_owned());
     let synced = world.tick(Duration::from_mins(1));
@@ -1240,7 +1240,7 @@ fn what_ipvs_mode_has_left_is_tried_again_with_back_off_while_nothing_is_taken()
 }
 
 #[test]
-fn what_ipvs_mode_has_left_goes_when_nobody_holds_it_any_more() {
+fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
     let mut world = serving_beside_ipvs_mode();
     world.damage(Table::Filter, "INPUT", |rules| {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());

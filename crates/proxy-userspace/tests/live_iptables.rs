@@ -15,7 +15,7 @@ use relay::Relay;
 use support::world::{
     endpoints_of_the_node_itself_are_reached, on_a_node, one_process_comes_after_another,
     packets_find_their_way, packets_find_their_way_over_ipv6, very_many_are_served,
-    whatever_tells_pods_apart_reads_back,
+    rules_that_detect_pods_read_back,
 };
 
 fn iptables() -> Iptables {
@@ -47,7 +47,7 @@ fn packets_find_their_way_by_ip6tables() {
 #[test]
 #[ignore = "writes rules: run it as root, where iptables can do NAT"]
 fn rules_that_tell_pods_apart_read_back() {
-    whatever_tells_pods_apart_reads_back(kernel, "true");
+    rules_that_detect_pods_read_back(kernel, "true");
 }
 
 #[test]

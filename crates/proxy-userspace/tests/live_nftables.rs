@@ -17,7 +17,7 @@ use relay::Relay;
 use support::world::{
     World, endpoints_of_the_node_itself_are_reached, on_a_node, one_process_comes_after_another,
     packets_find_their_way, packets_find_their_way_over_ipv6, sh, very_many_are_served,
-    whatever_tells_pods_apart_reads_back, who,
+    rules_that_detect_pods_read_back, who,
 };
 
 fn kernel(family: IpFamily, relay: Relay) -> UserspaceKernel {
@@ -43,7 +43,7 @@ fn packets_find_their_way_by_nftables_over_ipv6() {
 fn rules_that_tell_pods_apart_read_back() {
     let again = "nft list ruleset > /tmp/listed.$$; nft flush ruleset
                  nft -f /tmp/listed.$$; rm /tmp/listed.$$";
-    whatever_tells_pods_apart_reads_back(kernel, again);
+    rules_that_detect_pods_read_back(kernel, again);
 }
 
 #[test]

@@ -274,7 +274,7 @@ fn a_port_is_closed_once_nothing_leads_to_it() {
 }
 
 #[test]
-fn nothing_goes_before_all_is_listed() {
+fn removals_wait_until_all_is_listed() {
     let mut world = World::new();
     world.apply(service("web", "10.96.0.1"));
     world.sync();
@@ -382,7 +382,7 @@ fn a_node_that_has_another_address_is_redirected_there() {
 }
 
 #[test]
-fn what_a_process_before_us_has_left_is_taken_over_and_its_ports_are_avoided() {
+fn rules_of_an_earlier_process_are_adopted_and_its_ports_avoided() {
     let kernel = FakeKernel::new(&[NODE]);
     let before = RedirectTarget {
         name: "default/web".into(),
@@ -414,7 +414,7 @@ fn what_a_process_before_us_has_left_is_taken_over_and_its_ports_are_avoided() {
 }
 
 #[test]
-fn what_others_change_is_repaired_and_told() {
+fn drift_is_repaired_and_reported() {
     let mut world = World::new().listed();
     world.apply(service("web", "10.96.0.1"));
     world.apply(service("other", "10.96.0.2"));
@@ -545,7 +545,7 @@ fn an_address_that_cannot_be_served_does_not_lead_to_a_service_that_is_gone() {
 }
 
 #[test]
-fn where_no_port_is_left_one_is_asked_for_and_all_are_told() {
+fn a_failed_port_stops_further_tries_of_its_protocol() {
     let mut world = World::new().listed();
     world.kernel.state().exhausted = Some("address already in use".to_owned());
     for at in 1..=100 {
@@ -575,7 +575,7 @@ fn sctp_is_told_and_nothing_waits_for_it() {
 }
 
 #[test]
-fn of_two_that_want_one_address_the_older_has_it() {
+fn the_older_of_two_services_has_a_shared_address() {
     let mut world = World::new().listed();
     world.apply(Service {
         created: Some(2),
@@ -704,7 +704,7 @@ fn a_restart_opens_the_ports_that_rules_lead_to() {
 
 /// If ports run short, Services that were served come first, then the oldest.
 #[test]
-fn where_ports_are_short_the_oldest_have_them_after_a_restart_too() {
+fn the_oldest_services_keep_scarce_ports_after_a_restart() {
     let aged = |number: u16| Service {
         created: Some(i64::from(number)),
         ..service(&format!("web{number}"), &format!("10.96.0.{number}"))

@@ -170,7 +170,7 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
 
     #[test]
-    fn what_is_used_stays_and_what_is_not_ends() {
+    fn used_entries_stay_and_unused_ones_expire() {
         let (mut recent, start) = (Recent::new(TTL, 100), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
         recent.insert("a", 1, start);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn where_there_are_too_many_the_one_goes_that_was_idle_for_longest() {
+    fn above_the_limit_the_longest_idle_entry_is_evicted() {
         let (mut recent, start) = (Recent::new(TTL, 3), Instant::now());
         for (at, key) in ["a", "b", "c"].into_iter().enumerate() {
             recent.insert(key, at, start);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_map_nor_queue_grows_without_bound() {
+    fn map_and_queue_are_bounded() {
         let (mut recent, start) = (Recent::new(TTL, 64), Instant::now());
         for number in 0..100_000_u32 {
             let now = start + Duration::from_millis(u64::from(number));

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_is_taken_who_holds_few_loses_none() {
+    fn clients_with_few_places_keep_them_when_all_are_taken() {
         let mut tried = Tried::new(60);
         for number in 0..60 {
             let client = if number < 30 {
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_leaves_nothing() {
+    fn a_holder_that_ends_leaves_nothing() {
         let mut tried = Tried::new(1_000);
         tried.admit(0, "web", "10.0.0.1");
         for number in 1..10_000 {

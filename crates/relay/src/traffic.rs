@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_serves_no_more_still_counts_for_its_port() {
+    fn endpoints_that_no_longer_serve_still_count_for_their_port() {
         let [one, other] = [1, 2].map(|port| SocketAddr::from(([10, 0, 0, 1], port)));
         let counters = PortCounters::default();
         let open = counters.connect(one);

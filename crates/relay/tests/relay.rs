@@ -81,7 +81,7 @@ fn an_endpoint_that_hangs_is_passed_over_in_time() {
 }
 
 #[test]
-fn where_nobody_accepts_the_client_is_reset() {
+fn a_client_is_reset_if_no_endpoint_accepts() {
     for endpoints in [vec![], vec![nobody()]] {
         let world = World::tcp(&endpoints);
         let error = world.connect().read(&mut [0; 1]).unwrap_err();
@@ -93,7 +93,7 @@ fn where_nobody_accepts_the_client_is_reset() {
 }
 
 #[test]
-fn who_may_not_come_is_reset() {
+fn a_client_outside_the_source_ranges_is_reset() {
     let serving = Serving {
         sources: Some(["127.0.0.2/32".parse().unwrap()].into()),
         ..by(&[named("a")])
@@ -111,7 +111,7 @@ fn who_may_not_come_is_reset() {
 }
 
 #[test]
-fn who_was_not_redirected_is_reset_where_that_is_asked() {
+fn a_client_that_was_not_redirected_is_reset() {
     let with = Limits {
         reach: Reach::Redirected,
         ..limits()
@@ -192,7 +192,7 @@ fn write_until_full(connection: &mut TcpStream) -> usize {
 }
 
 #[test]
-fn who_reads_slowly_holds_the_writer_back_and_loses_nothing() {
+fn a_slow_reader_delays_the_writer_and_loses_nothing() {
     let all = [Carriage::Copy, Carriage::Splice, Carriage::Adaptive].map(|one| (one, 1_024));
     // Without room for large reads, the same bytes arrive.
     for (carriage, waiting) in [&all[..], &[(Carriage::Copy, 0), (Carriage::Adaptive, 0)]].concat()
@@ -262,7 +262,7 @@ fn much_is_carried_both_ways_at_once() {
 }
 
 #[test]
-fn where_descriptors_are_used_up_clients_wait_until_one_is_free() {
+fn clients_wait_for_a_free_descriptor() {
     let with = Limits {
         // For the listening port and two connections.
         descriptors: Some(5),
@@ -307,7 +307,7 @@ fn a_listening_port_takes_a_descriptor_and_gives_it_back() {
 }
 
 #[test]
-fn where_there_are_as_many_connections_as_may_be_others_wait() {
+fn connections_above_the_limit_wait() {
     let with = Limits {
         connections: 1,
         ..limits()
@@ -462,7 +462,7 @@ fn a_flow_of_datagrams_has_one_endpoint_until_it_is_idle() {
 }
 
 #[test]
-fn what_is_carried_is_counted_by_endpoint() {
+fn traffic_is_counted_by_endpoint() {
     for carriage in [Carriage::Copy, Carriage::Splice, Carriage::Adaptive] {
         let at = endpoint(echo);
         let with = Limits {

@@ -180,7 +180,7 @@ fn one_service_does_not_hold_all_connections() {
 
 #[test]
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
-fn where_descriptors_are_short_who_holds_most_makes_room() {
+fn the_largest_holder_makes_room_when_descriptors_run_short() {
     on_a_node(|| {
         let limits = Limits {
             // For the listening ports and 40 connections.

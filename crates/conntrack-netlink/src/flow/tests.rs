@@ -100,14 +100,14 @@ fn the_tuple_and_zones_of_a_delete_are_those_that_conntrack_sends() {
             .into_iter()
             .filter(|(kind, _)| [attr::TUPLE_ORIG, attr::ZONE].contains(kind))
             .collect();
-        // And, as conntrack does not, which flow is meant.
+        // The delete also has the flow's id, which conntrack's does not.
         wanted.push((attr::ID, flow.id.to_be_bytes().to_vec()));
         assert_eq!(attributes(&key), wanted);
     }
 }
 
 #[test]
-fn what_makes_a_flow_may_not_be_missing() {
+fn a_flow_without_a_required_attribute_is_malformed() {
     let whole = &replies()[0];
     let parts = attributes(whole);
     for absent in [attr::TUPLE_ORIG, attr::TUPLE_REPLY, attr::ID] {

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Any entry that a kernel may hold.
+/// Generates any entry that a kernel may hold.
 fn entries() -> impl Strategy<Value = Entry> {
     let ip = any::<IpAddr>;
     let net = (any::<IpAddr>(), 0..=128_u8).prop_map(|(ip, prefix)| {
@@ -43,7 +43,7 @@ fn decode(bytes: &[u8], set_type: SetType) -> Result<Option<Entry>, Malformed> {
 
 proptest! {
     #[test]
-    fn what_is_written_reads_back(entry in entries()) {
+    fn written_rules_read_back(entry in entries()) {
         prop_assert_eq!(decode(&bytes(&entry), entry.set_type()), Ok(Some(entry)));
         prop_assert_eq!(Entry::parse(&entry.to_string(), entry.set_type()), Ok(entry));
     }

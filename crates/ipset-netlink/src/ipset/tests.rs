@@ -8,7 +8,7 @@ use super::*;
 use crate::test_data::{self, comparable};
 use crate::{Family, SetType};
 
-/// The sets of the script that use nothing beyond what this crate speaks.
+/// The sets of the script that this crate can express.
 const PLAIN: [(&str, SetType, Family); 8] = [
     ("ip4", SetType::HashIp, Family::Inet),
     ("ip6", SetType::HashIp, Family::Inet6),
@@ -20,7 +20,7 @@ const PLAIN: [(&str, SetType, Family); 8] = [
     ("ports", SetType::BitmapPort, Family::Inet),
 ];
 
-/// The one message of that command that names that set, among what `ipset restore` sent.
+/// Returns the message of `ipset restore` with this command and set.
 fn sent_by_ipset(command: u16, set: &str) -> Vec<u8> {
     let named = |payload: &[u8]| {
         let name = Attributes::after(4, payload)
@@ -112,8 +112,8 @@ fn type_request_is_what_ipset_sends() {
     }
 }
 
-/// A kernel with one set of ports: works through a message up to the first port that it refuses,
-/// whose line it reports as the real one does.
+/// A kernel with one set of ports. It handles a message up to the first port that it refuses, and
+/// reports that line as the real one does.
 struct Kernel {
     refuses: BTreeSet<u16>,
     holds: BTreeSet<u16>,
@@ -171,7 +171,7 @@ impl Kernel {
 /// Writes `entries` to a kernel that refuses some of the ports.
 fn write_to(kernel: &mut Kernel, entries: &[Entry]) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::Unknown; entries.len()];
-    // As `Ipset::expected` says of what does not fit.
+    // Entries that do not fit are refused before, as by `Ipset::expected`.
     for (entry, outcome) in entries.iter().zip(&mut outcomes) {
         if entry.set_type() != SetType::BitmapPort {
             *outcome = Outcome::Refused(Reason::TypeMismatch);
@@ -232,7 +232,7 @@ fn few_messages_do_it() {
     assert_eq!(write_to(&mut kernel, &entries), vec![Outcome::Done; 20_000]);
     assert_eq!(kernel.messages, 13);
 
-    // One bad entry: the rest of its message goes in 64ths.
+    // One bad entry: the rest of its message is sent in groups of 64.
     let mut kernel = Kernel {
         refuses: [10_000].into(),
         holds: BTreeSet::new(),

@@ -13,7 +13,7 @@ fn a_list_reads_as_what_was_made() {
         entries.sort_unstable();
         lines.extend(entries.iter().map(Entry::to_string));
     }
-    // Comments and counters are left out; what cannot be expressed is counted below.
+    // Comments and counters are ignored; entries that cannot be expressed are counted below.
     let expected = [
         "ip4: hash:ip family inet hashsize 1024 maxelem 65536",
         "10.0.0.1",
@@ -90,7 +90,7 @@ fn a_set_in_several_messages_is_one() {
         .unwrap();
     let whole = Set::decode_list([portnet4.as_slice()].into_iter()).unwrap();
 
-    // As the kernel continues a set: name and entries again, no type and no header.
+    // The kernel continues a set so: name and entries again, no type and no header.
     let mut batch = netlink_batch::Batch::new();
     batch.push(0, 0, |w| {
         w.bytes(&[2, 0, 0, 0]);
@@ -107,7 +107,7 @@ fn a_set_in_several_messages_is_one() {
         [whole[0].entries.clone(), whole[0].entries.clone()].concat()
     );
 
-    // Nothing begins so.
+    // No list begins so.
     let error = Set::decode_list([more].into_iter()).unwrap_err();
     assert!(error.to_string().contains("not introduced"), "{error}");
 }

@@ -366,7 +366,7 @@ pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
 
 /// Checks that rules which tell pods apart read back as written, also after another program lists
 /// and writes them again.
-pub(crate) fn whatever_tells_pods_apart_reads_back(kernel: Opens, again: &'static str) {
+pub(crate) fn rules_that_detect_pods_read_back(kernel: Opens, again: &'static str) {
     let detectors = [
         LocalDetector::None,
         LocalDetector::SourceNet("10.244.0.0/16".parse().unwrap()),

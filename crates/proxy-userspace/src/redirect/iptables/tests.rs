@@ -67,7 +67,7 @@ fn rules_are_those_of_upstreams_chains() {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_rules_read_back() {
     let these = NodePortsAt::These(vec!["192.0.2.1".parse().unwrap()]);
     let places = [NodePortsAt::Everywhere, NodePortsAt::NotAtLocalhost, these];
     let config = of_pods();
@@ -103,7 +103,7 @@ fn what_is_written_reads_back() {
 }
 
 #[test]
-fn whatever_is_not_as_it_was_written_has_all_written_anew() {
+fn any_difference_rewrites_all_redirects() {
     let config = of_pods();
     let node_ports = NodePortsAt::Everywhere;
     let mut rules = jumps(
