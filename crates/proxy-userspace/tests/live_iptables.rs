@@ -14,8 +14,8 @@ use proxy_userspace::{UserspaceKernel, probe};
 use relay::Relay;
 use support::world::{
     endpoints_of_the_node_itself_are_reached, on_a_node, one_process_comes_after_another,
-    packets_find_their_way, packets_find_their_way_over_ipv6, very_many_are_served,
-    rules_that_detect_pods_read_back,
+    packets_find_their_way, packets_find_their_way_over_ipv6, rules_that_detect_pods_read_back,
+    very_many_are_served,
 };
 
 fn iptables() -> Iptables {

@@ -16,8 +16,8 @@ use proxy_userspace::{UserspaceKernel, probe_nftables};
 use relay::Relay;
 use support::world::{
     World, endpoints_of_the_node_itself_are_reached, on_a_node, one_process_comes_after_another,
-    packets_find_their_way, packets_find_their_way_over_ipv6, sh, very_many_are_served,
-    rules_that_detect_pods_read_back, who,
+    packets_find_their_way, packets_find_their_way_over_ipv6, rules_that_detect_pods_read_back, sh,
+    very_many_are_served, who,
 };
 
 fn kernel(family: IpFamily, relay: Relay) -> UserspaceKernel {
