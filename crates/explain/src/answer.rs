@@ -1,4 +1,4 @@
-//! Whether what an endpoint answers comes back to who has asked.
+//! Decides whether an endpoint's answer returns to the client.
 //!
 //! ```text
 //!   does it come by this node? ──no──▶ unanswered      nobody knows ──▶ unsure
@@ -18,20 +18,20 @@ use super::journeys::{Planned, Routing, Way};
 use super::origin::NOT_OURS;
 use super::walked::{Surroundings, in_view, source};
 
-/// What is known of answers.
+/// Access to the answers of endpoints.
 pub(crate) trait Answers: Routing {
-    /// All ways of the answer to a packet that has arrived, if it comes by this node.
+    /// Returns all paths of the answer to a delivered packet, if the answer passes this node.
     fn answers(&self, arrived: &packet_path::Walk) -> Vec<packet_path::Walk>;
 
-    /// Whether a process of this node listens there.
+    /// Reports whether a process on this node listens at an address.
     ///
     /// # Errors
     ///
-    /// It cannot be read: why.
+    /// Fails with the reason if the sockets cannot be read.
     fn listens(&self, at: SocketAddr, protocol: Protocol) -> Result<bool, String>;
 }
 
-/// Says of a way whose packet arrives whether its answer does.
+/// Adds to the path of a delivered packet whether its answer returns.
 pub(crate) fn follow(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -77,7 +77,7 @@ fn steps(way: &packet_path::Walk, planned: &Planned<'_>, modes: Footprints) -> V
         .collect()
 }
 
-/// What becomes of an answer that does not arrive.
+/// Describes why an answer does not arrive.
 fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     if way.fate == Fate::Unknown {
         return format!(
@@ -103,7 +103,7 @@ fn said(way: &packet_path::Walk, steps: &[Step]) -> String {
     format!("its answer is dropped by {}{entry}{whose}", last.place)
 }
 
-/// Why an endpoint's answers never come back.
+/// Returns why an endpoint's answers never return, if they do not.
 fn never_back(
     followed: &packet_path::Walk,
     planned: &Planned<'_>,
@@ -125,7 +125,7 @@ fn never_back(
     }
 }
 
-/// Why it is not known whether the answer comes by this node.
+/// Returns why it is unknown whether the answer passes this node.
 fn elsewhere(
     followed: &packet_path::Walk,
     planned: &Planned<'_>,
@@ -133,7 +133,7 @@ fn elsewhere(
 ) -> Option<String> {
     let endpoint = followed.endpoint?;
     let client = match source(followed, planned) {
-        // Of the node itself, or of a Service, which the node has: they come to where these are.
+        // The source is an address of this node, so the answer comes to it.
         Source::Masqueraded(_) | Source::ServiceAddress => return None,
         Source::Kept | Source::Rewritten(_) => followed.packet.source,
     };
@@ -141,7 +141,7 @@ fn elsewhere(
     if is_local || is_here(endpoint, planned, around) {
         return None;
     }
-    // Where both are behind one interface, this node is not between them.
+    // Behind the same interface, the endpoint can answer the client directly.
     let by = around.kernel.hop(endpoint.ip()).map(|hop| hop.interface);
     let is_between = match &planned.sender.way {
         Way::Made(_) => true,
@@ -157,7 +157,7 @@ fn elsewhere(
     ))
 }
 
-/// Whether an endpoint is on this node: by its object, else by where packets to it go.
+/// Reports whether an endpoint is on this node, by its object or else by the route.
 fn is_here(endpoint: SocketAddr, planned: &Planned<'_>, around: &Surroundings<'_>) -> bool {
     let known = planned.of.as_ref().and_then(|of| {
         let mut endpoints = of.endpoints();

@@ -1,4 +1,4 @@
-//! What is asked: to where, and from whom.
+//! The request: a destination, and senders.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -10,28 +10,28 @@ use view::ServiceName;
 /// The namespace of a Service that a request names without one.
 const NAMESPACE: &str = "default";
 
-/// A question: all journeys to somewhere, from these senders; from those that make sense if there is
-/// none.
+/// A request to trace packets to a destination from these senders. An empty list means the senders
+/// that fit the destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
-    /// As it was typed.
+    /// The destination as the user typed it.
     pub text: String,
-    /// To where.
+    /// The destination.
     pub to: To,
-    /// From whom.
+    /// A kind of sender, or one sender.
     pub from: Vec<From>,
 }
 
-/// To where.
+/// The destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum To {
-    /// All addresses of a Service, at all of its ports, or at one.
+    /// All addresses of a Service, at all ports or at one.
     Service(ServiceName, Option<PortOf>),
-    /// An address and port; of every protocol that a Service has there, or of this one.
+    /// An address and port. Without a protocol, each protocol that a Service has there.
     Address(SocketAddr, Option<Protocol>),
 }
 
-/// One of a Service's ports.
+/// A port of a Service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PortOf {
     /// `port`, or `nodePort`.
@@ -40,23 +40,23 @@ pub enum PortOf {
     Name(String),
 }
 
-/// From whom.
+/// A kind of sender, or one sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum From {
-    /// A pod of this node.
+    /// A pod on this node.
     Pod,
     /// This node.
     Node,
-    /// A host outside of the cluster.
+    /// A host outside the cluster.
     External,
-    /// Who has this address.
+    /// The host or pod with this address.
     Address(IpAddr),
 }
 
-/// Why a question cannot be answered as it was asked.
+/// Errors of a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unclear {
-    /// It is not to be read.
+    /// The destination cannot be parsed.
     #[error(
         "`{0}` is neither a Service nor an address: give NAMESPACE/NAME, NAMESPACE/NAME:PORT, 10.96.0.1:80, 10.96.0.1:53/UDP \
          or [fd00::1]:80"
@@ -65,29 +65,29 @@ pub enum Unclear {
     /// A port is missing.
     #[error("`{0}` has no port: give {1}:PORT")]
     Port(String, String),
-    /// There is no such protocol.
+    /// The protocol is unknown.
     #[error("`{0}` is no protocol that Services have: give TCP, UDP or SCTP")]
     Protocol(String),
-    /// There is no such sender.
+    /// The sender is unknown.
     #[error(
         "`{0}` is no sender: give pod, node, external or an IP address; several with commas between"
     )]
     From(String),
-    /// The families differ.
+    /// The IP families of sender and destination differ.
     #[error("{0} cannot send to {1}: one is IPv4, the other IPv6")]
     Family(IpAddr, SocketAddr),
-    /// The query has another parameter.
+    /// The query has an unknown parameter.
     #[error("there is no parameter {0}; there are: to, from")]
     Parameter(String),
 }
 
 impl Asked {
-    /// Reads a question. `namespace` is that of a Service which is named without one; `from` is a list
-    /// with commas, and may be empty.
+    /// Parses a request. A Service without a namespace is in `namespace`. `from` is a
+    /// comma-separated list and may be empty.
     ///
     /// # Errors
     ///
-    /// It is not clear what is meant.
+    /// Fails if the destination or a sender cannot be parsed.
     pub fn parse(to: &str, from: &str, namespace: &str) -> Result<Self, Unclear> {
         let text = to.trim();
         let to = to_of(text, namespace)?;
@@ -112,7 +112,7 @@ impl Asked {
         Ok(Self { text, to, from })
     }
 
-    /// Returns the query of a request for the answer, from the list of senders as it was typed.
+    /// Returns the query of the HTTP request, with the list of senders as typed.
     pub fn query(&self, from: &str) -> String {
         form_urlencoded::Serializer::new(String::new())
             .append_pair("to", &self.text)
@@ -120,11 +120,11 @@ impl Asked {
             .finish()
     }
 
-    /// Reads a question from a request's query.
+    /// Parses the query of an HTTP request.
     ///
     /// # Errors
     ///
-    /// There is no such parameter, or it is not clear what is meant.
+    /// Fails for an unknown parameter, or if the destination or a sender cannot be parsed.
     pub fn read_query(query: &str) -> Result<Self, Unclear> {
         let (mut to, mut from) = (String::new(), String::new());
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -171,7 +171,7 @@ fn to_of(text: &str, namespace: &str) -> Result<To, Unclear> {
     Ok(To::Service(name, port))
 }
 
-/// `None` if it does not begin as an address does.
+/// Parses an address and port. Returns `None` if the text does not begin like an address.
 fn address_of(text: &str) -> Result<Option<To>, Unclear> {
     let (at, protocol) = match text.rsplit_once('/') {
         Some((at, protocol)) => (at, Some(protocol)),
@@ -195,7 +195,7 @@ fn address_of(text: &str) -> Result<Option<To>, Unclear> {
     Ok(Some(To::Address(at, protocol)))
 }
 
-/// Reads a protocol, in capitals or not.
+/// Parses a protocol in upper or lower case.
 pub(crate) fn protocol_of(word: &str) -> Result<Protocol, Unclear> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     let found = all
@@ -216,8 +216,7 @@ fn from_of(word: &str) -> Result<From, Unclear> {
     })
 }
 
-/// Whether it may be a name of Kubernetes. What it refuses is certainly none; the API server knows
-/// better of the rest.
+/// Reports whether a text may be a name in Kubernetes. The API server has further rules.
 fn is_label(text: &str) -> bool {
     let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.');
     (1..=253).contains(&text.len()) && text.bytes().all(is_usual)

@@ -20,78 +20,79 @@ use senders::Cast;
 use super::asked::{Asked, From, To};
 use super::objects::{Objects, Place, is_asked};
 
-/// What the routing of this node says of an address.
+/// The next hop towards an address, by the node's routes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(
     clippy::struct_excessive_bools,
     reason = "facts of the kernel, none of which excludes another"
 )]
 pub(crate) struct Hop {
-    /// The interface that packets to it leave by.
+    /// The outgoing interface.
     pub(crate) interface: String,
-    /// Whether it is an address of this node.
+    /// True for an address of this node.
     pub(crate) is_local: bool,
-    /// True if the node has it as an address of a Service alone: on the link of IPVS mode.
+    /// True for a service address on the link of IPVS mode.
     pub(crate) is_service: bool,
-    /// Whether it is a neighbour: no gateway is between.
+    /// True if no gateway is in between.
     pub(crate) is_neighbour: bool,
-    /// Whether it is a neighbour by an interface that leads into this node alone, as those of pods: a
-    /// bridge or one end of a cable, and not the one of the default route.
+    /// True for a neighbour behind an interface of pods: a bridge or a veth end, without the
+    /// default route.
     pub(crate) is_inner: bool,
 }
 
-/// The routing of this node.
+/// Access to the node's routes.
 pub(crate) trait Routing {
-    /// Where packets to an address go; `None` if nowhere.
+    /// Returns the next hop, or `None` without a route.
     fn hop(&self, to: IpAddr) -> Option<Hop>;
 }
 
-/// Who sends.
+/// A sender of packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Sender {
     /// `pod 10.244.1.5 on this node`.
     pub(crate) words: String,
-    /// How it begins a sentence: `a pod on this node`.
+    /// Subject of a sentence: `a pod on this node`.
     pub(crate) who: String,
     pub(crate) way: Way,
-    /// Whether it is on this node: what is sent to it comes by here.
+    /// True if the sender is on this node, so that answers to it pass this node.
     pub(crate) is_here: bool,
-    /// True if this node has its address too, as that of a Service.
+    /// True if this node has the sender's address as a service address.
     pub(crate) has_service_address: bool,
-    /// Why this node does not know it as one of its pods, though it is behind an interface of pods.
+    /// The reason why the rules do not treat the sender as a pod, although it is behind an
+    /// interface of pods.
     pub(crate) stranger: Option<String>,
 }
 
-/// How its packets come.
+/// The origin of a sender's packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// They are made here; from this address, or from the one that the route says.
+    /// This node sends them, from this address or from the one that the route selects.
     Made(Option<IpAddr>),
-    /// By an interface, from an address.
+    /// They arrive on an interface, from an address.
     Comes(String, IpAddr),
 }
 
-/// A journey to be walked.
+/// The first packet of a flow to trace.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Planned<'a> {
     pub(crate) sender: Sender,
     pub(crate) to: SocketAddr,
     pub(crate) protocol: Protocol,
-    /// Whose address it is.
+    /// The Service port with this address, if any.
     pub(crate) of: Option<Place<'a>>,
-    /// Services that name the address, at whatever ports, as an address of their own.
+    /// Services that have the address at any port.
     pub(crate) named_by: &'a [String],
 }
 
-/// All journeys of a question.
+/// All packets to trace for a request.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Journeys<'a> {
     pub(crate) planned: Vec<Planned<'a>>,
-    /// What cannot be said, and why.
+    /// Reasons for missing senders.
     pub(crate) notes: Vec<String>,
 }
 
-/// An address that nobody has.
+/// Returns a documentation address, which no host has.
 pub const fn nobodys(is_v4: bool) -> IpAddr {
     if is_v4 {
         IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7))
@@ -100,7 +101,7 @@ pub const fn nobodys(is_v4: bool) -> IpAddr {
     }
 }
 
-/// The journeys that a question is about.
+/// Plans the packets to trace for a request.
 pub(crate) fn plan<'a>(asked: &Asked, objects: &'a Objects, routing: &dyn Routing) -> Journeys<'a> {
     let mut journeys = Journeys::default();
     let mut notes = Vec::new();
@@ -116,7 +117,7 @@ pub(crate) fn plan<'a>(asked: &Asked, objects: &'a Objects, routing: &dyn Routin
         let from = if is_default { &default } else { &*asked.from };
         for from in from {
             let is_inner = of.is_some_and(|of| of.address.kind == AddressKind::ClusterIp);
-            // A ClusterIP means nothing outside of the cluster, unless somebody asks.
+            // Outside hosts do not use a ClusterIP, unless the request names them.
             if is_default && *from == From::External && is_inner {
                 continue;
             }
@@ -171,7 +172,7 @@ fn targets<'a>(asked: &Asked, objects: &'a Objects, notes: &mut Vec<String>) -> 
                 .filter(|place| is_asked(place, port.as_ref()))
             {
                 let is_node_port = place.address.kind == AddressKind::NodePort;
-                // Every address of the node serves it alike: one of each family stands for all.
+                // All node addresses behave alike, so one of each family is enough.
                 if is_node_port && !stands_for_all(objects, place) {
                     if !place.at.ip().is_loopback() {
                         passed.push(place.at.to_string());
@@ -193,8 +194,8 @@ fn targets<'a>(asked: &Asked, objects: &'a Objects, notes: &mut Vec<String>) -> 
     }
 }
 
-/// Whether it is the first of the node's own addresses that serve the port. Where its Node does not say
-/// which these are, none stands for another.
+/// Reports whether this is the first node address that serves the port. Without known node
+/// addresses, each is traced.
 fn stands_for_all(objects: &Objects, place: Place<'_>) -> bool {
     let alike = |other: &Place<'_>| {
         other.service.name == place.service.name

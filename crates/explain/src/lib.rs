@@ -1,5 +1,5 @@
-//! `kube-proxy explain`: the way of a packet through this node, step by step, as the kernel holds it
-//! now, in the words of Kubernetes.
+//! `kube-proxy explain` traces a packet through this node, step by step, by the kernel's current state
+//! and in the words of Kubernetes.
 //!
 //! ```text
 //!   what was typed ─▶ Asked ──────┐
@@ -7,9 +7,8 @@
 //!                                                               origin, answer, verdict ─┘
 //! ```
 //!
-//! What packets do is the kernel's word alone. Objects only say which journeys there are, and put
-//! names to what is found: without a daemon it is the same without names. Nothing is written, and what
-//! one answer may hold is bounded.
+//! The kernel alone decides the path. Objects only select the packets and name the entries: without a
+//! daemon the path is the same, without names. Nothing is written, and answers are bounded.
 
 mod answer;
 mod asked;
@@ -37,23 +36,23 @@ use journeys::Planned;
 use view::{Explanation, Fate, Journey, Walk};
 use walked::Surroundings;
 
-/// Of more journeys the first are followed.
+/// Maximum number of traced packets.
 const JOURNEYS_MAX: usize = 200;
-/// Of more ways of a journey the first are listed.
+/// Maximum number of listed paths per packet.
 const LISTED_MAX: usize = 500;
-/// No further journey is followed once so many ways are listed: an answer has some 5 KB for each.
+/// Number of listed paths after which no further packet is traced. A path takes about 5 KB.
 const WALKS_MAX: usize = 2_000;
 
-/// Follows packets by what the kernel holds.
+/// Traces packets through the kernel's state.
 pub(crate) trait Follow: Answers {
-    /// All ways of the first packet of a flow.
+    /// Returns all paths of the first packet of a flow.
     fn follow(&self, planned: &Planned<'_>) -> Vec<packet_path::Walk>;
 
-    /// What could not be read, and why.
+    /// Returns what could not be read, with the reason.
     fn unread(&self) -> Vec<String>;
 }
 
-/// Follows all journeys that a question is about.
+/// Traces all packets of a request.
 pub(crate) fn explain(
     asked: &Asked,
     objects: &Objects,
@@ -116,21 +115,21 @@ pub(crate) fn explain(
     explanation
 }
 
-/// Whether packets of a journey may end elsewhere than at an endpoint or a process of this node, or
-/// stay without an answer, or nothing is known of them.
+/// Reports whether a packet may miss its endpoint or process, may stay unanswered, or has no known
+/// path.
 pub(crate) fn fails(journey: &Journey) -> bool {
     let arrives = |fate| matches!(fate, Fate::Delivered | Fate::Local);
     let mut walks = journey.walks.iter();
     journey.walks.is_empty() || walks.any(|walk| !arrives(walk.fate) || walk.unanswered.is_some())
 }
 
-/// Whether it cannot be said of packets of a journey that they are answered.
+/// Reports whether it is unknown if a packet is answered.
 pub(crate) fn is_unsure(journey: &Journey) -> bool {
     journey.walks.iter().any(|walk| walk.unsure.is_some())
 }
 
-/// The exit status of an answer: 0 if all journeys end well, 1 if one does not, 2 if of one it
-/// cannot be said.
+/// Returns the exit status: 0 if all packets arrive and are answered, 1 if one fails, 2 if one is
+/// undetermined.
 pub fn exit_status(explanation: &Explanation) -> u8 {
     let journeys = &explanation.journeys;
     let is_unknown = |journey: &Journey| {
@@ -148,13 +147,13 @@ pub fn exit_status(explanation: &Explanation) -> u8 {
     }
 }
 
-/// Reads a question.
+/// Parses a request, for the fuzzer.
 #[doc(hidden)]
 pub fn read_question(to: &str, from: &str, namespace: &str) {
     drop(Asked::parse(to, from, namespace));
 }
 
-/// Reads a list of sockets.
+/// Parses a list of sockets, for the fuzzer.
 #[doc(hidden)]
 pub fn read_sockets(text: &str) {
     listeners::read(text);

@@ -1,7 +1,7 @@
-//! Which sockets of this network namespace take what is sent to an address.
+//! Finds the socket of this network namespace that receives packets to an address.
 //!
-//! `/proc/net` has what listens first, so that of very many connections no more than one line is read;
-//! sockets of UDP are read one by one until one is found.
+//! `/proc/net` lists listening sockets first. So with many connections only one more line is read.
+//! UDP sockets are read until one matches.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -12,12 +12,12 @@ use proxy::Protocol;
 /// `TCP_LISTEN` of net/tcp_states.h.
 const LISTEN: &str = "0A";
 
-/// Whether a socket takes what is sent there; of one that is bound to `::` it is taken for granted that
-/// it takes IPv4, too.
+/// Reports whether a socket receives packets to an address. A socket bound to `::` is assumed to
+/// receive IPv4, too.
 ///
 /// # Errors
 ///
-/// It cannot be read.
+/// Fails if the list of sockets cannot be read.
 pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
     let files: &[&str] = match (protocol, at.is_ipv4()) {
         (Protocol::Tcp, true) => &["tcp", "tcp6"],
@@ -29,7 +29,7 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
     for file in files {
         let opened = match File::open(format!("/proc/thread-self/net/{file}")) {
             Ok(opened) => BufReader::new(opened),
-            // No socket of that kind can be, or ever was.
+            // The kernel has no such sockets.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(error),
         };
@@ -48,7 +48,8 @@ pub(crate) fn listens(at: SocketAddr, protocol: Protocol) -> io::Result<bool> {
 
 type Lines<'a> = &'a mut dyn Iterator<Item = io::Result<String>>;
 
-/// Whether one of the sockets has the address; where a state is given, those in front that are in it.
+/// Reports whether one of the sockets has the address. With a state, only the first sockets with
+/// this state count.
 fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bool> {
     for line in lines {
         let line = line?;
@@ -68,7 +69,7 @@ fn takes(lines: Lines<'_>, at: SocketAddr, state: Option<&str>) -> io::Result<bo
     Ok(false)
 }
 
-/// `... LPORT UID INODE LADDRS`, the port in tens.
+/// Parses lines of SCTP: `... LPORT UID INODE LADDRS`, with a decimal port.
 fn takes_sctp(lines: Lines<'_>, at: SocketAddr) -> io::Result<bool> {
     for line in lines {
         let line = line?;
@@ -96,7 +97,7 @@ fn is_for(own: SocketAddr, at: SocketAddr) -> bool {
     own.port() == at.port() && (is_any || own_ip == at.ip().to_canonical())
 }
 
-/// `0100007F:1F90`: an address, each four bytes of it as the machine has them, and a port.
+/// Parses `0100007F:1F90`: an address as words in the machine's byte order, and a port.
 fn socket(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -116,7 +117,7 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(address, port))
 }
 
-/// Reads a list of sockets, of each kind.
+/// Parses a list of sockets as each kind.
 pub(super) fn read(text: &str) {
     let at = SocketAddr::from(([127, 0, 0, 1], 80));
     let lines = || text.lines().map(|line| Ok(line.to_owned()));

@@ -1,4 +1,4 @@
-//! The kernel as it is now, for one answer: what it has said once it is not asked again.
+//! The live kernel for one answer. Each object is read once.
 
 use std::cell::OnceCell;
 use std::net::{IpAddr, SocketAddr};
@@ -18,15 +18,15 @@ use super::journeys::{self, Hop, Planned, Routing, Way};
 use super::listeners;
 use super::{Asked, Follow, Listening, Objects, Quotes, explain};
 
-/// How often the kernel is read where its rules change meanwhile.
+/// Maximum number of reads if the rules change during one.
 const TRIES: u32 = 3;
 
-/// Answers a question by what the kernel holds, by blocking, where any of these modes may serve. Sockets are of its own, and of the network
-/// namespace of the calling thread.
+/// Answers a request from the kernel's state. It blocks, and opens its own sockets in the network
+/// namespace of the calling thread. `modes` are the modes that may serve.
 ///
 /// # Errors
 ///
-/// The kernel cannot be asked at all.
+/// Fails if the kernel cannot be read at all.
 pub fn answer(
     asked: &Asked,
     objects: &Objects,
@@ -50,17 +50,17 @@ pub fn answer(
     }
 }
 
-/// The kernel.
+/// The kernel, with the rules that were read so far.
 struct Live {
     kernel: read::Live,
     modes: Footprints,
-    /// The number of nf\_tables' rules when they were first read; none where there are none.
+    /// The generation of nf\_tables at the first read; `None` without nf\_tables.
     generation: Option<Generation>,
     v4: OnceCell<Rules>,
     v6: OnceCell<Rules>,
 }
 
-/// The rules that packets of a family meet.
+/// The rules of an IP family.
 struct Rules {
     iptables: read::Rules,
     nft: Option<Nft<Nftables>>,
@@ -163,20 +163,20 @@ impl Routing for Live {
 }
 
 impl Live {
-    /// Reports whether the link of IPVS mode has an address.
+    /// Reports whether the link of IPVS mode has this address.
     fn is_on_service_link(&self, address: IpAddr) -> bool {
         footprint::links(self.modes).into_iter().any(|link| {
             let link = Interface {
                 index: None,
                 name: link.to_owned(),
             };
-            // Where there is no such link, it has none.
+            // A missing link has no address.
             let kind = self.kernel.address_type(address, Some(&link));
             kind.is_ok_and(|kind| kind == AddressType::Local)
         })
     }
 
-    /// Whether an interface may be one of pods.
+    /// Reports whether an interface may lead to pods.
     fn leads_inside(&self, interface: &str, to: IpAddr) -> bool {
         let outside = journeys::nobodys(to.is_ipv4());
         let question = RouteQuestion {

@@ -1,4 +1,4 @@
-//! What the daemon knows of the objects that a question is about. Without a daemon it is nothing.
+//! The Kubernetes objects of a request, from the daemon; none without a daemon.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,10 +8,10 @@ use view::{Address, AddressKind, Endpoint, Port, Service};
 
 use super::asked::{Asked, PortOf, To, protocol_of};
 
-/// Services that a question names, or that have the address that it names, and this node.
+/// This node, and the Services that have the requested name or address.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Objects {
-    /// `ipvs`, ...; `None` where there is no daemon.
+    /// The proxy mode; `None` without a daemon.
     pub mode: Option<String>,
     /// The Services, with their endpoints.
     pub services: Vec<Service>,
@@ -19,19 +19,19 @@ pub struct Objects {
     pub node: OwnNode,
 }
 
-/// What is known of this node.
+/// Facts about this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnNode {
-    /// The addresses of its Node object, the first of each family first.
+    /// The addresses of the Node object, the primary ones first.
     pub addresses: Vec<IpAddr>,
     /// `spec.podCIDRs`.
     pub pod_networks: Vec<IpNet>,
-    /// Some of its pods that EndpointSlices name.
+    /// Some pods on this node, from EndpointSlices.
     pub pods: Vec<IpAddr>,
-    /// How its pods are told from other senders, by family.
+    /// The detectors of local pods, by IP family.
     pub detectors: Vec<(IpFamily, LocalDetector)>,
-    /// Services that name the address that is asked for as an external or load-balancer address, each
-    /// with the field; some of them.
+    /// Some Services that have the requested address as an external or load-balancer address, with
+    /// the field.
     pub named_by: Vec<String>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl Objects {
-    /// Every address of these Services.
+    /// Lists every address of these Services.
     pub(crate) fn places(&self) -> impl Iterator<Item = Place<'_>> {
         let ports = self
             .services
@@ -65,7 +65,7 @@ impl Objects {
         })
     }
 
-    /// Whether one of these is what is asked for.
+    /// Reports whether one of the Services has the requested port.
     pub fn has_asked(&self, asked: &Asked) -> bool {
         match &asked.to {
             To::Service(_, port) => self.places().any(|place| is_asked(&place, port.as_ref())),
@@ -73,7 +73,7 @@ impl Objects {
         }
     }
 
-    /// Whose an address is: of those that claim it, who has it.
+    /// Returns the Service port that an address is served for.
     pub(crate) fn place_at(&self, at: SocketAddr, protocol: Protocol) -> Option<Place<'_>> {
         let mut places = self
             .places()
@@ -84,7 +84,7 @@ impl Objects {
     }
 }
 
-/// Whether it is at the port that is asked for.
+/// Reports whether an address is at the requested port.
 pub(crate) fn is_asked(place: &Place<'_>, port: Option<&PortOf>) -> bool {
     match port {
         None => true,
@@ -96,17 +96,17 @@ pub(crate) fn is_asked(place: &Place<'_>, port: Option<&PortOf>) -> bool {
 }
 
 impl Place<'_> {
-    /// `default/web:http`
+    /// Formats `default/web:http`.
     pub(crate) fn port_name(&self) -> String {
         port_name(self.service, self.port)
     }
 
-    /// `clusterIP of default/web:http`
+    /// Formats `clusterIP of default/web:http`.
     pub(crate) fn words(&self) -> String {
         format!("{} of {}", kind_word(self.address.kind), self.port_name())
     }
 
-    /// The field of the Service that it comes from.
+    /// Returns the Service field of the address.
     pub(crate) fn field(&self) -> &'static str {
         match self.address.kind {
             AddressKind::ClusterIp => "spec.clusterIPs",
@@ -116,7 +116,7 @@ impl Place<'_> {
         }
     }
 
-    /// Whether the traffic policy that holds here is `Local`, and its field.
+    /// Returns the field of the traffic policy, and true if it is `Local`.
     pub(crate) fn policy(&self) -> (&'static str, bool) {
         let (name, value) = match self.address.kind {
             AddressKind::ClusterIp => (
@@ -131,7 +131,7 @@ impl Place<'_> {
         (name, value == "Local")
     }
 
-    /// Its endpoints of the address' family.
+    /// Lists the endpoints of the address' IP family.
     pub(crate) fn endpoints(&self) -> impl Iterator<Item = (SocketAddr, &Endpoint)> {
         let is_v4 = self.at.is_ipv4();
         let endpoints = self.port.endpoints.iter();
@@ -141,7 +141,7 @@ impl Place<'_> {
     }
 }
 
-/// `default/web:http`
+/// Formats `default/web:http`.
 pub(crate) fn port_name(service: &Service, port: &Port) -> String {
     if port.name.is_empty() {
         service.name.to_string()
@@ -150,7 +150,7 @@ pub(crate) fn port_name(service: &Service, port: &Port) -> String {
     }
 }
 
-/// As [`AddressKind`] is written.
+/// Returns the word for an [`AddressKind`] in JSON.
 pub(crate) const fn kind_word(kind: AddressKind) -> &'static str {
     match kind {
         AddressKind::ClusterIp => "clusterIP",

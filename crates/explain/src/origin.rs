@@ -1,5 +1,5 @@
-//! What each step of a way comes from, in Kubernetes' words: a Service's field, an EndpointSlice's
-//! endpoint, a flag; or that it is not kube-proxy's.
+//! Finds the origin of each step: a field of a Service, an endpoint of an EndpointSlice, or a flag.
+//! Entries of other programs are marked as such.
 
 use footprint::Footprints;
 use footprint::origin::{Space, origin_of};
@@ -8,15 +8,15 @@ use proxy::options;
 
 use super::objects::Place;
 
-/// How the origin of what is somebody else's begins.
+/// Prefix of the origin of another program's entry.
 pub(crate) const NOT_OURS: &str = "not kube-proxy's";
 
 /// The tables of iptables.
 const TABLES: [&str; 5] = ["raw", "mangle", "nat", "filter", "security"];
-/// The chains that every table begins with.
+/// The built-in chains of iptables.
 const BUILT_IN: [&str; 5] = ["PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"];
 
-/// A step, as it was met.
+/// A step of a path.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Met<'a> {
     /// `nat KUBE-SERVICES`, `table ip kube-proxy, chain services`, `IPVS`, `routing`.
@@ -27,8 +27,8 @@ pub(crate) struct Met<'a> {
     pub(crate) members: &'a [String],
 }
 
-/// Says what a step of a packet comes from; empty where it is the kernel's own. `of` has the address
-/// that the packet was sent to; `modes` may have left what it meets.
+/// Returns the origin of a step; empty for the kernel itself. `of` is the Service port of the
+/// destination, and `modes` may have written the entry.
 pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -> String {
     let (place, members) = (met.place, met.members);
     if place == "IPVS" {
@@ -48,14 +48,14 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -
         return link.map_or_else(String::new, |says| in_words(says, of, None));
     };
     let named = at.service().or_else(|| commented(met.entry));
-    // The last of them is the one that decides.
+    // The last set member decides.
     let mut sets = members.iter().rev().filter_map(|member| {
         let set = member.split([' ', ',']).next()?;
         origin_of(modes, at.sets(), set)
     });
     let target = || target_of(met.entry).and_then(|target| origin_of(modes, at.space(), target));
     let own = origin_of(modes, at.space(), at.name);
-    // A chain of others that asks a set of ours, or leads to a chain of ours, is where theirs begin.
+    // A rule of another program may match our set or jump to our chain. It stays theirs.
     let is_ours = own.is_some() || at.is_built_in();
     let says = match own {
         Some(own) => Some(sets.next().unwrap_or(own)),
@@ -68,8 +68,7 @@ pub(crate) fn origin(met: &Met<'_>, of: Option<&Place<'_>>, modes: Footprints) -
     }
 }
 
-/// Names what chose the scheduler of a virtual server, `TCP 10.96.0.10:80 sh`: the Service's own
-/// option, where it is that one.
+/// Returns the origin of the scheduler in `TCP 10.96.0.10:80 sh`: the Service's option or the flag.
 fn scheduler_origin(entry: &str, of: &Place<'_>) -> String {
     let mut options = of.service.options.iter();
     let own = options.find(|option| option.annotation == options::SCHEDULER);
@@ -104,7 +103,7 @@ fn service_words(named: Option<&str>, what: &str) -> String {
     }
 }
 
-/// `default/web:http` in its parts.
+/// Splits `default/web:http`.
 fn named_service(named: &str) -> (&str, Option<&str>) {
     match named.split_once(':') {
         Some((service, port)) if !port.is_empty() => (service, Some(port)),
@@ -118,7 +117,7 @@ fn named_service(named: &str) -> (&str, Option<&str>) {
 struct Chain<'a> {
     table: &'a str,
     name: &'a str,
-    /// Whether it is one of nf\_tables, and not of iptables.
+    /// True for nf\_tables, false for iptables.
     is_nft: bool,
 }
 
@@ -149,7 +148,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Where the sets are that its rules ask.
+    /// Returns the namespace of the sets that its rules match.
     fn sets(&self) -> Space<'a> {
         if self.is_nft {
             self.space()
@@ -162,7 +161,7 @@ impl<'a> Chain<'a> {
         !self.is_nft && BUILT_IN.contains(&self.name)
     }
 
-    /// The Service port that a chain of nftables mode names: `default/web:http`.
+    /// Returns the Service port in the name of a chain of nftables mode: `default/web:http`.
     fn service(&self) -> Option<String> {
         if !self.is_nft {
             return None;
@@ -188,7 +187,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// The Service port that a rule's comment begins with: `default/web:http cluster IP`.
+/// Returns the Service port at the start of a rule's comment: `default/web:http cluster IP`.
 fn commented(entry: &str) -> Option<String> {
     let (_, comment) = entry
         .split_once("--comment ")
@@ -205,7 +204,7 @@ fn commented(entry: &str) -> Option<String> {
     (is_name(namespace) && is_name(service) && is_port).then(|| name.to_owned())
 }
 
-/// The chain that a rule leads to.
+/// Returns the target chain of a rule.
 fn target_of(entry: &str) -> Option<&str> {
     let mut words = entry.split_whitespace();
     words.find(|word| matches!(*word, "-j" | "-g" | "jump" | "goto"))?;

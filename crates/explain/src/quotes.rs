@@ -1,23 +1,24 @@
-//! Whose rules are quoted. The kernel lists rules for root alone; that a rule of others is what ends a
-//! packet's way is seen by whoever sends one, but not what it says. Texts quote rules between backticks.
+//! Removes other programs' rules from answers to users other than root, because the kernel lists
+//! rules for root alone. A user may know that such a rule drops a packet, but not its text. Texts
+//! quote rules between backticks.
 
 use view::{Step, Walk};
 
 use super::origin::NOT_OURS;
 
-/// The note where something is left out.
+/// The note for removed rules.
 pub(super) const LEFT_OUT: &str = "rules that are not kube-proxy's are named, and not quoted: root is told all, by kube-proxy explain on the node";
-/// Whose rules are quoted.
+/// The rules that an answer may quote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quotes {
-    /// All: root asks.
+    /// All rules, for root.
     All,
-    /// kube-proxy's.
+    /// Only kube-proxy's rules.
     Own,
 }
 
 impl Quotes {
-    /// Leaves out what is not to be told; whether there was anything.
+    /// Removes rules that may not be quoted. Reports whether there were any.
     pub(super) fn leave_out(self, walks: &mut [Walk]) -> bool {
         self == Self::Own && walks.iter_mut().fold(false, |any, walk| any | cut(walk))
     }
@@ -29,7 +30,7 @@ fn cut(walk: &mut Walk) -> bool {
         is_any |= cut_step(step);
     }
     let why = walk.unanswered.iter_mut().chain(&mut walk.unsure);
-    // Whose rule these are about is not known of them.
+    // The owner of a rule in these texts is unknown.
     for text in why.chain(&mut walk.doubts) {
         is_any |= unquote(text);
     }
@@ -38,7 +39,7 @@ fn cut(walk: &mut Walk) -> bool {
 
 fn cut_step(step: &mut Step) -> bool {
     let is_others = step.origin.starts_with(NOT_OURS);
-    // What is not understood has no origin, and says what is there.
+    // A rule that could not be evaluated has no origin, and its text quotes the rule.
     let is_cut = (is_others || step.origin.is_empty()) && unquote(&mut step.says);
     if is_others {
         step.entry.clear();
@@ -48,9 +49,9 @@ fn cut_step(step: &mut Step) -> bool {
     is_others || is_cut
 }
 
-/// Leaves out what is quoted in a text; whether there was anything.
+/// Replaces the quoted part of a text. Reports whether there was one.
 fn unquote(text: &mut String) -> bool {
-    // A rule may have such marks in it.
+    // A rule may contain backticks itself.
     let (Some(first), Some(last)) = (text.find('`'), text.rfind('`')) else {
         return false;
     };

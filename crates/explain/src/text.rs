@@ -1,5 +1,5 @@
-//! An explanation for people: what becomes of the packet, and then its way, step by step; where it
-//! may go several ways, what they have in common first.
+//! Renders an explanation for people: the verdict, then the path step by step. Shared steps of
+//! several paths come first.
 
 use std::fmt::Write as _;
 
@@ -8,21 +8,21 @@ use view::{Explanation, Fate, Journey, Step, Walk};
 
 use super::{fails, is_unsure};
 
-/// How many ways from one place are shown where not all are asked for.
+/// Number of branches shown at one step, unless all are requested.
 const BRANCHES: usize = 4;
-/// How wide the column of places is at most.
+/// Maximum width of the column of places.
 const PLACE: usize = 34;
 
-/// How it is shown.
+/// The style of the text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
-    /// Also the rules and members themselves, how many rules did nothing, and every way.
+    /// Shows also rules, set members, the number of rules without effect, and every path.
     pub is_wide: bool,
-    /// With colours: a terminal is there to show them.
+    /// Uses colours, for a terminal.
     pub has_colours: bool,
 }
 
-/// The text, with its last newline.
+/// Renders the text, with a final newline.
 pub fn render(explanation: &Explanation, style: Style) -> String {
     let mut page = Page {
         text: String::new(),
@@ -45,13 +45,13 @@ struct Page {
     style: Style,
 }
 
-/// A step of a way, and how many branches it is deep.
+/// Paths from a common step: probability, remaining steps, and the whole path.
 type Ways<'a> = Vec<(f64, &'a [Step], &'a Walk)>;
 
 impl Page {
     fn line(&mut self, indent: &str, text: &str) {
         self.text.push_str(indent);
-        // What is in the kernel may be of anybody, and a terminal obeys what it reads.
+        // Texts in the kernel may come from anyone, and may hold control characters.
         self.text.push_str(&shown(text));
         self.text.push('\n');
     }
@@ -88,7 +88,7 @@ impl Page {
         self.ways(&ways, "    ", all);
     }
 
-    /// What these ways have in common, and then each.
+    /// Writes the common steps of paths, and then each path.
     fn ways(&mut self, ways: &Ways<'_>, indent: &str, all: f64) {
         let common = common(ways);
         if let Some((_, steps, _)) = ways.first() {
@@ -143,7 +143,7 @@ impl Page {
         }
     }
 
-    /// What is to be said at the end of a way.
+    /// Writes the end of a path.
     fn end(&mut self, indent: &str, walk: &Walk) {
         let is_at_odds = walk.unanswered.is_some() || walk.unsure.is_some();
         if !walk.answer.is_empty() && (is_at_odds || self.style.is_wide) {
@@ -166,7 +166,7 @@ impl Page {
         }
     }
 
-    /// `before`: where the step before it comes from, which need not be told twice.
+    /// Writes a step. The origin is skipped if it equals `before`, the origin of the previous step.
     fn step(&mut self, indent: &str, step: &Step, before: &str) {
         let place = &step.place;
         let says = if step.says.is_empty() {
@@ -174,7 +174,7 @@ impl Page {
         } else {
             &step.says
         };
-        // A place that is longer has a line of its own.
+        // A longer place gets its own line.
         let mut line = if place.chars().count() > PLACE {
             self.line(indent, place);
             format!("{:<PLACE$}  {says}", "")
@@ -201,7 +201,7 @@ impl Page {
     }
 }
 
-/// How a way ends, in a word or by whom.
+/// Returns the end of a path: a word, or the endpoint.
 fn end_of(walk: &Walk) -> &str {
     let word = match walk.fate {
         Fate::Delivered | Fate::Local => "",
@@ -218,7 +218,7 @@ fn end_of(walk: &Walk) -> &str {
     }
 }
 
-/// How many steps all ways begin with.
+/// Returns the number of common first steps.
 fn common(ways: &Ways<'_>) -> usize {
     let Some(((_, first, _), others)) = ways.split_first() else {
         return 0;

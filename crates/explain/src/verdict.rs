@@ -1,4 +1,4 @@
-//! All of a journey in one sentence.
+//! Summarises the paths of a packet in one sentence.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -11,12 +11,12 @@ use super::objects::Place;
 use super::origin::NOT_OURS;
 use super::walked::THIS_NODE;
 
-/// Place of a step in which the kernel looks for a route.
+/// The place of a routing step.
 const ROUTING: &str = "routing";
-/// How many endpoints a sentence names.
+/// Number of endpoints that a sentence names.
 const NAMED: usize = 4;
 
-/// The sentence for what becomes of packets that take these ways.
+/// Returns the verdict on a packet with these paths.
 pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
     let mut parts: Vec<(f64, String)> = Vec::new();
     for (end, delivered) in delivered(walks) {
@@ -58,7 +58,7 @@ pub(crate) fn verdict(planned: &Planned<'_>, walks: &[Walk]) -> String {
     }
 }
 
-/// What becomes of answers.
+/// The fate of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Back<'a> {
     Comes,
@@ -66,7 +66,7 @@ enum Back<'a> {
     Lost(&'a str),
 }
 
-/// What endpoints get, by what becomes of their answers; first those that come back.
+/// Groups delivered paths by the fate of the answer, answered ones first.
 fn delivered(walks: &[Walk]) -> BTreeMap<Back<'_>, Vec<&Walk>> {
     let mut all: BTreeMap<Back<'_>, Vec<&Walk>> = BTreeMap::new();
     for walk in walks.iter().filter(|walk| walk.fate == Fate::Delivered) {
@@ -84,7 +84,7 @@ fn total(walks: &[&Walk]) -> f64 {
     walks.iter().map(|walk| walk.chance.0).sum()
 }
 
-/// `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees the client's own address`
+/// Formats `reaches 10.244.1.5:8080 or 10.244.2.7:8080, half each; the endpoint sees …`.
 fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     format!(
         "reaches {}; {}",
@@ -93,7 +93,7 @@ fn reached(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     )
 }
 
-/// `10.244.1.5:8080 or 10.244.2.7:8080, half each`
+/// Formats `10.244.1.5:8080 or 10.244.2.7:8080, half each`.
 fn named(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     let mut shares: Vec<(String, f64)> = Vec::new();
     let mut places: HashMap<&str, usize> = HashMap::new();
@@ -180,12 +180,12 @@ fn seen(planned: &Planned<'_>, walks: &[&Walk]) -> String {
     }
 }
 
-/// Whether the endpoint sees the source that the packet had.
+/// Reports whether the endpoint sees the original source address.
 pub(crate) fn is_kept(walk: &Walk) -> bool {
     walk.source.starts_with("kept")
 }
 
-/// What becomes of a packet that no endpoint answers.
+/// Describes a path that ends at no endpoint.
 fn other(planned: &Planned<'_>, walk: &Walk) -> String {
     let last = walk.steps.last();
     let why = why(planned, walk.fate);
@@ -225,7 +225,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
         Fate::Dropped => format!("is dropped by {at}, and hears nothing{because}"),
         Fate::Reset => format!("is accepted by {at}, and reset{because}"),
         Fate::Local => local(planned, walk),
-        // Those that are delivered have been told.
+        // Delivered paths are described elsewhere.
         Fate::Delivered | Fate::Forwarded => format!(
             "is sent on to {} as it is: no Service takes it here",
             walk.endpoint
@@ -236,7 +236,7 @@ fn other(planned: &Planned<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Says whose address it is that this node has taken for its own.
+/// Describes a destination that this node has as its own address.
 fn taken(planned: &Planned<'_>) -> String {
     if planned.named_by.is_empty() || planned.of.is_some() {
         return String::new();
@@ -248,7 +248,7 @@ fn taken(planned: &Planned<'_>) -> String {
     )
 }
 
-/// Why routing drops a packet; what to do about a sender that has an address of a Service.
+/// Describes why routing drops a packet, with the next step if the sender has a service address.
 fn by_routing(planned: &Planned<'_>, says: &str) -> String {
     let why = says.strip_prefix("dropped: ").unwrap_or(says);
     if planned.sender.has_service_address {
@@ -261,7 +261,7 @@ fn by_routing(planned: &Planned<'_>, says: &str) -> String {
     }
 }
 
-/// What a process of this node takes, and no Service.
+/// Describes a packet that a process on this node receives, without a Service.
 fn local(planned: &Planned<'_>, walk: &Walk) -> String {
     let at = walk.endpoint.clone();
     let at = at.unwrap_or_else(|| planned.to.to_string());
@@ -276,7 +276,7 @@ fn local(planned: &Planned<'_>, walk: &Walk) -> String {
     }
 }
 
-/// Why an address of a Service is not served, by its objects.
+/// Returns why an address of a Service is not served, by its objects.
 fn why(planned: &Planned<'_>, fate: Fate) -> Option<String> {
     if !matches!(fate, Fate::Refused | Fate::Dropped | Fate::Reset) {
         return None;
@@ -342,7 +342,7 @@ fn outside_ranges(planned: &Planned<'_>, of: &Place<'_>) -> Option<String> {
     }
 }
 
-/// `half of the time`
+/// Formats `half of the time`.
 fn times(chance: f64) -> String {
     if (chance - 0.5).abs() < 0.005 {
         "half of the time".to_owned()

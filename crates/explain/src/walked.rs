@@ -1,4 +1,4 @@
-//! A way that a packet has been followed on, in the words that are answered.
+//! Converts a traced path to the words of the answer.
 
 use std::net::SocketAddr;
 
@@ -13,26 +13,26 @@ use super::answer::{self, Answers};
 use super::journeys::Planned;
 use super::origin::{Met, origin};
 
-/// How the source is told that an endpoint of userspace mode sees.
+/// The source that an endpoint sees in userspace mode.
 const BY_RELAY: &str = "masqueraded, to an address of this node: kube-proxy itself connects";
-/// How the source is told that an endpoint sees as it was sent.
+/// The source that an endpoint sees unchanged.
 const KEPT: &str = "kept";
-/// Where what no Service takes ends.
+/// The end of a path that no Service serves.
 pub(crate) const THIS_NODE: &str = "this node itself";
 
-/// Who serves what comes to a listening port of the daemon.
+/// Looks up the Service port behind a listening port of the daemon.
 pub type Listening<'a> = &'a dyn Fn(IpFamily, Protocol, u16) -> Option<Relayed>;
 
-/// What ways are looked at with.
+/// The context of a conversion.
 #[derive(Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) kernel: &'a dyn Answers,
     pub(crate) listening: Listening<'a>,
-    /// Modes that may have left what is met.
+    /// Modes that may have written the entries.
     pub(crate) modes: Footprints,
 }
 
-/// A way in words; several where the daemon itself goes on with it.
+/// Converts a path. If the daemon relays the connection, there is a path for each endpoint.
 pub(crate) fn told(
     followed: &packet_path::Walk,
     planned: &Planned<'_>,
@@ -97,7 +97,7 @@ pub(crate) fn told(
     vec![walk]
 }
 
-/// Whether a process takes what no Service does.
+/// Adds to a local path whether a process receives the packet.
 fn listened(
     walk: &mut Walk,
     followed: &packet_path::Walk,
@@ -151,7 +151,7 @@ pub(super) fn in_view(step: &packet_path::Step, planned: &Planned<'_>, modes: Fo
     }
 }
 
-/// Whom the endpoint sees.
+/// Adds the source address that the endpoint sees.
 fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &Planned<'_>) {
     let packet = &followed.packet;
     let (new, how) = match source(followed, planned) {
@@ -175,7 +175,8 @@ fn see(walk: &mut Walk, followed: &packet_path::Walk, planned: &Planned<'_>) {
     };
 }
 
-/// Whom the endpoint sees. A node port is at addresses that are the node's own, and no Service's.
+/// Returns the source that the endpoint sees. For a node port it is never a service address, since
+/// the node owns the address.
 pub(super) fn source(followed: &packet_path::Walk, planned: &Planned<'_>) -> Source {
     let of = planned.of.as_ref().map(|of| of.address.kind);
     match followed.source {
@@ -184,14 +185,14 @@ pub(super) fn source(followed: &packet_path::Walk, planned: &Planned<'_>) -> Sou
     }
 }
 
-/// Whether it was led to a listening port of the daemon.
+/// Reports whether a path ends at a listening port of the daemon.
 fn is_listening(walk: &Walk) -> bool {
     walk.steps
         .iter()
         .any(|step| step.origin.contains(LISTENING))
 }
 
-/// Whether it is for a NodePort that the daemon serves on localhost.
+/// Reports whether a packet is for a NodePort that the daemon serves on localhost.
 fn is_relayed_on_localhost(
     packet: &Packet,
     planned: &Planned<'_>,
@@ -202,7 +203,7 @@ fn is_relayed_on_localhost(
         && (around.listening)(family, planned.protocol, packet.port).is_some()
 }
 
-/// What the daemon does with what comes to one of its listening ports.
+/// Returns the paths of a connection that the daemon relays.
 fn relayed(
     mut walk: Walk,
     packet: &Packet,

@@ -13,18 +13,18 @@ use super::question::{Claimed, Copied, Ground, Question};
 use super::service::{Detail, Seen};
 use super::{Asker, Inspect, Unanswered, rendered};
 
-/// How many Services are looked at in one turn of the loop.
+/// Number of Services that one turn of the loop checks.
 pub(crate) const LOOKED_AT_A_TURN: usize = 2_000;
-/// So many endpoints are looked at, for so many pods of this node.
+/// Maximum number of endpoints to check for pods on this node.
 const ENDPOINTS_LOOKED_AT: usize = 10_000;
 const PODS: usize = 64;
-/// How many Services that name an address are told.
+/// Maximum number of Services that are named for an address.
 const NAMED_BY: usize = 4;
-/// How often an address is looked for anew because Services came or went meanwhile.
+/// Maximum number of searches if Services change during one.
 const TRIES: usize = 3;
 
 impl Inspect {
-    /// What becomes of packets to somewhere.
+    /// Traces packets to a destination.
     pub(super) async fn explain(&self, uri: &Uri, asker: Asker) -> Result<Vec<u8>, Unanswered> {
         let asked = Asked::read_query(uri.query().unwrap_or_default());
         let asked = asked.map_err(|error| Unanswered::Wrong(error.to_string()))?;
@@ -36,7 +36,7 @@ impl Inspect {
             Asker::Anyone => Quotes::Own,
         };
         rendered(move || {
-            // Also where nobody waits for the answer any more.
+            // Keep the turn even if the client is gone.
             let _turn = turn;
             let objects = known.objects(&asked)?;
             let listening = listening(&counters);
@@ -46,7 +46,7 @@ impl Inspect {
         .await
     }
 
-    /// What the loop knows of what a question is about.
+    /// Reads the objects of a request from the loop.
     async fn known(&self, asked: &Asked) -> Result<Known, Unanswered> {
         let names = match &asked.to {
             To::Service(name, _) => vec![NamespacedName::new(&name.namespace, &name.name)],
@@ -58,7 +58,7 @@ impl Inspect {
         while !rest.is_empty() {
             let ask = rest.to_vec();
             let told = self.ask(|answer| Question::Services(ask, answer)).await?;
-            // It is at least one.
+            // The loop returns at least one.
             rest = rest.get(told.len().max(1)..).unwrap_or_default();
             copied.extend(told.into_iter().flatten());
         }
@@ -82,8 +82,8 @@ impl Inspect {
         })
     }
 
-    /// The Services that have an address and port. Where some come or go meanwhile, the order of
-    /// pieces may be another: they are asked anew, a few times.
+    /// Lists the Services with an address and port. If Services change during the search, their
+    /// order may change, and the search starts again a few times.
     pub async fn claimants(
         &self,
         address: IpAddr,
@@ -112,7 +112,7 @@ impl Inspect {
     }
 }
 
-/// What the loop knows of what a question is about.
+/// Reads the objects of a request from the loop.
 struct Known {
     copied: Vec<Copied>,
     ground: Ground,
@@ -121,7 +121,7 @@ struct Known {
 }
 
 impl Known {
-    /// The same as it is shown: worked out of many endpoints, it takes a while.
+    /// Converts the copies to objects of the API, which takes a while for many endpoints.
     fn objects(self, asked: &Asked) -> Result<Objects, Unanswered> {
         let (counted, nowhere) = (Counted::default(), EndpointPlaces::default());
         let seen = Seen::new(&self.ground, &counted, &nowhere);
@@ -139,7 +139,7 @@ impl Known {
     }
 }
 
-/// Those of a piece of the Services that have an address and port: those behind the first so many.
+/// Returns the Services with an address and port, of the piece that starts at `from`.
 pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Claimed {
     let mut looked_at = 0;
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
@@ -156,7 +156,8 @@ pub fn claimants(model: &Model, from: usize, address: IpAddr, port: u16) -> Clai
     }
 }
 
-/// Whether a Service has an address and port; the address of a node port may be any of this node's.
+/// Reports whether a Service has an address and port. A node port counts at any address of the
+/// node.
 fn has(service: &Service, address: IpAddr, port: u16) -> bool {
     let is_it = |place| match place {
         Place::At(at) => at.address == address && at.port == port,
@@ -166,7 +167,7 @@ fn has(service: &Service, address: IpAddr, port: u16) -> bool {
     ports.any(|own| places(service, own).any(is_it))
 }
 
-/// What the model knows of this node.
+/// Returns the facts about this node from the model.
 pub fn own_node(
     model: &Model,
     name: &str,
@@ -218,7 +219,7 @@ fn listening(
     }
 }
 
-/// Whether a Service has no port as is asked for.
+/// Fails if a Service lacks the requested port.
 fn unknown_port(asked: &Asked, objects: &Objects) -> Result<(), Unanswered> {
     let To::Service(name, Some(_)) = &asked.to else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! How the daemon stands, as its loop hands it out.
+//! The state of the daemon, as the loop reports it.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant, SystemTime};
@@ -8,33 +8,33 @@ use proxy::contested::Contested;
 use proxy::{Conflict, Failure, IpFamily, NodePorts, Standing, Unreadable};
 use service_counters::places::is_of_node;
 
-/// How the daemon stands.
+/// The state of the daemon.
 #[derive(Debug)]
 pub struct Facts {
-    /// The mode's name.
+    /// The name of the mode.
     pub mode: &'static str,
-    /// What the mode is made of.
+    /// The kernel features and variants of the mode.
     pub uses: Uses,
     /// The families that are served.
     pub families: Vec<OfFamily>,
-    /// External and load-balancer addresses that are not served, and since when that is known.
+    /// External and load-balancer addresses that are not served, with the time of the finding.
     pub refused: Vec<(Contested, Instant)>,
-    /// How many are proxied.
+    /// Number of proxied Services.
     pub services: usize,
-    /// EndpointSlices of these.
+    /// Number of their EndpointSlices.
     pub slices: usize,
-    /// Whether both lists were complete once.
+    /// True once both initial lists are complete.
     pub is_complete: bool,
-    /// Whether every object that exists could be read.
+    /// True if every object could be read.
     pub is_whole: bool,
     /// True if the own Node exists; `None` if unknown.
     pub has_node: Option<bool>,
-    /// The moment of these facts.
+    /// The time of these facts.
     pub now: Instant,
 }
 
 impl Facts {
-    /// Whether NodePorts are served at an address.
+    /// Reports whether NodePorts are served at an address.
     pub fn is_of_node(&self, address: IpAddr) -> bool {
         let mut families = self.families.iter();
         let family = families.find(|of| of.family == IpFamily::of(address));
@@ -42,38 +42,38 @@ impl Facts {
     }
 }
 
-/// How a family does.
+/// The state of an IP family.
 #[derive(Debug)]
 pub struct OfFamily {
     /// The family.
     pub family: IpFamily,
     /// Progress of its writes.
     pub standing: Standing,
-    /// True once the kernel has had all that was first known.
+    /// True once the initial Services are programmed.
     pub is_served: bool,
     /// Failures, conflicts and drift that its reports name.
     pub seen: Seen,
     /// Endpoints that drain.
     pub drains: proxy::Drains,
-    /// Where NodePorts are served, as far as is known.
+    /// The addresses of NodePorts, if known.
     pub node_ports: Option<NodePorts>,
 }
 
-/// What has drifted since the start, of one kind.
+/// Drift of one kind of entry since the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriftTotal {
     /// Number of entries.
     pub count: u64,
-    /// When the last was found.
+    /// Time of the last drift.
     pub last: SystemTime,
-    /// The first names of that time.
+    /// Names of the first entries of the last drift.
     pub names: Vec<String>,
 }
 
-/// What a family's reports have said, for those who ask.
+/// Problems of a family, from its reports.
 #[derive(Debug, Clone, Default)]
 pub struct Seen {
-    /// What fails, with how long it has.
+    /// Failures, with their age.
     pub failures: Vec<(Failure, Duration)>,
     /// Addresses that two Services claim.
     pub conflicts: Vec<Conflict>,

@@ -1,5 +1,4 @@
-//! What can be seen of the running daemon: `/api/v1/...`, answered on a local socket, and at the
-//! metrics address where that is loopback.
+//! Serves `/api/v1/...` on a local socket, and at the metrics address if that is loopback.
 //!
 //! ```text
 //!   socket ───────┐            Question ─▶ the loop: facts, a bounded piece a turn ─┐
@@ -7,25 +6,24 @@
 //!                              a blocking thread: counters, limits, topology ◀──────┘
 //! ```
 //!
-//! The loop owns the model and the modes, so that it is asked ([`Question`]). It hands out copies, so
-//! many of them in one of its turns as take it no longer than about 2 ms; whatever is worked out of
-//! them, and all rendering, happens on a blocking thread. Nothing is kept for those who may ask: what
-//! nobody asks for takes no memory.
+//! The loop owns the model and the modes, so [`Question`]s ask the loop. It hands out copies, as many in
+//! a turn as take about 2 ms. A blocking thread computes and renders the answer. Nothing is kept for
+//! later requests, so an idle API takes no memory.
 //!
-//! Everything here is read-only: nothing but `GET` is answered, and no answer has a secret in it.
+//! Everything is read-only: only `GET` is answered, and no answer has a secret.
 //!
 //! # The local socket
 //!
-//! It is a file in `/run/kube-proxy/inspect`, a folder of mode 0700, so that no process but root's can
-//! take the daemon's place while that is down. The file's name is the number of the network namespace:
-//! two nodes of a test on one machine do not meet. The client looks at the folder's owner and at its
-//! peer (`SO_PEERCRED`). Where the folder cannot be made (a read-only root without a volume there) it
-//! is the abstract socket `@kube-proxy-ipvs/inspect`, which any process of the network namespace can
-//! take: a client then asks nobody but a process that runs the client's own program file, and names
-//! any other. User 0 and the user that runs the daemon may ask.
+//! The socket is a file in `/run/kube-proxy/inspect`, a folder of mode 0700, so that only root can
+//! replace a stopped daemon. The number of the network namespace is the file's name, so that two test
+//! nodes on one machine do not collide. The client checks the folder's owner and its peer
+//! (`SO_PEERCRED`). On a read-only root without a volume, the socket is the abstract
+//! `@kube-proxy-ipvs/inspect`. Any process of the network namespace can take that name. So a client
+//! accepts only a peer that runs the client's own program file, and names any other. Only user 0 and the
+//! user of the daemon may connect.
 //!
-//! At the metrics address whoever is on the node may ask. They are not told what the kernel tells root
-//! alone: rules of others are named there, and not quoted (`rooms` keeps both from each other).
+//! At the metrics address anyone on the node may ask. The kernel shows rules to root alone, so there the
+//! rules of other programs are named, not quoted. `rooms` keeps both kinds of clients apart.
 
 mod explain;
 mod facts;
@@ -69,20 +67,20 @@ pub use question::{
 pub use rooms::Asker;
 use rooms::{Room, TURN_PATIENCE, Trims};
 
-/// Under which all of it is.
+/// Prefix of all paths.
 pub const PREFIX: &str = "/api/v1/";
-/// Questions that wait for the loop.
+/// Length of the queue of questions to the loop.
 const QUEUE: usize = 16;
-/// How long the loop may take for a question, whatever else it does.
+/// Deadline for an answer of the loop.
 const LOOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Answers what can be seen.
+/// Answers the requests.
 pub struct Inspect {
     about: About,
-    /// Where objects come from, once that is open.
+    /// The source of objects, once it is open.
     source: OnceLock<Origin>,
     counters: Counters,
-    /// The same, for status alone.
+    /// Counters for status requests.
     status_counters: Counters,
     looks: top::Looks,
     health: Arc<dyn Health>,
@@ -92,14 +90,14 @@ pub struct Inspect {
     of_anyone: Room,
 }
 
-/// What does not change while the process runs.
+/// Constants of the process.
 #[derive(Debug, Clone)]
 pub struct About {
-    /// The node's name.
+    /// The name of the node.
     pub node: String,
-    /// When the process began.
+    /// The start time of the process.
     pub started: SystemTime,
-    /// This program's version.
+    /// The version of this program.
     pub version: &'static str,
     /// The version of Kubernetes that this program matches.
     pub kubernetes: String,
@@ -111,61 +109,61 @@ pub struct About {
     pub trim: fn(),
 }
 
-/// The daemon's health.
+/// Access to the daemon's health.
 pub trait Health: Send + Sync {
-    /// Reports whether the first lists are complete.
+    /// Reports whether the initial lists are complete.
     fn is_expecting(&self) -> bool;
 
-    /// Returns what is awaited before the daemon is ready, a line each.
+    /// Lists what the daemon waits for before it is ready.
     fn awaiting(&self) -> Vec<String>;
 
     /// Reports whether the daemon keeps up.
     fn is_healthy(&self, now: Instant) -> bool;
 
-    /// Returns for each family when the kernel last had everything that was asked before; without
-    /// families for which it never had.
+    /// Returns for each family when all changes were last programmed. Families without such a time
+    /// are absent.
     fn updated(&self) -> BTreeMap<IpFamily, Instant>;
 }
 
-/// Where objects come from.
+/// The source of objects.
 #[derive(Clone)]
 pub struct Origin {
-    /// In words, without secrets.
+    /// The description of the source, without secrets.
     pub from: String,
-    /// Whom to ask for what the model does not keep.
+    /// Access to objects that the model does not keep.
     pub registry: Registry,
-    /// What fails there.
+    /// Errors of the source.
     pub troubles: Troubles,
 }
 
-/// Why a question has no answer.
+/// Errors of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
-    /// The first lists are still awaited.
+    /// The initial lists are not complete yet.
     #[error("the daemon is starting, and awaits {0}")]
     Starting(String),
-    /// It is busy, or ends.
+    /// The loop is busy, or ends.
     #[error("the daemon's loop has not answered within {} s: see its log", LOOP_PATIENCE.as_secs())]
     Late,
-    /// Others are asking, or have not taken what they asked for.
+    /// Other requests are being answered, or their answers are not read yet.
     #[error(
         "others ask, or do not take their answers, and none of them has ended within {} s: ask again",
         TURN_PATIENCE.as_secs()
     )]
     Busy,
-    /// The question cannot be meant.
+    /// The request is invalid.
     #[error("{0}")]
     Wrong(String),
-    /// There is no such object.
+    /// The object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// What is to be read cannot be.
+    /// A part of the state cannot be read.
     #[error("{0}")]
     Unreadable(String),
 }
 
 impl Inspect {
-    /// Answers, and the end at which the loop takes questions.
+    /// Returns the server, and the receiver of questions for the loop.
     pub fn new(
         about: About,
         health: Arc<dyn Health>,
@@ -188,18 +186,18 @@ impl Inspect {
         (Arc::new(inspect), asked)
     }
 
-    /// Starts to answer on the local socket.
+    /// Starts the server on the local socket.
     pub fn listen(self: &Arc<Self>) -> socket::Server {
         socket::start(Places::default(), ByRoot(Arc::clone(self)))
     }
 
-    /// Takes in where objects come from.
+    /// Sets the source of objects.
     pub fn comes_from(&self, source: Origin) {
-        // There is one start.
+        // The source is set once.
         let _ = self.source.set(source);
     }
 
-    /// What a request for a path under [`PREFIX`] is answered.
+    /// Answers a request for a path under [`PREFIX`].
     pub async fn respond(self: &Arc<Self>, head: &Parts, asker: Asker) -> Answer {
         if head.method != Method::GET && head.method != Method::HEAD {
             let why = "only GET is answered: nothing can be changed here";
@@ -217,7 +215,7 @@ impl Inspect {
             Ok(turn) => turn,
             Err(busy) => return refused(&busy),
         };
-        // Whoever asked may go; what was begun holds its place until it has ended, on whatever thread.
+        // The client may close the connection. The work keeps its turn until it ends.
         let (inspect, uri) = (Arc::clone(self), head.uri.clone());
         let answered = tokio::spawn(async move {
             let _turn = turn;
@@ -243,7 +241,7 @@ impl Inspect {
                         )),
                     },
                 };
-                // What it was worked out of is free again; looks are kept, and forgotten by themselves.
+                // Free the memory of copies. Samples are kept, and expire by themselves.
                 self.trims.soon();
                 found
             }
@@ -265,7 +263,7 @@ impl Inspect {
         }
     }
 
-    /// Asks the loop.
+    /// Sends a question to the loop, and waits for the answer.
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> Question,
@@ -285,12 +283,12 @@ impl Inspect {
     }
 }
 
-/// The path under [`PREFIX`].
+/// Returns the path under [`PREFIX`].
 fn path(uri: &Uri) -> &str {
     uri.path().strip_prefix(PREFIX).unwrap_or_default()
 }
 
-/// Answers by the local socket.
+/// The server on the local socket, for root.
 struct ByRoot(Arc<Inspect>);
 
 impl Respond for ByRoot {
@@ -323,14 +321,14 @@ fn failed(code: StatusCode, why: &str) -> Answer {
     uncached(answer(code, "application/json", body))
 }
 
-/// It is of this moment.
+/// Forbids caches, as an answer is a snapshot.
 fn uncached(mut answer: Answer) -> Answer {
     let not = HeaderValue::from_static("no-store");
     answer.headers_mut().insert(header::CACHE_CONTROL, not);
     answer
 }
 
-/// Works something out, and renders it, where nobody waits for it.
+/// Computes an object and renders it as JSON on a blocking thread.
 async fn rendered<T: Serialize>(
     work: impl FnOnce() -> Result<T, Unanswered> + Send + 'static,
 ) -> Result<Vec<u8>, Unanswered> {
@@ -342,7 +340,7 @@ async fn rendered<T: Serialize>(
     rendered.await.map_err(ended)?
 }
 
-/// Reads a path with a query.
+/// Parses a path with a query, for the fuzzer.
 #[doc(hidden)]
 pub fn read_query(text: &str) {
     if let Ok(uri) = text.parse::<Uri>() {

@@ -1,20 +1,20 @@
-//! Who may ask at the metrics address: those on this node, and no page of somebody else's in a
-//! browser there.
+//! Restricts the API at the metrics address to clients on this node, and to the daemon's own page
+//! in a browser.
 //!
-//! What is served at a loopback address reaches whoever is on the node, and a browser is that, too.
-//! A page from elsewhere may point its own name at 127.0.0.1 and then read answers as its own (DNS
-//! rebinding): such a request names the page's host, and so only names of this node are heard.
+//! A loopback address is open to every program on the node, also to a browser. A foreign page can
+//! resolve its own name to 127.0.0.1 and read answers as its own (DNS rebinding). Such a request
+//! has the page's host name. So only names of this node are accepted.
 
 use std::net::IpAddr;
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, header};
 
-/// Where a request comes from, in the browser's word (Fetch Metadata, W3C).
+/// The header in which a browser names the origin of a request (Fetch Metadata, W3C).
 const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Why a request at the metrics address is not answered; `None` if it is. `is_loopback`: whether
-/// only this node reaches that address.
+/// Returns why a request at the metrics address is refused; `None` if it is allowed. `is_loopback`
+/// is true if only this node reaches the address.
 pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     if !is_loopback {
         return Some(
@@ -24,7 +24,7 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
     }
     let host = head.headers.get(header::HOST);
     let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
-    // HTTP/1.1 may name it in the request's line instead, and that counts then.
+    // A host in the request line of HTTP/1.1 has precedence.
     let host = head.uri.authority().map_or(host, |uri| uri.as_str());
     if !is_of_this_node(host) {
         return Some(
@@ -36,9 +36,9 @@ pub fn refusal(head: &Parts, is_loopback: bool) -> Option<&'static str> {
         .then_some("a page from elsewhere asks: only the page /ui/ of this address may")
 }
 
-/// Whether the browser says that a page of another origin asks for an object. It would not get to read it,
-/// and what it asks for costs this node something all the same. A link to the page is no such thing, and
-/// what is no browser says nothing of this.
+/// Reports whether a page of another origin asks for an object. That page cannot read the answer,
+/// but would cost the node work. A link to our page is allowed, and other clients do not send the
+/// header.
 fn is_anothers(head: &Parts) -> bool {
     let site = head.headers.get(SITE).map(HeaderValue::as_bytes);
     head.uri.path().starts_with(super::PREFIX)
@@ -47,7 +47,7 @@ fn is_anothers(head: &Parts) -> bool {
 
 fn is_of_this_node(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
-        // Not the last colon of an address.
+        // The colon separates the port, and is not part of an IPv6 address.
         Some((name, port)) if !port.ends_with(']') => {
             if port.parse::<u16>().is_err() {
                 return false;

@@ -1,5 +1,5 @@
-//! Whose addresses are: the loop looks through its Services for those that are asked about, a bounded
-//! number a turn, and copies nothing of the others.
+//! Finds the owners of addresses. The loop checks a bounded number of Services in a turn, and
+//! copies only matching ones.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -9,22 +9,22 @@ use proxy::{Model, NamespacedName, Protocol, Service, ServicePort, ServicePortNa
 use service_counters::At;
 use service_counters::places::{Place, addresses, places};
 
-/// How many Services are looked at in one turn.
+/// Number of Services that one turn checks.
 pub(crate) const LOOKED_AT_A_TURN: usize = 5_000;
 
-/// What is asked about.
+/// The requested addresses and names.
 #[derive(Debug, Default)]
 pub struct Wanted {
-    /// Addresses whose Service ports are wanted.
+    /// Addresses of Service ports.
     pub(crate) at: HashSet<At>,
-    /// Ports of those, which may be node ports: whose address is the node's nobody knows here.
+    /// Ports of these addresses, which may be node ports. The node's addresses are unknown here.
     pub(crate) ports: HashSet<(u16, Protocol)>,
-    /// Service ports that are known by name.
+    /// Names of Service ports.
     pub(crate) names: HashSet<ServicePortName>,
 }
 
 impl Wanted {
-    /// Asks about these addresses and names.
+    /// Requests these addresses and names.
     pub(crate) fn new(
         at: impl IntoIterator<Item = At>,
         names: impl IntoIterator<Item = ServicePortName>,
@@ -42,31 +42,31 @@ impl Wanted {
             Place::At(at) => self.at.contains(&at),
             Place::NodePort(number, protocol) => self.ports.contains(&(number, protocol)),
         };
-        // Most have not even such a port, which is quicker to see.
+        // The port excludes most Services quickly.
         let may_be = port.node_port.is_some() || self.ports.contains(&(port.port, port.protocol));
         (may_be && places(service, port).any(is_wanted))
             || (!self.names.is_empty() && self.names.contains(&name(service, port)))
     }
 }
 
-/// A Service port that is one of those asked about.
+/// A requested Service port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub(crate) name: ServicePortName,
     pub(crate) port: u16,
     pub(crate) node_port: Option<u16>,
-    /// All of its Service's, but the node's.
+    /// All addresses of the Service except the node's.
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// What was found among some Services.
+/// The matches in a piece of the Services.
 #[derive(Debug, Default)]
 pub struct Owners {
     pub(crate) found: Vec<Owner>,
     pub(crate) is_last: bool,
 }
 
-/// Looks behind the first so many Services.
+/// Checks the piece of Services that starts at `from`.
 pub fn owners(model: &Model, wanted: &Wanted, from: usize) -> Owners {
     let names = model.service_names().skip(from).take(LOOKED_AT_A_TURN);
     let mut found = Vec::new();

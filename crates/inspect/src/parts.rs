@@ -1,5 +1,5 @@
-//! The parts of the kernel that a mode uses: what is found of them, and how full they are. Read by
-//! blocking, only when asked, and without loading a module that the mode has not loaded.
+//! Reads the kernel features of a mode, and the use of limited resources. It blocks, runs on
+//! request only, and loads no module.
 
 use std::fs;
 use std::path::Path;
@@ -17,13 +17,13 @@ use view::{Feature, Limit, OFF};
 /// Returns why IPVS cannot schedule by a name.
 type MissingScheduler = fn(&str) -> Option<String>;
 
-/// Where the kernel's files are.
+/// Root of the kernel's files.
 const ROOT: &str = "/";
 
-/// Where the kernel tells of its connection tracking.
+/// Folder of the settings of connection tracking.
 const CONNTRACK: &str = "/proc/sys/net/netfilter";
 
-/// What is limited, and how much of it is used.
+/// Returns the use of limited resources.
 pub(super) fn limits(parts: &[Part], modes: Footprints) -> Vec<Limit> {
     let mut limits = Vec::new();
     if parts.contains(&Part::Ipset) {
@@ -37,7 +37,7 @@ pub(super) fn limits(parts: &[Part], modes: Footprints) -> Vec<Limit> {
     limits
 }
 
-/// A limit is near from nine tenths on.
+/// Makes a limit, which is near from 90 % on.
 fn limit(of: String, used: u64, limit: u64) -> Limit {
     Limit {
         of,
@@ -47,7 +47,7 @@ fn limit(of: String, used: u64, limit: u64) -> Limit {
     }
 }
 
-/// The sets of a mode that can be full.
+/// Returns the sizes of a mode's sets.
 fn sets(footprint: &Footprint) -> Vec<Limit> {
     let headers = Ipset::open().and_then(|mut ipset| ipset.headers());
     let headers = headers.unwrap_or_default();
@@ -64,7 +64,7 @@ fn sets(footprint: &Footprint) -> Vec<Limit> {
     IpFamily::ALL.into_iter().flat_map(of_family).collect()
 }
 
-/// Connections of IPVS in this network namespace, where the kernel limits them.
+/// Returns the IPVS connections of this network namespace, if the kernel limits them.
 fn connections(root: &Path) -> Option<Limit> {
     let tables = Tables::read(root).ok()??;
     let used = tables.status.connections?;
@@ -76,11 +76,11 @@ fn connections(root: &Path) -> Option<Limit> {
     ))
 }
 
-/// Flows of this network namespace against those that all together may be tracked.
+/// Returns the conntrack entries of this network namespace, with the limit of all namespaces.
 fn conntrack(folder: &Path) -> Option<Limit> {
     let used = number(&folder.join("nf_conntrack_count"))?;
     let most = number(&folder.join("nf_conntrack_max"))?;
-    // 0: without limit.
+    // 0 means no limit.
     (most > 0).then(|| limit("connection tracking entries".to_owned(), used, most))
 }
 
@@ -98,7 +98,7 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// What the mode uses, found or missing.
+/// Returns the kernel features of the mode.
 pub(super) fn features(uses: &Uses, missing_scheduler: MissingScheduler) -> Vec<Feature> {
     let mut features: Vec<Feature> = {
         let parts = uses.parts.iter();
@@ -148,13 +148,13 @@ fn of_part(part: &Part, missing_scheduler: MissingScheduler) -> Vec<Feature> {
                 found.map_err(|error| error.to_string()),
             )]
         }
-        // Its programs were found, and tried, when the mode was opened.
+        // The start of the mode has tried the programs.
         Part::Iptables(backend) => vec![feature("iptables", Ok(format!("backend {backend}")))],
     }
 }
 
-/// Tables of iptables that the mode writes to and that packets do not come to, or why that is not
-/// known, with their families.
+/// Returns the iptables tables of the mode that packets do not reach, by family, or why this is
+/// unknown.
 pub(super) fn switched_off(parts: &[Part]) -> Vec<(IpFamily, String)> {
     let backends = parts.iter().filter_map(|part| match part {
         Part::Iptables(backend) => Some(backend),
@@ -186,14 +186,15 @@ fn ipvs() -> Result<String, String> {
     Ok(format!("version {major}.{minor}.{patch}, {table}{grows}"))
 }
 
-/// A table that grows, as the kernel describes it.
+/// Describes a growing connection table.
 fn growing(tables: &Tables) -> String {
     let connections = tables.status.connections.unwrap_or_default();
     let chain = tables.status.connection_table.longest().unwrap_or_default();
     format!(" that grows, with {connections} connections, {chain} in the longest chain")
 }
 
-/// Linux 7.2 makes the table with a namespace's first virtual server, and has it grow.
+/// Describes the connection table. Linux 7.2 creates it with the first virtual server of a
+/// namespace, and grows it.
 fn connection_table(slots: u32) -> String {
     match slots {
         0 => "no connection table before the first virtual server".to_owned(),
@@ -210,7 +211,7 @@ fn tracking(folder: &Path) -> Feature {
     feature("connection tracking", found)
 }
 
-/// Whether tracked flows count their packets, where flows are tracked.
+/// Returns whether conntrack entries count packets, if connections are tracked.
 fn flow_counters(folder: &Path) -> Option<Feature> {
     let file = folder.join("nf_conntrack_acct");
     let found = if number(&file)? == 1 {

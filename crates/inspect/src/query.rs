@@ -1,37 +1,37 @@
-//! What stands behind the `?` of a path.
+//! The query of a request for Services.
 
 use http::Uri;
 use proxy::NamespacedName;
 
 use super::Unanswered;
 
-/// Services on a page where nobody says how many.
+/// Default number of Services on a page.
 const LIMIT: usize = 500;
-/// At most.
+/// Maximum number of Services on a page.
 const LIMIT_MAX: usize = 5_000;
 
-/// Which Services are listed, and how.
+/// The filter and the details of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Query {
-    /// Only those in this namespace.
+    /// The namespace of the Services.
     pub(super) namespace: Option<String>,
-    /// Only those whose `NAMESPACE/NAME` has this in it; lower-case.
+    /// Part of `NAMESPACE/NAME`, in lower case.
     pub(super) search: String,
-    /// Only those behind this one.
+    /// The Service before the first one of the page.
     pub(super) after: Option<NamespacedName>,
     pub(super) limit: usize,
-    /// Whether endpoints are listed, and not only counted.
+    /// True to list endpoints, false to count them.
     pub(super) has_endpoints: bool,
-    /// Whether what the kernel has counted is told.
+    /// True to add counters.
     pub(super) has_counters: bool,
 }
 
 impl Query {
-    /// Reads it.
+    /// Parses the query.
     ///
     /// # Errors
     ///
-    /// There is no such parameter, or its value cannot be meant.
+    /// Fails for an unknown parameter or an invalid value.
     pub(super) fn read(uri: &Uri) -> Result<Self, Unanswered> {
         let mut query = Self {
             namespace: None,
@@ -73,7 +73,7 @@ impl Query {
         Ok(query)
     }
 
-    /// Whether a Service is one of those, on whichever page.
+    /// Reports whether a Service matches, on any page.
     pub(super) fn matches(&self, name: &NamespacedName) -> bool {
         let of = self.namespace.as_deref();
         of.is_none_or(|of| of == name.namespace())

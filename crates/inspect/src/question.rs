@@ -1,7 +1,7 @@
-//! What the loop is asked, and what it hands out: copies of bounded pieces.
+//! Questions to the loop, and its answers: copies of bounded size.
 //!
-//! How many of each is said here, for the loop and for those who ask. What a piece costs the loop is
-//! measured by `run::said::tests::no_question_holds_up_the_loop`.
+//! The limits are for the loop and for its clients.
+//! `run::said::tests::no_question_holds_up_the_loop` measures the cost of a piece.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -19,64 +19,64 @@ use tokio::sync::oneshot::Sender;
 use super::facts::Facts;
 use super::owners::{Owners, Wanted};
 
-/// How many names are told in one turn.
+/// Number of names in one turn.
 pub const NAMES_A_TURN: usize = 2_500;
-/// How many Services are told in one turn, unless their endpoints are too many.
+/// Number of Services in one turn, unless they have too many endpoints.
 pub const SERVICES_A_TURN: usize = 100;
-/// How many endpoints are told in one turn; one Service's are told together, however many these are.
+/// Number of endpoints in one turn. The endpoints of one Service come together.
 pub const ENDPOINTS_A_TURN: usize = 25_000;
-/// How many failures and conflicts of a family Services are told with.
+/// Maximum number of failures and conflicts of a family.
 pub const TROUBLES: usize = 1_000;
-/// How many drains of a family Services are told with; of further ones it is not said since when.
+/// Maximum number of drains of a family with a start time.
 pub const DRAINS: usize = 1_000;
 
-/// A question to the loop, with the end at which its answer is awaited. Each takes it about 2 ms at
-/// most, but for a Service that has more endpoints than [`ENDPOINTS_A_TURN`] by itself.
+/// A question to the loop, with the sender of its answer. Each takes at most about 2 ms, except a
+/// Service with more than [`ENDPOINTS_A_TURN`] endpoints.
 pub enum Question {
-    /// How it stands.
+    /// The state of the daemon.
     Facts(Sender<Facts>),
-    /// Whose these addresses are, among the Services behind the first so many.
+    /// The owners of addresses, in the piece of Services that starts at the index.
     Owners(Arc<Wanted>, usize, Sender<Owners>),
-    /// The names of Services behind the first so many, in no order.
+    /// The names of the piece of Services that starts at the index, unordered.
     Names(usize, Sender<Names>),
-    /// The first of these Services, as many as are told in one turn: at least one, if any is given.
+    /// As many of these Services as fit in one turn; at least one.
     Services(Vec<NamespacedName>, Sender<Vec<Option<Copied>>>),
-    /// What Services are seen on.
+    /// The node and its problems.
     Ground(Sender<Ground>),
-    /// Which of the Services behind the first so many have this address and port.
+    /// The Services with an address and port, in the piece that starts at the index.
     Claimants(usize, IpAddr, u16, Sender<Claimed>),
-    /// The mode's name, and what is known of this node, and of this address.
+    /// The name of the mode, and facts about this node and this address.
     OwnNode(Option<IpAddr>, Sender<(&'static str, OwnNode)>),
 }
 
-/// Who has an address, of a piece of the Services.
+/// The owners of an address in a piece of the Services.
 #[derive(Debug, Default)]
 pub struct Claimed {
     /// The names of these Services.
     pub names: Vec<NamespacedName>,
-    /// Where this is another number than in the answer before, the order is another one.
+    /// Version of the order of Services; a new number means a new order.
     pub version: u64,
-    /// Behind how many the next piece is, if there is one.
+    /// Index of the next piece, if any.
     pub next: Option<usize>,
 }
 
-/// Some names.
+/// A piece of the names.
 #[derive(Debug)]
 pub struct Names {
     /// The names.
     pub some: Vec<NamespacedName>,
-    /// Where this is another number than in the answer before, the order is another one.
+    /// Version of the order of Services; a new number means a new order.
     pub version: u64,
     /// True if no further names follow.
     pub is_last: bool,
 }
 
-/// A Service and its slices, as the model has them.
+/// A copy of a Service and its EndpointSlices.
 #[derive(Debug)]
 pub struct Copied {
     /// The Service.
     pub service: Service,
-    /// Its slices.
+    /// The EndpointSlices.
     pub slices: Vec<EndpointSlice>,
 }
 
@@ -89,12 +89,12 @@ impl Copied {
         }
     }
 
-    /// How many endpoints its slices have.
+    /// Returns the number of endpoints in the EndpointSlices.
     pub fn endpoint_count(&self) -> usize {
         self.slices.iter().map(|slice| slice.endpoints.len()).sum()
     }
 
-    /// How many are listed of it: each endpoint at each port.
+    /// Returns the number of listed endpoints: each endpoint at each port.
     pub(crate) fn listed_count(&self) -> usize {
         self.endpoint_count()
             .saturating_mul(self.service.ports.len())
@@ -105,7 +105,7 @@ impl Copied {
     }
 }
 
-/// What Services are seen on: the node, and what is wrong.
+/// The node and its problems, for answers about Services.
 #[derive(Debug, Default)]
 pub struct Ground {
     /// The families that are served.
@@ -114,12 +114,12 @@ pub struct Ground {
     pub refused: Vec<Contested>,
 }
 
-/// The same of one family.
+/// The node and its problems in one IP family.
 #[derive(Debug)]
 pub struct GroundOfFamily {
-    /// Its name, and its zone.
+    /// Name and zone of the node.
     pub node: NodeFacts,
-    /// Where NodePorts are served; `None` while that is not known.
+    /// The addresses of NodePorts; `None` while unknown.
     pub node_ports: Option<NodePorts>,
     /// Entries that the kernel refuses.
     pub failures: Vec<Failure>,
@@ -127,8 +127,8 @@ pub struct GroundOfFamily {
     pub conflicts: Vec<Conflict>,
     /// The addresses and ports that another program holds.
     pub held_by_others: HashSet<ServiceAddress>,
-    /// At most [`DRAINS`] of them.
+    /// Draining endpoints; at most [`DRAINS`].
     pub drains: Drains,
-    /// When this was so.
+    /// The time of this answer.
     pub now: Instant,
 }

@@ -1,8 +1,8 @@
-//! How much those who ask may take of this process, by who they are.
+//! Limits the work and memory of requests, apart for root and for others.
 //!
-//! Root asks by the local socket. At the metrics address whoever is on the node may ask, with as many
-//! connections as a client is let have. Both have a room of their own, so that nobody there keeps root from
-//! an answer, and in each a status waits for nothing but a status.
+//! Root uses the local socket. At the metrics address anyone on the node may ask, with limited
+//! connections. Each has its own room, so that others cannot block root. A status request waits for
+//! other status requests only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,41 +16,41 @@ use tokio::time::{sleep, timeout};
 
 use super::Unanswered;
 
-/// Answers of a room that are worked out beside each other: what they hold in memory is bounded so.
+/// Number of concurrent answers of a room, which bounds their memory.
 const AT_ONCE: usize = 2;
-/// Of these, so many read the kernel rule by rule.
+/// Number of concurrent traces, which read the kernel rule by rule.
 const EXPLAINING: usize = 1;
-/// How long a question waits for its turn.
+/// Deadline for a turn.
 pub(super) const TURN_PATIENCE: Duration = Duration::from_secs(5);
-/// How much of a room's answers may wait to be taken by those who asked, in KiB: some read slowly, or
-/// nothing.
+/// Maximum size of answers that clients have not read yet, in KiB. Some clients read slowly or
+/// never.
 const UNTAKEN_KIB: u32 = 16 << 10;
-/// Answers up to this size do not count: connections are limited, too.
+/// Answers up to this size do not count, as connections are limited.
 const SMALL_BYTES: usize = 64 << 10;
-/// How long after an answer memory is given back.
+/// Delay from an answer until free memory is returned to the system.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
-/// Who asks.
+/// The client of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asker {
-    /// By the local socket: root, or the user that runs the daemon.
+    /// A client of the local socket: root, or the user of the daemon.
     Root,
-    /// At the metrics address: whoever is on the node.
+    /// A client at the metrics address: anyone on the node.
     Anyone,
 }
 
-/// What those of one kind have.
+/// The limits of one kind of client.
 #[derive(Debug)]
 pub(super) struct Room {
     at_once: Arc<Semaphore>,
     status: Arc<Semaphore>,
     explaining: Arc<Semaphore>,
-    /// In KiB.
+    /// Size of unread answers, in KiB.
     untaken: Arc<Semaphore>,
     trims: Trims,
 }
 
-/// A turn, until this is dropped.
+/// A turn. Dropping it ends the turn.
 #[derive(Debug)]
 pub(super) struct Turn {
     _permit: OwnedSemaphorePermit,
@@ -68,23 +68,22 @@ impl Room {
         }
     }
 
-    /// Waits for a turn to work out an answer.
+    /// Waits for a turn to compute an answer.
     pub(super) async fn turn(&self) -> Result<Turn, Unanswered> {
         wait(&self.at_once, 1).await
     }
 
-    /// Waits for one to work out a status.
+    /// Waits for a turn to compute a status.
     pub(super) async fn status_turn(&self) -> Result<Turn, Unanswered> {
         wait(&self.status, 1).await
     }
 
-    /// Waits for one to read the kernel rule by rule.
+    /// Waits for a turn to trace packets.
     pub(super) async fn explaining_turn(&self) -> Result<Turn, Unanswered> {
         wait(&self.explaining, 1).await
     }
 
-    /// An answer to hand out, which counts as untaken until all of it is sent, or the connection has
-    /// ended.
+    /// Wraps an answer that counts as unread until it is sent or the connection ends.
     pub(super) async fn untaken(&self, answer: Vec<u8>) -> Result<Bytes, Unanswered> {
         if answer.len() <= SMALL_BYTES {
             return Ok(answer.into());
@@ -108,7 +107,7 @@ async fn wait(turns: &Arc<Semaphore>, count: u32) -> Result<Turn, Unanswered> {
     }
 }
 
-/// An answer that somebody is to take.
+/// An answer that the client has not read yet.
 struct Untaken {
     answer: Vec<u8>,
     _room: Turn,
@@ -127,8 +126,8 @@ impl Drop for Untaken {
     }
 }
 
-/// Gives memory back to the system once what was asked for is over: at most once a second, and not on
-/// the loop's thread. Clones are the same.
+/// Returns free memory to the system after answers, at most once a second and never on the loop's
+/// thread. Clones share the timer.
 #[derive(Debug, Clone)]
 pub(super) struct Trims {
     is_due: Arc<AtomicBool>,
@@ -136,7 +135,7 @@ pub(super) struct Trims {
 }
 
 impl Trims {
-    /// Gives memory back by this function.
+    /// Creates a timer for this function.
     pub(super) fn new(trim: fn()) -> Self {
         Self {
             is_due: Arc::default(),
@@ -144,9 +143,9 @@ impl Trims {
         }
     }
 
-    /// In a second, with all that is over by then.
+    /// Schedules the return of memory in a second.
     pub(super) fn soon(&self) {
-        // Where there is none any more, the process ends.
+        // Without a runtime, the process ends.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };

@@ -1,4 +1,4 @@
-//! A Service as it is shown: worked out of copies, with what was counted.
+//! Converts copies of Services to objects of the API, with counters.
 
 mod draining;
 
@@ -19,14 +19,14 @@ use draining::Held;
 
 use super::question::{Copied, Ground};
 
-/// How much is told.
+/// The level of detail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Detail {
-    /// Whether endpoints are listed, and not only counted.
+    /// True to list endpoints, false to count them.
     pub(super) has_endpoints: bool,
 }
 
-/// What Services are seen with.
+/// The context of the conversion.
 pub(super) struct Seen<'a> {
     ground: &'a Ground,
     counted: &'a Counted,
@@ -35,7 +35,7 @@ pub(super) struct Seen<'a> {
 }
 
 impl Ground {
-    /// Where a port is served, with what kind of address that is.
+    /// Lists the addresses of a port with their kinds.
     pub(super) fn addresses(
         &self,
         service: &Service,
@@ -93,7 +93,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// A Service.
+    /// Converts a Service.
     pub(super) fn service(&self, copied: &Copied, detail: Detail) -> view::Service {
         let service = &copied.service;
         let policy = |is_local| if is_local { "Local" } else { "Cluster" }.to_owned();
@@ -131,7 +131,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// What is wrong with a Service, in words.
+    /// Lists the problems of a Service.
     fn errors(&self, service: &Service) -> Vec<String> {
         let refused = self.ground.refused.iter();
         let refused = refused.filter(|one| one.service == service.name);
@@ -179,7 +179,7 @@ impl<'a> Seen<'a> {
         let at = self.ground.addresses(service, port);
         let addresses = at.iter().map(|(kind, at)| self.address(*kind, at, &name));
         let addresses: Vec<Address> = addresses.collect();
-        // What another program has there is none of the Service's.
+        // Counters of another program's virtual server do not count.
         let at = at.into_iter().map(|(_, at)| at);
         let at = at.filter(|at| !self.is_held_by_others(at));
         let at: Vec<At> = at.chain(anywhere(port)).collect();
@@ -230,14 +230,14 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Over all addresses of a port.
+    /// Sums the counters of a port over its addresses.
     fn of_port(&self, name: &ServicePortName, at: &[At]) -> Option<Counters> {
         let of_addresses = at.iter().filter_map(|at| self.counted.addresses.get(at));
         let counts = of_addresses.map(|of| &of.count);
         sum(counts.chain(self.counted.ports.get(name)))
     }
 
-    /// Those of its EndpointSlices, and then those that are held and in none.
+    /// Lists endpoints of EndpointSlices, and then those that only the kernel has.
     fn endpoints(
         &self,
         judged: &[EndpointVerdict<'_>],
@@ -274,7 +274,7 @@ impl<'a> Seen<'a> {
         endpoints
     }
 
-    /// An endpoint as its EndpointSlice has it.
+    /// Converts an endpoint of an EndpointSlice.
     fn endpoint(&self, one: &EndpointVerdict<'_>, name: &ServicePortName) -> Endpoint {
         let place = self.places.find(name, one.ip, one.port).cloned();
         let place = place.unwrap_or_default();
@@ -306,7 +306,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Adds an endpoint's weight and counters.
+    /// Adds the weight and the counters of an endpoint.
     fn add_held(
         &self,
         endpoint: &mut Endpoint,
@@ -322,7 +322,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Where a mode counts that has one entry for a node port, whatever the node's addresses.
+/// Returns the unspecified addresses, where some modes count a node port for all node addresses.
 pub(super) fn anywhere(port: &ServicePort) -> impl Iterator<Item = At> {
     let unspecified = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
     let (number, protocol) = (port.node_port, port.protocol);
@@ -362,7 +362,7 @@ fn counts(judged: &[EndpointVerdict<'_>]) -> EndpointCounts {
     }
 }
 
-/// Why an endpoint is in or out, under each policy that the Service has traffic of.
+/// Describes why an endpoint is in or out, under each policy of the Service.
 fn why(one: &EndpointVerdict<'_>) -> String {
     let why = match (one.cluster, one.local) {
         (Reason::Unasked, local) => local.to_string(),

@@ -16,18 +16,17 @@ use super::question::{Copied, Ground, Question, SERVICES_A_TURN};
 use super::service::{Detail, Seen, anywhere};
 use super::{Inspect, Unanswered, rendered};
 
-/// How often names are asked for anew because Services came or went meanwhile.
+/// Maximum number of lists if Services change during one.
 const TRIES: usize = 3;
-/// Endpoints on a page where they are listed, each at each of its ports: it ends behind the Service that
-/// has the last of these.
+/// Number of endpoints, counted at each port, after which a page with endpoints ends.
 const ENDPOINTS_MAX: usize = 20_000;
-/// So many addresses are read one by one where that tells more, with their endpoints; more of them all
-/// together, without.
+/// Maximum number of addresses whose counters are read one by one, with endpoints. More are read in
+/// one dump, without endpoints.
 const COUNTED_ADDRESSES_MAX: usize = 2_000;
-/// How long a source may take to say where endpoints are.
+/// Deadline for the names of pods, nodes and zones.
 const WHEREABOUTS_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What is on a page.
+/// The Services of a page.
 struct Page {
     names: Vec<NamespacedName>,
     total: usize,
@@ -35,7 +34,7 @@ struct Page {
 }
 
 impl Inspect {
-    /// A page of Services.
+    /// Returns a page of Services.
     pub(super) async fn services(&self, uri: &Uri) -> Result<Vec<u8>, Unanswered> {
         let query = Query::read(uri)?;
         let mut list = ServiceList::default();
@@ -52,7 +51,7 @@ impl Inspect {
         while !names.is_empty() {
             let asked = names.get(..SERVICES_A_TURN).unwrap_or(names).to_vec();
             let told = self.ask(|answer| Question::Services(asked, answer)).await?;
-            // It is at least one.
+            // The loop returns at least one.
             let (done, rest) = names.split_at(told.len().clamp(1, names.len()));
             last = done.last().cloned();
             names = rest;
@@ -82,7 +81,7 @@ impl Inspect {
         .await
     }
 
-    /// One Service with all that can be told of it.
+    /// Returns one Service with all details.
     pub(super) async fn service(&self, path: &str) -> Result<Vec<u8>, Unanswered> {
         let (namespace, name) = path.split_once('/').unwrap_or_default();
         let is_name = |text: &str| {
@@ -127,7 +126,7 @@ impl Inspect {
         .await
     }
 
-    /// Where a Service's endpoints are: asked for at its source, which the model keeps nothing of.
+    /// Reads pods, nodes and zones of endpoints from the source, as the model does not keep them.
     async fn whereabouts(&self, name: &NamespacedName, notes: &mut Vec<String>) -> EndpointPlaces {
         let without = "names of pods, nodes and zones are left out";
         let Some(source) = self.source.get() else {
@@ -145,7 +144,7 @@ impl Inspect {
         EndpointPlaces::default()
     }
 
-    /// The names of all Services, in no order.
+    /// Returns the names of all Services, unordered.
     async fn names(&self, notes: &mut Vec<String>) -> Result<Vec<NamespacedName>, Unanswered> {
         let mut all = Vec::new();
         for _ in 0..TRIES {
@@ -180,7 +179,7 @@ impl Inspect {
     }
 }
 
-/// Those that are asked for, in their order.
+/// Selects the Services of a page, in order.
 fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     names.retain(|name| query.matches(name));
     let total = names.len();
@@ -191,7 +190,7 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
     let has_more = names.len() > query.limit;
     if has_more {
-        // Only those of the page need be in order.
+        // Only the Services of the page are sorted.
         names.select_nth_unstable_by(query.limit, by_name);
         names.truncate(query.limit);
     }
@@ -203,12 +202,12 @@ fn page(mut names: Vec<NamespacedName>, query: &Query) -> Page {
     }
 }
 
-/// By namespace, then by name: not as the whole text sorts, where `-` comes before `/`.
+/// Compares namespaces, then names. The whole text would sort `-` before `/`.
 fn by_name(one: &NamespacedName, other: &NamespacedName) -> std::cmp::Ordering {
     (one.namespace(), one.name()).cmp(&(other.namespace(), other.name()))
 }
 
-/// Where all ports of these Services are served.
+/// Lists the addresses of all ports of these Services.
 fn addresses(copied: &[Copied], ground: &Ground) -> Vec<At> {
     let ports = copied.iter().flat_map(|one| {
         let service = &one.service;
@@ -221,7 +220,7 @@ fn addresses(copied: &[Copied], ground: &Ground) -> Vec<At> {
     addresses.collect()
 }
 
-/// What was counted of a page, by blocking.
+/// Reads the counters of a page. It blocks.
 fn counted_of_page(
     counters: &Counters,
     addresses: &[At],
@@ -243,7 +242,7 @@ fn counted_of_page(
     counted(counters, which, notes)
 }
 
-/// What was counted, by blocking; nothing where it cannot be read, and a note says why.
+/// Reads counters; if they cannot be read, adds a note. It blocks.
 fn counted(counters: &Counters, which: Which<'_>, notes: &mut Vec<String>) -> Counted {
     let read = counters.with(|reader| reader.read(which));
     match read {
@@ -264,11 +263,11 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| Unanswered::Unreadable(error.to_string()))
 }
 
-/// How long the kernel keeps a closed TCP connection of IPVS (`TIME_WAIT`), in seconds.
+/// Seconds that IPVS keeps a closed TCP connection (`TIME_WAIT`).
 const TIME_WAIT: u32 = 120;
 
-/// Says where affinity lasts longer than its timeout: IPVS keeps a client's template as long as a
-/// connection of the client is known, also if that is closed.
+/// Returns a note if affinity may last longer than its timeout. IPVS keeps a client's template
+/// while it has a connection of the client, even a closed one.
 fn affinity_note(mode: &str, seconds: Option<u32>) -> Option<String> {
     let seconds = seconds.filter(|seconds| mode == "ipvs" && *seconds < TIME_WAIT)?;
     Some(format!(

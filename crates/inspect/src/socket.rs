@@ -1,4 +1,4 @@
-//! The local socket: where it is, and who may ask there.
+//! The local socket, and the users that may connect to it.
 
 use std::io;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-/// How often a socket that another process holds is tried again: it is free once that ends.
+/// Period of retries while another process holds the socket.
 const RETRY_PERIOD: Duration = if cfg!(test) {
     Duration::from_millis(50)
 } else {
     Duration::from_secs(5)
 };
 
-/// Answers on the socket until it is dropped.
+/// A server on the socket. Dropping it ends the server.
 #[derive(Debug)]
 pub struct Server(JoinHandle<()>);
 
@@ -29,8 +29,8 @@ impl Drop for Server {
     }
 }
 
-/// Starts to answer on the socket. Where another process holds it, a warning names that process,
-/// once, and it is tried again: nothing else waits for it.
+/// Starts a server on the socket. If another process holds the socket, one warning names that
+/// process, and the server retries in the background.
 pub(crate) fn start(places: Places, respond: impl Respond) -> Server {
     let first = listen(&places);
     if let Err(error) = &first {
@@ -75,11 +75,10 @@ fn listen(places: &Places) -> io::Result<Local> {
 /// The socket.
 #[derive(Debug)]
 struct Local {
-    /// Before the listener, which drops later: so another daemon finds no file that nobody listens
-    /// at.
+    /// The file drops before the listener. So another daemon finds no file without a listener.
     _file: Option<OwnFile>,
     listener: UnixListener,
-    /// The user that the daemon runs as.
+    /// The user of the daemon.
     own: u32,
 }
 
@@ -88,7 +87,7 @@ impl Listen for Local {
 
     async fn accept(&self) -> io::Result<Accepted<UnixStream>> {
         let (stream, _) = self.listener.accept().await?;
-        // As they were when it connected, by the kernel's word; who is gone already may not ask.
+        // The kernel's record of the client at connect; a client that is gone is refused.
         let user = stream.peer_cred().map(|credentials| credentials.uid());
         Ok(accepted(stream, user.ok(), self.own))
     }
@@ -106,7 +105,7 @@ fn accepted(stream: UnixStream, user: Option<u32>, own: u32) -> Accepted<UnixStr
     }
 }
 
-/// Why a user may not ask; `None` if they may.
+/// Returns why a user is refused; `None` if the user is allowed.
 fn refusal(user: Option<u32>, own: u32) -> Option<String> {
     match user {
         Some(user) if user == 0 || user == own => None,

@@ -14,11 +14,11 @@ use super::facts::{Facts, OfFamily};
 use super::parts::{features, limits, switched_off};
 use super::{About, Inspect, Unanswered, rendered};
 
-/// How many errors, conflicts and drains are listed, over all families.
+/// Maximum number of errors, conflicts and drains in the list, over all families.
 const LISTED: usize = 100;
 
 impl Inspect {
-    /// How the node stands. While the daemon starts, what is awaited.
+    /// Returns the state of the node; during the start, what the daemon waits for.
     pub(super) async fn status(&self) -> Result<Vec<u8>, Unanswered> {
         let facts = match self.ask(super::Question::Facts).await {
             Ok(facts) => Some(facts),
@@ -45,13 +45,13 @@ impl Inspect {
     }
 }
 
-/// What is known beside the loop.
+/// State from outside the loop.
 struct Outer {
     about: About,
     source: String,
-    /// What fails there.
+    /// Errors of the source.
     troubles: Vec<String>,
-    /// What is awaited before the daemon is ready.
+    /// Conditions that must hold before the daemon is ready.
     awaiting: Vec<String>,
     is_healthy: bool,
     updated: BTreeMap<IpFamily, Instant>,
@@ -129,8 +129,8 @@ fn add(status: &mut Status, facts: Facts, updated: &BTreeMap<IpFamily, Instant>)
     status.draining.truncate(LISTED);
 }
 
-/// How many connections what drains still has; unknown where that cannot be read. Both lists are of
-/// the same endpoints, of which the first may be cut short.
+/// Adds the connections of draining endpoints, if they can be read. Both lists have the same
+/// endpoints in order; the first may be shorter.
 fn add_connections(status: &mut Status, drains: &[proxy::DrainingEndpoint], counters: &Counters) {
     if drains.is_empty() {
         return;
@@ -221,7 +221,7 @@ fn state(standing: &Standing, is_served: bool, has_failures: bool) -> State {
     }
 }
 
-/// What fails at the source, and for how long.
+/// Describes an error of the source and its duration.
 fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
     let seconds = now.saturating_duration_since(trouble.since).as_secs();
     let served = if is_serving {
@@ -237,11 +237,11 @@ fn told(trouble: &Trouble, is_serving: bool, now: Instant) -> String {
 
 fn ago(since: Instant, now: Instant) -> f64 {
     let ago = now.saturating_duration_since(since);
-    // To the millisecond.
+    // Milliseconds are enough.
     Duration::from_millis(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
-/// RFC 3339, to the second.
+/// Formats RFC 3339, to the second.
 fn text(at: SystemTime) -> String {
     let at = Timestamp::try_from(at).unwrap_or_default();
     Timestamp::from_second(at.as_second())

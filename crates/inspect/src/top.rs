@@ -26,12 +26,12 @@ use rank::{Sort, assemble, busiest};
 use super::owners::{Owner, Wanted};
 use super::{Inspect, Question, Unanswered, rendered};
 
-/// Service ports, and endpoints, where nobody says how many.
+/// Default number of Service ports and endpoints.
 const LIMIT: usize = 50;
-/// At most.
+/// Maximum number of Service ports and endpoints.
 const LIMIT_MAX: usize = 1_000;
 
-/// What is asked.
+/// The request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asked {
     limit: usize,
@@ -73,7 +73,7 @@ impl Asked {
 }
 
 impl Inspect {
-    /// The busiest Service ports and endpoints.
+    /// Returns the busiest Service ports and endpoints.
     pub(super) async fn top(&self, uri: &Uri) -> Result<Vec<u8>, Unanswered> {
         let Asked { limit, sort } = Asked::read(uri)?;
         let facts = self.ask(Question::Facts).await?;
@@ -106,7 +106,7 @@ impl Inspect {
         .await
     }
 
-    /// Asks the loop whose these are, piece by piece.
+    /// Asks the loop for the owners of addresses, piece by piece.
     async fn owners(&self, wanted: Wanted) -> Result<Vec<Owner>, Unanswered> {
         let wanted = Arc::new(wanted);
         let mut all = Vec::new();

@@ -2,18 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What becomes of packets to somewhere, by what the kernel holds now.
+/// The traces of packets to a destination, by the kernel's current state.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explanation {
-    /// As it was asked: `default/web`, `10.96.0.1:80`.
+    /// The requested destination: `default/web`, `10.96.0.1:80`.
     pub to: String,
-    /// The mode that the daemon serves in, where there is a daemon.
+    /// The proxy mode; absent without a daemon.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mode: Option<String>,
-    /// One for each kind of sender and each address.
+    /// One trace for each sender and address.
     pub journeys: Vec<Journey>,
-    /// What could not be told, and why.
+    /// Missing information, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
@@ -22,105 +22,105 @@ pub struct Explanation {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Journey {
-    /// In words: `pod 10.244.1.5 on this node`, `this node`, `outside 192.0.2.7`.
+    /// The sender: `pod 10.244.1.5 on this node`, `this node`, `outside 192.0.2.7`.
     pub from: String,
     /// `10.96.0.1:80`.
     pub to: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// Of which object: `clusterIP of default/web:http`; absent where it is of none that is known.
+    /// The owner of the address: `clusterIP of default/web:http`; absent if unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub of: Option<String>,
-    /// The ways that it may go, by chance.
+    /// The possible paths, the likeliest first.
     pub walks: Vec<Walk>,
-    /// All in one sentence.
+    /// The verdict in one sentence.
     pub verdict: String,
 }
 
-/// One way.
+/// A path of a packet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Walk {
-    /// How likely it is.
+    /// The probability of this path.
     pub chance: Chance,
-    /// How it ends.
+    /// The end of the path.
     pub fate: Fate,
-    /// Where it ends: the endpoint's address and port.
+    /// The address and port of the endpoint.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub endpoint: Option<String>,
-    /// `kept`, or the words for what it is rewritten to: `masqueraded, to an address of this node`.
+    /// `kept`, or how the source is rewritten: `masqueraded, to an address of this node`.
     pub source: String,
-    /// The client's address as the endpoint sees it, where that is known.
+    /// The source address that the endpoint sees, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seen_as: Option<String>,
-    /// Why the endpoint's answers do not come back, where they do not.
+    /// The reason why the endpoint's answer never returns, if so.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unanswered: Option<String>,
-    /// Why it cannot be said whether the answers come back, where nothing is known to stop them.
+    /// The reason why the answer may not return, if this is unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unsure: Option<String>,
-    /// What does something to the endpoint's answer on this node, in the order in which it meets it.
+    /// The steps of the endpoint's answer on this node, in order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub answer: Vec<Step>,
-    /// What this way takes for granted, as it is not understood or could not be read.
+    /// Assumptions of this path about rules that could not be read or evaluated.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub doubts: Vec<String>,
-    /// How many rules it passes that do nothing to it.
+    /// The number of rules without effect on the packet.
     #[serde(default)]
     pub rules_passed: usize,
-    /// What does something to the packet, in the order in which it meets it.
+    /// The steps that affect the packet, in order.
     pub steps: Vec<Step>,
 }
 
-/// From 0 to 1; of a scheduler that is not by chance, the share.
+/// A probability from 0 to 1; for a scheduler, the share of an endpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Chance(pub f64);
 
-/// How a way ends.
+/// The end of a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Fate {
-    /// An endpoint gets it.
+    /// An endpoint receives the packet.
     Delivered,
-    /// The sender is told that nobody listens.
+    /// The sender gets an error: connection refused.
     Refused,
-    /// No route of this node leads there, and the sender is told.
+    /// This node has no route, and the sender gets an error.
     Unrouted,
-    /// Nobody is told anything.
+    /// The packet is dropped silently.
     Dropped,
-    /// A process of this node gets it, or nobody if none listens there.
+    /// The packet is for a process on this node, which may not listen.
     Local,
-    /// It leaves this node to where its destination address is.
+    /// The packet leaves this node unchanged.
     Forwarded,
-    /// It is taken, and the connection is ended at once.
+    /// The connection is accepted and closed at once.
     Reset,
-    /// It depends on what is not understood, which a step names.
+    /// A rule could not be evaluated; a step names it.
     #[default]
     Unknown,
 }
 
-/// One thing that the packet meets.
+/// A step of a packet in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Step {
-    /// Where in the kernel: `nat PREROUTING`, `routing`, `IPVS`, `table kube-proxy, chain services`.
+    /// The place in the kernel: `nat PREROUTING`, `routing`, `IPVS`, `table kube-proxy, chain
+    /// services`.
     pub place: String,
-    /// What is there, as its own tools list it: a rule, a set member, a virtual server.
+    /// The entry as its tool lists it: a rule, a set member, a virtual server.
     pub entry: String,
-    /// What it does to the packet, in plain words.
+    /// The effect on the packet, in plain words.
     pub says: String,
-    /// The object or flag that it comes from: `Service default/web, port http`, `--cluster-cidr`; empty where
-    /// it is the kernel's own.
+    /// The origin: `Service default/web, port http`, `--cluster-cidr`; empty for the kernel itself.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub origin: String,
-    /// Packets that it has counted, where it counts.
+    /// The packet counter, if any.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets: Option<u64>,
-    /// Bytes.
+    /// The byte counter, if any.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes: Option<u64>,
-    /// Members of sets by which it was found, each with its set: `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
+    /// The matching set members, each with its set: `KUBE-CLUSTER-IP 10.96.0.1,tcp:443`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub members: Vec<String>,
 }

@@ -1,8 +1,8 @@
-//! What can be seen of a running daemon: the objects that `/api/v1/...` answers as JSON, and that the
-//! subcommands show. docs/api.md describes them for others.
+//! The objects of `/api/v1/...`, which the subcommands print and the page shows. docs/api.md
+//! documents them.
 //!
-//! They are for people and programs, so they say everything in words of Kubernetes, and nothing by
-//! numbers that only this program knows. Fields are only ever added.
+//! People and programs read them. So they use the words of Kubernetes and no internal numbers.
+//! Fields may be added, and stay.
 
 mod explanation;
 mod services;

@@ -4,21 +4,21 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The holder of an address that is no Service.
+/// The name in `lost_to` of a program that holds an address.
 pub const ANOTHER_PROGRAM: &str = "another program";
 
 /// Services, sorted by namespace and name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceList {
-    /// A page of them.
+    /// The Services of this page.
     pub items: Vec<Service>,
-    /// How many match, on all pages.
+    /// The number of matches on all pages.
     pub total: usize,
-    /// Give it as `after=` for the next page; absent on the last one.
+    /// The value of `after=` for the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next: Option<String>,
-    /// What could not be told, and why.
+    /// Missing information, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
@@ -26,9 +26,9 @@ pub struct ServiceList {
 /// `NAMESPACE/NAME`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServiceName {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: String,
-    /// Its name.
+    /// The name.
     pub name: String,
 }
 
@@ -52,7 +52,7 @@ pub struct Service {
     pub internal_traffic_policy: String,
     /// `Cluster` or `Local`.
     pub external_traffic_policy: String,
-    /// `ClientIP`'s timeout, where it is on.
+    /// The timeout of `ClientIP` affinity, if enabled.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub session_affinity_seconds: Option<u32>,
     /// `spec.loadBalancerSourceRanges`.
@@ -61,15 +61,15 @@ pub struct Service {
     /// `spec.healthCheckNodePort`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub health_check_node_port: Option<u16>,
-    /// Its options, also those that are not heeded: then one of the errors says why.
+    /// The options, also ignored ones; an error has the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub options: Vec<ServiceOption>,
-    /// What is wrong with it, in words: refused writes, claims that it lost.
+    /// Problems of the Service: refused writes, addresses of another Service.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub errors: Vec<String>,
-    /// Its ports, as in `spec.ports`.
+    /// The ports of `spec.ports`.
     pub ports: Vec<Port>,
-    /// What could not be told, and why.
+    /// Missing information, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
@@ -77,17 +77,17 @@ pub struct Service {
 /// An annotation that is an option of this proxy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceOption {
-    /// Its key.
+    /// The annotation.
     pub annotation: String,
-    /// Its value.
+    /// The value.
     pub value: String,
 }
 
-/// One of its ports.
+/// A port of a Service.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
-    /// Empty where it has none.
+    /// The name; may be empty.
     pub name: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
@@ -96,32 +96,32 @@ pub struct Port {
     /// `nodePort`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub node_port: Option<u16>,
-    /// Where it is served on this node.
+    /// The addresses on this node.
     pub addresses: Vec<Address>,
-    /// How many endpoints it has.
+    /// The numbers of endpoints.
     pub endpoint_counts: EndpointCounts,
-    /// Its endpoints; in a list only where they are asked for (`endpoints=true`).
+    /// The endpoints; a list has them only with `endpoints=true`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub endpoints: Vec<Endpoint>,
-    /// The sum over its addresses; absent where the kernel does not count in this mode.
+    /// The sum over the addresses; absent in a mode without counters.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
 
-/// How many endpoints a port has, over both families.
+/// Numbers of endpoints of a port, in both families.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointCounts {
-    /// Whatever their state.
+    /// All endpoints.
     pub total: usize,
-    /// Those that are ready.
+    /// Ready endpoints.
     pub ready: usize,
-    /// Those on this node.
+    /// Endpoints on this node.
     pub local: usize,
-    /// Those that traffic on this node is sent to, of any policy.
+    /// Endpoints that get traffic of this node, by any policy.
     pub used: usize,
-    /// Those that drain, as far as is known without asking the kernel; `total` has only those of them that
-    /// are in an EndpointSlice still.
+    /// Draining endpoints that the mode knows. `total` counts them only while an EndpointSlice has
+    /// them.
     #[serde(default)]
     pub draining: usize,
 }
@@ -130,41 +130,41 @@ pub struct EndpointCounts {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Address {
-    /// What it is.
+    /// The kind of address.
     pub kind: AddressKind,
     /// The address and port: `10.96.0.1:80`, `[fd00::1]:80`.
     pub at: String,
-    /// The scheduler of the virtual server, in IPVS mode.
+    /// The scheduler of the virtual server (IPVS mode).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scheduler: Option<String>,
-    /// The Service that has it instead, where two claim it; [`ANOTHER_PROGRAM`] where such a one has
-    /// a virtual server there.
+    /// The Service that the address is served for instead, or [`ANOTHER_PROGRAM`] that has a
+    /// virtual server there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost_to: Option<String>,
-    /// What the kernel has counted there.
+    /// The counters of the address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
 
-/// What an address is.
+/// A kind of address.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AddressKind {
-    /// Of `spec.clusterIPs`.
+    /// An address of `spec.clusterIPs`.
     #[default]
     #[serde(rename = "clusterIP")]
     ClusterIp,
-    /// Of `spec.externalIPs`.
+    /// An address of `spec.externalIPs`.
     #[serde(rename = "externalIP")]
     ExternalIp,
-    /// Of `status.loadBalancer.ingress`.
+    /// An address of `status.loadBalancer.ingress`.
     #[serde(rename = "loadBalancerIP")]
     LoadBalancerIp,
-    /// The node's, at the node port.
+    /// An address of the node, at the node port.
     #[serde(rename = "nodePort")]
     NodePort,
 }
 
-/// One endpoint.
+/// An endpoint of a port.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[allow(
@@ -174,18 +174,18 @@ pub enum AddressKind {
 pub struct Endpoint {
     /// `10.244.1.5:8080`.
     pub at: String,
-    /// The pod's name, or what else `targetRef` names, where it is known.
+    /// The name of the pod or of another object in `targetRef`, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<String>,
-    /// `nodeName`, where it is known.
+    /// `nodeName`, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub node: Option<String>,
-    /// `zone`, where it is known.
+    /// `zone`, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub zone: Option<String>,
-    /// Whether it is on this node.
+    /// True if the endpoint is on this node.
     pub local: bool,
-    /// In a word.
+    /// The state in a word.
     pub condition: Condition,
     /// `conditions.ready`.
     pub ready: bool,
@@ -193,40 +193,38 @@ pub struct Endpoint {
     pub serving: bool,
     /// `conditions.terminating`.
     pub terminating: bool,
-    /// Whether traffic under the policy `Cluster` is sent to it.
+    /// True if the endpoint gets traffic under the policy `Cluster`.
     pub cluster: bool,
-    /// Whether traffic under the policy `Local` is.
+    /// True if the endpoint gets traffic under the policy `Local`.
     pub local_policy: bool,
-    /// Why it is in or out.
+    /// The reason why the endpoint is in or out.
     pub why: String,
-    /// Its weight in the kernel, in IPVS mode: the largest of those at the port's addresses; absent where
-    /// it is in none.
+    /// The largest weight at the addresses of the port (IPVS mode); absent if the kernel has no
+    /// destination.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub weight: Option<u32>,
-    /// That it drains: it gets no new connection, and keeps those that it has.
+    /// The drain: the endpoint gets no new connections, and keeps its open ones.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub draining: Option<Drain>,
-    /// What the kernel has counted for it, over the port's addresses.
+    /// The counters, over all addresses of the port.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub counters: Option<Counters>,
 }
 
-/// How an endpoint drains, over all addresses of its port.
+/// The drain of an endpoint, over all addresses of its port.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drain {
-    /// For how long, in seconds, as far as this process knows: after a restart, since then.
+    /// Seconds since the drain began, or since the restart of the process.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub seconds: Option<f64>,
-    /// Connections that are open.
+    /// Open connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub open: Option<u64>,
-    /// Those that have ended, and that the kernel still remembers: it drains until these are
-    /// forgotten, too.
+    /// Closed connections that the kernel still has. The drain lasts until they expire.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended: Option<u64>,
-    /// It ends within so many seconds, whatever is open then; absent where it may last for as long as
-    /// its connections.
+    /// Seconds until the drain ends, even with open connections; absent without a limit.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ends_within_seconds: Option<f64>,
 }
@@ -235,43 +233,43 @@ pub struct Drain {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Condition {
-    /// Serves, and is not terminating.
+    /// Ready.
     Ready,
-    /// Terminates, and still serves.
+    /// Terminating, and still serving.
     ServingTerminating,
-    /// Terminates, and serves no more.
+    /// Terminating, and no longer serving.
     Terminating,
-    /// Does not serve.
+    /// Not ready.
     #[default]
     NotReady,
-    /// Has left its EndpointSlices, and keeps the connections that it has.
+    /// In no EndpointSlice, with open connections.
     Draining,
-    /// Is in no EndpointSlice, and the kernel still sends new connections to it.
+    /// In no EndpointSlice, and still a target of new connections in the kernel.
     Left,
 }
 
-/// What the kernel has counted.
+/// Counters of the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Counters {
-    /// Connections since the entry was made; flows, for UDP.
+    /// Connections since the entry was created; flows for UDP.
     pub connections: u64,
-    /// From clients.
+    /// Traffic from clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets_in: Option<u64>,
-    /// To clients.
+    /// Traffic to clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub packets_out: Option<u64>,
-    /// From clients.
+    /// Traffic from clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_in: Option<u64>,
-    /// To clients.
+    /// Traffic to clients.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bytes_out: Option<u64>,
-    /// Connections now.
+    /// Open connections.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub active: Option<u64>,
-    /// Those that have ended, and are still known.
+    /// Closed connections that the kernel still has.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub inactive: Option<u64>,
 }

@@ -1,8 +1,7 @@
-//! Texts as a terminal may show them.
+//! Makes texts safe for a terminal.
 
-/// Without what would steer the terminal, forge lines, or show letters in another order than they
-/// have: names, reasons and what the kernel holds are others', and an API server may be somebody's
-/// who means ill.
+/// Replaces characters that control a terminal, forge lines or reorder text. Names, reasons and
+/// kernel entries may come from an attacker.
 pub fn shown(text: &str) -> String {
     let steers = |letter: char| {
         letter.is_control()

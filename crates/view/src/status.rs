@@ -2,121 +2,121 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How the node stands.
+/// The state of the node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
-    /// The node's name.
+    /// The name of the node.
     pub node: String,
     /// `ipvs`, `iptables`, `nftables` or `userspace`.
     pub mode: String,
-    /// What of the mode has several forms, in words: `shim upstream`, `scheduler rr`, `layout flat`.
+    /// The variants of the mode: `shim upstream`, `scheduler rr`, `layout flat`.
     pub forms: Vec<String>,
     /// This program's version.
     pub version: String,
-    /// The Kubernetes version that it is as.
+    /// The Kubernetes version that this program matches.
     pub kubernetes: String,
-    /// When the process began, RFC 3339.
+    /// The start time of the process, RFC 3339.
     pub started: String,
-    /// Whether all that was first known is in the kernel, as `/readyz` says.
+    /// True once the initial Services are programmed, like `/readyz`.
     pub ready: bool,
-    /// As `/livez` says.
+    /// True if `/livez` answers 200.
     pub healthy: bool,
-    /// By IP family.
+    /// The state of each IP family.
     pub families: Vec<Family>,
-    /// Where objects come from.
+    /// The source of objects.
     pub source: Source,
-    /// What the kernel refused when it was last tried, at most 100.
+    /// Entries that the kernel refused at the last attempt; at most 100.
     pub errors: Vec<Refused>,
     /// Parts of the kernel's state that cannot be read.
     pub unreadable: Vec<Unreadable>,
-    /// Addresses that two Services claim, at most 100.
+    /// Addresses that two Services claim; at most 100.
     pub conflicts: Vec<Conflict>,
-    /// What somebody else has changed since the start, by family and kind.
+    /// Drift since the start, by family and kind.
     pub drift: Vec<Drifted>,
-    /// Endpoints that are gone, and whose connections end by themselves; at most 100.
+    /// Removed endpoints with open connections; at most 100.
     pub draining: Vec<Draining>,
-    /// How many drain, also those that are not listed.
+    /// The number of draining endpoints, including unlisted ones.
     pub draining_count: usize,
-    /// What is limited, and how much of it is used.
+    /// Limited resources, with their use.
     pub limits: Vec<Limit>,
-    /// Parts of the kernel that the mode uses, found or missing.
+    /// Kernel features that the mode uses.
     pub features: Vec<Feature>,
-    /// What could not be told, and why.
+    /// Missing information, with the reason.
     pub notes: Vec<String>,
 }
 
-/// How one IP family stands.
+/// The state of an IP family.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Family {
     /// `IPv4` or `IPv6`.
     pub family: String,
-    /// In a word.
+    /// The state in a word.
     pub state: State,
-    /// Entries that are not in the kernel as they are to be.
+    /// Number of pending entries.
     pub pending: usize,
-    /// How many of these were refused when they were last tried.
+    /// Number of pending entries that the kernel refused at the last attempt.
     pub failing: usize,
-    /// The lag: for how long the oldest change waits to be in the kernel, in seconds; 0 if none does.
+    /// The age of the oldest pending change in seconds; 0 without one.
     pub lag_seconds: f64,
-    /// For how long nothing that is pending could be written, in seconds.
+    /// Seconds since a pending change could last be written.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stuck_seconds: Option<f64>,
-    /// How long ago all that was asked was in the kernel, in seconds.
+    /// Seconds since all changes were last programmed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub updated_seconds_ago: Option<f64>,
 }
 
-/// How a family stands, in a word.
+/// The state of a family in a word.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// What was first known is not in the kernel yet.
+    /// The initial Services are not programmed yet.
     #[default]
     Starting,
-    /// All is in the kernel.
+    /// All Services are programmed.
     Synced,
-    /// Something is under way.
+    /// Changes are being written.
     Syncing,
-    /// Something was refused; all else is in the kernel.
+    /// The kernel refused some entries; the rest is programmed.
     Failing,
-    /// Nothing that is pending can be written.
+    /// No pending change can be written.
     Stuck,
 }
 
-/// Where objects come from.
+/// The source of objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Source {
     /// `API server https://...`, `manifests in /etc/...`.
     pub from: String,
-    /// Services that are proxied.
+    /// Number of proxied Services.
     pub services: usize,
-    /// EndpointSlices.
+    /// Number of EndpointSlices.
     pub endpoint_slices: usize,
-    /// Whether both lists were complete once.
+    /// True once both initial lists are complete.
     pub complete: bool,
-    /// Whether every object that exists could be read; until then nothing is removed.
+    /// True if every object could be read; otherwise nothing is removed.
     pub whole: bool,
-    /// Whether the own Node exists, if that is known.
+    /// True if the Node of this node exists, if known.
     pub node_exists: Option<bool>,
 }
 
-/// What the kernel refused.
+/// An entry that the kernel refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Refused {
-    /// `IPv4` or `IPv6`; empty where it concerns all of a Service.
+    /// `IPv4` or `IPv6`; empty if the whole Service is concerned.
     pub family: String,
-    /// What could not be written: `add virtual server 10.0.0.1:80/TCP`.
+    /// The failed write: `add virtual server 10.0.0.1:80/TCP`.
     pub object: String,
-    /// Whose it is: `default/web:http`.
+    /// The Service port: `default/web:http`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub service: Option<String>,
-    /// Why, and what to do next.
+    /// The reason, and the next step.
     pub reason: String,
-    /// For how long, in seconds; 0 if that is not known.
+    /// Seconds since the first refusal; 0 if unknown.
     pub seconds: f64,
 }
 
@@ -128,7 +128,7 @@ pub struct Unreadable {
     pub family: String,
     /// `the virtual servers`, ...
     pub part: String,
-    /// Why, and what to do next.
+    /// The reason, and the next step.
     pub reason: String,
 }
 
@@ -140,13 +140,13 @@ pub struct Conflict {
     pub family: String,
     /// `192.0.2.20:80/TCP`.
     pub address: String,
-    /// Who has it.
+    /// The Service that the address is served for.
     pub winner: String,
-    /// Who goes without.
+    /// The Service whose claim is ignored.
     pub loser: String,
 }
 
-/// What somebody else has changed, and was made right again.
+/// Entries that another program changed and kube-proxy repaired.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Drifted {
@@ -154,11 +154,11 @@ pub struct Drifted {
     pub family: String,
     /// `virtual server`, `set member`, ...
     pub kind: String,
-    /// How many entries since the start.
+    /// Number of entries since the start.
     pub count: u64,
-    /// When the last was found, RFC 3339.
+    /// Time of the last drift, RFC 3339.
     pub last: String,
-    /// The first names of the last time.
+    /// Names of the first entries of the last drift.
     pub names: Vec<String>,
 }
 
@@ -170,39 +170,39 @@ pub struct Draining {
     pub server: String,
     /// `10.244.1.5:8080`.
     pub endpoint: String,
-    /// For how long, in seconds, as far as this process knows.
+    /// Seconds since the drain began, as this process knows.
     pub seconds: f64,
-    /// Connections when it was last looked at, active and inactive ones.
+    /// Active and inactive connections at the last check.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub connections: Option<u64>,
 }
 
-/// Something that is limited.
+/// A limited resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Limit {
     /// `set KUBE-CLUSTER-IP (IPv4)`, `connection tracking entries`, `open files`.
     pub of: String,
-    /// How much of it is used.
+    /// The amount in use.
     pub used: u64,
-    /// How much there may be.
+    /// The maximum.
     pub limit: u64,
-    /// Whether it is nearly reached: from nine tenths on.
+    /// True from 90 % of the limit.
     pub near: bool,
 }
 
-/// How the note of a feature begins that is there and switched off.
+/// Prefix of the note on a feature that exists and is switched off.
 pub const OFF: &str = "off: ";
 
-/// A part of the kernel.
+/// A kernel feature.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Feature {
     /// `IPVS`, `scheduler rr`, `nf_tables`, ...
     pub name: String,
-    /// Whether it is there.
+    /// True if the kernel has the feature.
     pub found: bool,
-    /// What is known of it.
+    /// Details.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub note: String,
 }

@@ -4,42 +4,42 @@ use serde::{Deserialize, Serialize};
 
 use super::services::{Counters, ServiceName};
 
-/// The busiest, over the time between two looks at the kernel.
+/// The busiest Services between two samples of the counters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Top {
-    /// How long that time was, in seconds; 0 at the first look, which has no rates.
+    /// Seconds between the samples; 0 for the first sample, which has no rates.
     pub seconds: f64,
-    /// Over all.
+    /// The sum over all Services.
     pub total: Rate,
-    /// Service ports, the busiest first.
+    /// The busiest Service ports first.
     pub ports: Vec<TopPort>,
-    /// Endpoints, the busiest first: of the ports that are listed.
+    /// The busiest endpoints of the listed ports first.
     pub endpoints: Vec<TopEndpoint>,
-    /// How many endpoints drain.
+    /// Number of draining endpoints.
     pub draining: usize,
-    /// Entries that are not in the kernel as they are to be.
+    /// Number of pending entries.
     pub pending: usize,
-    /// How many of these were refused.
+    /// Number of pending entries that the kernel refused.
     pub failing: usize,
-    /// What could not be told, and why: a mode in which the kernel does not count.
+    /// Missing information, with the reason, such as a mode without counters.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub notes: Vec<String>,
 }
 
-/// Per second.
+/// Rates per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rate {
     /// New connections.
     pub connections: f64,
-    /// From clients.
+    /// Traffic from clients.
     pub packets_in: f64,
-    /// To clients.
+    /// Traffic to clients.
     pub packets_out: f64,
-    /// From clients.
+    /// Traffic from clients.
     pub bytes_in: f64,
-    /// To clients.
+    /// Traffic to clients.
     pub bytes_out: f64,
 }
 
@@ -48,17 +48,17 @@ pub struct Rate {
 #[serde(rename_all = "camelCase")]
 pub struct TopPort {
     #[serde(flatten)]
-    /// Its Service.
+    /// The Service.
     pub service: ServiceName,
-    /// Its name; empty where it has none.
+    /// The name; may be empty.
     pub port_name: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     /// `port`.
     pub port: u16,
-    /// Since the look before.
+    /// The rate since the previous sample.
     pub rate: Rate,
-    /// Since the beginning.
+    /// The counters since the start.
     pub counters: Counters,
 }
 
@@ -67,14 +67,14 @@ pub struct TopPort {
 #[serde(rename_all = "camelCase")]
 pub struct TopEndpoint {
     #[serde(flatten)]
-    /// Its Service.
+    /// The Service.
     pub service: ServiceName,
-    /// The Service port's name; empty where it has none.
+    /// The name of the Service port; may be empty.
     pub port_name: String,
     /// `10.244.1.5:8080`.
     pub at: String,
-    /// Since the look before.
+    /// The rate since the previous sample.
     pub rate: Rate,
-    /// Since the beginning.
+    /// The counters since the start.
     pub counters: Counters,
 }

@@ -1,5 +1,5 @@
-//! A browser, by the few commands of WebDriver that the tests need. The published clients bring a licence
-//! that this project does not take, or two HTTP stacks.
+//! A WebDriver client with the few commands that the tests need. Published clients bring a licence
+//! that this project does not accept, or two HTTP stacks.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -16,18 +16,18 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
-/// A command that takes longer has failed. In a guest that shares its processor a browser may take half a minute for its
-/// first page; how soon the page shows what it should is judged by [`PATIENCE`].
+/// Deadline of a command. A browser in a busy guest may take half a minute for its first page.
+/// [`PATIENCE`] limits the time until the page shows a text.
 const COMMAND: Duration = Duration::from_mins(2);
-/// How often chromedriver is started that finds no port.
+/// Maximum number of starts of chromedriver without a port.
 const STARTS: usize = 10;
-/// How often what is waited for is looked at.
+/// Pause between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long it is waited for. The page asks the slower the longer an answer takes, so that a second
-/// answer of a busy guest is ten seconds away.
+/// Deadline of a condition. The page polls slower if answers are slow, so that the second answer of
+/// a busy guest may take ten seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Keys that are no characters, as WebDriver has them.
+/// Keys without a character.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
     /// Escape.
@@ -54,8 +54,8 @@ impl Key {
     }
 }
 
-/// Starts chromedriver; returns it and its port. It takes a free port of 127.0.0.1 and then the same one of `::1`, which
-/// another one may have, or a connection of a browser: then it ends, and is started again.
+/// Starts chromedriver, and returns its process and port. It takes a free port of 127.0.0.1 and the
+/// same one of `::1`, which may be in use. Then it ends, and is started again.
 fn driver() -> Result<(Child, u16)> {
     let mut said = String::new();
     for _ in 0..STARTS {

@@ -1,4 +1,4 @@
-//! What `kustomize build` makes of a folder.
+//! Builds a folder like `kustomize build`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -91,7 +91,7 @@ pub fn read(path: &Path) -> Result<Vec<Value>, BuildError> {
     serde_saphyr::from_multiple(&text(path)?).map_err(|source| yaml(path, source))
 }
 
-/// What a patch and its target have in common.
+/// The identity that a patch shares with its target.
 fn identity(object: &Value) -> String {
     [
         "/apiVersion",

@@ -115,7 +115,7 @@ fn a_field_that_does_not_exist_or_has_another_type_is_found() {
     }
 }
 
-/// What a patch says is merged, and what it says with `null` and `$patch` is removed.
+/// A patch is merged, and removes with `null` and `$patch`.
 #[test]
 fn patches_are_merged_strategically() {
     let mut object = json!({
@@ -176,7 +176,7 @@ fn a_patch_without_its_target_is_an_error() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// What ours says, kubeadm's says too, apart from these.
+/// Our DaemonSet equals kubeadm's, apart from these fields.
 #[test]
 fn ours_is_kubeadms_with_few_differences() {
     let mut merged = of_kind(&kubeadm(), "DaemonSet");
@@ -279,7 +279,8 @@ fn what_a_pod_was_prepared_for_lives_as_long_as_the_pod() {
     }
 }
 
-/// What the API server asks beyond the schema: mounts have volumes, the selector finds the pods.
+/// Rules of the API server beyond the schema: mounts have volumes, and the selector matches the
+/// pods.
 #[test]
 fn references_inside_a_daemon_set_hold() {
     for folder in FOLDERS {

@@ -1,4 +1,4 @@
-//! Who sends to an address, of the kinds that are asked for, and how they look to the kernel.
+//! Chooses senders of the requested kinds, and their addresses and interfaces.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,22 +10,22 @@ use super::{Hop, Routing, Sender, Way};
 use crate::asked::From;
 use crate::objects::{Objects, Place};
 
-/// Addresses for documentation, which nobody has (RFC 5737).
+/// Documentation addresses, which no host has (RFC 5737).
 const NOBODYS: [Ipv4Addr; 3] = [
     Ipv4Addr::new(203, 0, 113, 7),
     Ipv4Addr::new(198, 51, 100, 7),
     Ipv4Addr::new(192, 0, 2, 7),
 ];
-/// The same of IPv6 (RFC 3849, RFC 9637).
+/// IPv6 documentation addresses (RFC 3849, RFC 9637).
 const NOBODYS_V6: [Ipv6Addr; 3] = [
     Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x3fff, 0, 0, 0, 0, 0, 0, 7),
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0xffff, 0, 0, 0, 7),
 ];
-/// How many addresses of a pod network are tried.
+/// Number of addresses of a pod network to try.
 const TRIED: u32 = 16;
 
-/// Who may send to an address.
+/// The possible senders to an address.
 pub(super) struct Cast<'a, 'r> {
     pub(super) objects: &'a Objects,
     pub(super) routing: &'r dyn Routing,
@@ -34,7 +34,7 @@ pub(super) struct Cast<'a, 'r> {
 }
 
 impl Cast<'_, '_> {
-    /// The senders of a kind; a note if there is none.
+    /// Returns the senders of a kind, or a note if there are none.
     pub(super) fn senders(&self, from: From) -> Result<Vec<Sender>, String> {
         match from {
             From::Node => Ok(vec![Sender {
@@ -72,7 +72,7 @@ impl Cast<'_, '_> {
         address.is_ipv4() == self.to.is_ipv4()
     }
 
-    /// The first endpoint on this node that is sent to.
+    /// Returns the first endpoint on this node that gets traffic.
     fn local_endpoint(&self) -> Option<IpAddr> {
         let endpoints = self.of.iter().flat_map(Place::endpoints);
         let mut own = endpoints
@@ -96,8 +96,8 @@ impl Cast<'_, '_> {
             })
     }
 
-    /// One that is a neighbour, and no endpoint: from the end of the network, where the bridge has
-    /// none.
+    /// Returns a neighbour's address that is no endpoint. The search starts at the end of the
+    /// network, away from the bridge's own address.
     fn pod_address(&self) -> Option<IpAddr> {
         let networks = self.objects.node.pod_networks.iter();
         let networks = networks.filter(|net| self.is_family(net.addr()));
@@ -108,7 +108,7 @@ impl Cast<'_, '_> {
             !self.is_endpoint(*address) && hop.is_some_and(|hop| !hop.is_local && hop.is_neighbour)
         };
         candidates.find(is_one).or_else(|| {
-            // Pods of the node's own network have its address.
+            // Host-network pods have the address of the node.
             let pods = self.objects.node.pods.iter().copied();
             let mut pods = pods.filter(|pod| self.is_family(*pod));
             pods.find(is_one)
@@ -146,7 +146,7 @@ impl Cast<'_, '_> {
         })
     }
 
-    /// Who has this address.
+    /// Returns the sender with this address.
     fn known(&self, address: IpAddr) -> Result<Sender, String> {
         let hop = self.hop(address)?;
         if hop.is_local && (hop.is_service || self.is_of_service(address)) {
@@ -183,8 +183,8 @@ impl Cast<'_, '_> {
         })
     }
 
-    /// Says why this node does not know an address behind an interface as that of a pod, in the modes
-    /// whose rules ask for it.
+    /// Returns why the rules do not treat an address behind an interface as a pod's, in modes with
+    /// such rules.
     fn stranger(&self, interface: &str, address: IpAddr) -> Option<String> {
         let mode = self.objects.mode.as_deref();
         if !matches!(mode, Some("iptables" | "nftables")) {
@@ -212,8 +212,8 @@ impl Cast<'_, '_> {
         }
     }
 
-    /// A host outside that has a Service's address, as a load balancer that probes from there. The
-    /// node has it too, and sends nothing from it but to itself.
+    /// Returns an outside host with a service address, such as a load balancer that probes from it.
+    /// The node has the address too, and sends from it only to itself.
     fn balancer(&self, address: IpAddr) -> Result<Sender, String> {
         let who = format!("{address}, which this node has as a Service's address too,");
         let outside = self.outsider(Some(self.nobody()), &who, "")?;
@@ -230,19 +230,19 @@ impl Cast<'_, '_> {
         })
     }
 
-    /// An address for documentation.
+    /// Returns an unused documentation address.
     fn nobody(&self) -> IpAddr {
         super::nobodys(self.to.is_ipv4())
     }
 
-    /// Reports whether it is an address of one of these Services alone, and none of this node's own.
+    /// Reports whether an address belongs to one of these Services and not to the node.
     fn is_of_service(&self, address: IpAddr) -> bool {
         let is_own = self.objects.node.addresses.contains(&address);
         let mut places = self.objects.places();
         !is_own && places.any(|place| place.at.ip() == address && is_balanced(&place))
     }
 
-    /// From outside: one, or where there are source ranges, one inside of them and one not.
+    /// Returns outside senders: one, or with source ranges one inside and one outside of them.
     fn outsiders(&self) -> Result<Vec<Sender>, String> {
         let ranges = self.ranges();
         let nobodys: Vec<IpAddr> = if self.to.is_ipv4() {
@@ -290,7 +290,7 @@ impl Cast<'_, '_> {
         Ok(senders)
     }
 
-    /// The source ranges that hold for this address.
+    /// Returns the source ranges that apply to this address.
     fn ranges(&self) -> Vec<IpNet> {
         let Some(of) = &self.of else {
             return Vec::new();
@@ -303,7 +303,7 @@ impl Cast<'_, '_> {
         ranges.filter(|net| self.is_family(net.addr())).collect()
     }
 
-    /// Whether no Service has it.
+    /// Reports whether no Service has an address.
     fn is_free(&self, address: IpAddr) -> bool {
         let mut places = self.objects.places();
         !places.any(|place| place.at.ip() == address)
@@ -345,7 +345,7 @@ impl Cast<'_, '_> {
         Ok(sender(words, hop.interface, beside))
     }
 
-    /// A host that nobody knows of, in a network of this node's.
+    /// Returns an unknown host in a network of this node.
     fn beside(&self) -> Option<(IpAddr, Hop)> {
         let own = self.objects.node.addresses.iter().copied();
         let own = own.chain([self.to.ip()]);
@@ -360,7 +360,7 @@ impl Cast<'_, '_> {
         })
     }
 
-    /// Whether an interface is that of a pod.
+    /// Reports whether an interface is a pod's.
     fn is_by_pods(&self, interface: &str) -> bool {
         let pods = self.objects.node.pods.iter();
         let mut hops = pods.filter_map(|pod| self.routing.hop(*pod));
@@ -372,8 +372,8 @@ fn is_balanced(place: &Place<'_>) -> bool {
     place.address.kind == AddressKind::LoadBalancerIp
 }
 
-/// The address so many before the end of a network; `None` if that is not within, or the network
-/// itself.
+/// Returns the address `back` before the end of a network. Returns `None` if it is outside, or is
+/// the network address.
 pub(super) fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
     let address: IpAddr = match net.broadcast() {
         IpAddr::V4(last) => Ipv4Addr::from(u32::from(last).checked_sub(back)?).into(),
@@ -382,12 +382,12 @@ pub(super) fn from_end(net: &IpNet, back: u32) -> Option<IpAddr> {
     (net.contains(&address) && address != net.network()).then_some(address)
 }
 
-/// An address beside this one.
+/// Returns an address next to this one.
 pub(super) fn neighbour_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(address) => {
             let beside = Ipv4Addr::from(u32::from(address) ^ 1);
-            // Mostly the network itself, or all in it.
+            // 0 and 255 are mostly the network and broadcast addresses.
             match beside.octets() {
                 [.., 0 | 255] => Ipv4Addr::from(u32::from(address) ^ 2).into(),
                 _ => beside.into(),

@@ -206,7 +206,7 @@ fn who_has_a_services_address_comes_from_outside() {
     assert!(planned.sender.has_service_address && !planned.sender.is_here);
 }
 
-/// What externalTrafficPolicy: Local does with a pod that the node does not know as one.
+/// A pod that the rules do not treat as one, under externalTrafficPolicy: Local.
 #[test]
 fn a_pod_that_is_not_known_as_one_is_told_with_the_flag() {
     let stranger = |mode: &str, detector: LocalDetector| {

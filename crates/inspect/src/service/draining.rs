@@ -1,5 +1,5 @@
-//! Endpoints that drain, and those that the kernel, or the relay, holds although no EndpointSlice has
-//! them: what the kernel has there is listed, and the mode says since when it drains.
+//! Lists draining endpoints, and endpoints that only the kernel or the relay has. The mode knows
+//! the start of a drain.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
@@ -12,17 +12,17 @@ use view::{Condition, Drain, Endpoint};
 
 use crate::question::Ground;
 
-/// What drains, and what is held, by where that is.
+/// Draining and held endpoints, by address or Service port.
 pub(super) struct Held<'a> {
     counted: &'a Counted,
     drains: HashMap<At, Vec<Known<'a>>>,
-    /// Those that have a weight: destinations of virtual servers.
+    /// Destinations of virtual servers.
     destinations: HashMap<At, Vec<SocketAddr>>,
-    /// Those that the relay has connections to.
+    /// Endpoints with connections of the relay.
     carried: HashMap<&'a ServicePortName, Vec<SocketAddr>>,
 }
 
-/// What the mode says of a drain.
+/// A drain that the mode reports.
 struct Known<'a> {
     endpoint: SocketAddr,
     drain: &'a DrainingEndpoint,
@@ -30,7 +30,7 @@ struct Known<'a> {
     now: Instant,
 }
 
-/// Who keeps the connections of what drains.
+/// The holder of the connections: the kernel or the relay.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     Kernel,
@@ -68,7 +68,7 @@ impl<'a> Held<'a> {
         held
     }
 
-    /// All that drains or is held at the addresses of a port.
+    /// Lists all draining or held endpoints of a port.
     pub(super) fn all(&self, name: &ServicePortName, at: &[At]) -> BTreeSet<SocketAddr> {
         let drains = at.iter().filter_map(|at| self.drains.get(at)).flatten();
         let destinations = at.iter().filter_map(|at| self.destinations.get(at));
@@ -79,7 +79,7 @@ impl<'a> Held<'a> {
             .collect()
     }
 
-    /// How many drain at the addresses of a port, as the mode says.
+    /// Counts the draining endpoints of a port that the mode reports.
     pub(super) fn count(&self, at: &[At]) -> usize {
         if self.drains.is_empty() {
             return 0;
@@ -89,7 +89,7 @@ impl<'a> Held<'a> {
         endpoints.len()
     }
 
-    /// Adds that an endpoint of an EndpointSlice drains, if it does.
+    /// Adds the drain of an endpoint of an EndpointSlice, if any.
     pub(super) fn add_drain(
         &self,
         endpoint: &mut Endpoint,
@@ -109,7 +109,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Says of an endpoint that no EndpointSlice has why it is held.
+    /// Adds the reason why the kernel has an endpoint without an EndpointSlice.
     pub(super) fn left(
         &self,
         endpoint: &mut Endpoint,
@@ -137,7 +137,7 @@ impl<'a> Held<'a> {
         endpoint.draining = Some(drain);
     }
 
-    /// What the mode says of a drain, over all addresses at which it drains.
+    /// Returns the drain that the mode reports, over all addresses.
     fn known(&self, socket: SocketAddr, at: &[At]) -> Option<Drain> {
         let known = |at: &At| {
             let mut of = self.drains.get(at)?.iter();
@@ -153,7 +153,7 @@ impl<'a> Held<'a> {
             Some(known.now.saturating_duration_since(since))
         };
         let left = |known: &Known<'_>| Some(known.limit?.saturating_sub(ago(known)?));
-        // Where one of them has no limit, the whole has none.
+        // A drain without a limit at one address has none at all.
         let ends = drains.iter().map(|(_, known)| left(known));
         let ends = ends.collect::<Option<Vec<_>>>();
         let ends = ends.and_then(|ends| ends.into_iter().max());
@@ -169,7 +169,7 @@ impl<'a> Held<'a> {
         })
     }
 
-    /// The connections of what is held with weight 0, of which it is not known since when.
+    /// Returns the connections of a destination with weight 0, whose drain has no known start.
     fn unknown(&self, socket: SocketAddr, at: &[At]) -> Drain {
         let held = at.iter().map(|at| (*at, socket));
         let counts = held.filter_map(|key| self.counted.endpoints.get(&key));
@@ -199,12 +199,12 @@ fn is_carried(count: &Count) -> bool {
     count.active.is_some_and(|active| active > 0)
 }
 
-/// To the millisecond.
+/// Returns seconds, to the millisecond.
 fn seconds(time: Duration) -> f64 {
     Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).as_secs_f64()
 }
 
-/// How it drains, and until when.
+/// Describes a drain and its end.
 fn says(drain: &Drain, by: By) -> String {
     let mut text = "drains".to_owned();
     // Writing to a String cannot fail.

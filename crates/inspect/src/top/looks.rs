@@ -1,5 +1,5 @@
-//! Looks at what is counted, as few as are needed for rates: all addresses, and of those that are listed
-//! their endpoints. Whoever asks within a second of another is answered from the same look.
+//! Samples the counters for rates: of all addresses, and of the endpoints of listed addresses.
+//! Requests within a second share a sample.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,31 +13,31 @@ use tokio::time::sleep;
 
 use crate::Unanswered;
 
-/// Looks are that far apart at least.
+/// Minimum time between samples.
 const APART: Duration = Duration::from_secs(1);
-/// For how long a look is kept after the last question.
+/// Time after the last request until samples are dropped.
 const KEPT: Duration = Duration::from_mins(1);
 
-/// What was counted at one moment.
+/// A sample of the counters.
 #[derive(Debug)]
 pub(super) struct Look {
     pub(super) at: Instant,
     pub(super) addresses: HashMap<At, Count>,
-    /// In userspace mode.
+    /// Counters of Service ports, in userspace mode.
     pub(super) ports: HashMap<ServicePortName, Count>,
     pub(super) port_endpoints: HashMap<(ServicePortName, SocketAddr), Count>,
 }
 
-/// Two looks.
+/// Two samples.
 #[derive(Debug, Clone)]
 pub(super) struct Span {
-    /// Absent at the first look.
+    /// The previous sample, if any.
     pub(super) before: Option<Arc<Look>>,
     pub(super) now: Arc<Look>,
 }
 
 impl Span {
-    /// Seconds between them; 0 at the first.
+    /// Returns the seconds between the samples; 0 for the first.
     pub(super) fn seconds(&self) -> f64 {
         let before = self.before.as_ref();
         before.map_or(0.0, |before| {
@@ -49,10 +49,10 @@ impl Span {
     }
 }
 
-/// Endpoints of the ports that are listed: since when each is counted, and what, before and now.
+/// The endpoints of listed ports, with their counters before and now.
 pub(super) type Endpoints = HashMap<(At, SocketAddr), Counted>;
 
-/// What was counted at an address, by endpoint.
+/// Counters of an address, by endpoint.
 type ByEndpoint = HashMap<SocketAddr, Count>;
 
 /// The endpoints of an address.
@@ -60,38 +60,38 @@ type ByEndpoint = HashMap<SocketAddr, Count>;
 struct OfAddress {
     at: Instant,
     counted: ByEndpoint,
-    /// The look before, and when that was.
+    /// The previous sample and its time.
     before: Option<(Instant, ByEndpoint)>,
 }
 
-/// An endpoint at two moments.
+/// An endpoint in two samples.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counted {
     pub(super) now: Count,
-    /// What was counted before, and how many seconds earlier.
+    /// The previous counters, and the seconds since then.
     pub(super) before: Option<(Count, f64)>,
 }
 
-/// The looks that are kept. Clones are the same.
+/// The kept samples. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Looks {
-    /// Held while the kernel is read: no thread that has something else to do may wait for it.
+    /// The lock is held during a read of the kernel. Only blocking threads may wait for it.
     kept: Arc<Mutex<Kept>>,
-    /// Held for a moment.
+    /// The timer that drops the samples.
     forgetting: Arc<Mutex<Option<AbortHandle>>>,
-    /// Gives memory back.
+    /// Returns free memory to the system.
     trim: fn(),
 }
 
 #[derive(Debug, Default)]
 struct Kept {
     last: Option<Span>,
-    /// Each by itself: those who ask need not have the same list.
+    /// Samples by address, because requests may list different addresses.
     endpoints: HashMap<At, OfAddress>,
 }
 
 impl Looks {
-    /// Keeps none yet; gives memory back by this function.
+    /// Creates an empty store. `trim` returns free memory to the system.
     pub(crate) fn new(trim: fn()) -> Self {
         Self {
             kept: Arc::default(),
@@ -100,11 +100,11 @@ impl Looks {
         }
     }
 
-    /// Looks, unless that was only just done.
+    /// Takes a sample, unless the last one is recent.
     ///
     /// # Errors
     ///
-    /// What is counted cannot be read.
+    /// Fails if the counters cannot be read.
     pub(super) fn take(&self, counters: &Counters, now: Instant) -> Result<Span, Unanswered> {
         let mut kept = self.held();
         if let Some(last) = &kept.last
@@ -135,11 +135,11 @@ impl Looks {
         Ok(span)
     }
 
-    /// Looks at the endpoints of these addresses, but those at which that was only just done.
+    /// Takes samples of the endpoints of these addresses, unless recent ones exist.
     ///
     /// # Errors
     ///
-    /// What is counted cannot be read.
+    /// Fails if the counters cannot be read.
     pub(super) fn endpoints(
         &self,
         counters: &Counters,
@@ -176,7 +176,7 @@ impl Looks {
         Ok(found.flat_map(|(at, of)| of.found(*at)).collect())
     }
 
-    /// Forgets all, when nobody has asked for a while.
+    /// Drops all samples a while after the last request.
     pub(super) fn forget_later(&self) {
         let (kept, trim) = (Arc::downgrade(&self.kept), self.trim);
         let forgetting = tokio::spawn(async move {

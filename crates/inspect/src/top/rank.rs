@@ -1,4 +1,4 @@
-//! Which are busiest: of two looks and the owners of addresses, the lists. Pure.
+//! Ranks Service ports and endpoints by two samples and the owners of addresses. Pure.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -11,11 +11,10 @@ use super::looks::{Endpoints, Span};
 use crate::owners::Owner;
 use crate::service::counters;
 
-/// For each Service port that is listed, so many of the busiest addresses are looked at: a port may have
-/// several.
+/// Number of busiest addresses to sample for each listed Service port, which may have several.
 const ADDRESSES_EACH: usize = 4;
 
-/// What the busiest have most of.
+/// The order of the lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sort {
     Connections,
@@ -42,27 +41,27 @@ impl Sort {
     }
 }
 
-/// The busiest, as the kernel has them.
+/// The busiest addresses in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Busiest {
     pub(super) at: Vec<At>,
     pub(super) names: Vec<ServicePortName>,
 }
 
-/// The answer, before its endpoints are looked at.
+/// The answer before its endpoints are sampled.
 #[derive(Debug, Default)]
 pub(super) struct Ranked {
     pub(super) view: Top,
-    /// The addresses of the ports that are listed.
+    /// The addresses of the listed ports.
     pub(super) at: Vec<At>,
-    /// Which port of the list they are of.
+    /// The index of the listed port of each address.
     port_of: HashMap<At, usize>,
-    /// Ports whose open connections are counted by address.
+    /// Ports with counters of open connections by address.
     has_active: HashSet<usize>,
 }
 
-/// The busiest addresses, and in userspace mode Service ports. At the first look, those that were
-/// busiest so far.
+/// Returns the busiest addresses, and in userspace mode Service ports. In the first sample the
+/// totals count.
 pub(super) fn busiest(span: &Span, sort: Sort, limit: usize) -> Busiest {
     let at = span.now.addresses.iter().map(|(at, count)| {
         let before = span.before.as_ref().and_then(|look| look.addresses.get(at));
@@ -89,7 +88,7 @@ fn first<T: Ord>(mut all: Vec<(T, Rate, &Count)>, sort: Sort, most: usize) -> Ve
     all.into_iter().map(|(of, _, _)| of).collect()
 }
 
-/// By rate; those that are even by the connections that are open, and then by all that were.
+/// Compares rates, then open connections, then all connections.
 fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::Ordering {
     let rates = sort.of(one.0).total_cmp(&sort.of(other.0));
     let active = one.1.active.cmp(&other.1.active);
@@ -98,7 +97,7 @@ fn order(sort: Sort, one: (&Rate, &Count), other: (&Rate, &Count)) -> std::cmp::
         .then(one.1.connections.cmp(&other.1.connections))
 }
 
-/// The Service ports, the busiest first. NodePorts are served where `is_node` says.
+/// Returns the busiest Service ports first. `is_node` tells the addresses of NodePorts.
 pub(super) fn assemble(
     span: &Span,
     owners: Vec<Owner>,
@@ -121,7 +120,7 @@ pub(super) fn assemble(
             let (rate, count) = of_port(span, &owner.name, &at, seconds);
             (owner, at, rate, count)
         })
-        // Where nothing ever came is nothing busy.
+        // Ports without any traffic are not listed.
         .filter(|(_, _, _, count)| count.connections > 0 || count.packets_in > Some(0))
         .collect();
     ports.sort_by(
@@ -154,7 +153,7 @@ pub(super) fn assemble(
 }
 
 impl Ranked {
-    /// Endpoints in userspace mode, which are counted by Service port.
+    /// Adds the endpoints of userspace mode, which counts by Service port.
     fn add_counted_by_port(&mut self, span: &Span, name: &ServicePortName) {
         for ((of, endpoint), count) in &span.now.port_endpoints {
             if of == name {
@@ -171,7 +170,7 @@ impl Ranked {
         }
     }
 
-    /// Adds the endpoints of the ports that are listed, and sorts them all.
+    /// Adds the endpoints of the listed ports in order.
     pub(super) fn add_endpoints(&mut self, found: &Endpoints, sort: Sort, limit: usize) {
         // A port has an endpoint at each of its addresses.
         let mut all: HashMap<(usize, SocketAddr), (Rate, Count)> = HashMap::new();
@@ -181,7 +180,7 @@ impl Ranked {
             };
             let (sum, count) = all.entry((*port, *endpoint)).or_default();
             count.add(&counted.now);
-            // Open connections are counted by endpoint alone, in IPVS mode.
+            // IPVS counts open connections by endpoint only.
             if let (Some(active), Some(of)) = (counted.now.active, self.view.ports.get_mut(*port))
                 && !self.has_active.contains(port)
             {
@@ -219,7 +218,7 @@ impl Ranked {
     }
 }
 
-/// Where the kernel has node ports: addresses with the port of one, that are no Service's own.
+/// Finds the addresses of node ports: addresses with such a port that no Service owns.
 fn by_node_port(
     span: &Span,
     owners: &[Owner],
@@ -249,7 +248,7 @@ fn service_addresses(owner: &Owner) -> impl Iterator<Item = At> + '_ {
     })
 }
 
-/// Over its addresses; in userspace mode by its name.
+/// Sums a port over its addresses; in userspace mode by its name.
 fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rate, Count) {
     let mut sum = (Rate::default(), Count::default());
     let mut add = |count: &Count, before: Option<&Count>| {
@@ -273,7 +272,7 @@ fn of_port(span: &Span, name: &ServicePortName, at: &[At], seconds: f64) -> (Rat
     sum
 }
 
-/// Over all that is counted.
+/// Sums all counters.
 fn total(span: &Span, seconds: f64) -> Rate {
     let before = span.before.as_ref();
     let addresses = span.now.addresses.iter().map(|(at, count)| {
@@ -292,8 +291,8 @@ fn total(span: &Span, seconds: f64) -> Rate {
         .fold(Rate::default(), |sum, each| plus(&sum, &each))
 }
 
-/// What came in a second; nothing at the first look, when no time has passed. What was not there before
-/// began between the looks, as did what is less now.
+/// Returns the rate per second; zero for the first sample. A counter that is new or smaller than
+/// before started between the samples.
 fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
     if seconds <= 0.0 {
         return Rate::default();
@@ -317,7 +316,7 @@ fn rate(now: &Count, before: Option<&Count>, seconds: f64) -> Rate {
 
 #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
 fn per_second(count: u64, seconds: f64) -> f64 {
-    // To the thousandth.
+    // Three decimals are enough.
     (count as f64 / seconds * 1_000.0).round() / 1_000.0
 }
 
