@@ -226,7 +226,7 @@ fn take_down(
         family.is_free &= is_gone;
     }
     let is_free = families.iter().all(|of| of.is_free);
-    let found = families.each_ref().map(|of| links::Found {
+    let found = families.each_ref().map(|of| links::FamilyEvidence {
         family: of.family,
         links: &of.links,
         evidence: &of.evidence,

@@ -13,11 +13,11 @@ use crate::report::{Cleanup, LOST, Manner, many};
 
 /// The links of some modes with their addresses, in one family.
 #[derive(Debug, Default)]
-pub(crate) struct Links(Vec<Held>);
+pub(crate) struct Links(Vec<LinkEntries>);
 
 /// A link of a mode with its addresses and routes.
 #[derive(Debug)]
-struct Held {
+struct LinkEntries {
     name: &'static str,
     addresses: Vec<Address>,
     routes: Vec<LocalRoute>,
@@ -41,7 +41,7 @@ impl Links {
             let is_on_it = |address: &&Address| address.link == found.index;
             let of_protocol = rtnetlink.local_routes(family.into(), link.route_protocol)?;
             let routes = of_protocol.into_iter();
-            let held = Held {
+            let held = LinkEntries {
                 name: link.name,
                 addresses: addresses.iter().filter(is_on_it).copied().collect(),
                 routes: routes.filter(|route| route.link == found.index).collect(),
@@ -59,12 +59,12 @@ impl Links {
         Ok(links)
     }
 
-    fn on(&self, link: &Link) -> Option<&Held> {
+    fn on(&self, link: &Link) -> Option<&LinkEntries> {
         self.0.iter().find(|held| held.name == link.name)
     }
 }
 
-impl Held {
+impl LinkEntries {
     /// Returns the service addresses of the link, held as addresses or as local routes.
     fn service_addresses(&self) -> BTreeSet<IpAddr> {
         let addresses = self.addresses.iter().map(|held| held.address);
@@ -75,7 +75,7 @@ impl Held {
 
 /// Context of a removal in one family.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found<'a> {
+pub(crate) struct FamilyEvidence<'a> {
     pub(crate) family: IpFamily,
     pub(crate) links: &'a Links,
     pub(crate) evidence: &'a Evidence,
@@ -84,7 +84,7 @@ pub(crate) struct Found<'a> {
 /// Removes a link with everything on it, unless its addresses are still needed as evidence.
 pub(crate) fn remove(
     link: &Link,
-    families: &[Found<'_>],
+    families: &[FamilyEvidence<'_>],
     is_free: bool,
     manner: Manner,
     cleanup: &mut Cleanup,
@@ -127,7 +127,7 @@ pub(crate) fn remove(
 
 /// Removes from a link that stays the routes of the mode, and the addresses that a set records as
 /// bound by the mode.
-fn unbind(link: &Link, of: &Found<'_>, manner: Manner, cleanup: &mut Cleanup) {
+fn unbind(link: &Link, of: &FamilyEvidence<'_>, manner: Manner, cleanup: &mut Cleanup) {
     let (family, name) = (of.family, link.name);
     let Some(held) = of.links.on(link) else {
         return;

@@ -48,13 +48,13 @@ static ALL: LazyLock<Arc<Places>> = LazyLock::new(|| {
 pub(super) struct Places {
     most: usize,
     share: usize,
-    held: Mutex<Held>,
+    held: Mutex<OpenConnections>,
     /// Origin of the times below.
     epoch: Instant,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct OpenConnections {
     /// Connections by a number that grows.
     connections: HashMap<u64, Connection>,
     next: u64,
@@ -159,12 +159,12 @@ impl Places {
         self.lock().shrink();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, OpenConnections> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Held {
+impl OpenConnections {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next

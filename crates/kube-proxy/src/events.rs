@@ -381,9 +381,9 @@ struct Teller {
 }
 
 /// Outcome of an attempt to send an event.
-enum Told {
+enum SendOutcome {
     /// The event exists, or the API server will never accept it.
-    Done,
+    Final,
     /// A later attempt may succeed.
     NotYet(String),
 }
@@ -421,7 +421,7 @@ impl Teller {
         let object = recorded.event.object(&self.instance, recorded.time);
         let mut backoff = Backoff::default();
         loop {
-            let Told::NotYet(why) = self.create(&object).await else {
+            let SendOutcome::NotYet(why) = self.create(&object).await else {
                 return true;
             };
             debug!(reason = recorded.event.reason, "event not told yet: {why}");
@@ -433,24 +433,24 @@ impl Teller {
         }
     }
 
-    async fn create(&mut self, object: &v1::Event) -> Told {
+    async fn create(&mut self, object: &v1::Event) -> SendOutcome {
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         let api: Api<v1::Event> = Api::namespaced(self.client.clone(), namespace);
         match timeout(ANSWER_PATIENCE, api.create(&PostParams::default(), object)).await {
             Ok(Ok(_)) => {
                 self.is_forbidden = false;
-                Told::Done
+                SendOutcome::Final
             }
             Ok(Err(kube::Error::Api(status))) => self.refused(&status),
-            Ok(Err(error)) => Told::NotYet(error.to_string()),
-            Err(_) => Told::NotYet(format!("no answer for {ANSWER_PATIENCE:?}")),
+            Ok(Err(error)) => SendOutcome::NotYet(error.to_string()),
+            Err(_) => SendOutcome::NotYet(format!("no answer for {ANSWER_PATIENCE:?}")),
         }
     }
 
-    fn refused(&mut self, status: &Status) -> Told {
+    fn refused(&mut self, status: &Status) -> SendOutcome {
         let message = first_bytes(&status.message, 200);
         match status.code {
-            408 | 429 | 500.. => return Told::NotYet(message.to_owned()),
+            408 | 429 | 500.. => return SendOutcome::NotYet(message.to_owned()),
             // Another node created the event, or this one did and lost the reply.
             409 => {}
             403 if !is_terminating(status) && !self.is_forbidden => {
@@ -462,7 +462,7 @@ impl Teller {
             }
             code => debug!("event refused: {code} {message}"),
         }
-        Told::Done
+        SendOutcome::Final
     }
 }
 

@@ -10,7 +10,7 @@
 //! kernel, even if other Services are pending.
 
 pub(crate) mod conntrack;
-mod late;
+mod delays;
 pub(crate) mod report;
 pub(crate) mod story;
 
@@ -39,7 +39,7 @@ use crate::health::Health;
 use crate::health::health_check::{Answering, HealthChecks};
 use crate::metrics::Metrics;
 use crate::metrics::local_endpoints::NoLocalEndpoints;
-use late::Late;
+use delays::Delays;
 
 /// Largest number of changes whose latency is measured while they wait for the kernel.
 const TRIGGERS_MAX: usize = 100_000;
@@ -56,7 +56,7 @@ pub(crate) struct Family {
     /// Changes that the mode has not taken over yet.
     changes: Changes,
     pieces: Pieces,
-    late: Late,
+    late: Delays,
     /// Time at which the mode received the first full set of objects.
     started: Option<Instant>,
     /// The sync in progress.
@@ -67,7 +67,7 @@ pub(crate) struct Family {
     has_taken_in: bool,
     is_served: bool,
     triggers: Triggers,
-    heard: Heard,
+    heard: FirstReceived,
     reporter: Reporter,
     story: Story,
     /// True if the draining endpoints may have changed since they were last reported.
@@ -132,14 +132,14 @@ impl Family {
             successor: None,
             changes: Changes::default(),
             pieces: Pieces::default(),
-            late: Late::default(),
+            late: Delays::default(),
             started: None,
             round: None,
             is_asked: false,
             has_taken_in: false,
             is_served: false,
             triggers: Triggers::default(),
-            heard: Heard::default(),
+            heard: FirstReceived::default(),
             reporter: Reporter::new(family, recorder.clone(), now),
             story: Story::new(family),
             may_drain: false,
@@ -505,9 +505,9 @@ impl Family {
 
 /// Times at which changes were received that are not in the kernel yet, by Service.
 #[derive(Debug, Default)]
-struct Heard(HashMap<NamespacedName, Instant>);
+struct FirstReceived(HashMap<NamespacedName, Instant>);
 
-impl Heard {
+impl FirstReceived {
     fn extend(&mut self, changes: &Changes, heard: Instant) {
         let room = TRIGGERS_MAX.saturating_sub(self.0.len());
         for service in changes.services.iter().take(room) {

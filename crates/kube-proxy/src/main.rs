@@ -40,18 +40,18 @@ fn main() -> ExitCode {
     match read {
         Ok(Command::Run(options)) => {
             let told = if options.process.init_only {
-                Told::Here
+                FlagLog::Here
             } else {
-                Told::ByLife
+                FlagLog::ByLife
             };
             live(&options, told, ExitCode::FAILURE, || serve(&options))
         }
         Ok(Command::Check(options, asked)) => {
-            live(&options, Told::Here, ExitCode::from(CANNOT_SAY), || {
+            live(&options, FlagLog::Here, ExitCode::from(CANNOT_SAY), || {
                 check::check((*options).clone(), asked)
             })
         }
-        Ok(Command::Cleanup(options)) => live(&options, Told::Here, ExitCode::FAILURE, || {
+        Ok(Command::Cleanup(options)) => live(&options, FlagLog::Here, ExitCode::FAILURE, || {
             cleanup::cleanup(&options)
         }),
         Ok(Command::Print(text)) => {
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
 
 /// The code that logs messages about the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum FlagLog {
     Here,
     /// `run`, after its first line of the log.
     ByLife,
@@ -84,7 +84,7 @@ enum Told {
 /// error.
 fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     options: &Options,
-    told: Told,
+    told: FlagLog,
     failed: ExitCode,
     life: impl FnOnce() -> Life,
 ) -> ExitCode {
@@ -108,7 +108,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
         eprintln!("kube-proxy: cannot start logging: {error}");
         return failed;
     }
-    if told == Told::Here {
+    if told == FlagLog::Here {
         options.said.tell(&options.log);
     }
     if let Err(error) = capabilities::pass_on() {

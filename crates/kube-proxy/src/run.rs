@@ -5,17 +5,17 @@
 //!   open the kernel, sysctls, servers ──────┴─▶ Daemon: its loop ─▶ end
 //! ```
 
+mod answers;
+mod api_server;
 pub mod cleanup;
 mod daemon;
 mod end;
-pub(crate) mod gather;
+pub(crate) mod first_lists;
 mod identity;
 mod observed;
 mod renew;
 mod renewal;
-mod said;
 mod stop;
-mod way;
 
 use std::panic::resume_unwind;
 use std::time::Instant;
@@ -39,11 +39,11 @@ use crate::metrics::rest_client::CountRequests;
 use crate::node::addresses::AddressChanges;
 use crate::node::kernel_settings::{Step, settle};
 use crate::node::one_family;
-use crate::run::gather::gather;
+use crate::run::first_lists::gather;
+use api_server::Clearing;
 use daemon::{Daemon, Ended};
 use observed::Observed;
 pub use stop::Stop;
-use way::Clearing;
 
 /// Serves until `stop` is requested. Entries stay in the kernel, so that a restart costs no
 /// connection.

@@ -56,7 +56,7 @@ pub(super) fn follow(
     // the Subscription, lends it by shared reference only, and deregisters it before dropping it.
     let socket = unsafe { AsyncFd::register_with_interest(subscription, Interest::READABLE) };
     let socket = socket.map_err(io::Error::from)?;
-    let heard = Heard {
+    let heard = TableEvents {
         family,
         table,
         is_touched: false,
@@ -110,14 +110,14 @@ async fn receive(socket: &AsyncFd<Arc<Subscription>>) -> io::Result<Vec<Event>> 
 
 /// Events received about a table.
 #[derive(Debug)]
-struct Heard {
+struct TableEvents {
     family: IpFamily,
     table: &'static str,
     /// True if the current transaction touches the table.
     is_touched: bool,
 }
 
-impl Heard {
+impl TableEvents {
     /// Reports whether another program may have changed the table. The kernel names the author of a
     /// transaction after all its other events.
     fn is_news(&mut self, events: &[Event]) -> bool {
@@ -160,8 +160,8 @@ mod tests {
         }
     }
 
-    fn heard() -> Heard {
-        Heard {
+    fn heard() -> TableEvents {
+        TableEvents {
             family: IpFamily::V4,
             table: "kube-proxy",
             is_touched: false,

@@ -214,10 +214,10 @@ impl Counted {
 /// The counters of the mode that serves, for observers on any thread. Clones share one reader, and
 /// read one after the other.
 #[derive(Clone, Default)]
-pub struct Counters(Arc<Held>);
+pub struct Counters(Arc<CurrentReader>);
 
 #[derive(Default)]
-struct Held {
+struct CurrentReader {
     /// Reader of the mode that serves now, until the next read takes it over. Locked for a moment
     /// only.
     next: Mutex<Option<Box<dyn ReadCounters>>>,
@@ -253,7 +253,7 @@ impl Counters {
     }
 }
 
-impl Held {
+impl CurrentReader {
     fn take_over(&self, held: &mut Option<Box<dyn ReadCounters>>) {
         let next = lock(&self.next).take();
         if next.is_some() {

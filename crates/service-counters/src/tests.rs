@@ -3,9 +3,9 @@ use std::sync::mpsc;
 use super::*;
 
 /// A reader with a name, which is its note. A read lasts until the channel lets it end.
-struct Named(&'static str, Option<mpsc::Receiver<()>>);
+struct NamedReader(&'static str, Option<mpsc::Receiver<()>>);
 
-impl ReadCounters for Named {
+impl ReadCounters for NamedReader {
     fn tell(&mut self, _: Which<'_>, _: &mut dyn FnMut(Told<'_>)) -> Result<()> {
         if let Some(go_on) = &self.1 {
             go_on.recv()?;
@@ -22,7 +22,7 @@ impl ReadCounters for Named {
 fn of_modes_that_follow_each_other_while_one_is_read_the_last_is_read_next() {
     let counters = Counters::default();
     let (go_on, waits) = mpsc::channel();
-    counters.set(Box::new(Named("first", Some(waits))));
+    counters.set(Box::new(NamedReader("first", Some(waits))));
     let (began, begins) = mpsc::channel();
     let reader = counters.clone();
     let reading = std::thread::spawn(move || {
@@ -35,8 +35,8 @@ fn of_modes_that_follow_each_other_while_one_is_read_the_last_is_read_next() {
     });
     begins.recv().unwrap();
     // This thread does not wait for the read that is under way.
-    counters.set(Box::new(Named("second", None)));
-    counters.set(Box::new(Named("third", None)));
+    counters.set(Box::new(NamedReader("second", None)));
+    counters.set(Box::new(NamedReader("third", None)));
     go_on.send(()).unwrap();
     assert_eq!(reading.join().unwrap(), Some("first"));
     assert_eq!(counters.note().as_deref(), Some("third"));
@@ -45,7 +45,7 @@ fn of_modes_that_follow_each_other_while_one_is_read_the_last_is_read_next() {
 #[test]
 fn who_reads_apart_does_not_wait() {
     let apart = Apart::default();
-    let named = || -> Box<dyn ReadCounters> { Box::new(Named("mode", None)) };
+    let named = || -> Box<dyn ReadCounters> { Box::new(NamedReader("mode", None)) };
     apart.set([(); 4].map(|()| named()));
     let status = apart.asked.with(|_| {
         let scraped = apart.scraped.note();

@@ -18,7 +18,7 @@ use super::CANNOT_SAY;
 use super::names::Names;
 use crate::config::options::Options;
 use crate::node::{external_addresses, kernel_settings};
-use crate::run::gather::gather;
+use crate::run::first_lists::gather;
 
 /// Time limit for the first lists.
 const FIRST_LISTS_PATIENCE: Duration = Duration::from_mins(1);

@@ -23,7 +23,7 @@ pub async fn follow(
     let Some(file) = used.process.configuration_file.clone() else {
         return pending().await;
     };
-    let mut awaited = Awaited::new(recording);
+    let mut awaited = PendingRestart::new(recording);
     let mut said = used.said.configuration.clone();
     loop {
         let asked = watch::changed(&file, &said, || reread(&[])).await;
@@ -66,14 +66,14 @@ pub async fn follow(
 }
 
 /// Changes that wait for a restart, as far as they were reported.
-struct Awaited {
+struct PendingRestart {
     told: Vec<Waiting>,
     /// Receives the daemon's recorder once it exists.
     recording: Option<oneshot::Receiver<Recorder>>,
     recorder: Recorder,
 }
 
-impl Awaited {
+impl PendingRestart {
     fn new(recording: oneshot::Receiver<Recorder>) -> Self {
         Self {
             told: Vec::new(),

@@ -201,7 +201,7 @@ impl Cleaner {
         let family = self.family;
         let began = Instant::now();
         match self.try_pass(node_ports) {
-            Ok(Passed {
+            Ok(PassOutcome {
                 compared,
                 deleted,
                 is_over,
@@ -232,7 +232,7 @@ impl Cleaner {
         }
     }
 
-    fn try_pass(&self, node_ports: &NodePorts) -> Result<Passed> {
+    fn try_pass(&self, node_ports: &NodePorts) -> Result<PassOutcome> {
         // One socket lists the table while the other deletes flows. The kernel restarts a bucket if
         // the flow that it listed last is gone.
         let mut conntrack = Conntrack::open()?;
@@ -248,7 +248,7 @@ impl Cleaner {
             })
             .context("cannot list tracked flows")?;
         let (deleted, is_over) = pass.end()?;
-        Ok(Passed {
+        Ok(PassOutcome {
             compared: found.seen,
             deleted,
             is_over,
@@ -286,7 +286,7 @@ impl Cleaner {
 }
 
 /// Outcome of a pass through the table.
-struct Passed {
+struct PassOutcome {
     compared: usize,
     deleted: usize,
     /// True if no stale flow was left for the next pass.

@@ -14,14 +14,14 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Story {
     family: IpFamily,
-    done: Done,
+    done: WorkSums,
     /// Time of the last line.
     told: Option<Instant>,
 }
 
 /// Sums of the work. Their size does not grow with the work.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Done {
+struct WorkSums {
     writes: Writes,
     /// Number of times that a Service got into the kernel.
     services: usize,
@@ -33,7 +33,7 @@ struct Done {
     took: Duration,
 }
 
-impl Done {
+impl WorkSums {
     /// Reports whether the way Services are served has changed. Everything else is housekeeping:
     /// chains that no rule uses any more, endpoints that have drained.
     fn is_of_services(&self) -> bool {
@@ -46,7 +46,7 @@ impl Story {
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,
-            done: Done::default(),
+            done: WorkSums::default(),
             told: None,
         }
     }
@@ -77,7 +77,7 @@ impl Story {
 
     /// Forgets the first sync, which has a line of its own.
     pub(crate) fn begin(&mut self) {
-        self.done = Done::default();
+        self.done = WorkSums::default();
     }
 
     /// Logs the work, if it is time.
@@ -107,7 +107,7 @@ impl Story {
     }
 
     /// Returns the work to log now.
-    fn take(&mut self, now: Instant) -> Option<Done> {
+    fn take(&mut self, now: Instant) -> Option<WorkSums> {
         if self.next_due(now)? > now {
             return None;
         }

@@ -62,7 +62,7 @@ pub(crate) struct HealthChecks {
 /// The server of one Service.
 struct Server {
     port: u16,
-    answer: Arc<Answer>,
+    answer: Arc<CheckState>,
     /// Addresses that it listens on.
     addresses: BTreeSet<IpAddr>,
     /// One task for each of `addresses`.
@@ -72,7 +72,7 @@ struct Server {
 }
 
 /// Body of an answer.
-struct Answer {
+struct CheckState {
     service: NamespacedName,
     local_endpoints: AtomicUsize,
     health: Arc<Health>,
@@ -172,7 +172,7 @@ impl HealthChecks {
     fn open(&mut self, name: NamespacedName, check: HealthCheck, model: &Model) {
         let server = self.servers.entry(name.clone()).or_insert_with(|| Server {
             port: check.port,
-            answer: Arc::new(Answer {
+            answer: Arc::new(CheckState {
                 service: name.clone(),
                 local_endpoints: AtomicUsize::new(0),
                 health: Arc::clone(&self.answering.health),
@@ -231,7 +231,7 @@ impl Server {
     }
 }
 
-impl Answer {
+impl CheckState {
     fn response(&self, now: Instant) -> http_server::Answer {
         let local_endpoints = self.local_endpoints.load(Ordering::Relaxed);
         let is_healthy = self.health.is_healthy(now);

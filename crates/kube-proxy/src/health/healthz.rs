@@ -47,12 +47,12 @@ pub(crate) struct Status {
     is_node_eligible: AtomicBool,
     /// Families that are served, once they are known.
     families: OnceLock<Vec<IpFamily>>,
-    awaited: Mutex<Awaited>,
+    awaited: Mutex<StartConditions>,
 }
 
 /// Events that the start waits for.
 #[derive(Debug)]
-struct Awaited {
+struct StartConditions {
     /// Start of the wait.
     since: Instant,
     /// Kinds whose list is not complete yet.
@@ -95,7 +95,7 @@ impl Status {
             own_node,
             is_node_eligible: AtomicBool::new(true),
             families: OnceLock::new(),
-            awaited: Mutex::new(Awaited {
+            awaited: Mutex::new(StartConditions {
                 since: Instant::now(),
                 lists: LISTS.to_vec(),
                 node: true,
@@ -111,7 +111,7 @@ impl Status {
         awaited.node = model.node().is_none() && !is_none;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Awaited> {
+    fn lock(&self) -> MutexGuard<'_, StartConditions> {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -243,7 +243,7 @@ impl inspect::Health for Status {
     }
 }
 
-impl Awaited {
+impl StartConditions {
     fn words(&self) -> String {
         let node = if self.node { ", and the own Node" } else { "" };
         match &*self.lists {

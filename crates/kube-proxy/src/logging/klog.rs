@@ -102,9 +102,9 @@ where
             file,
             line,
         };
-        let mut said = Said::default();
+        let mut said = MessageText::default();
         event.record(&mut said);
-        let Said {
+        let MessageText {
             message,
             error,
             pairs,
@@ -119,13 +119,13 @@ where
 /// Message and fields of an event, in the order of recording. The error comes before the other
 /// fields.
 #[derive(Default)]
-struct Said {
+struct MessageText {
     message: String,
     error: String,
     pairs: String,
 }
 
-impl Said {
+impl MessageText {
     fn text(&mut self, field: &Field, text: &str) {
         match field.name() {
             "message" => self.message.push_str(text),
@@ -140,7 +140,7 @@ impl Said {
     }
 }
 
-impl Visit for Said {
+impl Visit for MessageText {
     fn record_f64(&mut self, field: &Field, value: f64) {
         self.pair(field.name(), value);
     }

@@ -133,7 +133,7 @@ impl Inner {
         read
     }
 
-    fn count(&self, reader: &mut dyn ReadCounters) -> anyhow::Result<Counted> {
+    fn count(&self, reader: &mut dyn ReadCounters) -> anyhow::Result<CurrentCounts> {
         let is_apart = reader.tells_more_of_single();
         let which = if is_apart {
             Which::Addresses
@@ -173,7 +173,7 @@ impl Inner {
             cut = keep_busiest(&mut endpoints, self.settings.most);
             left_out[1] = cut.len();
         }
-        Ok(Counted {
+        Ok(CurrentCounts {
             ports,
             endpoints,
             cut,
@@ -211,7 +211,7 @@ impl Inner {
     }
 }
 
-struct Counted {
+struct CurrentCounts {
     ports: Counts<ServicePortName>,
     endpoints: Counts<OfEndpoint>,
     /// Endpoints that exist and are not reported, because others have more connections.

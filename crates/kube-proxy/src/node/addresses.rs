@@ -36,13 +36,13 @@ const MOST_NOTICES: usize = 10_000;
 /// A subscription to the kernel's address notifications. Dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct AddressChanges {
-    told: Arc<Told>,
+    told: Arc<QueuedNotices>,
     task: JoinHandle<()>,
 }
 
 /// Notices that the loop has not received yet.
 #[derive(Debug)]
-struct Told {
+struct QueuedNotices {
     notices: Mutex<io::Result<Vec<Notice>>>,
     wake: Notify,
 }
@@ -51,7 +51,7 @@ impl AddressChanges {
     /// Subscribes. Must be called within a tokio runtime.
     pub(crate) fn subscribe() -> io::Result<Self> {
         let mut subscription = Subscription::new()?;
-        let told = Arc::new(Told {
+        let told = Arc::new(QueuedNotices {
             notices: Mutex::new(Ok(Vec::new())),
             wake: Notify::new(),
         });
@@ -91,7 +91,7 @@ impl Drop for AddressChanges {
     }
 }
 
-impl Told {
+impl QueuedNotices {
     fn add(&self, next: io::Result<Vec<Notice>>) {
         let mut told = self.notices.lock().unwrap_or_else(PoisonError::into_inner);
         match (&mut *told, next) {
@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn what_is_too_much_is_anything() {
-        let told = Told {
+        let told = QueuedNotices {
             notices: Mutex::new(Ok(Vec::new())),
             wake: Notify::new(),
         };

@@ -97,7 +97,7 @@ pub(crate) struct ExternalAddresses {
     read_for: Vec<IpAddr>,
     /// Addresses of the API server, which no Service may have.
     guarded: Vec<SocketAddr>,
-    known: BTreeMap<Contested, Known>,
+    known: BTreeMap<Contested, Finding>,
     /// Number of findings that are not reported yet.
     untold: usize,
     /// Reads the surroundings.
@@ -109,7 +109,7 @@ pub(crate) struct ExternalAddresses {
 
 /// State of one finding.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct Finding {
     since: Instant,
     is_told: bool,
 }
@@ -229,7 +229,7 @@ impl ExternalAddresses {
             if *of_service < KNOWN_OF_ONE && *of_namespace < KNOWN_OF_NAMESPACE {
                 *of_service += 1;
                 *of_namespace += 1;
-                let fresh = Known {
+                let fresh = Finding {
                     since: now,
                     is_told: false,
                 };
@@ -254,7 +254,7 @@ impl ExternalAddresses {
         if room == 0 {
             return;
         }
-        let mut some: Vec<(&Contested, &mut Known)> = self.known.iter_mut().collect();
+        let mut some: Vec<(&Contested, &mut Finding)> = self.known.iter_mut().collect();
         some.retain(|(_, known)| !known.is_told);
         some.sort_by_key(|(one, _)| one.is_refused());
         for (one, known) in some.into_iter().take(room) {

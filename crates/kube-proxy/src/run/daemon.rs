@@ -43,7 +43,7 @@ use crate::node::addresses::AddressChanges;
 use crate::node::external_addresses::ExternalAddresses;
 use crate::node::{one_family, vanished};
 use crate::process::memory;
-use crate::run::gather::drain;
+use crate::run::first_lists::drain;
 
 /// Time after work with much memory, when the work should be over.
 const TRIM_DELAY: Duration = Duration::from_secs(1);

@@ -15,7 +15,7 @@ use crate::config::options::object_source::OwnNode;
 use crate::events::{self, Recorder};
 use crate::health::healthz;
 use crate::node::addresses::AddressChanges;
-use crate::run::gather::{WAITING_NOTICE, drain, gather_within};
+use crate::run::first_lists::{WAITING_NOTICE, drain, gather_within};
 use crate::serve::pages;
 use crate::tests::options;
 use crate::tests::scripted::Scripted;

@@ -49,10 +49,10 @@ fn count(connections: u64) -> Count {
 
 /// A kernel with virtual servers, each with an endpoint. It records what was read.
 #[derive(Clone, Default)]
-struct Kernel(Arc<Mutex<Held>>);
+struct Kernel(Arc<Mutex<KernelState>>);
 
 #[derive(Default)]
-struct Held {
+struct KernelState {
     servers: Vec<(At, u64)>,
     asked: Vec<usize>,
     is_broken: bool,

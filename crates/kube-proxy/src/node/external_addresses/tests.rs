@@ -211,7 +211,7 @@ fn refused_addresses_hide_no_others_and_all_are_reported_in_time() {
         while recorded.try_recv().is_ok() {
             count += 1;
         }
-        let is_told = |(one, known): (&Contested, &Known)| known.is_told && !one.is_refused();
+        let is_told = |(one, known): (&Contested, &Finding)| known.is_told && !one.is_refused();
         (count, addresses.known.iter().any(is_told))
     };
     assert_eq!(told(now), (TOLD_MAX, true));

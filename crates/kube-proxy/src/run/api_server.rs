@@ -32,14 +32,14 @@ const GRACE: Duration = Duration::from_secs(1);
 pub(super) struct Clearing {
     rules: AddressRules,
     excluded: Vec<IpNet>,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<ClearAddresses>>,
     /// Warnings that wait for the log's first line; `None` once it is logged.
     untold: Arc<Lock<Option<Vec<String>>>>,
 }
 
 /// Addresses that are clear, or soon will be.
 #[derive(Default)]
-struct Known {
+struct ClearAddresses {
     /// Time from which each address may be connected to.
     from: BTreeMap<SocketAddr, Instant>,
     /// True once the mode writes.

@@ -8,7 +8,7 @@ use proxy::{Changes, Model, Standing};
 
 /// Delays of one family.
 #[derive(Debug, Default)]
-pub(super) struct Late {
+pub(super) struct Delays {
     /// Number of changed Services that were not handed out yet, and when the first change was
     /// received.
     waiting: Option<(usize, Instant)>,
@@ -18,7 +18,7 @@ pub(super) struct Late {
     held_back: Option<Instant>,
 }
 
-impl Late {
+impl Delays {
     /// Records the number of changed Services that nobody has received yet, and the time of the
     /// first.
     pub(super) fn wait(&mut self, waiting: Option<(usize, Instant)>) {
