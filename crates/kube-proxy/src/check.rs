@@ -29,7 +29,7 @@ pub(crate) fn read_sockets(text: &str) {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::env;
 use std::io::{IsTerminal as _, stdout};

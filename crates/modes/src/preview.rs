@@ -117,7 +117,7 @@ impl Change {
     }
 
     /// Returns a change of this kind. The first word of `line` gives the action.
-    pub(super) fn told(of: IpFamily, lane: &'static str, kind: &'static str, line: String) -> Self {
+    pub fn told(of: IpFamily, lane: &'static str, kind: &'static str, line: String) -> Self {
         let (verb, rest) = line.split_once(' ').unwrap_or(("", &line));
         let action = match verb {
             "add" => Action::Add,
@@ -196,12 +196,14 @@ impl Change {
 }
 
 /// Plan type of a scheme.
-type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
+pub type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
 /// A plan in a preview: the number of writes and the changes.
-pub(super) struct Shown {
-    pub(super) writes: usize,
-    pub(super) changes: Vec<Change>,
+pub struct Shown {
+    /// Number of writes that the kernel sees.
+    pub writes: usize,
+    /// Changes of the plan.
+    pub changes: Vec<Change>,
 }
 
 impl Preview {
@@ -211,7 +213,7 @@ impl Preview {
     /// # Errors
     ///
     /// The kernel cannot be read.
-    pub(super) async fn add<S: KernelAccess<K>, K: Send + 'static>(
+    pub async fn add<S: KernelAccess<K>, K: Send + 'static>(
         &mut self,
         modes: Vec<Engine<S, K>>,
         start: &Start<'_>,

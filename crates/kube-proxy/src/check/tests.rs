@@ -2,7 +2,9 @@
 
 use modes::preview::{Action, Change};
 
+use super::diff::{Colour, render};
 use super::foresee::Foreseen;
+use crate::config::asked::Output;
 
 /// Returns a change of an IPv4 entry, by the first lane of IPVS mode.
 pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change {
@@ -23,6 +25,11 @@ pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change 
         rules: Vec::new(),
         service: None,
     }
+}
+
+/// Returns what `kube-proxy diff` prints for these changes.
+pub(crate) fn diff(changes: Vec<Change>) -> String {
+    render(&foreseen(changes), Output::Text, Colour::Off).unwrap()
 }
 
 /// Returns a forecast with these changes and one warning.

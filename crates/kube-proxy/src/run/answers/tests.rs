@@ -256,3 +256,4 @@ async fn whose_an_address_is_does_not_hold_up_the_loop() {
 }
 
 mod asked;
+mod small;
