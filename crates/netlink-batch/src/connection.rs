@@ -11,7 +11,7 @@ use crate::batch::{Batch, Writer};
 use crate::error::Error;
 use crate::exchange::{Exchange, FIRST_SEQUENCE, WhenInterrupted};
 use crate::protocol::Protocol;
-use crate::reply::{Answers, Dump, Reply};
+use crate::reply::{Dump, Replies, Reply};
 
 /// Socket buffer sizes in bytes. The kernel doubles them, and without `CAP_NET_ADMIN` limits them
 /// to `net.core.{r,w}mem_max`.
@@ -122,7 +122,7 @@ impl Connection {
     /// # Errors
     ///
     /// As [`Connection::execute`]; the outcome is then unknown.
-    pub fn transact(&mut self, batch: &mut Batch) -> Result<Answers, Error> {
+    pub fn transact(&mut self, batch: &mut Batch) -> Result<Replies, Error> {
         self.0.transact(batch)
     }
 

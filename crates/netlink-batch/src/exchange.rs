@@ -26,7 +26,7 @@ use crate::batch::{Batch, Writer};
 use crate::error::{Error, Refusal};
 use crate::message::{self, Messages};
 use crate::protocol::Protocol;
-use crate::reply::{Answers, Dump, Reply};
+use crate::reply::{Dump, Replies, Reply};
 
 /// Limit for messages in one send. Each refusal takes 832 bytes of receive buffer, and each message
 /// holds its subsystem's lock. More messages would not be faster and would delay other users.
@@ -241,8 +241,8 @@ impl<L: Link> Exchange<L> {
         Ok(())
     }
 
-    pub(crate) fn transact(&mut self, batch: &mut Batch) -> Result<Answers, Error> {
-        let mut answers = Answers::default();
+    pub(crate) fn transact(&mut self, batch: &mut Batch) -> Result<Replies, Error> {
+        let mut answers = Replies::default();
         let void = batch.void();
         answers
             .refused

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_can_be_taken_without_waiting() {
+    fn a_finished_job_can_be_taken_without_waiting() {
         for mut lane in lanes() {
             count(&mut lane);
             let taken = loop {

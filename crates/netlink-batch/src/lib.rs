@@ -41,7 +41,7 @@ pub use netlink_packet_core::{
     NLM_F_APPEND, NLM_F_CREATE, NLM_F_DUMP, NLM_F_ECHO, NLM_F_EXCL, NLM_F_REPLACE,
 };
 pub use protocol::Protocol;
-pub use reply::{Answers, Dump, Reply};
+pub use reply::{Dump, Replies, Reply};
 pub use worker::{Job, JobQueue, Worker, WorkerEnded};
 
 #[cfg(doctest)]

@@ -29,7 +29,7 @@ impl Reply {
 /// The kernel's replies to a batch in one send
 /// ([`Connection::transact`](crate::Connection::transact)).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Answers {
+pub struct Replies {
     /// The refused messages by index, in the kernel's order.
     pub refused: Vec<(usize, Refusal)>,
     /// The messages that were acknowledged as successful, by index.

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_out_is_done_when_and_where_somebody_says() {
+    fn a_job_of_the_queue_runs_when_the_test_runs_it() {
         let (worker, mut jobs) = Worker::<u32>::handing_out();
         assert!(jobs.next_job().is_none());
         let (first, second) = (worker.call(|n| *n + 1), worker.call(|n| *n + 2));

@@ -75,7 +75,7 @@ fn exercise(attributes: Attributes<'_>, depth: usize) {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(header in vec(any::<u8>(), 0..20), trees in vec(tree(), 0..6)) {
+    fn written_objects_are_read_back(header in vec(any::<u8>(), 0..20), trees in vec(tree(), 0..6)) {
         let payload = written(|writer| {
             writer.bytes(&header);
             write(writer, &trees);

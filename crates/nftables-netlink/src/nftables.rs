@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{io, thread};
 
-use netlink_batch::{Answers, Connection, Malformed, Protocol, Refusal, Writer};
+use netlink_batch::{Connection, Malformed, Protocol, Refusal, Replies, Writer};
 
 use crate::decode::{self, AnonymousMessages, AnySet, RuleMessage};
 use crate::encode::{PreparedTransaction, header};
@@ -160,7 +160,7 @@ impl Nftables {
     }
 
     /// Sends the transaction, and again as long as the kernel asks for a restart.
-    fn taken(&mut self, prepared: &mut PreparedTransaction) -> Result<Answers, CommitError> {
+    fn taken(&mut self, prepared: &mut PreparedTransaction) -> Result<Replies, CommitError> {
         let mut restarts = 0;
         loop {
             let answers = match self.connection.transact(&mut prepared.batch) {
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_an_element_twice_is_read_again() {
+    fn a_dump_with_a_duplicate_element_is_repeated() {
         let element = |number: u8| Element::of_set(Bytes::from_slice(&[number]));
         let end = Element {
             ends_interval: true,
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_the_first_change_alone_may_be_of_all() {
+    fn a_refusal_of_the_first_change_alone_may_concern_all() {
         for errno in [libc::ENOMEM, libc::EINVAL, libc::EOPNOTSUPP] {
             let told = told(&[(1, errno)]);
             assert!(

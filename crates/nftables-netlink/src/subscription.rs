@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_may_be_anything() {
+    fn an_unreadable_message_may_be_any_change() {
         assert_eq!(events(b"nonsense"), [Event::Lost]);
         let no_number = datagram(&[(command::NEW_GENERATION, &[])]);
         assert_eq!(events(&no_number), [Event::Lost]);

@@ -152,16 +152,16 @@ fn expressions<'a>(
 }
 
 /// The content of a namespace as raw bytes, as text, and as tables.
-struct Seen {
+struct NamespaceContent {
     raw: BTreeMap<String, Vec<Vec<u8>>>,
     text: Vec<String>,
     whole: Vec<TableDump>,
 }
 
-fn see(nftables: &mut Nftables) -> Seen {
+fn see(nftables: &mut Nftables) -> NamespaceContent {
     let whole = read_all(nftables);
     agrees_with_json(&whole);
-    Seen {
+    NamespaceContent {
         raw: raw(nftables),
         text: in_order(&nft(&["list", "ruleset"])),
         whole: whole.into_iter().map(timeless).collect(),
@@ -299,7 +299,7 @@ fn same_in_another_namespace(file: &Path) {
 }
 
 #[test]
-fn what_upstream_made_is_made_again() {
+fn upstream_rulesets_are_recreated() {
     let files = files();
     assert!(files.len() > 40, "{}", files.len());
     for file in files {

@@ -131,7 +131,7 @@ fn transaction(changes: Vec<Change>) -> Transaction {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_objects_are_read_back() {
     in_namespace(|mut nftables| {
         let before = nftables.generation().unwrap();
         let after = nftables
@@ -174,7 +174,7 @@ fn a_refused_change_is_named_and_nothing_is_done() {
 }
 
 #[test]
-fn what_cannot_be_sent_was_not_made() {
+fn a_transaction_that_cannot_be_sent_changes_nothing() {
     const IS_INSIDE: &str = "IN_A_USER_NAMESPACE";
     if std::env::var_os(IS_INSIDE).is_none() {
         // As in a rootless container: without the right to a buffer beyond net.core.wmem_max. A
@@ -190,7 +190,7 @@ fn what_cannot_be_sent_was_not_made() {
             return;
         }
         let own = std::env::current_exe().unwrap();
-        let this = "what_cannot_be_sent_was_not_made";
+        let this = "a_transaction_that_cannot_be_sent_changes_nothing";
         assert!(inside(&own, &["--exact", this, "--nocapture"]));
         return;
     }
@@ -322,7 +322,7 @@ fn a_change_is_told_with_its_table_and_its_maker() {
 }
 
 #[test]
-fn what_one_writes_with_any_socket_is_left_out() {
+fn changes_of_all_own_sockets_are_ignored() {
     in_namespace(|mut other| {
         let own = Arc::new(OwnSockets::default());
         let mut first = own.open().unwrap();
@@ -391,7 +391,7 @@ fn this_kernel_has_all_that_is_needed() {
 }
 
 #[test]
-fn of_many_writers_each_sees_the_others() {
+fn each_of_many_writers_sees_the_others() {
     const WRITERS: u32 = 4;
     const EACH: u32 = 25;
     in_namespace(|mut nftables| {
@@ -432,7 +432,7 @@ fn of_many_writers_each_sees_the_others() {
 }
 
 #[test]
-fn what_is_done_to_other_tables_does_not_keep_a_table_from_being_read() {
+fn changes_of_other_tables_do_not_disturb_a_read() {
     in_namespace(|mut nftables| {
         let chain = |number: u16| Chain {
             name: name(&format!("c{number}")),
@@ -510,7 +510,7 @@ fn without_the_capability_it_says_so() {
 }
 
 #[test]
-fn what_is_checked_is_not_made() {
+fn a_check_changes_nothing() {
     in_namespace(|mut nftables| {
         let generation = nftables.generation().unwrap();
         let subscription = Subscription::open(1 << 20).unwrap();
@@ -555,7 +555,7 @@ fn nothing_to_do_is_no_transaction() {
 }
 
 #[test]
-fn what_is_prepared_is_made_again_and_again() {
+fn a_prepared_transaction_can_be_committed_repeatedly() {
     in_namespace(|mut nftables| {
         let mut changes = service();
         // So that it can be deleted, and made, in one.

@@ -1,10 +1,10 @@
 //! Bridges, whose frames netfilter may see as packets (`br_netfilter`).
 
-use crate::kernel::{Kernel, Unread};
+use crate::kernel::{Kernel, ReadFailure};
 use crate::packet::Packet;
 
 /// Returns true if netfilter sees the packet enter by a port of a bridge.
-pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, Unread> {
+pub(crate) fn comes_by_port(packet: &Packet, kernel: &dyn Kernel) -> Result<bool, ReadFailure> {
     let Some(iif) = &packet.iif else {
         return Ok(false);
     };

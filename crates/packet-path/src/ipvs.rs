@@ -12,7 +12,7 @@ use inet::IpFamily;
 use ipvs_netlink::{Destination, DestinationEntry, Flags, Forward, Protocol, Service, ServiceKey};
 
 use crate::branch::{Branch, Counters, End, Step};
-use crate::kernel::{Kernel, Route, RouteQuestion, Server, Unread};
+use crate::kernel::{Kernel, ReadFailure, Route, RouteQuestion, Server};
 use crate::packet::{Packet, Tracking};
 use crate::ruleset::Hook;
 
@@ -95,7 +95,7 @@ const UNREACHABLE: &str = "ICMP port unreachable";
 
 /// Finds the virtual server in the order of `ip_vs_service_find`: by mark, by address and port, by
 /// address alone.
-fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, Unread> {
+fn find(packet: &Packet, kernel: &dyn Kernel) -> Result<Option<Server>, ReadFailure> {
     let family = IpFamily::of(packet.destination);
     let protocol = Protocol(packet.protocol);
     let marked = (packet.mark != 0).then_some(ServiceKey::Fwmark {
@@ -284,7 +284,7 @@ fn ends(mut branch: Branch, mut step: Step, end: End) -> AfterIpvs {
     AfterIpvs::Stays(branch)
 }
 
-fn route_to(destination: IpAddr, mark: u32, kernel: &dyn Kernel) -> Result<Route, Unread> {
+fn route_to(destination: IpAddr, mark: u32, kernel: &dyn Kernel) -> Result<Route, ReadFailure> {
     kernel.route(&RouteQuestion {
         destination,
         source: None,

@@ -15,7 +15,7 @@ pub trait Kernel {
     /// # Errors
     ///
     /// Fails if the kernel cannot be asked.
-    fn route(&self, question: &RouteQuestion) -> Result<Route, Unread>;
+    fn route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure>;
 
     /// Returns the type of an address. If `interface` is given, only its addresses count (as for
     /// `fib` and `addrtype`).
@@ -27,7 +27,7 @@ pub trait Kernel {
         &self,
         address: IpAddr,
         interface: Option<&Interface>,
-    ) -> Result<AddressType, Unread>;
+    ) -> Result<AddressType, ReadFailure>;
 
     /// Returns the address for masquerading a packet to `to` that leaves by this interface, or for
     /// redirecting a packet from `to` that enters by it. `None` if the interface has no address.
@@ -35,21 +35,21 @@ pub trait Kernel {
     /// # Errors
     ///
     /// Fails if the kernel cannot be asked.
-    fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, Unread>;
+    fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, ReadFailure>;
 
     /// Returns true if an interface is a bridge.
     ///
     /// # Errors
     ///
     /// Fails if the kernel cannot be asked.
-    fn is_bridge(&self, interface: &Interface) -> Result<bool, Unread>;
+    fn is_bridge(&self, interface: &Interface) -> Result<bool, ReadFailure>;
 
     /// Returns the type of an ipset, such as `hash:ip,port`; `None` if the set does not exist.
     ///
     /// # Errors
     ///
     /// Fails if the kernel cannot be asked.
-    fn set_type(&self, set: &str) -> Result<Option<String>, Unread>;
+    fn set_type(&self, set: &str) -> Result<Option<String>, ReadFailure>;
 
     /// Returns the member of an ipset that matches this key, as `ipset` lists it; `None` if there
     /// is none.
@@ -57,33 +57,33 @@ pub trait Kernel {
     /// # Errors
     ///
     /// Fails if the kernel cannot be asked.
-    fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread>;
+    fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure>;
 
     /// Returns the IPVS virtual server with this key, if it exists.
     ///
     /// # Errors
     ///
     /// Fails if the kernel cannot be asked.
-    fn server(&self, key: &ServiceKey) -> Result<Option<Server>, Unread>;
+    fn server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure>;
 
     /// Returns a setting under /proc/sys, such as `net/ipv4/ip_forward`, if it exists.
     ///
     /// # Errors
     ///
     /// Fails if the setting cannot be read.
-    fn setting(&self, name: &str) -> Result<Option<String>, Unread>;
+    fn setting(&self, name: &str) -> Result<Option<String>, ReadFailure>;
 }
 
 /// Kernel state that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Unread {
+pub struct ReadFailure {
     /// The state: `the set KUBE-CLUSTER-IP`, `the rules of iptables-legacy`.
     pub part: String,
     /// The reason, and the next step.
     pub reason: String,
 }
 
-impl fmt::Display for Unread {
+impl fmt::Display for ReadFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot read {}: {}", self.part, self.reason)
     }

@@ -50,7 +50,7 @@ mod xtables;
 
 pub use answer::answer;
 pub use branch::{Branch, Counters, Doubt, End, MOST_BRANCHES, Step};
-pub use kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unread};
+pub use kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Server, SetKey};
 pub use outcome::{Fate, Source, Walk};
 pub use packet::{Interface, Packet, Reply, SourceNat, Tracking};
 pub use ruleset::{Base, ChainKind, Hook, Ruleset};

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketType, socket};
 
-use crate::kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unread};
+use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Server, SetKey};
 use crate::packet::Interface;
 use crate::xtables::Xtables;
 
@@ -36,7 +36,7 @@ pub struct Rules {
     /// Tables that packets do not reach.
     pub dormant: Vec<DormantTable>,
     /// The parts that could not be read.
-    pub unread: Vec<Unread>,
+    pub unread: Vec<ReadFailure>,
 }
 
 /// Reads the iptables rules of all tables and both backends. A table can only be read whole: with
@@ -80,7 +80,7 @@ pub fn rules(family: IpFamily) -> Rules {
             Some(_) => "there are some",
             None => "there may be some",
         };
-        rules.unread.push(Unread {
+        rules.unread.push(ReadFailure {
             part: part(backend),
             reason: format!("{said}, but no program iptables-{backend}-save"),
         });
@@ -106,7 +106,7 @@ pub struct Live {
 
 /// Cached answers by question.
 #[derive(Debug)]
-struct Cache<Q, A>(RefCell<HashMap<Q, Result<A, Unread>>>);
+struct Cache<Q, A>(RefCell<HashMap<Q, Result<A, ReadFailure>>>);
 
 impl<Q, A> Default for Cache<Q, A> {
     fn default() -> Self {
@@ -115,7 +115,11 @@ impl<Q, A> Default for Cache<Q, A> {
 }
 
 impl<Q: Hash + Eq + Clone, A: Clone> Cache<Q, A> {
-    fn or_ask(&self, question: &Q, ask: impl FnOnce() -> Result<A, Unread>) -> Result<A, Unread> {
+    fn or_ask(
+        &self,
+        question: &Q,
+        ask: impl FnOnce() -> Result<A, ReadFailure>,
+    ) -> Result<A, ReadFailure> {
         if let Some(answer) = self.0.borrow().get(question) {
             return answer.clone();
         }
@@ -132,7 +136,7 @@ impl Live {
     /// # Errors
     ///
     /// Fails if the socket cannot be opened.
-    pub fn open() -> Result<Self, Unread> {
+    pub fn open() -> Result<Self, ReadFailure> {
         let routing = Rtnetlink::open().map_err(|error| unread("the routes", &error))?;
         Ok(Self {
             routing: RefCell::new(routing),
@@ -155,7 +159,7 @@ impl Live {
     /// # Errors
     ///
     /// Fails if the kernel cannot be asked.
-    pub fn link_kind(&self, name: &str) -> Result<String, Unread> {
+    pub fn link_kind(&self, name: &str) -> Result<String, ReadFailure> {
         self.kinds.or_ask(&name.to_owned(), || {
             let link = self.routing.borrow_mut().link(name);
             let link = link.map_err(|error| unread(format!("the interface {name}"), &error))?;
@@ -163,7 +167,7 @@ impl Live {
         })
     }
 
-    fn ask_route(&self, question: &RouteQuestion) -> Result<Route, Unread> {
+    fn ask_route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure> {
         let part = || format!("the route to {}", question.destination);
         let link = match &question.iif {
             None => None,
@@ -195,7 +199,7 @@ impl Live {
         }
         let Some(link) = way.link else {
             let reason = "the kernel names no interface".to_owned();
-            return Err(Unread {
+            return Err(ReadFailure {
                 part: part(),
                 reason,
             });
@@ -209,7 +213,7 @@ impl Live {
 
     /// Explains if the node does not forward the packet. For IPv6 a route lookup does not consider
     /// `ip6_forward`.
-    fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, Unread> {
+    fn refuses_to_forward(&self, question: &RouteQuestion) -> Result<Option<String>, ReadFailure> {
         let Some(iif) = question.iif.as_ref().filter(|iif| !iif.is_loopback()) else {
             return Ok(None);
         };
@@ -228,7 +232,7 @@ impl Live {
     }
 
     /// Explains why there is no route, and reports whether the sender is notified (`ip_error`).
-    fn no_way(&self, why: NoWay, question: &RouteQuestion) -> Result<(String, bool), Unread> {
+    fn no_way(&self, why: NoWay, question: &RouteQuestion) -> Result<(String, bool), ReadFailure> {
         let by = question.iif.as_ref().map_or("", |iif| &iif.name);
         let silent = |why: String| (why, question.iif.is_none());
         Ok(match why {
@@ -263,7 +267,7 @@ impl Live {
         })
     }
 
-    fn index(&self, interface: &Interface) -> Result<u32, Unread> {
+    fn index(&self, interface: &Interface) -> Result<u32, ReadFailure> {
         if let Some(index) = interface.index {
             return Ok(index);
         }
@@ -271,14 +275,14 @@ impl Live {
         let link = self.routing.borrow_mut().link(&interface.name);
         match link.map_err(|error| unread(part(), &error))? {
             Some(link) => Ok(link.index),
-            None => Err(Unread {
+            None => Err(ReadFailure {
                 part: part(),
                 reason: "there is none".to_owned(),
             }),
         }
     }
 
-    fn addresses(&self, interface: &Interface, to: IpAddr) -> Result<Vec<Address>, Unread> {
+    fn addresses(&self, interface: &Interface, to: IpAddr) -> Result<Vec<Address>, ReadFailure> {
         let family = Family::of(to);
         let question = (interface.clone(), family);
         self.addresses.or_ask(&question, || {
@@ -292,7 +296,7 @@ impl Live {
         &self,
         set: &str,
         ask: impl FnOnce(&mut Ipset) -> Result<A, ipset_netlink::Error>,
-    ) -> Result<Option<A>, Unread> {
+    ) -> Result<Option<A>, ReadFailure> {
         let told = |error: &ipset_netlink::Error| unread(format!("the ipset {set}"), error);
         let mut slot = self.ipset.borrow_mut();
         let ipset = match &mut *slot {
@@ -314,7 +318,7 @@ impl Live {
         }
     }
 
-    fn ask_member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
+    fn ask_member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let type_name = self.set_type(set)?.unwrap_or_default();
         // Members of a bitmap have ports without a protocol.
         let has_protocol = type_name != "bitmap:port";
@@ -338,7 +342,7 @@ impl Live {
     }
 
     /// Returns the network of a set that contains a key, unless the set is too large to list.
-    fn network(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
+    fn network(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let found = self.with_ipset(set, |ipset| {
             if ipset
                 .header(set)?
@@ -353,7 +357,7 @@ impl Live {
         Ok(found.flatten().map(|entry| entry.to_string()))
     }
 
-    fn ask_server(&self, key: &ServiceKey) -> Result<Option<Server>, Unread> {
+    fn ask_server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
         // Opening a connection would load IPVS.
         if !Path::new("/proc/thread-self/net/ip_vs").exists() {
             return Ok(None);
@@ -376,7 +380,7 @@ impl Live {
 }
 
 impl Kernel for Live {
-    fn route(&self, question: &RouteQuestion) -> Result<Route, Unread> {
+    fn route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure> {
         self.routes.or_ask(question, || self.ask_route(question))
     }
 
@@ -384,7 +388,7 @@ impl Kernel for Live {
         &self,
         address: IpAddr,
         interface: Option<&Interface>,
-    ) -> Result<AddressType, Unread> {
+    ) -> Result<AddressType, ReadFailure> {
         if let Some(interface) = interface {
             let addresses = self.addresses(interface, address)?;
             let is_its = addresses.iter().any(|held| held.address == address);
@@ -416,7 +420,7 @@ impl Kernel for Live {
         })
     }
 
-    fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, Unread> {
+    fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, ReadFailure> {
         let addresses = self.addresses(interface, to)?;
         let is_near = |held: &&Address| {
             let net = ipnet::IpNet::new(held.address, held.prefix);
@@ -426,27 +430,27 @@ impl Kernel for Live {
         Ok(near.map(|held| held.address))
     }
 
-    fn is_bridge(&self, interface: &Interface) -> Result<bool, Unread> {
+    fn is_bridge(&self, interface: &Interface) -> Result<bool, ReadFailure> {
         let name = &interface.name;
         Ok(self.link_kind(name)? == "bridge")
     }
 
-    fn set_type(&self, set: &str) -> Result<Option<String>, Unread> {
+    fn set_type(&self, set: &str) -> Result<Option<String>, ReadFailure> {
         self.set_types.or_ask(&set.to_owned(), || {
             self.with_ipset(set, |ipset| ipset.type_name(set))
         })
     }
 
-    fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
+    fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let question = (set.to_owned(), key.clone());
         self.members.or_ask(&question, || self.ask_member(set, key))
     }
 
-    fn server(&self, key: &ServiceKey) -> Result<Option<Server>, Unread> {
+    fn server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
         self.servers.or_ask(key, || self.ask_server(key))
     }
 
-    fn setting(&self, name: &str) -> Result<Option<String>, Unread> {
+    fn setting(&self, name: &str) -> Result<Option<String>, ReadFailure> {
         self.settings.or_ask(&name.to_owned(), || {
             match std::fs::read_to_string(Path::new("/proc/sys").join(name)) {
                 Ok(text) => Ok(Some(text.trim().to_owned())),
@@ -457,8 +461,8 @@ impl Kernel for Live {
     }
 }
 
-fn unread(part: impl Into<String>, error: &dyn std::error::Error) -> Unread {
-    Unread {
+fn unread(part: impl Into<String>, error: &dyn std::error::Error) -> ReadFailure {
+    ReadFailure {
         part: part.into(),
         reason: error.to_string(),
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 
-use crate::kernel::{AddressType, Kernel, Route, RouteQuestion, Server, SetKey, Unread};
+use crate::kernel::{AddressType, Kernel, ReadFailure, Route, RouteQuestion, Server, SetKey};
 use crate::packet::Interface;
 
 const NO_ROUTE: &str = "no route to there";
@@ -49,7 +49,7 @@ impl Snapshot {
 }
 
 impl Kernel for Snapshot {
-    fn route(&self, question: &RouteQuestion) -> Result<Route, Unread> {
+    fn route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure> {
         let to = question.destination;
         let none = |why: &str| {
             Ok(Route::None {
@@ -103,7 +103,7 @@ impl Kernel for Snapshot {
         &self,
         address: IpAddr,
         interface: Option<&Interface>,
-    ) -> Result<AddressType, Unread> {
+    ) -> Result<AddressType, ReadFailure> {
         let is_local = interface.map_or_else(
             || self.is_own(address),
             |wanted| {
@@ -120,19 +120,19 @@ impl Kernel for Snapshot {
         })
     }
 
-    fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, Unread> {
+    fn address_of(&self, interface: &Interface, to: IpAddr) -> Result<Option<IpAddr>, ReadFailure> {
         Ok(self.first_address(interface, to))
     }
 
-    fn is_bridge(&self, interface: &Interface) -> Result<bool, Unread> {
+    fn is_bridge(&self, interface: &Interface) -> Result<bool, ReadFailure> {
         Ok(self.bridges.contains(&interface.name))
     }
 
-    fn set_type(&self, set: &str) -> Result<Option<String>, Unread> {
+    fn set_type(&self, set: &str) -> Result<Option<String>, ReadFailure> {
         Ok(self.sets.get(set).map(|(type_name, _)| type_name.clone()))
     }
 
-    fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, Unread> {
+    fn member(&self, set: &str, key: &SetKey) -> Result<Option<String>, ReadFailure> {
         let Some((type_name, members)) = self.sets.get(set) else {
             return Ok(None);
         };
@@ -142,11 +142,11 @@ impl Kernel for Snapshot {
         Ok(found.cloned())
     }
 
-    fn server(&self, key: &ServiceKey) -> Result<Option<Server>, Unread> {
+    fn server(&self, key: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
         Ok(self.servers.get(key).cloned())
     }
 
-    fn setting(&self, name: &str) -> Result<Option<String>, Unread> {
+    fn setting(&self, name: &str) -> Result<Option<String>, ReadFailure> {
         Ok(self.settings.get(name).cloned())
     }
 }

@@ -199,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn they_make_one_chain_of_another(
+        fn edits_turn_one_chain_into_the_other(
             there in prop::collection::vec(0..40_u8, 0..30),
             wanted in prop::collection::btree_set(0..40_u8, 0..30),
         ) {

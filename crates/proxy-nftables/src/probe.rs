@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs nf_tables"]
-    fn what_a_kernel_lacks_is_found_out() {
+    fn missing_kernel_features_are_detected() {
         // A family that has no NAT stands for a kernel without.
         let lacking = Transaction {
             family: Family::Netdev,

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_whole_that_is_refused_less_is_tried() {
+    fn a_smaller_transaction_is_tried_after_a_refusal_as_a_whole() {
         let too_large = io::Error::from_raw_os_error(libc::EMSGSIZE);
         for error in [
             CommitError::Whole(errno(libc::EINVAL)),

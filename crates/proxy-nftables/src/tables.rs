@@ -180,7 +180,7 @@ impl Tables {
         let booking = Booking {
             outcome: &outcomes.base,
             now,
-            manner: Manner::Late,
+            lateness: Lateness::Late,
         };
         for (key, change) in &plan.base_changes {
             booking.book(&mut self.base, key, change.wanted.clone());
@@ -243,10 +243,10 @@ impl Tables {
             let booking = Booking {
                 outcome,
                 now,
-                manner: if is_first {
-                    Manner::Late
+                lateness: if is_first {
+                    Lateness::Late
                 } else {
-                    Manner::Excused
+                    Lateness::Excused
                 },
             };
             match stale {
@@ -306,7 +306,7 @@ impl Tables {
             outcome,
             now,
             // The subject was refused in isolation, so it is at fault itself.
-            manner: Manner::Excused,
+            lateness: Lateness::Excused,
         };
         for (chain, written) in &part.chains {
             let content = partial.get(chain).copied();
@@ -333,7 +333,7 @@ impl Tables {
 
 /// The effect of a refusal on the age of pending entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Manner {
+enum Lateness {
     Late,
     Excused,
 }
@@ -342,7 +342,7 @@ enum Manner {
 struct Booking<'a> {
     outcome: &'a Outcome,
     now: Instant,
-    manner: Manner,
+    lateness: Lateness,
 }
 
 impl Booking<'_> {
@@ -356,7 +356,7 @@ impl Booking<'_> {
             Outcome::Done => entries.set_actual(key, written),
             Outcome::Later => {}
             Outcome::Unknown => entries.doubt(key, self.now),
-            Outcome::Refused(_) if self.manner == Manner::Excused => {
+            Outcome::Refused(_) if self.lateness == Lateness::Excused => {
                 entries.excuse(key, self.now);
             }
             Outcome::Refused(_) | Outcome::Untried => entries.fail(key, self.now),

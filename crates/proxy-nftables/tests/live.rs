@@ -30,12 +30,12 @@ use proxy_nftables::{
 };
 
 /// The real kernel, with measurements of its calls.
-struct Timed(NetlinkKernel, Arc<AtomicU64>);
+struct TimedKernel(NetlinkKernel, Arc<AtomicU64>);
 
 /// Microseconds of the longest call of the kernel.
 static LONGEST: AtomicU64 = AtomicU64::new(0);
 
-impl Timed {
+impl TimedKernel {
     fn timed<T>(&mut self, what: impl FnOnce(&mut NetlinkKernel) -> T) -> T {
         let started = Instant::now();
         let done = what(&mut self.0);
@@ -46,7 +46,7 @@ impl Timed {
     }
 }
 
-impl Kernel for Timed {
+impl Kernel for TimedKernel {
     fn family(&self) -> IpFamily {
         self.0.family()
     }
@@ -79,7 +79,7 @@ impl Kernel for Timed {
 struct World {
     /// Microseconds spent on reads and writes.
     kernel: Arc<AtomicU64>,
-    proxier: Proxier<Timed>,
+    proxier: Proxier<TimedKernel>,
     model: Model,
     now: Instant,
     family: IpFamily,
@@ -88,7 +88,7 @@ struct World {
 
 const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
 
-fn proxier(spent: &Arc<AtomicU64>, family: IpFamily, layout: Layout) -> Proxier<Timed> {
+fn proxier(spent: &Arc<AtomicU64>, family: IpFamily, layout: Layout) -> Proxier<TimedKernel> {
     let mut node = NodeFacts::new(family, "node1");
     node.node_port_addresses = NodePortAddresses::All;
     let pods = match family {
@@ -100,7 +100,7 @@ fn proxier(spent: &Arc<AtomicU64>, family: IpFamily, layout: Layout) -> Proxier<
         detector: LocalDetector::SourceNet(pods.parse().unwrap()),
         ..Config::default()
     };
-    let lanes = Lanes::inline(|| Timed(NetlinkKernel::new(family), Arc::clone(spent)));
+    let lanes = Lanes::inline(|| TimedKernel(NetlinkKernel::new(family), Arc::clone(spent)));
     Proxier::new(config, node, lanes, Instant::now())
 }
 
@@ -279,7 +279,7 @@ fn the_kernel_can_what_the_mode_needs_and_is_as_before_the_trial() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn what_changed_is_one_transaction_and_a_restart_none() {
+fn a_change_is_one_transaction_and_a_restart_none() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 1..=300 {
@@ -551,7 +551,7 @@ fn drift_is_mended_and_what_others_have_stays() {
 
 #[test]
 #[ignore = "needs nf_tables"]
-fn what_is_refused_harms_nothing_else() {
+fn a_refused_object_harms_no_other() {
     in_namespace(|| {
         let mut world = World::new(Layout::Upstream);
         for number in 1..=50 {

@@ -103,12 +103,12 @@ fn verdict(done: Result<(), Refusal>) -> Result<(), (usize, i32)> {
     })
 }
 
-type Held = (BTreeMap<Name, Vec<Rule>>, BTreeMap<Name, Vec<Element>>);
+type KernelContent = (BTreeMap<Name, Vec<Rule>>, BTreeMap<Name, Vec<Element>>);
 
-fn held(kernel: &mut impl Kernel) -> Held {
-    let mut held = Held::default();
+fn held(kernel: &mut impl Kernel) -> KernelContent {
+    let mut held = KernelContent::default();
     let mut tell = |object| match object {
-        Object::Begin => held = Held::default(),
+        Object::Begin => held = KernelContent::default(),
         Object::Table(_) | Object::Counter(_) => {}
         Object::Set(set, _) => {
             held.1.entry(set.name).or_default();

@@ -312,7 +312,7 @@ fn without_localhost_tcp_is_rejected_until_it_is_added() {
 
 #[test]
 #[ignore = "needs nf_tables and a network namespace: run by make test in the lab"]
-fn whoever_has_the_port_keeps_it() {
+fn another_program_keeps_its_port() {
     in_namespace(|| {
         sh("ip link set lo up");
         let other = named("127.0.0.1".parse().unwrap(), "x");

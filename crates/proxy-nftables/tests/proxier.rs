@@ -43,7 +43,7 @@ const LAYOUTS: [Layout; 2] = [Layout::Upstream, Layout::Flat];
 
 /// The outcome of all work that was due at once.
 #[derive(Debug, Default)]
-struct Synced {
+struct SyncOutcome {
     failures: Vec<Failure>,
     unreadable: Vec<Unreadable>,
     settled: Vec<String>,
@@ -125,15 +125,15 @@ impl World {
     }
 
     /// Runs the daemon's loop until no work is due.
-    fn sync(&mut self) -> Synced {
+    fn sync(&mut self) -> SyncOutcome {
         let changes = self.model.take_changes();
         self.proxier.update(&self.model, &changes, self.now);
         self.settle()
     }
 
     /// Runs the daemon's loop without new events.
-    fn settle(&mut self) -> Synced {
-        let mut synced = Synced::default();
+    fn settle(&mut self) -> SyncOutcome {
+        let mut synced = SyncOutcome::default();
         for turn in 0.. {
             assert!(turn < 1_000, "it goes on without end: {synced:?}");
             self.proxier.proceed(&self.model, self.now);
@@ -162,7 +162,7 @@ impl World {
     }
 
     /// Changes the table as another program would, and notifies the proxier.
-    fn damage(&mut self, change: impl FnOnce(&mut Content)) -> Synced {
+    fn damage(&mut self, change: impl FnOnce(&mut Content)) -> SyncOutcome {
         change(self.kernel.state().table.as_mut().unwrap());
         self.proxier.notice(&Notice::Ruleset, self.now);
         self.settle()
@@ -388,7 +388,7 @@ fn a_changed_endpoint_is_named_and_nothing_else() {
 }
 
 #[test]
-fn who_has_no_endpoint_is_refused_until_there_is_one() {
+fn a_service_without_endpoints_rejects_until_it_has_one() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, []);
@@ -434,7 +434,7 @@ fn nothing_goes_before_all_is_listed() {
 }
 
 #[test]
-fn where_chains_are_in_use_until_the_end_they_go_afterwards() {
+fn chains_in_use_until_the_commit_are_deleted_afterwards() {
     let mut world = World::new(Layout::Upstream);
     world.kernel.state().is_old = true;
     web(&mut world, 1, [1]);
@@ -454,7 +454,7 @@ fn where_chains_are_in_use_until_the_end_they_go_afterwards() {
 }
 
 #[test]
-fn what_is_refused_harms_nothing_else() {
+fn a_refused_object_harms_no_other() {
     for layout in LAYOUTS {
         for is_told in [true, false] {
             let mut world = World::new(layout);
@@ -509,7 +509,7 @@ fn without_the_base_nothing_is_tried_and_all_comes_when_it_is_taken() {
 }
 
 #[test]
-fn what_nobody_knows_is_read() {
+fn unknown_state_is_read() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -585,7 +585,7 @@ fn drift_is_mended_when_the_kernel_tells() {
 }
 
 #[test]
-fn who_changes_the_table_often_has_it_read_once_for_many() {
+fn many_foreign_changes_cause_one_read() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -601,7 +601,7 @@ fn who_changes_the_table_often_has_it_read_once_for_many() {
 }
 
 #[test]
-fn what_others_have_in_the_table_stays() {
+fn foreign_objects_in_the_table_stay() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         web(&mut world, 1, [1]);
@@ -692,7 +692,7 @@ fn a_set_of_another_kind_is_replaced() {
 }
 
 #[test]
-fn of_two_that_claim_an_address_the_older_has_it() {
+fn the_older_of_two_claimants_gets_the_address() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         let same = |number: u16| Service {
@@ -728,7 +728,7 @@ fn balanced(number: u16, vip: IpAddr) -> Service {
 /// A younger load balancer's source ranges or endpoints, or their absence, do not affect an address
 /// of an older Service.
 #[test]
-fn of_two_load_balancers_at_one_address_the_older_ones_elements_alone_are_there() {
+fn only_the_older_of_two_load_balancers_has_elements() {
     let vip = [198, 51, 100, 7];
     let of = |number: u16, (has_ranges, endpoints): (bool, &[u16])| {
         let mut service = balanced(number, vip.into());
@@ -1257,7 +1257,7 @@ fn an_address_goes_from_a_set_that_is_replaced() {
 }
 
 #[test]
-fn what_leads_to_a_refused_chain_is_written_with_it() {
+fn an_element_is_written_with_its_refused_chain() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.kernel.state().refused = vec!["to chain external-".to_owned()];
@@ -1452,7 +1452,7 @@ fn another_layout_takes_nothing_from_services_that_are_not_known_yet() {
 
 /// After a change that makes the table invalid, the kernel refuses all further changes too.
 #[test]
-fn who_follows_what_is_invalid_is_written() {
+fn valid_changes_after_an_invalid_one_are_written() {
     for layout in LAYOUTS {
         for guilty in [&[5][..], &[5, 17, 18], &[40]] {
             let mut world = World::new(layout);
@@ -1527,7 +1527,7 @@ fn walled(number: u16) -> Event {
 
 /// The chain that checks source ranges stays until its replacement in the other layout exists.
 #[test]
-fn what_guards_a_service_stays_until_its_replacement_is_written() {
+fn a_protecting_chain_stays_until_its_replacement_is_written() {
     // All is told at once, or after the first writes.
     for (is_old, is_late) in [(false, false), (true, false), (false, true), (true, true)] {
         for (before, after, guards) in [
@@ -1607,7 +1607,7 @@ fn what_guards_a_service_stays_until_its_replacement_is_written() {
 const VERY_MANY: u16 = 5_000;
 
 #[test]
-fn what_has_failed_of_very_many_is_tried_again_and_ends() {
+fn failed_writes_among_very_many_are_retried_until_done() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.sync();
@@ -1653,7 +1653,7 @@ fn a_start_is_one_transaction_and_many_changes_are_several() {
 }
 
 #[test]
-fn what_cannot_be_sent_at_once_goes_in_pieces() {
+fn a_transaction_too_large_for_one_send_is_split() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         world.kernel.state().room = Some(100);
@@ -1668,7 +1668,7 @@ fn what_cannot_be_sent_at_once_goes_in_pieces() {
 }
 
 #[test]
-fn what_is_in_a_transaction_is_limited_and_not_only_the_services() {
+fn sets_and_endpoints_of_a_transaction_are_limited_too() {
     for layout in LAYOUTS {
         let mut world = World::new(layout);
         for number in 1..=300 {
@@ -1691,7 +1691,7 @@ fn what_is_in_a_transaction_is_limited_and_not_only_the_services() {
 #[derive(Debug, Clone)]
 enum Step {
     Service(u16, Shape),
-    Gone(u16),
+    Delete(u16),
     Endpoints(u16, Vec<u16>),
     Damage(u8),
     /// The kernel reports the change, and the table is read.
@@ -1769,7 +1769,7 @@ fn step() -> impl Strategy<Value = Step> {
     let hosts = proptest::collection::vec(1u16..7, 0..7);
     prop_oneof![
         4 => (number.clone(), shape()).prop_map(|(at, shape)| Step::Service(at, shape)),
-        1 => number.clone().prop_map(Step::Gone),
+        1 => number.clone().prop_map(Step::Delete),
         4 => (number.clone(), hosts).prop_map(|(at, hosts)| Step::Endpoints(at, hosts)),
         2 => (0u8..6).prop_map(Step::Damage),
         2 => Just(Step::Told),
@@ -1864,7 +1864,7 @@ proptest! {
 
     /// After any history, the kernel's content equals that of a fresh start.
     #[test]
-    fn it_ends_where_a_fresh_start_does(
+    fn any_history_ends_like_a_fresh_start(
         steps in proptest::collection::vec(step(), 0..30),
         is_old in any::<bool>(),
         layout in layout(),
@@ -1876,7 +1876,7 @@ proptest! {
                 Step::Service(at, shape) => {
                     world.apply(Event::ServiceApplied(shaped(at, shape)));
                 }
-                Step::Gone(at) => {
+                Step::Delete(at) => {
                     world.apply(Event::ServiceDeleted(name(&format!("web-{at}"))));
                 }
                 Step::Endpoints(at, hosts) => world.apply(slice(at, hosts)),

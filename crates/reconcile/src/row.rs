@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_stays_known_whatever_is_wanted() {
+    fn the_actual_value_survives_changes_of_claims() {
         let mut row = Row::of_claim(1, 'a');
         row.set_actual(Some('a'));
         assert!(row.set_claim(&1, Some('b')));

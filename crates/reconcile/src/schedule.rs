@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_read_is_read_again_later_and_later() {
+    fn failed_reads_back_off() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut look = ReadSchedule::new(start, Duration::from_secs(4));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_during_a_look_is_looked_at_again() {
+    fn a_request_during_a_read_causes_another_read() {
         let now = Instant::now();
         let mut look = ReadSchedule::new(now, Duration::from_secs(4));
         look.begin();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_asking_has_to_wait() {
+    fn repeated_requests_have_to_wait() {
         let (now, pause) = (Instant::now(), Duration::from_millis(100));
         let mut look = ReadSchedule::new(now, Duration::from_secs(4));
         look.ask_apart(now, pause);

@@ -280,9 +280,9 @@ fn an_interrupted_dump_is_retried_from_the_start() {
 }
 
 /// Returns the payloads that end with a dot, and the number of all others.
-type Picked = (Vec<Vec<u8>>, usize);
+type DotPayloads = (Vec<Vec<u8>>, usize);
 
-fn pick(all: &mut Picked, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {
+fn pick(all: &mut DotPayloads, message: &message::ReceivedMessage<'_>) -> Result<(), Malformed> {
     match message.payload {
         b"bad." => {
             return Err(Malformed::Message {
@@ -297,7 +297,7 @@ fn pick(all: &mut Picked, message: &message::ReceivedMessage<'_>) -> Result<(), 
 }
 
 #[test]
-fn of_a_dump_that_is_not_held_an_interrupted_attempt_leaves_nothing() {
+fn an_interrupted_attempt_of_a_streamed_dump_leaves_nothing() {
     let mut exchange = exchange([
         vec![
             Ok(message(9, 2, 1, b"old.")),
@@ -313,7 +313,7 @@ fn of_a_dump_that_is_not_held_an_interrupted_attempt_leaves_nothing() {
             Ok(done(2, 3, 0)),
         ],
     ]);
-    let picked: Picked = exchange
+    let picked: DotPayloads = exchange
         .dump_into(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick)
         .unwrap();
     assert_eq!(picked, (vec![b"new.".to_vec(), b"two.".to_vec()], 1));
@@ -321,9 +321,9 @@ fn of_a_dump_that_is_not_held_an_interrupted_attempt_leaves_nothing() {
 }
 
 #[test]
-fn who_knows_otherwise_what_changed_takes_an_interrupted_dump() {
+fn a_caller_that_detects_changes_keeps_an_interrupted_dump() {
     let mut exchange = exchange([vec![Ok(message(9, 2, 1, b"one.")), Ok(done(2 | 16, 1, 0))]]);
-    let picked: Picked = exchange
+    let picked: DotPayloads = exchange
         .dump_into(8, 0, &|_| (), WhenInterrupted::Take, &mut pick)
         .unwrap();
     assert_eq!(picked, (vec![b"one.".to_vec()], 0));
@@ -331,14 +331,15 @@ fn who_knows_otherwise_what_changed_takes_an_interrupted_dump() {
 }
 
 #[test]
-fn what_cannot_be_taken_ends_a_dump_and_the_rest_of_it_is_thrown_away() {
+fn an_invalid_message_ends_a_dump_and_discards_the_rest() {
     let mut exchange = exchange([vec![
         Ok(message(9, 2, 1, b"one.")),
         Ok(message(9, 2, 1, b"bad.")),
         Ok(message(9, 2, 1, b"two.")),
         Ok(done(2, 1, 0)),
     ]]);
-    let failed = exchange.dump_into::<Picked>(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick);
+    let failed =
+        exchange.dump_into::<DotPayloads>(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick);
     assert!(matches!(failed, Err(Error::Malformed(_))));
     assert!(exchange.link.queue.is_empty());
     assert_eq!(exchange.link.sent.len(), 1);
@@ -351,7 +352,7 @@ fn a_dump_that_is_not_held_needs_the_memory_of_a_datagram() {
     parts.push(Ok(done(2, 1, 0)));
     let mut exchange = exchange([parts]);
     let before = exchange.datagram.capacity();
-    let picked: Picked = exchange
+    let picked: DotPayloads = exchange
         .dump_into(8, 0, &|_| (), WhenInterrupted::Retry, &mut pick)
         .unwrap();
     assert_eq!(picked, (Vec::new(), 1_000));
@@ -489,7 +490,7 @@ fn a_transaction_is_one_send_of_any_size() {
 }
 
 #[test]
-fn of_a_transaction_with_a_void_message_nothing_is_sent() {
+fn a_transaction_with_a_void_message_is_not_sent() {
     let mut void = batch(2);
     void.push(20, 0, |writer| writer.attr(1, &vec![0; 70_000]));
     let mut exchange = exchange([]);

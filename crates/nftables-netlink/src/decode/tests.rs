@@ -449,7 +449,7 @@ fn change() -> impl Strategy<Value = Change> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read(changes in vec(change(), 0..8)) {
+    fn written_objects_are_read_back(changes in vec(change(), 0..8)) {
         let prepared = PreparedTransaction::new(&transaction(changes.clone()), None);
         prop_assert_eq!(read(&prepared), changes);
     }

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_stays_so() {
+    fn unknown_bytes_stay_unknown() {
         let mut registers = Registers::new();
         registers.put(Register::FIRST, &[10, 0, 0, 1]);
         registers.forget(at(4), 2);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_mask_leaves_out_need_not_be_known() {
+    fn masked_out_bytes_need_not_be_known() {
         let half = masked(&[None, Some(0xff)], &[0, 0x0f], &[0, 1]);
         assert_eq!(half[..], [Some(0), Some(0x0e)]);
         assert_eq!(masked(&[None], &[1], &[0])[..], [None]);

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::branch::Doubt;
-use crate::kernel::{AddressType, Route, RouteQuestion, Server, SetKey, Unread};
+use crate::kernel::{AddressType, ReadFailure, Route, RouteQuestion, Server, SetKey};
 use crate::packet::{Interface, Packet};
 
 const TABLE: &str = "t";
@@ -18,43 +18,43 @@ const TABLE: &str = "t";
 /// A kernel without any state.
 struct Nowhere;
 
-fn unread() -> Unread {
-    Unread {
+fn unread() -> ReadFailure {
+    ReadFailure {
         part: "anything".to_owned(),
         reason: "it is a test".to_owned(),
     }
 }
 
 impl Kernel for Nowhere {
-    fn route(&self, _: &RouteQuestion) -> Result<Route, Unread> {
+    fn route(&self, _: &RouteQuestion) -> Result<Route, ReadFailure> {
         Err(unread())
     }
 
-    fn address_type(&self, _: IpAddr, _: Option<&Interface>) -> Result<AddressType, Unread> {
+    fn address_type(&self, _: IpAddr, _: Option<&Interface>) -> Result<AddressType, ReadFailure> {
         Err(unread())
     }
 
-    fn address_of(&self, _: &Interface, _: IpAddr) -> Result<Option<IpAddr>, Unread> {
+    fn address_of(&self, _: &Interface, _: IpAddr) -> Result<Option<IpAddr>, ReadFailure> {
         Err(unread())
     }
 
-    fn set_type(&self, _: &str) -> Result<Option<String>, Unread> {
+    fn set_type(&self, _: &str) -> Result<Option<String>, ReadFailure> {
         Err(unread())
     }
 
-    fn member(&self, _: &str, _: &SetKey) -> Result<Option<String>, Unread> {
+    fn member(&self, _: &str, _: &SetKey) -> Result<Option<String>, ReadFailure> {
         Err(unread())
     }
 
-    fn server(&self, _: &ipvs_netlink::ServiceKey) -> Result<Option<Server>, Unread> {
+    fn server(&self, _: &ipvs_netlink::ServiceKey) -> Result<Option<Server>, ReadFailure> {
         Err(unread())
     }
 
-    fn is_bridge(&self, _: &Interface) -> Result<bool, Unread> {
+    fn is_bridge(&self, _: &Interface) -> Result<bool, ReadFailure> {
         Err(unread())
     }
 
-    fn setting(&self, _: &str) -> Result<Option<String>, Unread> {
+    fn setting(&self, _: &str) -> Result<Option<String>, ReadFailure> {
         Err(unread())
     }
 }
@@ -145,7 +145,7 @@ fn services(kind: SetKind) -> Set {
 }
 
 #[test]
-fn of_many_services_one_is_asked_for() {
+fn one_of_many_services_is_looked_up() {
     let mut held = InMemoryTables::default();
     held.add_table(Family::Ip, TABLE);
     let mut elements = Vec::new();

@@ -7,7 +7,7 @@ use ipvs_netlink::ServiceKey;
 
 use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Test};
 use crate::bridge::comes_by_port;
-use crate::kernel::{AddressType, Kernel, SetKey, Unread};
+use crate::kernel::{AddressType, Kernel, ReadFailure, SetKey};
 use crate::packet::{Interface, Packet, SourceNat, Tracking};
 
 /// The result of matching a rule, and the set members that matched.
@@ -300,7 +300,7 @@ fn is_of_server(wanted: &Ipvs, packet: &Packet) -> bool {
             .is_none_or(|(number, is)| holds(port == number, is))
 }
 
-fn told(unread: &Unread) -> String {
+fn told(unread: &ReadFailure) -> String {
     unread.to_string()
 }
 

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use iptables::Words;
 
 use super::rule::{Bridge, Ipvs, PortSide, Property, Rule, Side, State, Target, Test};
-use super::targets::{self, Rest, masked};
+use super::targets::{self, RemainingWords, masked};
 
 /// Supported matches. All options of another match together become one unsupported match.
 const MODULES: [&str; 17] = [
@@ -77,7 +77,7 @@ struct RuleParser {
 }
 
 impl RuleParser {
-    fn begin(&mut self, module: Option<Cow<'_, str>>, words: &mut Rest<'_>) {
+    fn begin(&mut self, module: Option<Cow<'_, str>>, words: &mut RemainingWords<'_>) {
         self.end();
         self.module = module.unwrap_or_default().into_owned();
         match &*self.module {
@@ -123,7 +123,7 @@ impl RuleParser {
         });
     }
 
-    fn option(&mut self, option: &str, words: &mut Rest<'_>) {
+    fn option(&mut self, option: &str, words: &mut RemainingWords<'_>) {
         match self.known(option, words) {
             Some(Some(ask)) => self.push(ask),
             // The option belongs to another one, or tests nothing.
@@ -141,7 +141,7 @@ impl RuleParser {
 
     /// Parses an option. `None`: not supported. `Some(None)`: it is no test by itself.
     #[allow(clippy::option_option, reason = "three cases, named above")]
-    fn known(&mut self, option: &str, words: &mut Rest<'_>) -> Option<Option<Property>> {
+    fn known(&mut self, option: &str, words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
         let flag = match (&*self.module, option) {
             ("physdev", "--physdev-is-in") => Some(Property::Bridge(Bridge::IsIn)),
             ("physdev", "--physdev-is-out" | "--physdev-is-bridged") => {
@@ -183,7 +183,7 @@ impl RuleParser {
         &mut self,
         option: &str,
         value: &str,
-        words: &mut Rest<'_>,
+        words: &mut RemainingWords<'_>,
     ) -> Option<Option<Property>> {
         let ask = match (&*self.module, option) {
             (_, "-s" | "--source") => Property::Address(Side::Source, network(value)?),
@@ -291,7 +291,7 @@ impl RuleParser {
 }
 
 #[allow(clippy::option_option, reason = "as of `RuleParser::known`")]
-fn set(words: &mut Rest<'_>) -> Option<Option<Property>> {
+fn set(words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
     let name = words.next()?.into_owned();
     let sides = words.next()?;
     let side = |side: &str| match side {
@@ -304,7 +304,7 @@ fn set(words: &mut Rest<'_>) -> Option<Option<Property>> {
 }
 
 #[allow(clippy::option_option, reason = "as of `RuleParser::known`")]
-fn flags(words: &mut Rest<'_>) -> Option<Option<Property>> {
+fn flags(words: &mut RemainingWords<'_>) -> Option<Option<Property>> {
     let mask = tcp_flags(&words.next()?)?;
     let set = tcp_flags(&words.next()?)?;
     Some(Some(Property::TcpFlags(mask, set)))

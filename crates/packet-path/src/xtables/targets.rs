@@ -49,7 +49,7 @@ const UNKNOWN: [&str; 14] = [
 ];
 
 /// Parses a target and its options.
-pub(super) fn read(name: &str, words: &mut Rest<'_>) -> Target {
+pub(super) fn read(name: &str, words: &mut RemainingWords<'_>) -> Target {
     let options: Vec<Cow<'_, str>> = words.collect();
     let unknown = || {
         let mut text = format!("-j {name}");
@@ -174,7 +174,7 @@ fn nat(text: &str) -> Option<Nat> {
     })
 }
 
-pub(super) type Rest<'a> = Peekable<Words<'a>>;
+pub(super) type RemainingWords<'a> = Peekable<Words<'a>>;
 
 /// Parses `0x4000/0x4000`; without a mask all bits count.
 pub(super) fn masked(text: &str) -> Option<(u32, u32)> {

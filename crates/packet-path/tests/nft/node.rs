@@ -11,8 +11,8 @@ use namespace::in_namespace;
 use nftables_netlink::Nftables;
 use packet_path::nft::{Nft, Reader};
 use packet_path::{
-    AddressType, Branch, Fate, Hook, Interface, Kernel, Packet, Question, Route, RouteQuestion,
-    Ruleset, Sender, Server, SetKey, Source, Unread, Walk, walk,
+    AddressType, Branch, Fate, Hook, Interface, Kernel, Packet, Question, ReadFailure, Route,
+    RouteQuestion, Ruleset, Sender, Server, SetKey, Source, Walk, walk,
 };
 
 pub(crate) const NODE: &str = "192.168.99.10";
@@ -64,7 +64,7 @@ fn interface(address: IpAddr) -> Interface {
 }
 
 impl Kernel for Node {
-    fn route(&self, question: &RouteQuestion) -> Result<Route, Unread> {
+    fn route(&self, question: &RouteQuestion) -> Result<Route, ReadFailure> {
         let to = question.destination;
         Ok(if is_local(to) {
             Route::Local { source: None }
@@ -77,7 +77,11 @@ impl Kernel for Node {
         })
     }
 
-    fn address_type(&self, address: IpAddr, _: Option<&Interface>) -> Result<AddressType, Unread> {
+    fn address_type(
+        &self,
+        address: IpAddr,
+        _: Option<&Interface>,
+    ) -> Result<AddressType, ReadFailure> {
         Ok(if is_local(address) {
             AddressType::Local
         } else {
@@ -85,28 +89,28 @@ impl Kernel for Node {
         })
     }
 
-    fn address_of(&self, _: &Interface, to: IpAddr) -> Result<Option<IpAddr>, Unread> {
+    fn address_of(&self, _: &Interface, to: IpAddr) -> Result<Option<IpAddr>, ReadFailure> {
         let own = if to.is_ipv4() { NODE } else { NODE6 };
         Ok(own.parse().ok())
     }
 
-    fn set_type(&self, _: &str) -> Result<Option<String>, Unread> {
+    fn set_type(&self, _: &str) -> Result<Option<String>, ReadFailure> {
         Ok(None)
     }
 
-    fn member(&self, _: &str, _: &SetKey) -> Result<Option<String>, Unread> {
+    fn member(&self, _: &str, _: &SetKey) -> Result<Option<String>, ReadFailure> {
         Ok(None)
     }
 
-    fn server(&self, _: &ServiceKey) -> Result<Option<Server>, Unread> {
+    fn server(&self, _: &ServiceKey) -> Result<Option<Server>, ReadFailure> {
         Ok(None)
     }
 
-    fn is_bridge(&self, _: &Interface) -> Result<bool, Unread> {
+    fn is_bridge(&self, _: &Interface) -> Result<bool, ReadFailure> {
         Ok(false)
     }
 
-    fn setting(&self, _: &str) -> Result<Option<String>, Unread> {
+    fn setting(&self, _: &str) -> Result<Option<String>, ReadFailure> {
         Ok(None)
     }
 }

@@ -94,7 +94,7 @@ fn a_firewall_is_understood() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn what_is_left_out_is_told() {
+fn ignored_chains_are_reported() {
     with_rules(FIREWALL, |nftables| {
         for family in FAMILIES {
             let nft = Nft::read(&mut *nftables, family).unwrap();
@@ -115,7 +115,7 @@ fn what_is_left_out_is_told() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn what_cannot_be_told_is_said_to_be_unknown() {
+fn an_unknown_outcome_is_reported_as_unknown() {
     let rules = "
 table ip t {
     chain pre {

@@ -17,7 +17,7 @@ fn new(protocol: u8, from: &str, to: &str) -> Packet {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn what_goes_to_services_is_marked_and_kept() {
+fn packets_to_services_are_marked_and_kept() {
     with_rules(RULES, |nftables| {
         for (from, to, mark) in [
             ("198.51.100.1", "10.96.0.10:80", 0x4000),
@@ -75,7 +75,7 @@ fn source_ranges_and_ports_that_are_not_exposed_hold() {
 
 #[test]
 #[ignore = "needs nf_tables, nft, and the right to make network namespaces"]
-fn what_is_marked_is_masqueraded() {
+fn marked_packets_are_masqueraded() {
     with_rules(RULES, |nftables| {
         let nft = Nft::read(nftables, inet::IpFamily::V4).unwrap();
         for (from, to, mark, is_masqueraded) in [

@@ -55,7 +55,7 @@ fn answers_come_back_to_who_has_asked() {
 }
 
 #[test]
-fn what_ipvs_has_sent_is_answered_by_way_of_forwarding() {
+fn replies_to_ipvs_packets_pass_forward() {
     let mut world = world("ipvs", "filter", "");
     world.sysctl("net/ipv4/ip_forward", "0");
     assert_eq!(fates(&world, POD), ["dropped by routing"]);
@@ -100,7 +100,7 @@ fn rules_of_others_are_met() {
 }
 
 #[test]
-fn what_depends_on_the_clients_port_is_not_known() {
+fn a_rule_on_the_clients_port_has_an_unknown_outcome() {
     let rule = "-A FORWARD -p tcp -m tcp --dport 40000 -j DROP";
     let fates = fates(&world("ipvs", "filter", rule), POD);
     assert!(

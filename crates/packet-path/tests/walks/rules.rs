@@ -18,7 +18,7 @@ const POD: &str = "10.244.1.7";
 const FAR: &str = "10.244.2.5:80";
 
 #[test]
-fn what_is_not_for_this_node_is_forwarded_or_not() {
+fn packets_for_other_hosts_are_forwarded_if_the_node_forwards() {
     let mut world = filter("");
     assert_eq!(world.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
     assert_eq!(
@@ -97,7 +97,7 @@ fn docker_drops_by_policy_and_counts() {
 }
 
 #[test]
-fn what_is_not_understood_counts_where_it_matters() {
+fn unsupported_rules_count_only_if_they_matter() {
     let logs = filter("-A FORWARD -m time --timestart 08:00 -j LOG\n");
     assert_eq!(logs.comes_to(POD, FAR), ["forwarded 10.244.2.5:80 kept"]);
     let same = filter("-A FORWARD -m time --timestart 08:00 -j ACCEPT\n");

@@ -63,7 +63,7 @@ fn listening(world: &World) -> Vec<(u16, usize)> {
 }
 
 #[test]
-fn they_are_refused_and_counted_and_nothing_is_there_without_the_gate() {
+fn nodeports_are_rejected_and_counted_only_with_the_gate() {
     const TCP_AND_UDP: [u8; 2] = [6, 17];
     for layout in LAYOUTS {
         let mut plain = exposing(layout, LocalhostNodePorts::Off);
@@ -93,7 +93,7 @@ fn they_are_refused_and_counted_and_nothing_is_there_without_the_gate() {
 
 /// k/k#142183: TCP stays refused there, as the element stays.
 #[test]
-fn who_adds_localhost_is_served_after_a_restart() {
+fn localhost_added_later_is_served_after_a_restart() {
     for layout in LAYOUTS {
         let mut world = exposing(layout, LocalhostNodePorts::Refused);
         assert_eq!(listening(&world), []);
@@ -163,7 +163,7 @@ fn a_port_that_is_taken_is_told_and_all_else_goes_on() {
 /// Adds upstream's objects under arbitrary names: a map that leads to chains which count and
 /// reject, and a chain that asks the map.
 #[test]
-fn what_upstream_has_left_of_it_is_cleared_away() {
+fn leftovers_of_upstream_are_removed() {
     use nftables_netlink::{Expression, LookupFor, Register, Set, SetKind, SetRef};
     for layout in LAYOUTS {
         let mut world = exposing(layout, LocalhostNodePorts::Off);

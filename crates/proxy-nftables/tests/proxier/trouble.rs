@@ -69,7 +69,7 @@ fn before_all_is_told_node_ports_are_opened_nowhere() {
 }
 
 #[test]
-fn what_would_be_written_is_counted_as_what_is_written() {
+fn the_preview_equals_the_writes() {
     let mut world = World::new(Layout::Upstream);
     for number in 1..=20 {
         web(&mut world, number, [1, 2]);
@@ -159,7 +159,7 @@ fn a_set_of_another_kind_in_the_way_says_nothing_of_timeouts() {
 }
 
 #[test]
-fn where_memory_is_short_nobody_is_blamed_and_all_is_tried_again() {
+fn short_memory_blames_no_service_and_everything_is_retried() {
     let mut world = World::new(Layout::Upstream);
     world.kernel.state().no_memory_for = vec!["/web-3/".to_owned()];
     for number in 1..=20 {
@@ -204,7 +204,7 @@ fn reading_takes_a_small_part_of_the_time_whatever_others_do() {
 }
 
 #[test]
-fn what_cannot_be_read_is_read_more_and_more_rarely_and_then_mended() {
+fn an_unreadable_table_is_read_with_back_off_and_then_repaired() {
     let mut world = World::new(Layout::Upstream);
     web(&mut world, 1, [1]);
     world.sync();

@@ -322,7 +322,7 @@ fn compare(family: IpFamily, configs: &[(NodePortAddresses, bool)]) {
 /// Service's address itself. This holds for the maps that rules ask and for the map that choosers
 /// ask.
 #[test]
-fn what_finds_no_endpoint_is_rejected() {
+fn packets_without_an_endpoint_are_rejected() {
     for family in IpFamily::ALL {
         let content = table(family, Layout::Flat, NodePortAddresses::All, false);
         let mut table = Table::new(content);

@@ -79,7 +79,7 @@ fn drift_becomes_pending_and_foreign_rows_go_when_they_are_gone() {
 }
 
 #[test]
-fn what_is_wanted_and_there_is_held_once() {
+fn a_wanted_and_present_value_is_stored_once() {
     let mut table = Table::<u8, Arc<str>, u8>::new();
     table.claim(&1, [(1, "a".into())]);
     table.observe([(1, "a".into())]);
@@ -127,7 +127,7 @@ fn the_oldest_pending_row_says_since_when() {
 }
 
 #[test]
-fn what_may_not_go_is_no_delay() {
+fn removals_that_are_held_back_do_not_count_as_late() {
     let now = Instant::now();
     let mut table = T::new();
     table.begin(now);
@@ -144,7 +144,7 @@ fn what_may_not_go_is_no_delay() {
 }
 
 #[test]
-fn what_is_doubted_waits_for_a_look_whatever_is_wanted() {
+fn an_unknown_outcome_waits_for_a_read_whatever_is_wanted() {
     let mut table = Table::new();
     let now = Instant::now();
     table.claim(&1, [(1, 1)]);
@@ -160,7 +160,7 @@ fn what_is_doubted_waits_for_a_look_whatever_is_wanted() {
 }
 
 #[test]
-fn what_is_doubted_is_due_when_it_was_looked_at() {
+fn an_unknown_outcome_is_due_after_a_read() {
     let now = Instant::now();
     let mut table = T::new();
     table.claim(&1, [(1, 1), (2, 2)]);
