@@ -69,17 +69,13 @@ enum Verb {
         /// The file
         json: PathBuf,
     },
-    /// Print the block for the README of a report.json: the main table and chart
-    Readme {
+    /// Put a report.json and its main figures into the documents
+    Publish {
         /// The file
         json: PathBuf,
-        /// Put it into this file, between the lines `<!-- bench -->` and `<!-- /bench -->`, and the
-        /// report into the folder
-        #[arg(long, value_name = "FILE")]
-        into: Option<PathBuf>,
-        /// Folder of the report, relative to the README
+        /// Folder for the page, its charts and the file
         #[arg(long, value_name = "FOLDER", default_value = "docs/bench")]
-        folder: String,
+        into: PathBuf,
     },
 }
 
@@ -90,8 +86,8 @@ fn main() -> ExitCode {
         Verb::Cell { cell, into } => measure(&cell, into.as_deref()),
         Verb::Floor { cell } => floor::run(&cell),
         Verb::Report { json } => read(&json)
-            .and_then(|report| report::draw(&report, json.parent().unwrap_or(Path::new("")))),
-        Verb::Readme { json, into, folder } => readme(&json, into.as_deref(), &folder),
+            .and_then(|report| report::draw(&report, json.parent().unwrap_or(Path::new("")), true)),
+        Verb::Publish { json, into } => publish(&json, &into),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -139,42 +135,20 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Prints the block for a README, or puts it there with the whole report beside it.
-fn readme(json: &Path, into: Option<&Path>, folder: &str) -> Result<()> {
+/// Writes the page with the main figures, its charts, and the file with all of them.
+fn publish(json: &Path, folder: &Path) -> Result<()> {
     let mut report = read(json)?;
-    let block = report::readme(&report, folder);
-    let Some(into) = into else {
-        print!("{block}");
-        return Ok(());
-    };
-    let name = || into.display().to_string();
-    let text = std::fs::read_to_string(into).with_context(name)?;
-    let text = between(&text, &block)
-        .with_context(|| format!("{} has no lines {BEGIN} and {END}", name()))?;
-    let folder = into.parent().unwrap_or(Path::new("")).join(folder);
-    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
-    report::draw(&report, &folder)?;
-    // Where the programs lay is nobody's business.
+    std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    report::draw(&report, folder, false)?;
+    // Paths of programs say nothing to a reader.
     for one in &mut report.measurements {
         if let SubjectKind::KubeProxy { path, .. } = &mut one.cell.subject.kind {
             *path = path.file_name().unwrap_or_default().into();
         }
     }
     let copy = folder.join("report.json");
-    let text_of_all = serde_json::to_vec_pretty(&report)?;
-    std::fs::write(&copy, text_of_all).with_context(|| copy.display().to_string())?;
-    std::fs::write(into, text).with_context(name)
-}
-
-/// The lines around the block in a README.
-const BEGIN: &str = "<!-- bench -->";
-const END: &str = "<!-- /bench -->";
-
-/// The text with a block between the two lines.
-fn between(text: &str, block: &str) -> Option<String> {
-    let (before, rest) = text.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n{block}{END}{after}"))
+    let text = serde_json::to_vec_pretty(&report)?;
+    std::fs::write(&copy, text).with_context(|| copy.display().to_string())
 }
 
 /// A kube-proxy that ends with a word about its flags does not know the mode, or the flag, that it
@@ -206,14 +180,6 @@ fn read(json: &Path) -> Result<Report> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_block_takes_the_place_of_the_one_before() {
-        let text = format!("a\n{BEGIN}\nold\n{END}\nb\n");
-        let wanted = format!("a\n{BEGIN}\nnew\n{END}\nb\n");
-        assert_eq!(between(&text, "new\n"), Some(wanted));
-        assert_eq!(between("no lines", "new"), None);
-    }
 
     #[test]
     fn a_subject_that_refuses_its_mode_is_skipped() {

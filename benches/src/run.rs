@@ -181,7 +181,7 @@ impl Run {
                     Ok(measurement) => measurement,
                     Err(error) => {
                         // What there is by now is a report, too.
-                        report::draw(&report, &folder)?;
+                        report::draw(&report, &folder, true)?;
                         return Err(error);
                     }
                 },
@@ -202,7 +202,7 @@ impl Run {
             fs::write(&json, serde_json::to_vec_pretty(&report)?)
                 .with_context(|| format!("cannot write {}", json.display()))?;
         }
-        report::draw(&report, &folder)?;
+        report::draw(&report, &folder, true)?;
         println!("{}", folder.join("report.md").display());
         let bad = |one: &&Measurement| {
             matches!(one.outcome, Outcome::Failed { .. } | Outcome::Wrong { .. })

@@ -1,5 +1,4 @@
-//! The report, drawn from `report.json` alone: `report.md`, charts as SVG, and the block for the
-//! README.
+//! The report, drawn from `report.json` alone: `report.md`, and charts as SVG.
 //!
 //! Each figure is the median of its repeats, with the best and the spread. What was not done in
 //! time, came out wrong or could not be measured stands where its figure would be, and why at the
@@ -50,15 +49,24 @@ struct Figure {
     size: Size,
 }
 
-/// Writes `report.md` and the charts that it shows into `folder`.
-pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
+/// Says of a page with the main figures where the others are.
+const MAIN_FIGURES: &str = "For who wants to know how fast it is: the short answer is the table below. This page has the main figures; `bench report` of a copy \
+    of [report.json](report.json) draws all of them.\n\n";
+
+/// Writes `report.md` and the charts that it shows into `folder`; without `is_whole`, the main
+/// figures alone.
+pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()> {
     let write = |name: &str, text: &str| {
         let file = folder.join(name);
         fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
     };
     let mut text = "# How fast it is\n\n".to_owned();
-    text.push_str(&about(report));
-    text.push_str(&not_shown(report));
+    if is_whole {
+        text.push_str(&about(report));
+        text.push_str(&not_shown(report));
+    } else {
+        text.push_str(MAIN_FIGURES);
+    }
     let (short, aims) = (main_table(report), aims::table(report));
     if !short.is_empty() || !aims.is_empty() {
         _ = write!(text, "## In short\n\n{short}{aims}");
@@ -89,13 +97,17 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
             _ = write!(text, "![{}]({name})\n\n", axes::title(axis));
         }
         for (index, metric) in metrics.into_iter().enumerate() {
-            text.push_str(&figures(report, metric, index == 0));
+            if is_whole || index == 0 || is_of_use(metric) {
+                text.push_str(&figures(report, metric, index == 0));
+            }
         }
         if axis == Axis::Anatomy {
             text.push_str(&anatomy::whole(report));
             for (subject, size) in pairs(subjects(report, axis), &sizes(report, axis)) {
                 let (table, chart) = anatomy::pieces(report, subject, size);
-                text.push_str(&table);
+                if is_whole {
+                    text.push_str(&table);
+                }
                 if let Some(chart) = chart {
                     let name = format!("anatomy-{subject}-{size}.svg");
                     write(&name, &chart)?;
@@ -109,52 +121,25 @@ pub(crate) fn draw(report: &Report, folder: &Path) -> Result<()> {
         if axis == Axis::Api {
             text.push_str(&api::tables(report));
         }
-        text.push_str(&parts(report, axis));
+        if is_whole {
+            text.push_str(&parts(report, axis));
+        }
     }
-    text.push_str(&counted(report));
-    text.push_str(&not_measured(report));
-    write("report.md", &text)
+    if is_whole {
+        text.push_str(&counted(report));
+        text.push_str(&not_measured(report));
+    } else {
+        _ = write!(text, "## The run\n\n{}{}", about(report), not_shown(report));
+    }
+    write("report.md", &lab::pages::wrapped(&text))
 }
 
-/// The block for the README.
-pub(crate) fn readme(report: &Report, folder: &str) -> String {
-    let about = &report.about;
-    let mut text = main_table(report);
-    let beside = others::not_ahead(report, &main_figures(report));
-    if !beside.is_empty() {
-        _ = write!(text, "{BESIDE}{beside}");
-    }
-    if let Some(axis) = main_chart(report) {
-        _ = write!(text, "![{}]({folder}/{axis}.svg)\n\n", axes::title(axis));
-    }
-    _ = writeln!(
-        text,
-        "Medians of `make bench` (`bench {}`), commit {}, {}, {} on {}: [the whole report]({folder}/report.md), with the aims and what \
-         of them is met. {} A User Mode Linux kernel makes system calls and processes many times dearer than they are on a real \
-         machine, so programs that make many of them look worse here; ratios hold better than figures.{}",
-        about.command,
-        about.commit,
-        about.started.split('T').next().unwrap_or_default(),
-        kernel(report),
-        about.cpu,
-        others::named(report),
-        if text.contains("| over ") {
-            " *over N s*: not programmed within that time."
-        } else {
-            ""
-        },
-    );
-    text
-}
-
-/// The axis whose chart stands for all.
-fn main_chart(report: &Report) -> Option<Axis> {
-    [Axis::Cold, Axis::Change, Axis::First]
-        .into_iter()
-        .find(|axis| {
-            let metric = SHOWN.iter().find(|one| one.axis == *axis);
-            metric.is_some_and(|metric| chart(report, metric).is_some())
-        })
+/// True if a figure beside the first of its axis helps to size a node.
+fn is_of_use(metric: &Metric) -> bool {
+    ["memory", "CPU time of the program", "99th percentile"]
+        .iter()
+        .any(|words| metric.title.starts_with(words) || metric.title.ends_with(words))
+        || metric.axis == Axis::Idle
 }
 
 fn repeats(report: &Report) -> u32 {
@@ -354,9 +339,25 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     let names = subjects(report, metric.axis);
     let sizes = sizes(report, metric.axis);
     let of = |name: &str, size| cell(report, metric, name, size);
+    // Rows and columns without a figure say nothing; the end of the report says why they have none.
+    let has_figure = |name: &str, size| {
+        !matches!(of(name, size), Cell::Absent | Cell::Skipped)
+            && (has_ratios || !matches!(of(name, size), Cell::Over(_)))
+    };
     let names: Vec<&str> = names
         .into_iter()
-        .filter(|name| sizes.iter().any(|&size| of(name, size) != Cell::Absent))
+        .filter(|name| sizes.iter().any(|&size| has_figure(name, size)))
+        .collect();
+    // The pod itself is measured once, whatever the number of Services.
+    let is_direct_alone = names == ["direct"];
+    let sizes: Vec<Size> = sizes
+        .into_iter()
+        .filter(|&size| {
+            let mut names = names
+                .iter()
+                .filter(|name| is_direct_alone || **name != "direct");
+            names.any(|name| has_figure(name, size))
+        })
         .collect();
     if names.is_empty() {
         return String::new();
@@ -386,11 +387,16 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         "nftables-flat" => base == "nft-flat-floor" || others.contains(&base),
         _ => ours.starts_with("ipvs") && BASES.contains(&base),
     };
+    let ratio = |ours: &str, base: &str, size| {
+        let (ours, base) = (of(ours, size).median()?, of(base, size).median()?);
+        (base > 0.0).then_some(ours / base)
+    };
     let pairs: Vec<(&str, &str)> = names
         .iter()
         .filter(|_| has_ratios)
         .flat_map(|&ours| names.iter().map(move |&base| (ours, base)))
         .filter(|(ours, base)| is_base(ours, base))
+        .filter(|(ours, base)| sizes.iter().any(|&size| ratio(ours, base, size).is_some()))
         .collect();
     if !pairs.is_empty() {
         let mut head = vec!["ratio".to_owned()];
@@ -399,10 +405,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
             &head,
             &row(&|size| {
                 let ratios = pairs.iter().map(|(ours, base)| {
-                    let (ours, base) = (of(ours, size).median(), of(base, size).median());
-                    ours.zip(base)
-                        .filter(|(_, base)| *base > 0.0)
-                        .map_or_else(|| "–".to_owned(), |(ours, base)| short(ours / base))
+                    ratio(ours, base, size).map_or_else(|| "–".to_owned(), short)
                 });
                 ratios.collect()
             }),

@@ -1,7 +1,7 @@
 //! Rules that do not depend on Services: the shared chains, the jumps into them, and the rules that
 //! masquerade and forward.
 //!
-//! Source: docs/iptables-mode.md, sections 3, 6, 8 and 9.
+//! Source: docs/design/iptables-mode.md, sections 3, 6, 8 and 9.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -12,7 +12,7 @@
 //! is pure. A [`Kernel`] is the iptables programs on a thread of its own, or the strict fake of the
 //! tests.
 //!
-//! The chains and rules are those of upstream's iptables mode; docs/iptables-mode.md describes
+//! The chains and rules are those of upstream's iptables mode; docs/design/iptables-mode.md describes
 //! them, with reasons.
 
 mod access;

@@ -8,7 +8,7 @@
 //! A [`ServedPort`] is kept; its rules are not. With 50 endpoints they take some 20 KiB, and are
 //! needed only when written.
 //!
-//! Chains, rules, their order and comments are upstream's (docs/iptables-mode.md, sections 3 to 5).
+//! Chains, rules, their order and comments are upstream's (docs/design/iptables-mode.md, sections 3 to 5).
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

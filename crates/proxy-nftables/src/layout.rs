@@ -12,6 +12,6 @@ pub enum Layout {
     Upstream,
     /// Most Service ports have no chain: their endpoints are elements of shared maps. The kernel's
     /// cost of a changed endpoint does not depend on the number of Services
-    /// (docs/nftables-cost.md).
+    /// (docs/design/nftables-cost.md).
     Flat,
 }

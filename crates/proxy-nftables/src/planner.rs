@@ -25,7 +25,7 @@ use crate::port::Slot;
 use crate::tables::Tables;
 
 /// Limit for Service ports in a transaction. For each new map the kernel searches all maps of the
-/// transaction (docs/nftables-cost.md), and each port takes a kilobyte of memory.
+/// transaction (docs/design/nftables-cost.md), and each port takes a kilobyte of memory.
 const MANY_PARTS: usize = 1_000;
 /// Limits for sets of clients and for endpoints in a transaction. For each new set the kernel
 /// searches all sets, and an endpoint takes about 60 bytes.

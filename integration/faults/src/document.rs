@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::faults::ALL;
-use crate::row::{Row, table};
+use crate::row::Row;
 
 /// The rows of a kernel.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -20,21 +20,82 @@ pub(crate) struct Part {
 }
 
 const HEAD: &str = "\
-# Faults, and what they cost
+This page is for who wants to know what a fault on a node costs. It is made by `make faults RELEASE=1 BEFORE=COMMIT` \
+([integration/faults](../integration/faults)), which keeps its rows: those of a fault that is run again by `FAULT=name` take the place of older ones.
 
-This page is made by `make faults RELEASE=1 BEFORE=COMMIT` ([integration/faults](../integration/faults)), which keeps its rows: those of a fault that is run again by
-`FAULT=name` take the place of older ones. Each row is one fault on a node of the lab while traffic runs: new TCP connections by five ways, each at most
-40 a second (from a pod to a ClusterIP of each family, from outside to a node port and to a load balancer's address, from the node itself), and six
-connections that are held open and asked ten times a second.
+Each row is a fault on a node of the lab while traffic runs: new TCP connections by five ways, each at most 40 a second (from a pod to a ClusterIP of \
+each family, from outside to a node port and to a load balancer's address, from the node itself), and six connections that are held open and asked ten \
+times a second.
 
-*Failed*: not answered within 0.9 s, which is before TCP sends a lost packet again. *Not judged*: the same, while the whole guest stood still for longer than
-0.15 s, as its machine gave it no time. *Lost*: an open connection that was reset, or not answered within 20 s. *Until repaired* is counted from the fault, or
-from its end where it lasts, until all is as it is to be; the sync period is the default, 30 s. Where nothing of ours was wrong it is how long the next
-change, or the start, took.
+* *Failed*: not answered within 0.9 s, which is before TCP sends a lost packet again. *Not judged*: the same, while the whole guest stood still for \
+longer than 0.15 s.
+* *Lost*: an open connection that was reset, or not answered within 20 s; in brackets, of how many.
+* *Until repaired*: from the fault, or from its end where it lasts, until the state is right; of several modes the longest. The sync period is the \
+default, 30 s. If nothing of ours was wrong, the time that the next change or the start took.
 
-Every row has a promise, and the command fails where one is not kept: no request fails and no open connection ends, unless somebody else has taken away
-what carries them. Then it is how soon all is whole again; what failed until then is counted.
+A fault may cost no request and no open connection, unless something else has removed what carries them; then the time until repair is limited. \
+The command fails for a row that breaks this.
 ";
+
+/// Returns the two lines that sum up all rows.
+fn summary(parts: &[Part]) -> String {
+    let rows = || parts.iter().flat_map(|part| &part.rows);
+    let faults: BTreeSet<_> = rows().map(|row| &*row.fault).collect();
+    let costly: BTreeSet<_> = rows()
+        .filter(|row| !is_free(row))
+        .map(|row| &*row.fault)
+        .collect();
+    let costly: Vec<_> = ALL
+        .iter()
+        .map(|fault| fault.name)
+        .filter(|name| costly.contains(name))
+        .collect();
+    let broken = rows().filter(|row| row.broken.is_some()).count();
+    format!(
+        "# Faults, and what they cost\n\n**{} faults in {} rows: {} cost no request and no connection, {broken} rows break a promise.** Requests or \
+         connections were lost only by: {}.\n\n",
+        faults.len(),
+        rows().count(),
+        faults.len() - costly.len(),
+        costly.join(", ")
+    )
+}
+
+/// True if the row lost nothing and broke no promise.
+fn is_free(row: &Row) -> bool {
+    row.failed == 0 && row.lost == 0 && row.broken.is_none()
+}
+
+/// Writes a line for each fault; modes that it cost nothing share one.
+fn table(rows: &[Row]) -> String {
+    let mut text = "| fault | modes | until repaired | requests | failed | lost |\n|---|---|--:|--:|--:|--:|\n".to_owned();
+    for group in
+        rows.chunk_by(|one, other| one.fault == other.fault && is_free(one) && is_free(other))
+    {
+        let [first, ..] = group else { continue };
+        let modes: Vec<&str> = group.iter().map(|row| &*row.mode).collect();
+        let sum = |of: fn(&Row) -> usize| group.iter().map(of).sum::<usize>();
+        let repaired = group.iter().filter_map(|row| row.repaired).reduce(f64::max);
+        let repaired = repaired.map_or_else(|| "–".into(), |seconds| format!("{seconds:.1} s"));
+        let unjudged = match sum(|row| row.unjudged) {
+            0 => String::new(),
+            count => format!(" ({count} not judged)"),
+        };
+        let broken = first.broken.as_deref().and_then(|why| why.lines().next());
+        let broken = broken.map_or_else(String::new, |why| format!(" **NOT AS PROMISED**: {why}"));
+        let _ = writeln!(
+            text,
+            "| {}{broken} | {} | {repaired} | {}{unjudged} | {} | {} ({}) |",
+            first.fault,
+            modes.join("; "),
+            sum(|row| row.sent),
+            sum(|row| row.failed),
+            sum(|row| row.lost),
+            sum(|row| row.open)
+        );
+    }
+    text
+}
 
 /// Keeps the rows of a lane, beside those of faults and modes that were not run now.
 pub(crate) fn keep(folder: &Path, part: &Part) -> Result<()> {
@@ -69,7 +130,7 @@ pub(crate) fn kept(folder: &Path) -> Result<Vec<Part>> {
 
 /// The page.
 pub(crate) fn page(parts: &[Part]) -> String {
-    let mut text = HEAD.to_owned();
+    let mut text = summary(parts) + HEAD;
     for part in parts {
         let _ = write!(
             text,
@@ -93,11 +154,20 @@ pub(crate) fn page(parts: &[Part]) -> String {
             let _ = writeln!(text, "\nNot run there: {}.", missing.join(", "));
         }
     }
-    text += "\n## What each fault is\n\n";
+    text += "\n## What each fault is, and what kube-proxy did\n\n";
     for fault in ALL {
-        let _ = writeln!(text, "* **{}**: {}", fault.name, fault.about);
+        let _ = write!(text, "* **{}**: {}", fault.name, fault.about);
+        let mut rows = parts.iter().flat_map(|part| &part.rows);
+        if let Some(row) = rows.find(|row| row.fault == fault.name && row.broken.is_none()) {
+            let _ = write!(text, " *It* {}", row.did);
+            if !row.seen.is_empty() {
+                let _ = write!(text, " ({})", row.seen);
+            }
+            text.push('.');
+        }
+        text.push('\n');
     }
-    text
+    lab::pages::wrapped(&text)
 }
 
 #[cfg(test)]
@@ -123,5 +193,35 @@ mod tests {
         for fault in ALL {
             assert!(page.contains(&format!("* **{}**: ", fault.name)));
         }
+        assert!(
+            page.lines()
+                .all(|line| line.starts_with('|') || line.chars().count() <= 100)
+        );
+    }
+
+    #[test]
+    fn modes_share_a_line_unless_the_fault_cost_something() {
+        let row = |mode: &str, failed, seconds| Row {
+            fault: "restart".into(),
+            mode: mode.into(),
+            sent: 10,
+            failed,
+            repaired: Some(seconds),
+            open: 6,
+            ..Row::default()
+        };
+        let text = table(&[
+            row("ipvs", 0, 1.0),
+            row("iptables", 0, 2.0),
+            row("nftables", 3, 1.0),
+        ]);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        assert_eq!(
+            lines,
+            [
+                "| restart | ipvs; iptables | 2.0 s | 20 | 0 | 0 (12) |",
+                "| restart | nftables | 1.0 s | 10 | 3 | 0 (6) |"
+            ]
+        );
     }
 }

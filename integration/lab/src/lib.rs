@@ -38,6 +38,7 @@ pub mod http;
 mod init;
 mod job;
 mod lane;
+pub mod pages;
 mod runner;
 mod signals;
 mod stalls;
