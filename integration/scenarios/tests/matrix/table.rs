@@ -74,28 +74,35 @@ const REASONS: [(&str, &str); 7] = [
 const BESIDE: &str = "
 ## Beside the table
 
-The same for all policies, places and ways unless said otherwise; in both families. In IPVS mode with each shim, in nftables and in userspace mode
-(what the latter makes of it is G where nothing else is said).
+The same for all policies, places and ways unless said otherwise; in both families. In IPVS mode
+with each shim, in nftables and in userspace mode (what the latter makes of it is G where nothing
+else is said).
 
 - **UDP and SCTP, and IPv6**: as TCP over IPv4 in the table. Userspace mode carries no SCTP.
-- **No endpoints**: refused at once, in IPVS mode by IPVS itself, in the others by a rule (a TCP client and a UDP client get an ICMP port
-  unreachable; on the node itself a UDP client's send fails, but at a node port in nftables mode, whose rule refuses what comes in). The
-  kernel limits such messages to one a second and client (`net.ipv4.icmp_ratelimit`) after a burst.
-- **A port that the Service does not expose**: refused at once, also where a process on the node listens on all addresses
-  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)), and also a node port asked at a service address. The rules of
-  KUBE-IPVS-FILTER do so, upstream's since 1.27. nftables mode does so at ClusterIPs alone: nobody on the node has the other addresses
-  of a Service, and where packets to them come to is the network's affair, which is so of ClusterIPs, too, in iptables
-  and userspace mode.
-- **An address of the ServiceCIDRs that no Service has**: IPVS, iptables and userspace mode do not know these ranges. nftables mode drops what is sent
-  there.
-- **A pod that asks a Service whose only endpoint it is** reaches itself, masqueraded, in every way and with all policies.
-- **Terminating endpoints** that still serve answer where no ready one does: no ready one at all, or, where the policy says Local, no
-  ready one here. Where there is neither here, all others do in IPVS mode (C, F); nftables mode drops, userspace mode resets.
-- **loadBalancerSourceRanges** hold for the load balancer's addresses alone: who is in no range gets a timeout, in userspace mode a reset. The node itself is
-  allowed if a range holds an address of its Node object. All modes do the same.
-- **ICMP echo** to a service address is refused (port unreachable), by the rule that refuses ports that are not exposed; in nftables mode
-  to a ClusterIP (over IPv4 the node itself cannot even send it). An address of the node answers, whether it has a node port or not. Where nobody has
-  the address of a Service, what a ping to it comes to is the network's affair.
+- **No endpoints**: refused at once, in IPVS mode by IPVS itself, in the others by a rule (a TCP
+  client and a UDP client get an ICMP port unreachable; on the node itself a UDP client's send
+  fails, but at a node port in nftables mode, whose rule refuses what comes in). The kernel limits
+  such messages to one a second and client (`net.ipv4.icmp_ratelimit`) after a burst.
+- **A port that the Service does not expose**: refused at once, also where a process on the node
+  listens on all addresses ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)), and
+  also a node port asked at a service address. The rules of KUBE-IPVS-FILTER do so, upstream's since
+  1.27. nftables mode does so at ClusterIPs alone: nobody on the node has the other addresses of a
+  Service, and where packets to them come to is the network's affair, which is so of ClusterIPs,
+  too, in iptables and userspace mode.
+- **An address of the ServiceCIDRs that no Service has**: IPVS, iptables and userspace mode do not
+  know these ranges. nftables mode drops what is sent there.
+- **A pod that asks a Service whose only endpoint it is** reaches itself, masqueraded, in every way
+  and with all policies.
+- **Terminating endpoints** that still serve answer where no ready one does: no ready one at all,
+  or, where the policy says Local, no ready one here. Where there is neither here, all others do in
+  IPVS mode (C, F); nftables mode drops, userspace mode resets.
+- **loadBalancerSourceRanges** hold for the load balancer's addresses alone: who is in no range gets
+  a timeout, in userspace mode a reset. The node itself is allowed if a range holds an address of
+  its Node object. All modes do the same.
+- **ICMP echo** to a service address is refused (port unreachable), by the rule that refuses ports
+  that are not exposed; in nftables mode to a ClusterIP (over IPv4 the node itself cannot even send
+  it). An address of the node answers, whether it has a node port or not. Where nobody has the
+  address of a Service, what a ping to it comes to is the network's affair.
 ";
 
 pub(crate) const SECTIONS: [Section; 8] = [
@@ -332,23 +339,33 @@ impl Row {
 const INTRODUCTION: &str = "\
 # The packet matrix
 
-Who reaches what on a node that runs `kube-proxy` in IPVS mode: real packets, seen by the test that holds this table
-(`integration/scenarios/tests/matrix`), with every `--ipvs-shim`: upstream, lean and nftables. Where iptables and nftables mode, whose
-semantics are the meant ones, would do something else, their column says what, and the last one why. Both columns are seen with packets,
-too, and the two modes never differ here, nor do the two layouts of nftables mode (`--nftables-layout`). What userspace mode would do has
-a column of its own, for one reason alone (G), seen with packets as well, with redirects by nftables and by iptables. All of it but the
-flat layout follows from a kernel state that is upstream's of the same mode, for the same objects.
+For who asks which clients reach which endpoints, and with which source address: find your policy's
+table, then the row of client and address.
 
-`kube-proxy explain` says the same of every row: the test asks it, in every mode, for who answers and whom the endpoint sees, and compares.
+Who reaches what on a node that runs `kube-proxy` in IPVS mode: real packets, seen by the test that
+holds this table (`integration/scenarios/tests/matrix`), with every `--ipvs-shim`: upstream, lean
+and nftables. Where iptables and nftables mode, whose semantics are the meant ones, would do
+something else, their column says what, and the last one why. Both columns are seen with packets,
+too, and the two modes never differ here, nor do the two layouts of nftables mode
+(`--nftables-layout`). What userspace mode would do has a column of its own, for one reason alone
+(G), seen with packets as well, with redirects by nftables and by iptables. All of it but the flat
+layout follows from a kernel state that is upstream's of the same mode, for the same objects.
 
-This file is made by `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md`; the test fails where it is out of date.
+`kube-proxy explain` says the same of every row: the test asks it, in every mode, for who answers
+and whom the endpoint sees, and compares.
 
-Asked from: a **pod** on this node, the **node** itself, and a host **outside** that sends what is for the address to this node. The
-modes: local traffic **detected** (`--cluster-cidr`), **not detected**, and **`--masquerade-all`**.
+This file is made by `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md`; the
+test fails where it is out of date.
 
-Who answers: the endpoint on this node (**local**), the one on another node (**remote**), **both** in turn, or none: **refused** at once,
-or **timeout**. Whom the endpoint sees: the client (**kept**), an address of this node in its stead (**masq**), or the service address,
-which is the client's own where the node itself asks (**vip**). Answers to the host outside come back by way of this node.
+Asked from: a **pod** on this node, the **node** itself, and a host **outside** that sends what is
+for the address to this node. The modes: local traffic **detected** (`--cluster-cidr`), **not
+detected**, and **`--masquerade-all`**.
+
+Who answers: the endpoint on this node (**local**), the one on another node (**remote**), **both**
+in turn, or none: **refused** at once, or **timeout**. Whom the endpoint sees: the client
+(**kept**), an address of this node in its stead (**masq**), or the service address, which is the
+client's own where the node itself asks (**vip**). Answers to the host outside come back by way of
+this node.
 ";
 
 /// The document: the table with what is seen, row after row.
@@ -378,7 +395,7 @@ pub(crate) fn document_of(mut seen: impl Iterator<Item = [String; 3]>) -> String
     for (name, reason) in REASONS {
         let _ = write!(text, "\n- **{name}** {reason}");
     }
-    text + "\n" + BESIDE
+    lab::pages::wrapped(&(text + "\n" + BESIDE))
 }
 
 /// The document out of the expected table.
