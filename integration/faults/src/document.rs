@@ -74,7 +74,7 @@ fn table(rows: &[Row]) -> String {
     {
         let [first, ..] = group else { continue };
         let modes: Vec<&str> = group.iter().map(|row| &*row.mode).collect();
-        let sum = |of: fn(&Row) -> usize| group.iter().map(of).sum::<usize>();
+        let sum = |of: fn(&Row) -> u64| group.iter().map(of).sum::<u64>();
         let repaired = group.iter().filter_map(|row| row.repaired).reduce(f64::max);
         let repaired = repaired.map_or_else(|| "–".into(), |seconds| format!("{seconds:.1} s"));
         let unjudged = match sum(|row| row.unjudged) {
