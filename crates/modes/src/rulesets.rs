@@ -37,7 +37,7 @@ pub(super) fn subscribe() -> io::Result<Arc<Subscription>> {
 /// transactions count as foreign, and the table is read again after each write.
 pub(super) fn leave_out(own: &OwnSockets, of: &Arc<Subscription>) {
     if let Err(error) = own.leave_out_of(Arc::clone(of)) {
-        warn!(%error, "own changes of nftables cannot be left out of what is told");
+        warn!(%error, "the kernel cannot filter out our own nftables changes: the table is read after each write");
     }
 }
 
@@ -69,7 +69,7 @@ pub(super) fn follow(
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    warn!(%family, %error, "what others change of table {table} is no longer told");
+                    warn!(%family, %error, "the kernel no longer reports foreign changes of table {table}: restart kube-proxy");
                     return None;
                 }
             }

@@ -91,7 +91,7 @@ impl PendingRestart {
         let file = file.display();
         if waiting.is_empty() {
             info!(
-                "the configuration file {file} says what is in use again: nothing waits for a new start"
+                "the configuration file {file} matches the settings in use again: no restart is needed"
             );
             return;
         }

@@ -113,7 +113,7 @@ impl Inner {
                 drop(names);
                 read.left_out = counted.left_out;
                 if read.failure.take().is_some() {
-                    info!("what Services carry can be read again");
+                    info!("the traffic of Services can be read again");
                 }
             }
             Some(Err(error)) => {

@@ -67,7 +67,7 @@ impl Clearing {
             let task = tokio::spawn(clearing);
             Box::pin(async move {
                 if let Err(error) = task.await {
-                    error!(%error, "the way to the API server is not cleared");
+                    error!(%error, "cannot remove redirections of the API server's addresses");
                 }
             })
         }))
@@ -110,7 +110,9 @@ impl Clearing {
                 });
                 removed.chain(left).for_each(|line| self.tell(line));
             }
-            Err(error) => error!(%error, "the way to the API server is not cleared"),
+            Err(error) => {
+                error!(%error, "cannot remove redirections of the API server's addresses")
+            }
         }
     }
 

@@ -36,7 +36,7 @@ impl Daemon {
             info!("{line}");
         }
         if finished.is_err() {
-            warn!("ending while something that was begun in the kernel goes on");
+            warn!("the process ends while kernel work is in progress");
             // Dropping a thread would wait for it.
             mem::forget(self);
         }
