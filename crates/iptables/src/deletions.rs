@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use inet::IpFamily;
 use netlink_batch::Error;
 
-use crate::nft::kernel_rules::Reader;
+use crate::nft::kernel_rules::KernelReader;
 use crate::program::Input;
 use crate::saved::Line;
 
@@ -41,7 +41,7 @@ pub(crate) fn deletions(text: Input<'_>) -> Deletions {
 ///
 /// The kernel cannot be asked, or refuses.
 pub(crate) fn delete(family: IpFamily, all: &Deletions) -> Result<Deletions, Error> {
-    let Some(mut reader) = Reader::open(family)? else {
+    let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Deletions::new());
     };
     let mut doomed = Vec::new();

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use crate::obstacles::TakenChain;
-use crate::program::{Finished, Program};
+use crate::program::{Program, ProgramExit};
 
 /// The reason why iptables cannot be used, or has failed.
 #[derive(Debug, thiserror::Error)]
@@ -289,7 +289,7 @@ impl IptablesError {
 /// Returns the error of a program's run. `line` returns a line of the input by its number, from 1.
 pub(crate) fn failure(
     program: &Program,
-    result: io::Result<Finished>,
+    result: io::Result<ProgramExit>,
     limit: Duration,
     line: impl FnOnce(usize) -> Option<String>,
 ) -> IptablesError {

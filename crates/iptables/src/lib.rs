@@ -44,7 +44,7 @@ pub use iptables::Iptables;
 pub use legacy::{LegacyTable, LegacyTables};
 pub use modules::MODULES;
 pub use obstacles::{DormantTable, TakenChain};
-pub use program::{Finished, Input, Limit, Output, Program};
+pub use program::{Input, Limit, Output, Program, ProgramExit};
 pub use restore::{Restore, restore_text};
 pub use rule::{Field, FlowState, Jump, Match, Packets, Rule, SourcePort, Target};
 pub use saved::{CountedRule, Entry, Line, Reader, RuleLine, Words, entries, native_chains};

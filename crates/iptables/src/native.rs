@@ -16,7 +16,7 @@ use inet::IpFamily;
 use netlink_batch::Error;
 
 use crate::error::{IptablesError, failure};
-use crate::nft::kernel_rules::{Chain, Hook, KernelRule, Reader};
+use crate::nft::kernel_rules::{Hook, KernelChain, KernelReader, ListedRule};
 use crate::obstacles::{TakenChain, nft_name};
 use crate::program::{Limit, Program};
 use crate::saved::Line;
@@ -142,7 +142,7 @@ pub(crate) fn read(
         limit,
     };
     let asked = |error: Error| listing.unreadable(error.to_string());
-    let Some(mut reader) = Reader::open(family).map_err(asked)? else {
+    let Some(mut reader) = KernelReader::open(family).map_err(asked)? else {
         return Ok(());
     };
     for _ in 0..ATTEMPTS {
@@ -184,12 +184,16 @@ struct Listing<'a> {
 
 impl Listing<'_> {
     /// Returns the rules of these chains, as `iptables-save` prints them.
-    fn rules(&self, chains: &[Chain], reader: &mut Reader) -> Result<Vec<String>, IptablesError> {
-        let held = |reader: &mut Reader, name: &str| {
+    fn rules(
+        &self,
+        chains: &[KernelChain],
+        reader: &mut KernelReader,
+    ) -> Result<Vec<String>, IptablesError> {
+        let held = |reader: &mut KernelReader, name: &str| {
             let rules = reader.rules(self.table, name);
             rules.map_err(|error| self.unreadable(error.to_string()))
         };
-        let mut native: BTreeMap<&str, Vec<KernelRule>> = BTreeMap::new();
+        let mut native: BTreeMap<&str, Vec<ListedRule>> = BTreeMap::new();
         let mut listed: Vec<&str> = Vec::new();
         for chain in chains {
             let name = chain.name.as_str();
@@ -227,7 +231,7 @@ impl Listing<'_> {
             // are left to it.
             for name in std::mem::take(&mut listed) {
                 let rules = held(reader, name)?;
-                let is_sure = |rule: &KernelRule| {
+                let is_sure = |rule: &ListedRule| {
                     rule.looks_compatible && (name.starts_with(PREFIX) || !rule.is_native())
                 };
                 if rules.iter().all(is_sure) {
@@ -346,7 +350,7 @@ pub(crate) fn built_in(
     })
 }
 
-pub(crate) fn is_built_in(table: &str, chain: &Chain) -> bool {
+pub(crate) fn is_built_in(table: &str, chain: &KernelChain) -> bool {
     chain.hook.as_ref().is_some_and(|hook| {
         let Hook {
             number,
@@ -358,7 +362,7 @@ pub(crate) fn is_built_in(table: &str, chain: &Chain) -> bool {
     })
 }
 
-fn declaration(table: &str, chain: &Chain) -> String {
+fn declaration(table: &str, chain: &KernelChain) -> String {
     let name = &chain.name;
     match &chain.hook {
         Some(hook) if is_built_in(table, chain) => {
@@ -404,7 +408,7 @@ fn counted(line: &str) -> Option<String> {
 /// Returns the chains of kube-proxies' tables that iptables cannot use. nft has created a built-in
 /// one with another hook, type or priority, or a kube-proxy's chain as a base chain.
 pub(crate) fn taken_chains(family: IpFamily) -> Result<Vec<TakenChain>, Error> {
-    let Some(mut reader) = Reader::open(family)? else {
+    let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());
     };
     let (tables, _) = reader.tables()?;

@@ -31,7 +31,7 @@ pub struct Program(PathBuf);
 
 /// The results of a program that has ended.
 #[derive(Debug)]
-pub struct Finished {
+pub struct ProgramExit {
     /// Exit status.
     pub status: ExitStatus,
     /// Standard output; empty if it was streamed.
@@ -71,7 +71,7 @@ impl Program {
     /// # Errors
     ///
     /// The program cannot be started or waited for, or the limit has passed.
-    pub fn run(&self, arguments: &[&str], input: &str, limit: Duration) -> io::Result<Finished> {
+    pub fn run(&self, arguments: &[&str], input: &str, limit: Duration) -> io::Result<ProgramExit> {
         let mut stdout = Vec::new();
         let mut write = |sink: &mut dyn Write| sink.write_all(input.as_bytes());
         let mut finished = self.stream(
@@ -97,7 +97,7 @@ impl Program {
         input: Option<Input<'_>>,
         output: Output<'_>,
         limit: impl Into<Limit>,
-    ) -> io::Result<Finished> {
+    ) -> io::Result<ProgramExit> {
         let limit = limit.into();
         let deadline = Instant::now() + limit.whole;
         // A file in memory takes all messages, no matter when they are read.
@@ -154,7 +154,7 @@ impl Program {
         let mut said = Vec::new();
         stderr.seek(SeekFrom::Start(0))?;
         stderr.read_to_end(&mut said)?;
-        Ok(Finished {
+        Ok(ProgramExit {
             status,
             stdout: String::new(),
             stderr: lossy(said),

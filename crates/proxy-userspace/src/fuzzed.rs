@@ -7,7 +7,7 @@ use nftables_netlink::{Generation, KernelSet, TableDump};
 use proxy::IpFamily;
 
 use crate::config::Config;
-use crate::redirect::iptables::Saved;
+use crate::redirect::iptables::SaveReader;
 use crate::redirect::nftables::layout::{maps, table};
 use crate::redirect::nftables::read;
 
@@ -19,7 +19,7 @@ pub fn saved(bytes: &[u8], modes: Footprints) {
         ..Config::default()
     };
     for family in IpFamily::ALL {
-        let mut saved = Saved::new(family, &config);
+        let mut saved = SaveReader::new(family, &config);
         for line in text.lines() {
             saved.line(line);
         }

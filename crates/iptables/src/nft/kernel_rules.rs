@@ -33,14 +33,14 @@ const GOTO: u32 = (-4_i32).cast_unsigned();
 const RETURN: u32 = (-5_i32).cast_unsigned();
 
 /// A connection to nf_tables that reads the tables of one family.
-pub(crate) struct Reader {
+pub(crate) struct KernelReader {
     connection: Connection,
     family: IpFamily,
 }
 
 /// A chain of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Chain {
+pub(crate) struct KernelChain {
     pub(crate) name: String,
     /// The hook of a base chain.
     pub(crate) hook: Option<Hook>,
@@ -58,7 +58,7 @@ pub(crate) struct Hook {
 
 /// A rule of a chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct KernelRule {
+pub(crate) struct ListedRule {
     /// Text, as `iptables-save` prints it, or with [`NATIVE`] in it.
     pub(crate) text: String,
     /// Packets and bytes that the rule has counted.
@@ -69,14 +69,14 @@ pub(crate) struct KernelRule {
     pub(crate) looks_compatible: bool,
 }
 
-impl KernelRule {
+impl ListedRule {
     /// Returns true if the text omits a part of the rule.
     pub(crate) fn is_native(&self) -> bool {
         self.text.contains(NATIVE)
     }
 }
 
-impl Reader {
+impl KernelReader {
     /// Opens a connection; `None` if the kernel has no nf_tables.
     pub(crate) fn open(family: IpFamily) -> Result<Option<Self>, Error> {
         match Connection::open(Protocol::Netfilter) {
@@ -95,7 +95,7 @@ impl Reader {
     }
 
     /// Reads the chains of a table.
-    pub(crate) fn chains(&mut self, table: &str) -> Result<Vec<Chain>, Error> {
+    pub(crate) fn chains(&mut self, table: &str) -> Result<Vec<KernelChain>, Error> {
         let family = self.family;
         let answer = self
             .connection
@@ -132,7 +132,7 @@ impl Reader {
     }
 
     /// Reads the rules of a chain, in their order.
-    pub(crate) fn rules(&mut self, table: &str, chain: &str) -> Result<Vec<KernelRule>, Error> {
+    pub(crate) fn rules(&mut self, table: &str, chain: &str) -> Result<Vec<ListedRule>, Error> {
         let family = self.family;
         let answer = self.connection.dump(NFT_MSG_GETRULE, 0, |w| {
             header(w, family);
@@ -150,7 +150,7 @@ impl Reader {
     }
 }
 
-fn chain(payload: &[u8], table: &str) -> Result<Option<Chain>, Malformed> {
+fn chain(payload: &[u8], table: &str) -> Result<Option<KernelChain>, Malformed> {
     let (mut name, mut is_of_table, mut is_base) = (String::new(), false, false);
     let mut hook = Hook {
         number: 0,
@@ -182,10 +182,10 @@ fn chain(payload: &[u8], table: &str) -> Result<Option<Chain>, Malformed> {
         }
     }
     let hook = is_base.then_some(hook);
-    Ok(is_of_table.then_some(Chain { name, hook }))
+    Ok(is_of_table.then_some(KernelChain { name, hook }))
 }
 
-fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<KernelRule>, Malformed> {
+fn rule(payload: &[u8], table: &str, chain: &str) -> Result<Option<ListedRule>, Malformed> {
     let mut parts = RuleParts::default();
     let (mut is_of_table, mut is_of_chain) = (false, false);
     for attribute in Attributes::after(4, payload)? {
@@ -299,7 +299,7 @@ impl RuleParts {
         Ok(())
     }
 
-    fn into_rule(self, chain: &str) -> KernelRule {
+    fn into_rule(self, chain: &str) -> ListedRule {
         let mut text = if self.is_native {
             format!("-A {chain} {NATIVE}")
         } else {
@@ -311,7 +311,7 @@ impl RuleParts {
             text.push_str(NATIVE);
         }
         text.push_str(&self.target);
-        KernelRule {
+        ListedRule {
             text,
             counted: self.counted,
             handle: self.handle,
@@ -369,7 +369,7 @@ fn be64(attribute: &Attribute<'_>) -> u64 {
 
 /// Returns the tables of iptables that exist.
 pub(crate) fn tables(family: IpFamily) -> Result<Vec<&'static str>, Error> {
-    let Some(mut reader) = Reader::open(family)? else {
+    let Some(mut reader) = KernelReader::open(family)? else {
         return Ok(Vec::new());
     };
     reader.tables().map(|(tables, _)| tables)

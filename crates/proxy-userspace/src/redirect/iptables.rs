@@ -90,7 +90,7 @@ impl IptablesRedirect {
 
 impl Redirect for IptablesRedirect {
     fn read(&mut self, config: &Config) -> Result<RedirectState, Unreadable> {
-        let mut saved = Saved::new(self.family, config);
+        let mut saved = SaveReader::new(self.family, config);
         let mut line = |line: &str| saved.line(line);
         let read = self.iptables.save_lines(self.family, None, &mut line);
         read.map_err(|error| Unreadable::new(crate::kinds::Part::Rules.name(), error))?;
@@ -250,20 +250,20 @@ fn chains_of(portal: &Portal) -> (&'static str, &'static str) {
 }
 
 /// A reader of the output of `iptables-save`, line by line.
-pub(crate) struct Saved<'a> {
+pub(crate) struct SaveReader<'a> {
     family: IpFamily,
     config: &'a Config,
     lines: Reader,
     others: Finder,
     chains: BTreeSet<String>,
     jumps: Vec<String>,
-    redirects: HashMap<Portal, Rules>,
+    redirects: HashMap<Portal, RedirectRules>,
     is_ordered: bool,
 }
 
 /// The rules of one redirect.
 #[derive(Default)]
-struct Rules {
+struct RedirectRules {
     name: String,
     via: Option<IpAddr>,
     outside: Option<u16>,
@@ -273,7 +273,7 @@ struct Rules {
     lines: Vec<String>,
 }
 
-impl<'a> Saved<'a> {
+impl<'a> SaveReader<'a> {
     pub(crate) fn new(family: IpFamily, config: &'a Config) -> Self {
         Self {
             family,

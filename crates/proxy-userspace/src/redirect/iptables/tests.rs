@@ -23,7 +23,7 @@ fn aim(via: Option<&str>, ports: [u16; 3]) -> RedirectTarget {
 
 /// Reads a table nat with these rules.
 fn read(family: IpFamily, config: &Config, rules: &[String]) -> (RedirectState, BTreeSet<String>) {
-    let mut saved = Saved::new(family, config);
+    let mut saved = SaveReader::new(family, config);
     saved.line("*nat");
     for chain in CHAINS {
         saved.line(&format!(":{chain} - [0:0]"));
