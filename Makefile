@@ -12,7 +12,7 @@ shipped = $(CARGO) build --locked --profile shipped -p kube-proxy
 # What measures, and the daemon beside it.
 release = $(CARGO) build --locked --release $(1) && $(shipped) && cp $(patsubst %/debug,%/shipped,$(TARGET))/kube-proxy $(patsubst %/debug,%/release,$(TARGET))/
 
-.PHONY: help demo tour test check test-full test-kernels properties fuzz faults golden soak cluster e2e migrate bench lint build image reproducible deps doctor advisories
+.PHONY: help demo tour test check test-full test-kernels properties fuzz faults golden soak cluster e2e migrate bench lint build image man reproducible deps doctor advisories
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ lint: ## Formatting, clippy, licences and sources of dependencies
 
 build: ## The program as it is shipped, in target/shipped
 	$(shipped)
+
+man: ## Write the man pages of kube-proxy and its subcommands to target/man
+	$(CARGO) run --locked -q -p kube-proxy --example man -- target/man
 
 image: ## The container image, as an OCI archive, and its SBOM (says what it installs; FLAVOUR=nftables: of one static binary)
 	@image/build

@@ -1,22 +1,22 @@
-//! docs/api.md against the objects: every field that can be told is named there, and every field that is
-//! named there can be told. Objects are built field by field, so that a new one does not compile before it
-//! is here.
+//! Comparison of docs/api.md with the objects: the document names every field, and no other. Objects are
+//! built field by field, so a new field does not compile before it is added here.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use view::*;
 
-use super::held::Held;
+use super::leftovers::Leftovers;
 use super::virtual_servers::VirtualServers;
-use super::{Form, Output};
+use super::{Form, Output, Patience};
 
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md"));
 
-/// The part of the document under a heading.
+/// Returns the part of the document under a heading.
 fn under(heading: &str) -> &'static str {
     let (_, behind) = DOCUMENT
         .split_once(&format!("\n## {heading}\n"))
@@ -24,12 +24,12 @@ fn under(heading: &str) -> &'static str {
     behind.split("\n## ").next().unwrap()
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// `ports[].addresses[].at`, of all fields of an object.
+/// Collects the paths of all fields of an object, as `ports[].addresses[].at`.
 fn paths(value: &Value, at: &str, all: &mut BTreeSet<String>) {
     match value {
         Value::Object(fields) => {
@@ -44,7 +44,7 @@ fn paths(value: &Value, at: &str, all: &mut BTreeSet<String>) {
             }
         }
         Value::Array(items) => {
-            assert!(!items.is_empty(), "{at} is to have something in it");
+            assert!(!items.is_empty(), "{at} needs an item");
             all.insert(format!("{at}[]"));
             for item in items {
                 paths(item, &format!("{at}[]"), all);
@@ -54,11 +54,14 @@ fn paths(value: &Value, at: &str, all: &mut BTreeSet<String>) {
     }
 }
 
-/// What `-o json` and `-o yaml` print is the same object.
+/// Returns the object that both `-o json` and `-o yaml` print.
 fn printed(object: &impl Serialize) -> Value {
     let as_output = |output| {
         let form = Form {
             output: Some(output),
+            patience: Patience {
+                timeout: Duration::ZERO,
+            },
         };
         form.of(object).unwrap().unwrap()
     };
@@ -68,7 +71,7 @@ fn printed(object: &impl Serialize) -> Value {
     value
 }
 
-/// The same, and it can be read back.
+/// Returns the printed object, and checks that it can be read back.
 fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) -> Value {
     let value = printed(object);
     assert_eq!(*object, serde_json::from_value(value.clone()).unwrap());
@@ -76,7 +79,7 @@ fn read_back<T: Serialize + DeserializeOwned + PartialEq + Debug>(object: &T) ->
 }
 
 /// Compares the fields of an object with a part of the document, whose tables name them in their
-/// first column. What is in `shared` is described elsewhere.
+/// first column. The fields in `shared` are described elsewhere.
 fn compare(value: &Value, text: &str, roots: &[&str], shared: &[&str]) {
     let mut told = BTreeSet::new();
     paths(value, "", &mut told);
@@ -95,7 +98,7 @@ fn compare(value: &Value, text: &str, roots: &[&str], shared: &[&str]) {
             let path = format!("{root}{name}");
             told.contains(&path) || told.iter().any(|one| one.ends_with(&format!(".{path}")))
         });
-        assert!(is_there, "docs/api.md names {name}, which nothing tells");
+        assert!(is_there, "docs/api.md names {name}, which no object has");
     }
 }
 
@@ -119,7 +122,7 @@ fn name() -> ServiceName {
 }
 
 fn text() -> String {
-    // What YAML might take for something else.
+    // YAML could read an unquoted form of this as another type.
     "yes: \"no\" # 012\n'x'".to_owned()
 }
 
@@ -270,7 +273,7 @@ fn services_are_as_documented() {
     };
     let roots = ["", "items[].", "items[].ports[]."];
     compare(&read_back(&list), under("`services`"), &roots, &[]);
-    // Each word that a condition can be.
+    // Each word of a condition.
     for condition in [
         Condition::Ready,
         Condition::ServingTerminating,
@@ -365,9 +368,9 @@ fn top_is_as_documented() {
 }
 
 #[test]
-fn what_is_told_without_a_daemon_is_as_documented() {
+fn answers_without_a_daemon_are_as_documented() {
     let text = under("Where no daemon answers");
     let (status, services) = text.split_once("| field of `services`").unwrap();
-    compare(&printed(&Held::full()), status, &[""], &[]);
+    compare(&printed(&Leftovers::full()), status, &[""], &[]);
     compare(&printed(&VirtualServers::full()), services, &[""], &[]);
 }

@@ -5,30 +5,33 @@ use clap::Args;
 use footprint::Footprints;
 use view::Explanation;
 
+use super::names::{not_found, without_kind};
 use super::{Failure, Form, Printed, Program, has_colours, socket};
 
-/// Below its help.
+/// Text below the help.
 pub(super) const HELP: &str = "Examples:
   kube-proxy explain default/web
-  kube-proxy explain web -n default --from pod
+  kube-proxy explain svc/web -n shop --from pod -v
   kube-proxy explain 10.96.0.10:53/UDP --from 10.244.1.5
   kube-proxy explain default/web:http --from external -o json | jq '.journeys[].verdict'
 
-What packets do, and the answers to them, is read from the kernel, rule by rule, as it is now. The daemon of this network namespace is asked by a local
-socket, and puts the names of objects to it; where none answers, an ADDRESS:PORT is followed all the same, without them.
+It follows the first packet of a connection, and the answer, through the rules
+that the kernel holds now. The daemon adds the names of objects; without a
+daemon, an ADDRESS:PORT is followed without names.
 
-Exit status: 0, all journeys end at an endpoint, or at a process of this node that listens, and as far as this node knows are
-answered; 1, one is not; 2, it cannot be said, or wrong usage; 3, no daemon answers, and a Service was asked for.";
+Exit status: 0, every packet reaches an endpoint or a listening process, and is
+answered as far as this node knows; 1, one does not; 2, undetermined, or wrong
+usage; 3, no daemon answers, and a Service was asked for.";
 
-/// What may be given.
+/// Arguments of `explain`.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// NAMESPACE/NAME[:PORT] of a Service, or ADDRESS:PORT[/PROTOCOL]
+    /// Service as NAMESPACE/NAME[:PORT] or svc/NAME[:PORT], or ADDRESS:PORT[/PROTOCOL]
     to: String,
-    /// The namespace of a Service that is named without one
+    /// Namespace of a Service that is named without one
     #[arg(short, long, default_value = "default")]
     namespace: String,
-    /// Who sends: pod, node, external, or an IP address; several with commas between. By default all that make sense
+    /// Senders, separated by commas: pod, node, external, or an IP address; by default all that apply
     #[arg(
         long,
         value_name = "SENDERS",
@@ -36,25 +39,39 @@ pub(super) struct Arguments {
         hide_default_value = true
     )]
     from: String,
+    /// Show each step in the kernel; -o wide also shows the rules
+    #[arg(short, long)]
+    verbose: bool,
     #[command(flatten)]
     form: Form,
 }
 
-/// The ways of packets.
+/// Explains the ways of packets.
 pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     let Arguments {
         to,
         namespace,
         from,
+        verbose,
         form,
     } = arguments;
+    let to = without_kind(to);
+    let timeout = form.patience.timeout;
     let asked = Asked::parse(to, from, namespace);
     let asked = asked.map_err(|error| Failure::Unreadable(error.to_string()))?;
     let query = asked.query(from);
-    let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}")) {
+    let explanation: Explanation = match socket::get(&format!("/api/v1/explain?{query}"), timeout) {
         Err(Failure::NoDaemon) => without_daemon(&asked, program.modes)?,
-        // It is no journey that fails.
-        Err(Failure::NotFound(why)) => return Err(Failure::Unreadable(why)),
+        // Exit status 1 is for a journey that fails.
+        Err(Failure::NotFound(why)) => {
+            let why = match &asked.to {
+                To::Service(service, _) if !to.contains('/') => {
+                    not_found(&why, &service.name, timeout).to_string()
+                }
+                _ => why,
+            };
+            return Err(Failure::Unreadable(why));
+        }
         answer => answer?,
     };
     let text = match form.of(&explanation)? {
@@ -62,6 +79,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
         None => render(
             &explanation,
             Style {
+                is_brief: !verbose && !form.is_wide(),
                 is_wide: form.is_wide(),
                 has_colours: has_colours(),
             },
@@ -70,7 +88,7 @@ pub(super) fn explain(arguments: &Arguments, program: &Program) -> Printed {
     Ok((text, exit_status(&explanation)))
 }
 
-/// What the kernel alone says.
+/// Explains an address from the kernel alone.
 fn without_daemon(asked: &Asked, modes: Footprints) -> Result<Explanation, Failure> {
     if let To::Service(..) = asked.to {
         return Err(Failure::NoDaemon);
@@ -85,8 +103,7 @@ fn without_daemon(asked: &Asked, modes: Footprints) -> Result<Explanation, Failu
     let mut explanation = explanation.map_err(Failure::Unreadable)?;
     explanation.notes.insert(
         0,
-        "no kube-proxy answers: this is what the kernel holds, without the names of objects"
-            .to_owned(),
+        "no kube-proxy answers: the kernel's entries are shown without names of objects".to_owned(),
     );
     Ok(explanation)
 }

@@ -1,18 +1,18 @@
-//! Subcommands that ask: what the daemon on this node says, and what the kernel holds where there is
-//! none.
+//! Subcommands that ask the daemon on this node. Without a daemon they read the kernel.
 //!
 //! ```text
 //!   kube-proxy status|services|explain|top … ─▶ socket ─▶ view ─▶ a table, JSON or YAML
 //! ```
 //!
-//! They are told from the daemon's flags by the first argument, as `check` is. A subcommand is a row
-//! of `Asked` and a file here. They only read.
+//! The first argument names the subcommand. Each subcommand has a row in `Subcommands` and a file
+//! here. All of them only read.
 //!
-//! Exit status: 0, all is well; 1, something is wrong; 2, wrong usage, or it cannot be read; 3, no
-//! daemon answers.
+//! Exit status: 0, nothing is wrong; 1, something is wrong; 2, wrong usage, or no answer could be
+//! read; 3, no daemon answers.
 
 mod explain;
-mod held;
+mod leftovers;
+mod names;
 mod services;
 mod socket;
 mod status;
@@ -23,55 +23,71 @@ mod virtual_servers;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Command, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use flags::headings::HELP_COLUMNS;
+use flags::usage::EXIT_USAGE;
+use flags::{go, usage};
 use serde::Serialize;
 
 use footprint::Footprints;
 use service_counters::ReadCounters;
 
-/// All is well.
-const WELL: u8 = 0;
-/// Something is wrong with what was asked about.
-const WRONG: u8 = 1;
-/// Wrong usage, or it cannot be read.
-const UNREADABLE: u8 = 2;
-/// No daemon answers.
-const NO_DAEMON: u8 = 3;
+/// Exit status if nothing is wrong.
+const EXIT_WELL: u8 = 0;
+/// Exit status if the node or the Service has a problem.
+const EXIT_WRONG: u8 = 1;
+/// Exit status if no daemon answers.
+const EXIT_NO_DAEMON: u8 = 3;
 
 #[derive(Debug, Parser)]
-#[command(name = "kube-proxy", disable_help_subcommand = true)]
-struct Asking {
+#[command(
+    name = "kube-proxy",
+    disable_help_subcommand = true,
+    max_term_width = HELP_COLUMNS
+)]
+struct CommandLine {
     #[command(subcommand)]
-    asked: Asked,
+    subcommand: Subcommands,
 }
 
 /// The subcommands.
 #[derive(Debug, Subcommand)]
-enum Asked {
-    /// How kube-proxy on this node stands: mode, lag, what fails, what drains, limits that are near
+enum Subcommands {
+    /// Show the state of kube-proxy on this node: mode, lag, failures, drains, near limits
     #[command(after_help = status::HELP)]
     Status(status::Arguments),
-    /// Services, their addresses and endpoints on this node, and why each endpoint is in or out
+    /// List Services with their addresses and endpoints, and say why an endpoint is used or not
     #[command(after_help = services::HELP)]
     Services(services::Arguments),
-    /// The way of packets to a Service or an address, step by step as the kernel has it, and where they end
+    /// Trace a packet to a Service or an address through the kernel's rules
     #[command(after_help = explain::HELP)]
     Explain(explain::Arguments),
-    /// The busiest Services and endpoints, live: new connections, packets and bytes a second, and what drains or fails
+    /// Show the busiest Services and endpoints, live
     #[command(after_help = top::HELP)]
     Top(top::Arguments),
 }
 
-/// The form of an answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Args)]
+/// The form of an answer, and the patience with the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 struct Form {
-    /// As a table with more columns, or all of it as JSON or YAML, in the words of docs/api.md
+    /// Form of the answer: wide has more columns; json and yaml have all fields (docs/api.md)
     #[arg(short, long, value_enum)]
     output: Option<Output>,
+    #[command(flatten)]
+    patience: Patience,
 }
 
-/// `-o`.
+/// The patience with the daemon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+struct Patience {
+    /// Longest wait for the daemon's answer
+    #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = go::duration)]
+    timeout: Duration,
+}
+
+/// A value of `-o`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Output {
     Wide,
@@ -79,54 +95,63 @@ enum Output {
     Yaml,
 }
 
-/// Why there is no answer; told as one line.
+/// A reason why there is no answer, printed as one line.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// Nobody listens.
+    /// No daemon listens.
     #[error(
         "no kube-proxy-ipvs answers in this network namespace (local socket in {})",
         local_socket::Places::default()
     )]
     NoDaemon,
-    /// There is no such object.
+    /// The object does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// Anything else.
+    /// The answer cannot be read, or the question is invalid.
     #[error("{0}")]
     Unreadable(String),
 }
 
-/// Parts of the program that answer where no daemon does.
+/// Parts of the program that replace a missing daemon.
 #[derive(Debug, Clone, Copy)]
 pub struct Program {
     /// The modes of this build.
     pub modes: Footprints,
-    /// Returns what reads the virtual servers of IPVS.
+    /// Returns a reader of the virtual servers of IPVS.
     pub virtual_servers: fn() -> Box<dyn ReadCounters>,
-    /// Adds the next step to an error of which it knows one.
+    /// Adds the next step to an error, if there is a known one.
     pub with_next_step: fn(String) -> String,
 }
 
-/// Does what a command line asks, if it is one that asks, and says how that ended.
-pub fn run(arguments: &[OsString], program: &Program) -> Option<ExitCode> {
-    let first = arguments.get(1)?.to_str()?;
-    Asked::has_subcommand(first).then(|| ExitCode::from(asked(arguments, program)))
+/// Returns the subcommands, for the help and the completions of the whole program.
+pub fn commands() -> Vec<Command> {
+    CommandLine::command().get_subcommands().cloned().collect()
 }
 
-fn asked(arguments: &[OsString], program: &Program) -> u8 {
-    let asked = match Asking::try_parse_from(arguments) {
-        Ok(asking) => asking.asked,
-        Err(error) => {
-            // Nobody may read what it says.
-            let _ = error.print();
-            return u8::from(error.use_stderr()) * UNREADABLE;
+/// Runs the subcommand that `arguments` name, if they name one, and returns the exit status.
+pub fn run(arguments: &[OsString], program: &Program) -> Option<ExitCode> {
+    let first = arguments.get(1)?.to_str()?;
+    Subcommands::has_subcommand(first).then(|| ExitCode::from(run_named(first, arguments, program)))
+}
+
+fn run_named(name: &str, arguments: &[OsString], program: &Program) -> u8 {
+    let subcommand = match CommandLine::try_parse_from(arguments) {
+        Ok(line) => line.subcommand,
+        Err(error) if error.use_stderr() => {
+            print_error(&usage::in_words(&error, &format!("kube-proxy {name}")));
+            return EXIT_USAGE;
+        }
+        Err(help) => {
+            // The reader of the help may be gone.
+            let _ = help.print();
+            return EXIT_WELL;
         }
     };
-    let answer = match asked {
-        Asked::Status(arguments) => status::status(&arguments, program),
-        Asked::Services(arguments) => services::services(&arguments, program),
-        Asked::Explain(arguments) => explain::explain(&arguments, program),
-        Asked::Top(arguments) => top::top(&arguments),
+    let answer = match subcommand {
+        Subcommands::Status(arguments) => status::status(&arguments, program),
+        Subcommands::Services(arguments) => services::services(&arguments, program),
+        Subcommands::Explain(arguments) => explain::explain(&arguments, program),
+        Subcommands::Top(arguments) => top::top(&arguments),
     };
     match answer {
         Ok((text, code)) => {
@@ -135,24 +160,26 @@ fn asked(arguments: &[OsString], program: &Program) -> u8 {
             code
         }
         Err(failure) => {
-            // The terminal may be gone, which is no reason to panic.
-            let why = (program.with_next_step)(failure.to_string());
-            let why = table::shown(&why);
-            let _ = writeln!(io::stderr(), "kube-proxy: {why}");
+            print_error(&(program.with_next_step)(failure.to_string()));
             match failure {
-                Failure::NoDaemon => NO_DAEMON,
-                Failure::NotFound(_) => WRONG,
-                Failure::Unreadable(_) => UNREADABLE,
+                Failure::NoDaemon => EXIT_NO_DAEMON,
+                Failure::NotFound(_) => EXIT_WRONG,
+                Failure::Unreadable(_) => EXIT_USAGE,
             }
         }
     }
 }
 
-/// What is printed, and the exit status.
+fn print_error(text: &str) {
+    // The terminal may be gone, which is no reason to panic.
+    let _ = writeln!(io::stderr(), "kube-proxy: {}", table::shown(text));
+}
+
+/// A printed text, and the exit status.
 type Printed = Result<(String, u8), Failure>;
 
 impl Form {
-    /// An object as JSON or YAML, if that is asked for.
+    /// Renders an object as JSON or YAML, if `-o` asks for one of them.
     fn of(self, object: &impl Serialize) -> Result<Option<String>, Failure> {
         let failed = |error: &dyn std::fmt::Display| Failure::Unreadable(error.to_string());
         Ok(match self.output {
@@ -176,8 +203,7 @@ impl Form {
     }
 }
 
-/// Whether standard output takes colours: a terminal, where nobody says otherwise
-/// (<https://no-color.org>).
+/// Returns true if standard output is a terminal with colours (<https://no-color.org>).
 fn has_colours() -> bool {
     let is_unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

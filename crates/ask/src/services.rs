@@ -2,121 +2,183 @@
 
 use std::fmt::Write as _;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use view::{
     ANOTHER_PROGRAM, Address, AddressKind, Condition, Counters, Endpoint, Port, Service,
     ServiceList,
 };
 
+use super::names::{encoded, not_found, without_kind};
 use super::table::{Cell, Table, Tone, coloured, short, shown};
 use super::virtual_servers::VirtualServers;
-use super::{Failure, Form, NO_DAEMON, Printed, Program, WELL, WRONG, has_colours, socket};
+use super::{
+    EXIT_NO_DAEMON, EXIT_WELL, EXIT_WRONG, Failure, Form, Output, Patience, Printed, Program,
+    has_colours, socket,
+};
 
-/// Below its help.
+/// Text below the help.
 pub(super) const HELP: &str = "Examples:
-  kube-proxy services                           every Service port: where it is served, and how many endpoints it has
-  kube-proxy services -n kube-system -o wide    the same of a namespace, with what the kernel has counted
-  kube-proxy services default/web               its endpoints: pod, node, zone, and why each is in or out
+  kube-proxy services                          all Service ports
+  kube-proxy services -n kube-system -o wide   one namespace, with counters
+  kube-proxy services default/web              one Service with its endpoints
+  kube-proxy services svc/web -n shop          the same, as kubectl names it
+  kube-proxy services -o name                  a line for each: NAMESPACE/NAME
   kube-proxy services default/web -o json | jq '.ports[].endpoints[].why'
 
-ENDPOINTS are those that traffic on this node is sent to, of those that are ready, of all. It asks the daemon of this network
-namespace by a local socket, as root. Where none answers, it shows IPVS virtual servers as the kernel has them, without names,
-where all Services are asked for, and ends with 3.
+ENDPOINTS counts the endpoints that this node sends traffic to, the ready ones,
+and all. It asks the daemon of this network namespace, as root. Without a
+daemon it lists the virtual servers of IPVS, without names, and exits with 3.
 
-Exit status: 0, all that is shown is without errors; 1, a Service has errors, or is not there; 2, wrong usage, or it cannot be
-read; 3, no daemon answers.";
+Exit status: 0, no errors; 1, a Service has errors, or does not exist; 2, wrong
+usage, or unreadable; 3, no daemon answers.";
 
-/// Services to a page.
+/// Services of a page.
 const PAGE: usize = 5_000;
-/// The same where endpoints come with them.
+/// Services of a page with endpoints.
 const PAGE_WITH_ENDPOINTS: usize = 500;
 
-/// What may be given.
+/// Arguments of `services`.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// One Service, with its endpoints
+    /// One Service, with its endpoints: NAMESPACE/NAME, or NAME or svc/NAME with -n
     #[arg(value_name = "NAMESPACE/NAME")]
     name: Option<String>,
-    /// Only those in this namespace; also that of a NAME that is given without one
+    /// Namespace of the Services, also of NAME
     #[arg(short, long, value_name = "NAMESPACE")]
     namespace: Option<String>,
-    /// Only those whose NAMESPACE/NAME has this in it
-    #[arg(long, value_name = "TEXT", default_value = "")]
+    /// Services of all namespaces, as without -n
+    #[arg(short = 'A', long, conflicts_with_all = ["namespace", "name"])]
+    all_namespaces: bool,
+    /// Services with this text in NAMESPACE/NAME
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
     search: String,
+    /// Form of the answer: wide has more columns; json and yaml have all fields (docs/api.md); name
+    /// has NAMESPACE/NAME
+    #[arg(short, long, value_enum)]
+    output: Option<ListOutput>,
     #[command(flatten)]
-    form: Form,
+    patience: Patience,
 }
 
-/// One Service, or a table of them; without a daemon, what the kernel holds.
+/// A value of `-o` of `services`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ListOutput {
+    Wide,
+    Json,
+    Yaml,
+    Name,
+}
+
+impl Arguments {
+    fn form(&self) -> Form {
+        let output = self.output.and_then(|output| match output {
+            ListOutput::Wide => Some(Output::Wide),
+            ListOutput::Json => Some(Output::Json),
+            ListOutput::Yaml => Some(Output::Yaml),
+            ListOutput::Name => None,
+        });
+        Form {
+            output,
+            patience: self.patience,
+        }
+    }
+
+    fn has_names_alone(&self) -> bool {
+        self.output == Some(ListOutput::Name)
+    }
+}
+
+/// Shows one Service, or lists Services; without a daemon, lists virtual servers.
 pub(super) fn services(arguments: &Arguments, program: &Program) -> Printed {
     let answer = match &arguments.name {
         Some(name) => one(name, arguments),
         None => list(arguments),
     };
     match answer {
-        // The kernel has no names.
+        // The kernel has no names of Services.
         Err(Failure::NoDaemon) if arguments.name.is_none() => {
-            without_daemon(arguments.form, program)
+            without_daemon(arguments.form(), program)
         }
         answer => answer,
     }
 }
 
 fn one(name: &str, arguments: &Arguments) -> Printed {
+    let (form, timeout) = (arguments.form(), arguments.patience.timeout);
     let namespace = arguments.namespace.as_deref();
+    let name = without_kind(name);
+    let is_qualified = name.contains('/');
     let (namespace, name) = match name.split_once('/') {
         Some((of, _)) if namespace.is_some_and(|given| given != of) => {
-            let why = format!("{name} is not in the namespace that -n names");
+            let why = format!("{name} is not in the namespace of -n; give one of them");
             return Err(Failure::Unreadable(why));
         }
         Some(parts) => parts,
         None => (namespace.unwrap_or("default"), name),
     };
     let path = format!("/api/v1/services/{}/{}", encoded(namespace), encoded(name));
-    let service: Service = socket::get(&path)?;
-    let text = match arguments.form.of(&service)? {
+    let service: Service = match socket::get(&path, timeout) {
+        Err(Failure::NotFound(why)) if !is_qualified => {
+            return Err(not_found(&why, name, timeout));
+        }
+        answer => answer?,
+    };
+    let text = match form.of(&service)? {
         Some(text) => text,
-        None => render_one(&service, arguments.form.is_wide(), has_colours()),
+        None if arguments.has_names_alone() => format!("{}\n", service.name),
+        None => render_one(&service, form.is_wide(), has_colours()),
     };
     Ok((text, code([&service])))
 }
 
 fn list(arguments: &Arguments) -> Printed {
-    let is_table = arguments.form.is_table();
+    let (form, timeout) = (arguments.form(), arguments.patience.timeout);
+    let is_table = form.is_table();
     let limit = if is_table { PAGE } else { PAGE_WITH_ENDPOINTS };
     let asked = format!(
         "/api/v1/services?namespace={}&search={}&limit={limit}&endpoints={}&counters={}",
         encoded(arguments.namespace.as_deref().unwrap_or_default()),
         encoded(&arguments.search),
         !is_table,
-        !is_table || arguments.form.is_wide(),
+        !is_table || form.is_wide(),
     );
-    let mut all: ServiceList = socket::get(&asked)?;
+    let mut all: ServiceList = socket::get(&asked, timeout)?;
     while let Some(after) = all.next.take() {
-        let page: ServiceList = socket::get(&format!("{asked}&after={}", encoded(&after)))?;
+        let next = format!("{asked}&after={}", encoded(&after));
+        let page: ServiceList = socket::get(&next, timeout)?;
         all.items.extend(page.items);
         all.next = page.next;
         let fresh = page.notes.into_iter();
         let fresh: Vec<_> = fresh.filter(|note| !all.notes.contains(note)).collect();
         all.notes.extend(fresh);
     }
-    let text = match arguments.form.of(&all)? {
+    let text = match form.of(&all)? {
         Some(text) => text,
-        None => render_list(&all, arguments.form.is_wide(), has_colours()),
+        None if arguments.has_names_alone() => names(&all),
+        None => render_list(&all, form.is_wide(), has_colours()),
     };
     Ok((text, code(&all.items)))
 }
 
-fn encoded(text: &str) -> String {
-    form_urlencoded::byte_serialize(text.as_bytes()).collect()
+fn names(list: &ServiceList) -> String {
+    let names = list
+        .items
+        .iter()
+        .map(|service| format!("{}\n", service.name));
+    names.collect()
 }
 
 fn code<'a>(services: impl IntoIterator<Item = &'a Service>) -> u8 {
     let mut services = services.into_iter();
     if services.any(|service| !service.errors.is_empty()) {
-        WRONG
+        EXIT_WRONG
     } else {
-        WELL
+        EXIT_WELL
     }
 }
 
@@ -126,14 +188,14 @@ fn without_daemon(form: Form, program: &Program) -> Printed {
         if causes.any(|cause| matches!(cause, ipvs_netlink::Error::FamilyMissing)) {
             return Failure::NoDaemon;
         }
-        // Exit status 3 would hide that nothing could be shown.
+        // Exit status 3 would hide the failed read.
         Failure::Unreadable(format!("{}, and {error:#}", Failure::NoDaemon))
     })?;
     let text = match form.of(&servers)? {
         Some(text) => text,
         None => servers.render(has_colours()),
     };
-    Ok((text, NO_DAEMON))
+    Ok((text, EXIT_NO_DAEMON))
 }
 
 // ---- a table of Services ----
@@ -215,7 +277,7 @@ fn port_text(port: &Port) -> String {
     }
 }
 
-/// Its addresses without the port, which is beside them, and the node port.
+/// Returns the addresses without their port, which has a column of its own, and the node port.
 fn addresses_text(port: &Port) -> String {
     let own = port.addresses.iter();
     let own = own.filter(|address| address.kind != AddressKind::NodePort);
@@ -242,7 +304,7 @@ fn policy(service: &Service) -> String {
     }
 }
 
-/// Connections, active ones, packets and bytes, both ways together.
+/// Returns connections, active connections, packets and bytes, the latter two in both directions.
 fn counted(counters: Option<&Counters>) -> [Cell; 4] {
     let both = |one: Option<u64>, other: Option<u64>| match (one, other) {
         (None, None) => None,

@@ -1,4 +1,4 @@
-//! Asking the daemon by its local socket.
+//! Questions to the daemon over its local socket.
 
 use std::io::{self, Read as _, Write as _};
 use std::time::Duration;
@@ -9,21 +9,21 @@ use serde_json::Value;
 use super::Failure;
 use local_socket::Places;
 
-/// How long an answer may take to begin, and to go on.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// More than any answer has: a page of 5,000 Services is a tenth of it.
+/// Wait for the start of an answer, before a line says so.
+const NOTICE_AFTER: Duration = Duration::from_secs(3);
+/// Limit of an answer's size. A page of 5,000 Services is a tenth of it.
 const ANSWER_BYTES_MAX: u64 = 256 << 20;
 
-/// The object at a path.
+/// Asks for the object at a path. `timeout` is the longest silence of the daemon.
 ///
 /// # Errors
 ///
-/// Nobody listens, the daemon says why not, or what it says is no such object.
-pub(super) fn get<T: DeserializeOwned>(path: &str) -> Result<T, Failure> {
+/// No daemon listens, it answers with an error, or the answer is no such object.
+pub(super) fn get<T: DeserializeOwned>(path: &str, timeout: Duration) -> Result<T, Failure> {
     let unreadable = |what: &dyn std::fmt::Display| {
         Failure::Unreadable(format!("kube-proxy's answer cannot be read: {what}"))
     };
-    let answer = ask(&Places::default(), path, PATIENCE)?;
+    let answer = ask(&Places::default(), path, timeout)?;
     let (code, body) = split(&answer).ok_or_else(|| unreadable(&"it is no HTTP"))?;
     if code == 200 {
         return serde_json::from_slice(body).map_err(|error| unreadable(&error));
@@ -41,12 +41,11 @@ pub(super) fn get<T: DeserializeOwned>(path: &str) -> Result<T, Failure> {
 fn ask(places: &Places, path: &str, patience: Duration) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| {
         Failure::Unreadable(match error.kind() {
-            // It was taken by the kernel, and nobody reads it.
+            // The kernel accepted the question, and the daemon does not read it.
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => format!(
-                "the daemon is there and has not answered within {} s: it is stopped, hangs or gets no CPU. `ps -C kube-proxy -o \
-                 pid,stat,wchan,args` shows it: T is stopped (`kill -CONT PID`), D waits for the kernel; a restart of the pod \
-                 loses nothing that is programmed",
-                patience.as_secs()
+                "the daemon has not answered within {patience:?} (--timeout): it is stopped, hangs or gets no CPU. `ps -C kube-proxy \
+                 -o pid,stat,wchan,args` shows it: T is stopped (`kill -CONT PID`), D waits for the kernel; a restart of the pod \
+                 loses nothing that is programmed"
             ),
             _ => format!("cannot ask by the local socket: {error}"),
         })
@@ -55,17 +54,35 @@ fn ask(places: &Places, path: &str, patience: Duration) -> Result<Vec<u8>, Failu
     let mut stream = connected.ok_or(Failure::NoDaemon)?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     let exchange = || {
-        stream.set_read_timeout(Some(patience))?;
+        // The kernel takes 0 for no limit.
+        let patience = patience.max(Duration::from_millis(1));
+        let (first, rest) = match patience.checked_sub(NOTICE_AFTER) {
+            Some(rest) if !rest.is_zero() => (NOTICE_AFTER, Some(rest)),
+            _ => (patience, None),
+        };
         stream.set_write_timeout(Some(patience))?;
         stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
+        stream.set_read_timeout(Some(first))?;
+        let begun = (&stream).take(1).read_to_end(&mut answer);
+        match (begun, rest) {
+            (Err(error), Some(rest)) if error.kind() == io::ErrorKind::WouldBlock => {
+                eprintln!("kube-proxy: waiting for the daemon's answer, {rest:?} more at most");
+                stream.set_read_timeout(Some(rest))?;
+                (&stream).take(1).read_to_end(&mut answer)?;
+            }
+            (begun, _) => {
+                begun?;
+            }
+        }
+        stream.set_read_timeout(Some(patience))?;
         stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
         Ok(answer)
     };
     exchange().map_err(failed)
 }
 
-/// Status and body.
+/// Splits an answer into status and body.
 fn split(answer: &[u8]) -> Option<(u16, &[u8])> {
     const END: &[u8] = b"\r\n\r\n";
     let at = answer.windows(END.len()).position(|part| part == END)?;
@@ -92,27 +109,30 @@ mod tests {
         }
     }
 
-    /// As one that is stopped: the kernel takes in connections and questions for it.
+    /// A stopped daemon: the kernel accepts connections and questions for it.
     #[test]
-    fn a_daemon_that_does_not_answer_is_told_as_such() {
+    fn a_silent_daemon_is_an_error_with_advice() {
         let folder = Path::new("/run/kube-proxy/test-nobody");
         let name = format!("kube-proxy-ipvs/silent-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).unwrap();
         let _silent = UnixListener::bind_addr(&address).unwrap();
         let places = Places::of(folder, &name);
         let failure = ask(&places, "/", Duration::from_millis(50)).unwrap_err();
-        let told = failure.to_string();
-        assert!(told.contains("has not answered within"), "{told}");
-        assert!(told.contains("kill -CONT PID"), "{told}");
+        let message = failure.to_string();
+        assert!(
+            message.contains("has not answered within 50ms (--timeout)"),
+            "{message}"
+        );
+        assert!(message.contains("kill -CONT PID"), "{message}");
     }
 
     #[test]
-    fn without_a_daemon_that_is_said() {
+    fn a_missing_daemon_is_an_error_of_its_own() {
         let nobody = Places::of(
             Path::new("/run/kube-proxy/test-nobody"),
             "kube-proxy-ipvs/nobody",
         );
-        let failure = ask(&nobody, "/", PATIENCE).unwrap_err();
+        let failure = ask(&nobody, "/", NOTICE_AFTER).unwrap_err();
         assert!(matches!(failure, Failure::NoDaemon), "{failure}");
     }
 }

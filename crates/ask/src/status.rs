@@ -1,44 +1,136 @@
 //! `kube-proxy status`.
 
 use std::fmt::Write as _;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::thread::sleep;
+use std::time::Duration;
 
 use clap::Args;
 use view::{Family, Feature, OFF, State, Status};
 
-use super::held::Held;
+use super::leftovers::Leftovers;
 use super::table::{Cell, Table, Tone, age, coloured, shown};
-use super::{Failure, Form, NO_DAEMON, Printed, Program, WELL, WRONG, has_colours, socket};
+use super::{
+    EXIT_NO_DAEMON, EXIT_WELL, EXIT_WRONG, Failure, Form, Printed, Program, has_colours, socket,
+};
 
-/// Below its help.
+/// Path of the question.
+const PATH: &str = "/api/v1/status";
+/// Time between two looks of `--watch`.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+/// Moves the cursor to the top and clears the screen.
+const CLEAR: &str = "\x1b[H\x1b[J";
+/// Text below the help.
 pub(super) const HELP: &str = "Examples:
   kube-proxy status
+  kube-proxy status -w
   kube-proxy status -o json | jq .families
   kubectl -n kube-system exec kube-proxy-x7k2p -- kube-proxy status
 
-It asks the daemon of this network namespace by a local socket, as root. Where none answers, it says what the kernel holds of
-kube-proxies, and ends with 3.
+It asks the daemon of this network namespace, as root. Without a daemon it lists
+the entries of kube-proxy in the kernel, and exits with 3.
 
-Exit status: 0, ready, healthy, without errors, and every object could be read; 1, not so; 2, wrong usage, or it cannot be read; 3, no daemon answers.";
+Exit status: 0, ready, healthy, without errors, and all objects readable; 1, not
+so; 2, wrong usage, or unreadable; 3, no daemon answers.";
 
-/// What may be given.
+/// Arguments of `status`.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
+    /// Look every 2 s and print each change, until Ctrl-C; a terminal shows the latest state
+    #[arg(short, long)]
+    watch: bool,
     #[command(flatten)]
     form: Form,
 }
 
-/// How the daemon stands; without one, what the kernel holds.
+/// Shows the state of the daemon; without a daemon, lists the entries in the kernel.
 pub(super) fn status(arguments: &Arguments, program: &Program) -> Printed {
-    let status: Status = match socket::get("/api/v1/status") {
+    let form = arguments.form;
+    if arguments.watch {
+        return watch(form);
+    }
+    let status: Status = match socket::get(PATH, form.patience.timeout) {
         Ok(status) => status,
-        Err(Failure::NoDaemon) => return without_daemon(arguments.form, program),
+        Err(Failure::NoDaemon) => return without_daemon(form, program),
         Err(failure) => return Err(failure),
     };
-    let text = match arguments.form.of(&status)? {
+    Ok((text(&status, form)?, exit_status(&status)))
+}
+
+fn text(status: &Status, form: Form) -> Result<String, Failure> {
+    Ok(match form.of(status)? {
         Some(text) => text,
-        None => render(&status, arguments.form.is_wide(), has_colours()),
-    };
-    Ok((text, if is_well(&status) { WELL } else { WRONG }))
+        None => render(status, form.is_wide(), has_colours()),
+    })
+}
+
+fn exit_status(status: &Status) -> u8 {
+    if is_well(status) {
+        EXIT_WELL
+    } else {
+        EXIT_WRONG
+    }
+}
+
+/// Prints the state now and after each change, until the reader is gone. A daemon that does not
+/// answer counts as a state: it may be restarting.
+fn watch(form: Form) -> Printed {
+    let is_screen = form.is_table() && io::stdout().is_terminal();
+    let mut last: Option<Result<Status, String>> = None;
+    loop {
+        let state = match socket::get::<Status>(PATH, form.patience.timeout) {
+            Ok(status) => Ok(status),
+            Err(failure @ Failure::NoDaemon) => Err(failure.to_string()),
+            Err(failure) if last.is_none() => return Err(failure),
+            Err(failure) => Err(failure.to_string()),
+        };
+        let text = match &state {
+            Ok(status) => text(status, form)?,
+            Err(failure) => format!("kube-proxy: {}\n", shown(failure)),
+        };
+        let steady = state.as_ref().map(without_times).map_err(Clone::clone);
+        let has_changed = last.as_ref() != Some(&steady);
+        let printed = if is_screen {
+            format!("{CLEAR}{text}")
+        } else if !has_changed {
+            String::new()
+        } else if last.is_some() && form.is_table() {
+            format!("\n{text}")
+        } else {
+            text
+        };
+        last = Some(steady);
+        let mut out = io::stdout();
+        if out
+            .write_all(printed.as_bytes())
+            .and_then(|()| out.flush())
+            .is_err()
+        {
+            let is_well = matches!(&state, Ok(status) if is_well(status));
+            return Ok((String::new(), if is_well { EXIT_WELL } else { EXIT_WRONG }));
+        }
+        sleep(WATCH_INTERVAL);
+    }
+}
+
+/// Returns a state without the ages that grow by themselves.
+fn without_times(status: &Status) -> Status {
+    let mut status = status.clone();
+    for family in &mut status.families {
+        family.lag_seconds = 0.0;
+        family.updated_seconds_ago = family.updated_seconds_ago.map(|_| 0.0);
+        family.stuck_seconds = family.stuck_seconds.map(|_| 0.0);
+    }
+    for error in &mut status.errors {
+        error.seconds = 0.0;
+    }
+    for drain in &mut status.draining {
+        drain.seconds = 0.0;
+    }
+    for limit in status.limits.iter_mut().filter(|limit| !limit.near) {
+        limit.used = 0;
+    }
+    status
 }
 
 fn is_well(status: &Status) -> bool {
@@ -55,12 +147,12 @@ fn is_well(status: &Status) -> bool {
 }
 
 fn without_daemon(form: Form, program: &Program) -> Printed {
-    let held = Held::look(program.modes);
-    let text = match form.of(&held)? {
+    let leftovers = Leftovers::look(program.modes);
+    let text = match form.of(&leftovers)? {
         Some(text) => text,
-        None => held.render(),
+        None => leftovers.render(),
     };
-    Ok((text, NO_DAEMON))
+    Ok((text, EXIT_NO_DAEMON))
 }
 
 fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
@@ -85,12 +177,12 @@ fn render(status: &Status, is_wide: bool, has_colours: bool) -> String {
     let (errors, count) = errors(status);
     section("Errors", &errors, count);
     let (conflicts, count) = conflicts(status);
-    section("Addresses that two Services claim", &conflicts, count);
+    section("Conflicts: addresses of two Services", &conflicts, count);
     let (drains, count) = drains(status);
     let title = format!("Draining ({})", status.draining_count);
     section(&title, &drains, count);
     let (drift, count) = drift(status);
-    section("Changed by others, and made right again", &drift, count);
+    section("Drift: changed by others, and corrected", &drift, count);
     let (limits, count) = limits(status, is_wide);
     section("Limits", &limits, count);
     let (features, count) = features(status, is_wide);
@@ -114,14 +206,14 @@ fn head(status: &Status, has_colours: bool) -> String {
         format!(" ({})", status.forms.join(", "))
     };
     let mode = if status.mode.is_empty() {
-        "not known yet".to_owned()
+        "unknown yet".to_owned()
     } else {
         format!("{}{forms}", status.mode)
     };
     let source = &status.source;
     let reach = match (source.complete, source.whole) {
-        (false, _) => ", not all listed yet",
-        (true, false) => ", some not readable: nothing is removed",
+        (false, _) => ", first lists incomplete",
+        (true, false) => ", some unreadable: nothing is removed",
         (true, true) => "",
     };
     table.row(["Node".into(), status.node.as_str().into()]);
@@ -206,7 +298,7 @@ fn errors(status: &Status) -> (Table, usize) {
 }
 
 fn conflicts(status: &Status) -> (Table, usize) {
-    let mut table = Table::new(["ADDRESS", "HAS IT", "GOES WITHOUT"]);
+    let mut table = Table::new(["ADDRESS", "SERVED FOR", "NOT SERVED FOR"]);
     for conflict in &status.conflicts {
         let loser = Cell::of(&*conflict.loser, Tone::Bad);
         table.row([
@@ -246,7 +338,7 @@ fn drift(status: &Status) -> (Table, usize) {
     (table, status.drift.len())
 }
 
-/// Those that are near; all, where more is asked for.
+/// Lists the limits that are near, or all of them.
 fn limits(status: &Status, is_wide: bool) -> (Table, usize) {
     let mut table = Table::new(["OF", "USED", "LIMIT"]);
     let shown = status.limits.iter().filter(|limit| is_wide || limit.near);
@@ -259,8 +351,7 @@ fn limits(status: &Status, is_wide: bool) -> (Table, usize) {
     (table, count)
 }
 
-/// Those that are missing; all, where more is asked for. What is there and switched off is not
-/// missing.
+/// Lists the missing features, or all of them. A feature that is switched off is not missing.
 fn features(status: &Status, is_wide: bool) -> (Table, usize) {
     let mut table = Table::new(["FEATURE", "FOUND", "NOTE"]);
     let features = status.features.iter();

@@ -1,30 +1,30 @@
-//! Tables as kubectl's: columns as wide as what is in them, three spaces apart.
+//! Tables like kubectl's: columns as wide as their widest cell, three spaces apart.
 
 use std::fmt::Write as _;
 
 pub(super) use view::shown;
 
-/// Between two columns.
+/// Spaces between two columns.
 const GAP: usize = 3;
 
-/// What a cell says of what it is about, for colours.
+/// The meaning of a cell, shown by its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Tone {
-    /// Nothing.
+    /// No meaning.
     #[default]
     Plain,
-    /// It is as it is to be.
+    /// In order.
     Good,
-    /// Worth a look.
+    /// Unusual.
     Odd,
     /// Wrong.
     Bad,
-    /// Less than the rest.
+    /// Less important.
     Faint,
 }
 
 impl Tone {
-    /// This, if so.
+    /// Returns this tone if `is_so`.
     pub(super) fn when(self, is_so: bool) -> Self {
         if is_so { self } else { Self::Plain }
     }
@@ -44,7 +44,7 @@ impl<T: Into<String>> From<T> for Cell {
 }
 
 impl Cell {
-    /// A cell of this tone.
+    /// Makes a cell of this tone.
     pub(super) fn of(text: impl Into<String>, tone: Tone) -> Self {
         Self {
             text: shown(&text.into()),
@@ -53,14 +53,14 @@ impl Cell {
     }
 }
 
-/// Lines of cells.
+/// Rows of cells.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     rows: Vec<Vec<Cell>>,
 }
 
 impl Table {
-    /// A table with these heads, of which there may be none.
+    /// Makes a table with these heads; without heads it has no first row.
     pub(super) fn new<'a>(heads: impl IntoIterator<Item = &'a str>) -> Self {
         let heads: Vec<Cell> = heads.into_iter().map(Cell::from).collect();
         let rows = if heads.is_empty() {
@@ -71,12 +71,12 @@ impl Table {
         Self { rows }
     }
 
-    /// Adds a line.
+    /// Adds a row.
     pub(super) fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// All of it, each line behind `indent`; no line ends with a blank.
+    /// Renders the table, each line behind `indent`. No line ends with a blank.
     pub(super) fn render(&self, indent: &str, has_colours: bool) -> String {
         let mut widths: Vec<usize> = Vec::new();
         for row in &self.rows {
@@ -91,7 +91,7 @@ impl Table {
         let mut text = String::new();
         for row in &self.rows {
             text.push_str(indent);
-            // Behind these there is nothing to be seen.
+            // All cells behind this one are empty.
             let last = row
                 .iter()
                 .rposition(|cell| !cell.text.trim_end().is_empty());
@@ -108,7 +108,7 @@ impl Table {
     }
 }
 
-/// A text in its colour.
+/// Adds the colour of a tone to a text.
 pub(super) fn coloured(text: &str, tone: Tone, has_colours: bool) -> String {
     let code = match tone {
         Tone::Plain => return text.to_owned(),
@@ -124,12 +124,12 @@ pub(super) fn coloured(text: &str, tone: Tone, has_colours: bool) -> String {
     }
 }
 
-/// A time as kubectl has ages: `45s`, `12m`, `5h12m`, `3d4h`.
+/// Formats a time as kubectl formats ages: `45s`, `12m`, `5h12m`, `3d4h`.
 pub(super) fn age(seconds: f64) -> String {
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a number of seconds; as saturates, and a fraction is not told"
+        reason = "a number of seconds; as saturates, and fractions are not shown"
     )]
     let whole = seconds.max(0.0) as u64;
     let (minutes, hours, days) = (whole / 60, whole / 3_600, whole / 86_400);
@@ -142,13 +142,13 @@ pub(super) fn age(seconds: f64) -> String {
     }
 }
 
-/// A number for people: `999`, `12.3k`, `4.5M`.
+/// Shortens a number: `999`, `12.3k`, `4.5M`.
 pub(super) fn short(number: u64) -> String {
     let mut units = ["k", "M", "G", "T", "P"].into_iter();
     if number < 10_000 {
         return number.to_string();
     }
-    // In tenths.
+    // The number is in tenths.
     let mut tenths = u128::from(number) * 10 / 1_000;
     let mut unit = units.next().unwrap_or_default();
     for next in units {
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
+    fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new(["NAME", "STATE"]);
         table.row(["a-long-name".into(), Cell::of("synced", Tone::Good)]);
         table.row(["é".into(), "x".into(), "more".into()]);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_ends_with_a_blank_and_nothing_steers_the_terminal() {
+    fn no_line_ends_with_a_blank_or_has_escape_codes() {
         let mut table = Table::new(["NAME", ""]);
         table.row(["a".into(), "".into()]);
         table.row(["b ".into()]);

@@ -11,7 +11,7 @@ fn arguments(line: &str) -> Vec<OsString> {
 }
 
 #[test]
-fn what_asks_is_told_from_the_daemons_flags() {
+fn only_subcommands_of_this_crate_are_run() {
     for line in [
         "kube-proxy",
         "kube-proxy --v=4",
@@ -25,21 +25,68 @@ fn what_asks_is_told_from_the_daemons_flags() {
 #[test]
 fn help_is_no_error_and_wrong_usage_is_2() {
     for (line, code) in [
-        ("kube-proxy status --help", WELL),
-        ("kube-proxy services --help", WELL),
-        ("kube-proxy status -o text", UNREADABLE),
-        ("kube-proxy services a b", UNREADABLE),
-        ("kube-proxy services a/b -n c", UNREADABLE),
+        ("kube-proxy status --help", EXIT_WELL),
+        ("kube-proxy services --help", EXIT_WELL),
+        ("kube-proxy status -o text", EXIT_USAGE),
+        ("kube-proxy services a b", EXIT_USAGE),
+        ("kube-proxy services a/b -n c", EXIT_USAGE),
+        ("kube-proxy services -A -n c", EXIT_USAGE),
+        ("kube-proxy explain", EXIT_USAGE),
+        ("kube-proxy status --timeout soon", EXIT_USAGE),
     ] {
-        assert_eq!(asked(&arguments(line), &PROGRAM), code, "{line}");
+        let name = line.split(' ').nth(1).unwrap();
+        assert_eq!(run_named(name, &arguments(line), &PROGRAM), code, "{line}");
     }
 }
 
 #[test]
-fn the_help_of_each_has_examples_and_exit_statuses() {
-    use clap::CommandFactory as _;
-    for mut command in Asking::command().get_subcommands().cloned() {
-        let help = command.render_help().to_string();
+fn wrong_usage_is_one_line_with_the_next_step() {
+    for (line, parts) in [
+        (
+            "services --nonsense",
+            ["unknown flag: --nonsense", "see kube-proxy services --help"],
+        ),
+        (
+            "services --serch=a",
+            ["unknown flag: --serch", "is --search meant?"],
+        ),
+        (
+            "services a b",
+            ["unexpected argument: 'b'", "see kube-proxy services --help"],
+        ),
+        (
+            "status -o text",
+            [
+                "invalid value 'text' for '--output'",
+                "give wide or json or yaml",
+            ],
+        ),
+        (
+            "explain",
+            ["missing argument: <TO>", "see kube-proxy explain --help"],
+        ),
+        (
+            "top --timeout soon",
+            ["invalid value 'soon' for '--timeout'", "give a duration"],
+        ),
+    ] {
+        let line = format!("kube-proxy {line}");
+        let error = CommandLine::try_parse_from(arguments(&line)).unwrap_err();
+        let command: Vec<&str> = line.split(' ').take(2).collect();
+        let text = usage::in_words(&error, &command.join(" "));
+        assert!(!text.contains('\n'), "{text}");
+        for part in parts {
+            assert!(text.contains(part), "{line}: {text:?} lacks {part:?}");
+        }
+    }
+}
+
+#[test]
+fn each_help_has_examples_and_exit_statuses_in_80_columns() {
+    for command in commands() {
+        let help = command.term_width(80).render_help().to_string();
+        let widest = help.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(80), "{help}");
         for part in ["Examples:", "Exit status: 0", "3, no daemon answers"] {
             assert!(help.contains(part), "{part}: {help}");
         }

@@ -1,4 +1,4 @@
-//! `kube-proxy top`: the busiest Services and endpoints, live in a terminal; once, where there is none.
+//! `kube-proxy top`: the busiest Services and endpoints, live in a terminal, or once without one.
 //!
 //! ```text
 //!   keys ──────┐
@@ -21,12 +21,13 @@ use tokio::time::{MissedTickBehavior, interval};
 use view::Top;
 
 use super::table::coloured;
-use super::{Failure, Form, Printed, WELL, has_colours, socket};
+use super::{EXIT_WELL, Failure, Form, Printed, has_colours, socket};
 use screen::{Next, View};
 use terminal::Terminal;
 
-/// Below its help.
-pub(super) const HELP: &str = "Keys: q ends it, s sorts by the next of new connections, packets and bytes, p pauses, Tab and the arrows scroll.
+/// Text below the help.
+pub(super) const HELP: &str =
+    "Keys: q quits, s changes the sort order, p pauses, Tab and the arrows scroll.
 
 Examples:
   kube-proxy top
@@ -34,32 +35,34 @@ Examples:
   kube-proxy top --once | head
   kube-proxy top -o json | jq '.ports[0]'
 
-Where standard output is no terminal, and with --once or -o, it looks twice, an interval apart, prints one table and ends.
+With --once, with -o, or without a terminal it samples twice, an interval apart,
+and prints one table.
 
-Exit status: 0, told; 2, wrong usage, or it cannot be read; 3, no daemon answers; 129, 130, 143, ended by SIGHUP, SIGINT, SIGTERM.";
-/// What a shell says of a process that a signal has ended: this and the signal's number.
+Exit status: 0, done; 2, wrong usage, or unreadable; 3, no daemon answers; 129,
+130, 143, ended by SIGHUP, SIGINT, SIGTERM.";
+/// Exit status of a process that a signal ended, as shells report it: this plus the signal's number.
 const SIGNALLED: u8 = 128;
 
-/// What may be given.
+/// Arguments of `top`.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
-    /// What the busiest have most of
+    /// Sort order
     #[arg(long, value_enum, default_value_t)]
     sort: Sort,
-    /// Seconds between two looks
+    /// Seconds between two samples
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=60))]
     interval: u64,
-    /// How many Service ports, and endpoints, are shown at most
+    /// Maximum of Service ports, and of endpoints
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1000))]
     limit: u16,
-    /// Print one table, and end
+    /// Print one table and exit
     #[arg(long)]
     once: bool,
     #[command(flatten)]
     form: Form,
 }
 
-/// What the busiest have most of.
+/// A sort order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 enum Sort {
     #[default]
@@ -86,15 +89,15 @@ impl Sort {
     }
 }
 
-/// The busiest, until somebody has seen enough; or once.
+/// Shows the busiest Services until a key or a signal ends it, or once.
 pub(super) fn top(arguments: &Arguments) -> Printed {
     let is_once = arguments.once || arguments.form.output.is_some();
-    // Before the screen is taken: whether there is a daemon, and its first look.
-    let first = ask(arguments.sort, arguments.limit)?;
+    // The first sample comes before the screen is taken, so a missing daemon is a plain error.
+    let first = sample(arguments.into())?;
     if !is_once && io::stdout().is_terminal() && io::stdin().is_terminal() {
         let failed = |error: io::Error| {
             Failure::Unreadable(format!(
-                "the terminal cannot be used: {error}; --once needs none"
+                "cannot use the terminal: {error}; --once needs none"
             ))
         };
         return live(arguments, first)
@@ -102,19 +105,43 @@ pub(super) fn top(arguments: &Arguments) -> Printed {
             .map_err(failed);
     }
     std::thread::sleep(Duration::from_secs(arguments.interval));
-    let top = ask(arguments.sort, arguments.limit)?;
+    let top = sample(arguments.into())?;
     let text = match arguments.form.of(&top)? {
         Some(text) => text,
         None => printed(&top, arguments.sort),
     };
-    Ok((text, WELL))
+    Ok((text, EXIT_WELL))
 }
 
-fn ask(sort: Sort, limit: u16) -> Result<Top, Failure> {
-    socket::get(&format!("/api/v1/top?limit={limit}&sort={}", sort.name()))
+/// A question for a sample.
+#[derive(Debug, Clone, Copy)]
+struct SampleQuery {
+    sort: Sort,
+    limit: u16,
+    timeout: Duration,
 }
 
-/// One table, as wide as its lines are.
+impl From<&Arguments> for SampleQuery {
+    fn from(arguments: &Arguments) -> Self {
+        Self {
+            sort: arguments.sort,
+            limit: arguments.limit,
+            timeout: arguments.form.patience.timeout,
+        }
+    }
+}
+
+fn sample(query: SampleQuery) -> Result<Top, Failure> {
+    let SampleQuery {
+        sort,
+        limit,
+        timeout,
+    } = query;
+    let path = format!("/api/v1/top?limit={limit}&sort={}", sort.name());
+    socket::get(&path, timeout)
+}
+
+/// Renders one table without a limit of its height.
 fn printed(top: &Top, sort: Sort) -> String {
     const WIDE: u16 = 160;
     let view = View::new(sort);
@@ -136,25 +163,25 @@ fn live(arguments: &Arguments, first: Top) -> io::Result<u8> {
         .enable_all()
         .build()?;
     let code = runtime.block_on(watch(arguments, first));
-    // A question that is under way is not waited for.
+    // A pending question is abandoned.
     runtime.shutdown_background();
     code
 }
 
 async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     let mut terminated = signal(SignalKind::terminate())?;
-    // Of a key it is not: there is none in raw mode.
+    // A Ctrl-C of the terminal is a key in raw mode, and no signal.
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut hung_up = signal(SignalKind::hangup())?;
     let mut terminal = Terminal::take()?;
     let mut keys = EventStream::new();
     let mut view = View::new(arguments.sort);
     let mut failure = None;
-    let mut looks = interval(Duration::from_secs(arguments.interval));
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first is at once, and the first look has just been.
-    looks.tick().await;
-    let mut asked: Option<JoinHandle<Result<Top, Failure>>> = None;
+    let mut ticks = interval(Duration::from_secs(arguments.interval));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // The first tick is immediate, and the first sample is already here.
+    ticks.tick().await;
+    let mut pending: Option<JoinHandle<Result<Top, Failure>>> = None;
     loop {
         let (width, height) = Terminal::size()?;
         terminal.show(&screen::draw(
@@ -168,21 +195,24 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
             key = keys.next() => match key {
                 Some(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => {
                     if view.press(key) == Next::End {
-                        return Ok(WELL);
+                        return Ok(EXIT_WELL);
                     }
                 }
-                // Another size: it is drawn anew.
+                // Another size: the loop draws the screen again.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
-                // Whoever typed is gone.
-                None => return Ok(WELL),
+                // The keyboard is gone.
+                None => return Ok(EXIT_WELL),
             },
-            _ = looks.tick(), if asked.is_none() && !view.is_paused => {
-                let (sort, limit) = (view.sort, arguments.limit);
-                asked = Some(spawn_blocking(move || ask(sort, limit)));
+            _ = ticks.tick(), if pending.is_none() && !view.is_paused => {
+                let query = SampleQuery {
+                    sort: view.sort,
+                    ..arguments.into()
+                };
+                pending = Some(spawn_blocking(move || sample(query)));
             }
-            answer = answered(&mut asked) => {
-                asked = None;
+            answer = answer_of(&mut pending) => {
+                pending = None;
                 match answer {
                     Ok(answer) => {
                         top = answer;
@@ -198,10 +228,10 @@ async fn watch(arguments: &Arguments, mut top: Top) -> io::Result<u8> {
     }
 }
 
-/// The answer to what was asked; never, if nothing was.
-async fn answered(asked: &mut Option<JoinHandle<Result<Top, Failure>>>) -> Result<Top, Failure> {
-    match asked {
-        Some(asked) => asked
+/// Waits for the answer to the pending question; without one, waits forever.
+async fn answer_of(pending: &mut Option<JoinHandle<Result<Top, Failure>>>) -> Result<Top, Failure> {
+    match pending {
+        Some(pending) => pending
             .await
             .unwrap_or_else(|error| Err(Failure::Unreadable(error.to_string()))),
         None => std::future::pending().await,

@@ -1,4 +1,4 @@
-//! IPVS virtual servers as the kernel has them, where no daemon says whose they are.
+//! Virtual servers of IPVS, for a node where no daemon names their Services.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,11 +12,11 @@ use service_counters::{At, Count, OfAddress, OfEndpoint, ReadCounters, Which};
 use super::Failure;
 use super::table::{Cell, Table, short};
 
-/// What the kernel holds.
+/// Virtual servers of IPVS.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct VirtualServers {
-    /// Whether a daemon answers: it does not.
+    /// Always false: no daemon answers.
     daemon: bool,
     virtual_servers: Vec<VirtualServer>,
 }
@@ -25,7 +25,7 @@ pub(super) struct VirtualServers {
 #[serde(rename_all = "camelCase")]
 struct VirtualServer {
     at: String,
-    /// Absent for a mark: packets of any.
+    /// The protocol; absent for a firewall mark, which matches all protocols.
     #[serde(skip_serializing_if = "Option::is_none")]
     protocol: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,11 +46,11 @@ struct RealServer {
 }
 
 impl VirtualServers {
-    /// Reads all.
+    /// Reads all virtual servers.
     ///
     /// # Errors
     ///
-    /// This kernel has no IPVS, or who asks may not.
+    /// This kernel has no IPVS, or the process lacks CAP_NET_ADMIN.
     pub(super) fn read(from: &mut dyn ReadCounters) -> Result<Self> {
         let counted = from.read(Which::All)?;
         let mut by_address: BTreeMap<At, (OfAddress, BTreeMap<SocketAddr, OfEndpoint>)> =
@@ -103,14 +103,14 @@ impl VirtualServers {
         }
     }
 
-    /// For people.
+    /// Renders the virtual servers as a table.
     pub(super) fn render(&self, has_colours: bool) -> String {
         let mut text = format!(
-            "{}: these are IPVS virtual servers as the kernel has them, without names\n\n",
+            "{}: the virtual servers of IPVS are shown, without names\n\n",
             Failure::NoDaemon
         );
         if self.virtual_servers.is_empty() {
-            text.push_str("The kernel has no virtual server.\n");
+            text.push_str("The kernel has no virtual servers.\n");
             return text;
         }
         let mut table = Table::new([
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// A kernel with a virtual server of a firewall mark in each family.
+    /// A kernel with a virtual server for a firewall mark in each family.
     struct OfMarks;
 
     impl ReadCounters for OfMarks {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn those_of_marks_are_shown() {
+    fn virtual_servers_of_firewall_marks_are_shown() {
         let servers = VirtualServers::read(&mut OfMarks).unwrap();
         let text = servers.render(false);
         let rows: Vec<Vec<&str>> = text

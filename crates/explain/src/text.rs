@@ -16,6 +16,8 @@ const PLACE: usize = 34;
 /// The style of the text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Style {
+    /// The verdicts alone, without steps.
+    pub is_brief: bool,
     /// Shows also rules, set members, the number of rules without effect, and every path.
     pub is_wide: bool,
     /// Uses colours, for a terminal.
@@ -29,10 +31,16 @@ pub fn render(explanation: &Explanation, style: Style) -> String {
         style,
     };
     for (number, journey) in explanation.journeys.iter().enumerate() {
-        if number > 0 {
+        if number > 0 && !style.is_brief {
             page.text.push('\n');
         }
         page.journey(journey);
+    }
+    if style.is_brief && !explanation.journeys.is_empty() {
+        page.line(
+            "  ",
+            "-v shows each step in the kernel; -o wide also shows the rules",
+        );
     }
     for note in &explanation.notes {
         page.line("", &format!("note: {note}"));
@@ -80,6 +88,9 @@ impl Page {
         };
         let _ = write!(self.text, "  {mark}  ");
         self.line("", &journey.verdict);
+        if self.style.is_brief {
+            return;
+        }
         let ways = journey.walks.iter();
         let ways: Ways<'_> = ways
             .map(|walk| (walk.chance.0, walk.steps.as_slice(), walk))

@@ -5,8 +5,8 @@
 //! all these releases: a gate that it does not read, or does not know, is a warning and never ends
 //! the start. `gates/kubernetes.txt` has a line for each gate, with its stage in each release.
 //!
-//! A gate that is not given has the default of the [release that this program matches](KUBERNETES),
-//! or else of the nearest release that has the gate. Few gates change what a kube-proxy does. The
+//! A gate that is not given has its default in the [release that this program matches](KUBERNETES),
+//! or in the nearest release with the gate. Few gates change what a kube-proxy does. The
 //! effect of each of them is in docs/flags.md, in `OF_KUBE_PROXY` and in `WITHOUT_EFFECT`.
 
 use std::collections::BTreeMap;
@@ -76,7 +76,7 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     (
         "ClientsAllowCARotation",
         false,
-        "certificate authorities are always read anew",
+        "certificate authorities are always read again",
     ),
     (
         "ClientsAllowCBOR",
@@ -105,7 +105,7 @@ const WITHOUT_EFFECT: &[(&str, bool, &str)] = &[
     ),
 ];
 
-/// How far a feature has come.
+/// The maturity of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Off by default.
@@ -114,12 +114,12 @@ pub enum Stage {
     Beta,
     /// General availability.
     Stable,
-    /// To go.
+    /// Removed in a later release.
     Deprecated,
 }
 
 impl Stage {
-    /// As metrics label it: a stable one has no name.
+    /// Returns the label of metrics, which is empty for a stable gate.
     pub fn label(self) -> &'static str {
         match self {
             Self::Alpha => "ALPHA",
@@ -171,22 +171,22 @@ impl Spec {
     }
 }
 
-/// A gate as Kubernetes has it, release by release.
+/// A gate of Kubernetes, release by release.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Known {
+struct KnownGate {
     name: &'static str,
     specs: [Option<Spec>; RELEASES],
-    /// The specification that counts here.
+    /// The specification in the release that this program matches, or in the nearest one.
     spec: Spec,
 }
 
-/// All, sorted by name.
-static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| {
+/// All gates, sorted by name.
+static KNOWN: LazyLock<Vec<KnownGate>> = LazyLock::new(|| {
     let lines = include_str!("gates/kubernetes.txt").lines();
-    lines.filter_map(Known::read).collect()
+    lines.filter_map(KnownGate::read).collect()
 });
 
-impl Known {
+impl KnownGate {
     fn read(line: &'static str) -> Option<Self> {
         let mut words = line.split(' ');
         let name = words.next().filter(|name| !name.starts_with('#'))?;
@@ -217,7 +217,7 @@ impl Known {
 pub struct Gates(BTreeMap<String, bool>);
 
 impl Gates {
-    /// The last value of a gate that is given twice counts.
+    /// Collects the given gates. The last value of a repeated gate counts.
     pub fn new(given: impl IntoIterator<Item = (String, bool)>) -> Self {
         let given = given.into_iter().filter(|(name, _)| !name.is_empty());
         Self(given.collect())
@@ -225,7 +225,7 @@ impl Gates {
 
     /// True if a gate is on; an unknown gate is off.
     pub fn is_on(&self, name: &str) -> bool {
-        Known::of(name).is_some_and(|known| self.has(known))
+        KnownGate::of(name).is_some_and(|known| self.has(known))
     }
 
     /// The value that a gate was given by its name; `AllBeta` gives none.
@@ -249,7 +249,7 @@ impl Gates {
                 let text = "it has no effect: ipvs mode is always built in";
                 return value.then(|| format!("the feature gate {name}=true is given; {text}"));
             }
-            let stage = match Known::of(name)?.spec.stage {
+            let stage = match KnownGate::of(name)?.spec.stage {
                 Stage::Stable => "GA",
                 Stage::Deprecated => "deprecated",
                 Stage::Alpha | Stage::Beta => return None,
@@ -267,7 +267,7 @@ impl Gates {
         let mut warnings = Vec::new();
         let (mut foreign, mut unknown) = (Vec::new(), Vec::new());
         for (name, value) in &self.0 {
-            let known = Known::of(name);
+            let known = KnownGate::of(name);
             match known {
                 None => unknown.push(&**name),
                 Some(_) if !is_of_kube_proxy(name) => foreign.push(&**name),
@@ -305,7 +305,7 @@ impl Gates {
         warnings
     }
 
-    fn has(&self, known: &Known) -> bool {
+    fn has(&self, known: &KnownGate) -> bool {
         let Spec {
             stage,
             default,

@@ -1,8 +1,7 @@
-//! Values and names as Go programs take them on their command line.
+//! Parsers for the values and names of Go's command lines.
 //!
-//! Flags of existing manifests were written for Go's `strconv`, `time` and pflag. Their readings
-//! are wider than Rust's (`T`, `1h30m`, `0x10`, `--proxy_mode`), and here they are followed to the
-//! letter.
+//! Existing manifests have flags for Go's `strconv`, `time` and pflag. These accept more than Rust's
+//! parsers (`T`, `1h30m`, `0x10`, `--proxy_mode`), and this module accepts exactly the same.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use source::address;
 
-/// A boolean as `strconv.ParseBool` takes it.
+/// Parses a boolean like `strconv.ParseBool`.
 pub fn bool(text: &str) -> Result<bool, &'static str> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -19,7 +18,7 @@ pub fn bool(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// A 32-bit integer as `strconv.ParseInt` with base 0 takes it: `14`, `0xe`, `0o16`, `016`,
+/// Parses a 32-bit integer like `strconv.ParseInt` with base 0: `14`, `0xe`, `0o16`, `016`,
 /// `0b1110`, `1_4`.
 pub fn int(text: &str) -> Result<i32, &'static str> {
     const WRONG: &str = "give a whole number";
@@ -40,13 +39,13 @@ pub fn int(text: &str) -> Result<i32, &'static str> {
     i32::from_str_radix(&format!("{sign}{digits}"), radix).map_err(|_| WRONG)
 }
 
-/// A floating-point number as `strconv.ParseFloat` takes it, but for hexadecimal ones.
+/// Parses a floating-point number like `strconv.ParseFloat`, except hexadecimal ones.
 pub fn float(text: &str) -> Result<f32, &'static str> {
     text.parse().map_err(|_| "give a number such as 5 or 2.5")
 }
 
-/// A duration as `time.ParseDuration` takes it; a negative one is refused, as no flag here means
-/// anything by it.
+/// Parses a duration like `time.ParseDuration`. A negative duration is an error: no flag has a meaning
+/// for it.
 pub fn duration(text: &str) -> Result<Duration, &'static str> {
     const WRONG: &str = "give a duration such as 30s, 1m30s, 500ms or 0";
     let rest = text.strip_prefix('+').unwrap_or(text);
@@ -77,7 +76,7 @@ pub fn duration(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// `number` (digits with at most one point among them) of a unit, in nanoseconds.
+/// Returns `number`, digits with at most one point, of a unit in nanoseconds.
 fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
     let unit: u64 = match unit {
         "ns" => 1,
@@ -106,12 +105,12 @@ fn nanoseconds(number: &str, unit: &str) -> Option<u64> {
     Some(nanoseconds)
 }
 
-/// An IP address.
+/// Parses an IP address.
 pub fn ip(text: &str) -> Result<IpAddr, &'static str> {
     address::ip(text.trim()).ok_or("give an IPv4 or IPv6 address")
 }
 
-/// The address of `--bind-address`: nothing is any of the node's.
+/// Parses `--bind-address`. An empty text is 0.0.0.0.
 pub fn bind(text: &str) -> Result<IpAddr, &'static str> {
     if text.is_empty() {
         return Ok(Ipv4Addr::UNSPECIFIED.into());
@@ -119,7 +118,7 @@ pub fn bind(text: &str) -> Result<IpAddr, &'static str> {
     ip(text)
 }
 
-/// One of a list of feature gates, `Name=true`; nothing is a gate without a name.
+/// Parses a feature gate, `Name=true`. An empty text is a gate without a name.
 pub fn gate(text: &str) -> Result<(String, bool), &'static str> {
     const WRONG: &str = "give feature gates such as Name=true,Other=false";
     if text.is_empty() {
@@ -130,8 +129,8 @@ pub fn gate(text: &str) -> Result<(String, bool), &'static str> {
     Ok((name.trim().to_owned(), value))
 }
 
-/// A quantity as Kubernetes' `resource.ParseQuantity` takes it (`0`, `64Ki`, `1.5M`, `1e3`), as
-/// text.
+/// Checks a quantity like Kubernetes' `resource.ParseQuantity` (`0`, `64Ki`, `1.5M`, `1e3`), and
+/// returns its text.
 pub fn quantity(text: &str) -> Result<String, &'static str> {
     let end = text
         .find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'))
@@ -165,8 +164,8 @@ pub fn quantity(text: &str) -> Result<String, &'static str> {
     }
 }
 
-/// Where a server listens: nowhere if `text` is empty or, as its deprecated flag says it, `port` is
-/// 0. `port` is appended to an address without one.
+/// Parses the address of a server. There is no server if `text` is empty, or if `port`, the value of
+/// the deprecated flag, is 0. An address without a port gets `port`.
 pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str> {
     const WRONG: &str = "give IP:port such as 0.0.0.0:10256 or [::]:10256, an IP alone, or nothing to have no server";
     if text.is_empty() || port == 0 {
@@ -189,7 +188,7 @@ pub fn listen(text: &str, port: i32) -> Result<Option<SocketAddr>, &'static str>
     Ok(Some(SocketAddr::new(ip, port)))
 }
 
-/// Flag names with `_` for `-`, as pflag's normalisation in Kubernetes components allows:
+/// Replaces `_` by `-` in the name of a flag, as Kubernetes components do with pflag:
 /// `--proxy_mode=ipvs`.
 pub fn normalise(argument: OsString) -> OsString {
     let Some(text) = argument.to_str().filter(|text| text.starts_with("--")) else {
@@ -291,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn places_to_listen() {
+    fn addresses_of_servers() {
         let at = |text| listen(text, 10256).map(|at| at.map(|at| at.to_string()));
         for (text, place) in [
             ("0.0.0.0:10256", Some("0.0.0.0:10256")),
@@ -318,7 +317,7 @@ mod tests {
         assert_eq!(listen("0.0.0.0:80", 0), Ok(None));
         assert!(listen("10.0.0.1", -1).is_err());
         assert!(listen("10.0.0.1", 65536).is_err());
-        // It is not needed.
+        // The port of the flag is not needed.
         assert!(listen("10.0.0.1:80", 65536).is_ok());
     }
 
@@ -333,13 +332,13 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn any_text_is_read_or_refused(text in "\\PC*") {
+        fn any_text_is_parsed_or_rejected(text in "\\PC*") {
             let _ = (bool(&text), int(&text), duration(&text), ip(&text), gate(&text), quantity(&text), listen(&text, 1));
             normalise(text.into());
         }
 
         #[test]
-        fn whole_seconds_come_back(seconds in 0_u64..9_000_000_000) {
+        fn whole_seconds_keep_their_value(seconds in 0_u64..9_000_000_000) {
             proptest::prop_assert_eq!(
                 duration(&format!("{seconds}s")),
                 Ok(Duration::from_secs(seconds))

@@ -1,16 +1,18 @@
-//! What was typed on the command line: a field for each flag.
+//! The command line of kube-proxy: a field for each flag.
 //!
-//! Spelling, defaults and help are upstream kube-proxy's, so that an existing DaemonSet starts this
-//! binary unchanged. A flag is one field of [`Flags`]: its name, its default, how its text is read,
-//! and its help. What a value means together with the others is for those who read it: each part of
-//! the daemon has a type for what it reads of them, and `options` of the daemon puts these together.
+//! Spelling and defaults are upstream kube-proxy's, so an existing DaemonSet starts this binary
+//! unchanged. A flag is one field of [`Flags`]: its name, default, parser and help. Each part of the
+//! daemon has a type for the flags that it reads. `options` of the daemon puts these types together.
 //!
-//! This is the ground: nothing here knows who reads a flag.
+//! This crate knows no reader of a flag.
 
 pub mod gates;
 pub mod go;
+pub mod headings;
 pub mod nets;
+mod removed;
 pub mod unusable;
+pub mod usage;
 pub mod version;
 pub mod words;
 
@@ -23,21 +25,12 @@ use clap::{ArgAction, Parser};
 /// The media type of Kubernetes' protobuf.
 pub const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// What was typed.
+/// Values of all flags.
 #[derive(Debug, Clone, PartialEq, Parser)]
 #[command(
     name = "kube-proxy",
-    about = "Carries Kubernetes Services by rules of iptables (iptables mode), by the kernel's IPVS (ipvs mode), by a table of \
+    about = "Carries Kubernetes Services by the kernel's IPVS (ipvs mode), by rules of iptables (iptables mode), by a table of \
              nftables (nftables mode) or by itself (userspace mode).",
-    after_help = "Asked with the daemon's own flags, and changing nothing:\n\n  \
-                  kube-proxy check [FLAGS]  whether this node can be served, and what a start would change\n  \
-                  kube-proxy plan [FLAGS]   the writes of a start, in their order (also --dry-run)\n  \
-                  kube-proxy diff [FLAGS]   what the kernel holds, against what it should\n\n\
-                  -o text|wide|json|yaml. Exit status 0: nothing; 1: something; 2: it cannot be said, or a start would \
-                  fail. Without flags, those of process 1 are taken if that is this program.\n\n\
-                  kube-proxy status says how the kube-proxy that runs on this node stands, and kube-proxy services \
-                  [NAMESPACE/NAME] what it serves, to which endpoints, and why; kube-proxy explain SERVICE|IP:PORT the way of \
-                  packets there, step by step. See kube-proxy status --help and so on.",
     disable_version_flag = true,
     args_override_self = true
 )]
@@ -47,8 +40,8 @@ pub const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
     reason = "a flag may be absent, bare, or have a value"
 )]
 pub struct Flags {
-    /// File with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). With it, flags that
-    /// it has a field for are ignored, but for --hostname-override and those of the log
+    /// File with a KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1). It overrides all flags
+    /// that have a field there, except --hostname-override and the flags of the log
     #[arg(
         long,
         value_name = "FILE",
@@ -57,7 +50,7 @@ pub struct Flags {
     )]
     pub config: OsString,
 
-    /// Write the configuration that these flags make to a file, and exit
+    /// Write these flags to a file as a configuration, and exit
     #[arg(
         long,
         value_name = "FILE",
@@ -66,23 +59,23 @@ pub struct Flags {
     )]
     pub write_config_to: OsString,
 
-    /// Take away what any mode leaves in the kernel, and exit
+    /// Remove the entries of all modes from the kernel, and exit
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub cleanup: bool,
 
-    /// Say which writes a start would make, as `kube-proxy plan` does, and exit: 0 nothing, 1
-    /// something, 2 it cannot be said; -o is text, wide, json or yaml
+    /// Print the writes of a start, as `kube-proxy plan` does, and exit: 0 no write, 1 some, 2
+    /// undetermined; -o is text, wide, json or yaml
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub dry_run: bool,
 
-    /// Do what needs privileges (sysctls; in ipvs mode, also loading IPVS and its timeouts), and
-    /// exit
+    /// Do the privileged part of a start (sysctls; in ipvs mode also load IPVS and set its timeouts),
+    /// and exit
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub init_only: bool,
 
-    /// File, gone with the pod, that keeps the fields of --config that take a new start as they
-    /// were when the pod was prepared: --init-only writes it, and so does a start that finds none;
-    /// a start that finds it leaves other values waiting
+    /// File with the pod's lifetime that keeps the fields of --config that need a restart. --init-only
+    /// writes it, and so does the first start; later starts use its values, and report changed fields
+    /// as waiting
     #[arg(
         long,
         value_name = "FILE",
@@ -96,8 +89,8 @@ pub struct Flags {
     #[arg(long, value_name = "DIR", allow_hyphen_values = true)]
     pub manifests: Option<OsString>,
 
-    /// File that says how to reach the API server; without it and --master, the Pod's service
-    /// account is used
+    /// File with the address and credentials of the API server; without it and --master, the Pod's
+    /// service account is used
     #[arg(
         long,
         value_name = "FILE",
@@ -138,7 +131,7 @@ pub struct Flags {
     #[arg(long, value_name = "COUNT", default_value = "10", value_parser = go::int, allow_hyphen_values = true)]
     pub kube_api_burst: i32,
 
-    /// Encoding to ask the API server for: protobuf, with JSON where it has none; any other: JSON
+    /// Encoding of the API server's answers: protobuf, with JSON as a fallback; any other: JSON
     #[arg(
         long,
         value_name = "TYPE",
@@ -147,7 +140,7 @@ pub struct Flags {
     )]
     pub kube_api_content_type: String,
 
-    /// How often objects are looked at without a change; no effect
+    /// Period of resyncs of unchanged objects; no effect
     #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = go::duration, allow_hyphen_values = true)]
     pub config_sync_period: Duration,
 
@@ -157,7 +150,7 @@ pub struct Flags {
     #[arg(long, value_name = "NAME=BOOL,...", value_parser = go::gate, allow_hyphen_values = true, value_delimiter = ',', action = ArgAction::Append)]
     pub feature_gates: Vec<(String, bool)>,
 
-    /// How Services are carried: iptables, ipvs, nftables or userspace; empty: iptables
+    /// Mode that carries Services: iptables, ipvs, nftables or userspace; empty: iptables
     #[arg(
         long,
         value_name = "MODE",
@@ -166,8 +159,8 @@ pub struct Flags {
     )]
     pub proxy_mode: String,
 
-    /// This node's IP, if not 0.0.0.0 or ::, instead of the one in its Node object; its family is
-    /// the primary one
+    /// IP of this node, instead of the one in its Node object (0.0.0.0 and :: keep that one); its
+    /// family is the primary one
     #[arg(long, value_name = "IP", default_value = "0.0.0.0", value_parser = go::bind, allow_hyphen_values = true)]
     pub bind_address: IpAddr,
 
@@ -193,8 +186,8 @@ pub struct Flags {
     )]
     pub metrics_bind_address: String,
 
-    /// Metrics of single services: none, ports (of the busiest service ports what the kernel has
-    /// counted), or endpoints (of their endpoints, too); read when they are scraped
+    /// Metrics of single Services: none, ports (the kernel's counters of the busiest Service ports),
+    /// or endpoints (also of their endpoints); read at each scrape
     #[arg(
         long,
         value_name = "none|ports|endpoints",
@@ -203,8 +196,8 @@ pub struct Flags {
     )]
     pub metrics_per_service: String,
 
-    /// How many service ports have metrics of their own at most, and how many endpoints: those with
-    /// the most connections
+    /// Maximum of Service ports, and of endpoints, with metrics of their own: those with the most
+    /// connections
     #[arg(long, value_name = "COUNT", default_value = "1000", value_parser = go::int, allow_hyphen_values = true)]
     pub metrics_service_series_max: i32,
 
@@ -229,16 +222,16 @@ pub struct Flags {
     )]
     pub show_hidden_metrics_for_version: String,
 
-    /// How unwilling the kernel is to kill this process when memory is short, -1000 to 1000
+    /// OOM score of this process, -1000 (killed last) to 1000
     #[arg(long, value_name = "SCORE", default_value = "-999", value_parser = go::int, allow_hyphen_values = true)]
     pub oom_score_adj: i32,
 
-    /// Networks of the cluster's pods, one of each family at most: with
-    /// --detect-local-mode=ClusterCIDR, traffic to cluster IPs from elsewhere is masqueraded
+    /// Networks of the cluster's pods, at most one of each family: with
+    /// --detect-local-mode=ClusterCIDR, traffic to cluster IPs from other sources is masqueraded
     #[arg(long, value_name = "CIDRS", allow_hyphen_values = true)]
     pub cluster_cidr: Option<String>,
 
-    /// How traffic of this node's pods is told apart: ClusterCIDR, NodeCIDR, BridgeInterface or
+    /// Method that recognises traffic of this node's pods: ClusterCIDR, NodeCIDR, BridgeInterface or
     /// InterfaceNamePrefix
     #[arg(
         long,
@@ -266,13 +259,13 @@ pub struct Flags {
     )]
     pub pod_interface_name_prefix: String,
 
-    /// Networks whose addresses of this node serve NodePorts; also "primary" for the node's own IP,
-    /// "localhost" and "all", in any mix; if not given, all addresses, and in nftables mode "primary"
+    /// Networks: the node's addresses in them serve NodePorts; also "primary" for the node's IP,
+    /// "localhost" and "all", in any mix; default: all addresses, and in nftables mode "primary"
     #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
     pub nodeport_addresses: Vec<String>,
 
-    /// Networks that external and load-balancer addresses of services may be of; others are not
-    /// served; not given: any address
+    /// Networks that may hold external and load-balancer addresses of Services; other addresses are not
+    /// served; default: any address
     #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
     pub allowed_external_cidrs: Vec<String>,
 
@@ -280,13 +273,13 @@ pub struct Flags {
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub masquerade_all: bool,
 
-    /// Bit of the packet mark that says "masquerade", 0 to 31; nftables mode has
+    /// Bit of the packet mark for packets to masquerade, 0 to 31; nftables mode reads
     /// nftables.masqueradeBit of the file instead
     #[arg(long, value_name = "BIT", default_value = "14", value_parser = go::int, allow_hyphen_values = true)]
     pub iptables_masquerade_bit: i32,
 
-    /// Longest time between two comparisons with the kernel in iptables mode, and the like in
-    /// nftables and userspace mode; no effect in ipvs mode
+    /// Longest time between two comparisons with the kernel in iptables, nftables and userspace mode;
+    /// no effect in ipvs mode
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = go::duration, allow_hyphen_values = true)]
     pub iptables_sync_period: Duration,
 
@@ -299,11 +292,11 @@ pub struct Flags {
     #[arg(long, value_name = "BOOL", default_value = "true", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub iptables_localhost_nodeports: bool,
 
-    /// How long a UDP flow of userspace mode lasts without a datagram either way; more than 0
+    /// Idle timeout of UDP flows in userspace mode; more than 0
     #[arg(long, value_name = "DURATION", default_value = "250ms", value_parser = go::duration, allow_hyphen_values = true)]
     pub udp_timeout: Duration,
 
-    /// Which iptables commands to use: legacy, nft, or auto for what the node already uses
+    /// iptables commands to use: legacy, nft, or auto for those that the node already uses
     #[arg(
         long,
         value_name = "BACKEND",
@@ -312,19 +305,19 @@ pub struct Flags {
     )]
     pub iptables_backend: String,
 
-    /// `nftables.masqueradeAll`, which has no flag of its own.
+    /// `nftables.masqueradeAll`, a field without a flag.
     #[arg(skip)]
     pub nftables_masquerade_all: bool,
 
-    /// `nftables.masqueradeBit`, the same.
+    /// `nftables.masqueradeBit`, a field without a flag.
     #[arg(skip = 14_i32)]
     pub nftables_masquerade_bit: i32,
 
-    /// `nftables.minSyncPeriod`, the same.
+    /// `nftables.minSyncPeriod`, a field without a flag.
     #[arg(skip = Duration::from_secs(1))]
     pub nftables_min_sync_period: Duration,
 
-    /// `nftables.syncPeriod`, the same.
+    /// `nftables.syncPeriod`, a field without a flag.
     #[arg(skip = Duration::from_secs(30))]
     pub nftables_sync_period: Duration,
 
@@ -337,26 +330,26 @@ pub struct Flags {
     )]
     pub ipvs_scheduler: String,
 
-    /// Networks in which virtual servers are left alone, also by --cleanup and by a mode that
-    /// clears up after ipvs mode
+    /// Networks of virtual servers that kube-proxy never touches, also with --cleanup and after a
+    /// change from ipvs mode to another
     #[arg(long, value_name = "CIDRS", action = ArgAction::Append, allow_hyphen_values = true)]
     pub ipvs_exclude_cidrs: Vec<String>,
 
-    /// Answer ARP only on the interface that has the address (sysctls arp_ignore=1,
+    /// Answer ARP only on the interface with the address (sysctls arp_ignore=1,
     /// arp_announce=2); no effect in other modes
     #[arg(long = "ipvs-strict-arp", value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub ipvs_strict_arp: bool,
 
-    /// Idle timeout of TCP connections in IPVS; 0 leaves the kernel's; no effect in other modes
+    /// Idle timeout of TCP connections in IPVS; 0 keeps the kernel's; no effect in other modes
     #[arg(long = "ipvs-tcp-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_tcp_timeout: Duration,
 
-    /// Timeout of TCP connections in IPVS after a FIN; 0 leaves the kernel's; no effect in other
+    /// Timeout of TCP connections in IPVS after a FIN; 0 keeps the kernel's; no effect in other
     /// modes
     #[arg(long = "ipvs-tcpfin-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_tcpfin_timeout: Duration,
 
-    /// Idle timeout of UDP flows in IPVS; 0 leaves the kernel's; no effect in other modes
+    /// Idle timeout of UDP flows in IPVS; 0 keeps the kernel's; no effect in other modes
     #[arg(long = "ipvs-udp-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_udp_timeout: Duration,
 
@@ -370,9 +363,9 @@ pub struct Flags {
     #[arg(long = "ipvs-min-sync-period", value_name = "DURATION", default_value = "1s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_min_sync_period: Duration,
 
-    /// Which rules stand by IPVS: upstream, lean (fewer, cheaper to the first packet of a flow),
-    /// nftables (neither iptables nor ipset), or auto: upstream where iptables and ipset work, else
-    /// nftables; no effect in other modes
+    /// Rules beside IPVS: upstream, lean (fewer, cheaper for the first packet of a flow), nftables
+    /// (without iptables and ipset), or auto (upstream if iptables and ipset work, else nftables); no
+    /// effect in other modes
     #[arg(
         long,
         value_name = "auto|upstream|lean|nftables",
@@ -381,9 +374,8 @@ pub struct Flags {
     )]
     pub ipvs_shim: String,
 
-    /// How the table of nftables mode is laid out: upstream, or flat (most services without a chain
-    /// of their own, so that a change costs the kernel the same however many there are); no effect
-    /// in other modes
+    /// Layout of the table of nftables mode: upstream, or flat (most Services have no chain of their
+    /// own, so the cost of a change does not grow with their number); no effect in other modes
     #[arg(
         long,
         value_name = "upstream|flat",
@@ -392,13 +384,13 @@ pub struct Flags {
     )]
     pub nftables_layout: String,
 
-    /// How long a removed endpoint may keep its TCP connections; 0: until they end; no effect in
-    /// other modes
+    /// Time for a removed endpoint to keep its TCP connections; 0: until they end; no effect in other
+    /// modes
     #[arg(long = "ipvs-drain-timeout", value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub ipvs_drain_timeout: Duration,
 
-    /// In which form kube-ipvs0 holds the service addresses: address, or route (cheaper to the
-    /// kernel by the thousand); no effect in other modes
+    /// Form of service addresses on kube-ipvs0: address, or route (cheaper for the kernel with
+    /// thousands of them); no effect in other modes
     #[arg(
         long,
         value_name = "address|route",
@@ -407,34 +399,32 @@ pub struct Flags {
     )]
     pub ipvs_vip_mode: String,
 
-    /// Entries of the connection tracking table for each CPU (sysctl nf_conntrack_max); 0 leaves
-    /// the kernel's, whatever --conntrack-min says
+    /// Conntrack entries for each CPU (sysctl nf_conntrack_max); 0 keeps the kernel's limit, also with
+    /// --conntrack-min
     #[arg(long, value_name = "COUNT", default_value = "32768", value_parser = go::int, allow_hyphen_values = true)]
     pub conntrack_max_per_core: i32,
 
-    /// Entries of the connection tracking table that there are at least, whatever
-    /// --conntrack-max-per-core comes to
+    /// Smallest limit of conntrack entries, if --conntrack-max-per-core results in fewer
     #[arg(long, value_name = "COUNT", default_value = "131072", value_parser = go::int, allow_hyphen_values = true)]
     pub conntrack_min: i32,
 
-    /// Idle timeout of established TCP connections in connection tracking; 0 leaves the kernel's
+    /// Idle timeout of established TCP connections in connection tracking; 0 keeps the kernel's
     #[arg(long, value_name = "DURATION", default_value = "24h", value_parser = go::duration, allow_hyphen_values = true)]
     pub conntrack_tcp_timeout_established: Duration,
 
-    /// Timeout of TCP connections in CLOSE_WAIT in connection tracking; 0 leaves the kernel's
+    /// Timeout of TCP connections in CLOSE_WAIT in connection tracking; 0 keeps the kernel's
     #[arg(long, value_name = "DURATION", default_value = "1h", value_parser = go::duration, allow_hyphen_values = true)]
     pub conntrack_tcp_timeout_close_wait: Duration,
 
-    /// Take TCP segments outside of the window for valid, which connection tracking otherwise calls
-    /// INVALID
+    /// Accept TCP segments outside of the window, which connection tracking otherwise marks INVALID
     #[arg(long, value_name = "BOOL", default_value = "false", value_parser = go::bool, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = ArgAction::Set)]
     pub conntrack_tcp_be_liberal: bool,
 
-    /// Idle timeout of UDP flows without an answer in connection tracking; 0 leaves the kernel's
+    /// Idle timeout of unanswered UDP flows in connection tracking; 0 keeps the kernel's
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub conntrack_udp_timeout: Duration,
 
-    /// Idle timeout of UDP flows with answers in connection tracking; 0 leaves the kernel's
+    /// Idle timeout of answered UDP flows in connection tracking; 0 keeps the kernel's
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = go::duration, allow_hyphen_values = true)]
     pub conntrack_udp_timeout_stream: Duration,
 
@@ -442,8 +432,8 @@ pub struct Flags {
     #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value = "0", value_parser = go::int, allow_hyphen_values = true)]
     pub verbosity: i32,
 
-    /// Log verbosity of single source files (of this program: proxier=4,sets=6); * and ? stand for
-    /// any text and character
+    /// Log verbosity of single source files of this program (proxier=4,sets=6); * and ? match any text
+    /// and any character
     #[arg(
         long,
         value_name = "PATTERN=LEVEL,...",
@@ -452,7 +442,7 @@ pub struct Flags {
     )]
     pub vmodule: String,
 
-    /// Form of the log: text (klog's lines), plain (lines for people) or json
+    /// Format of the log: text (klog's lines), plain (lines for people) or json
     #[arg(
         long,
         value_name = "FORMAT",
@@ -461,7 +451,7 @@ pub struct Flags {
     )]
     pub logging_format: String,
 
-    /// How long log lines may be held back; no effect, none is
+    /// Longest delay of log lines; no effect: every line is written at once
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = go::duration, allow_hyphen_values = true)]
     pub log_flush_frequency: Duration,
 
@@ -501,7 +491,7 @@ pub struct Flags {
     )]
     pub machine_id_file: String,
 
-    /// Print the version of Kubernetes that this is as, with this program's own, and exit
+    /// Print the Kubernetes version that this program matches, and its own, and exit
     #[arg(
         long,
         value_name = "BOOL",
@@ -513,7 +503,7 @@ pub struct Flags {
 }
 
 impl Flags {
-    /// What nothing typed says.
+    /// Returns the defaults of all flags.
     pub fn defaults() -> Self {
         Self::parse_from(["kube-proxy"])
     }

@@ -1,15 +1,15 @@
-//! Lists of networks, as flags have them.
+//! Flags with lists of networks.
 
 use ipnet::IpNet;
 
 use super::unusable::UnusableFlag;
 use source::address;
 
-/// Networks of a flag that may be given several times, each time with several.
+/// Parses the networks of a flag that may be repeated, each time with a list.
 ///
 /// # Errors
 ///
-/// One is none.
+/// An item is no network.
 pub fn nets<T: AsRef<str>>(flag: &'static str, given: &[T]) -> Result<Vec<IpNet>, UnusableFlag> {
     given
         .iter()
@@ -22,7 +22,7 @@ pub fn nets<T: AsRef<str>>(flag: &'static str, given: &[T]) -> Result<Vec<IpNet>
         .collect()
 }
 
-/// What the lists of a flag name; one that is empty names nothing.
+/// Returns the items of the lists of a flag. An empty list has no items.
 pub fn items(given: &[String]) -> impl Iterator<Item = &str> {
     given
         .iter()

@@ -1,19 +1,19 @@
-//! What is wrong with a flag's value.
+//! Invalid values of flags.
 
-/// A flag whose value can be read but not be meant.
+/// A flag with an invalid value of the right type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invalid value '{value}' for '--{flag}': {advice}")]
 pub struct UnusableFlag {
     /// The flag, without its dashes.
     pub flag: &'static str,
-    /// The value it has.
+    /// The invalid value.
     pub value: String,
-    /// What is wrong with it, and what is allowed.
+    /// The mistake, and the allowed values.
     pub advice: String,
 }
 
 impl UnusableFlag {
-    /// Names the flag, its value, and what to give instead.
+    /// Makes an error with the flag, its value and an advice.
     pub fn new(flag: &'static str, value: &str, advice: impl Into<String>) -> Self {
         Self {
             flag,

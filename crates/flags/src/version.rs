@@ -1,8 +1,7 @@
 //! The version of Kubernetes that this program matches.
 
-/// The version of Kubernetes whose kube-proxy this program matches. It moves when the
-/// flags, fields, feature gates and metrics of a newer one are taken over, and nowhere else is it
-/// written.
+/// The version of Kubernetes that this program matches: flags, fields, feature gates and metrics are
+/// those of its kube-proxy. No other place has this number.
 pub const KUBERNETES: Kubernetes = Kubernetes {
     major: "1",
     minor: "37",
@@ -21,12 +20,12 @@ pub struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// As `v1.37.0`.
+    /// Returns the version as `v1.37.0`.
     pub fn git_version(self) -> String {
         format!("v{}", self.number())
     }
 
-    /// As `1.37.0`.
+    /// Returns the version as `1.37.0`.
     pub fn number(self) -> String {
         let Self {
             major,
@@ -36,7 +35,7 @@ impl Kubernetes {
         format!("{major}.{minor}.{patch}")
     }
 
-    /// As `1.37`.
+    /// Returns the version as `1.37`.
     pub fn release(self) -> String {
         let Self { major, minor, .. } = self;
         format!("{major}.{minor}")

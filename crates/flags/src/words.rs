@@ -1,12 +1,12 @@
-//! Flags that take one of a few words.
+//! Flags with a few words as values.
 
 use super::unusable::UnusableFlag;
 
-/// What the word means that is given.
+/// Returns the meaning of the given word.
 ///
 /// # Errors
 ///
-/// It is none of these words.
+/// The word is not in `words`.
 pub fn word<T: Copy>(
     flag: &'static str,
     given: &str,

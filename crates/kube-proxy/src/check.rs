@@ -39,8 +39,8 @@ use anyhow::Result;
 use modes::footprints;
 use view::shown;
 
-use crate::config::asked::{Asked, Output, Question};
 use crate::config::options::Options;
+use crate::config::question::{AnswerOptions, Output, Question, StartQuestion};
 use answer::Answer;
 use diff::Colour;
 use foresee::{Foreseen, foresee};
@@ -54,17 +54,18 @@ use preflight::Traces;
 /// # Errors
 ///
 /// The answer is undetermined, or the start would fail; the exit status is 2, too.
-pub async fn check(options: Options, asked: Asked) -> Result<ExitCode> {
-    let Asked { question, output } = asked;
+pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
+    let StartQuestion { question, answer } = asked;
+    let AnswerOptions { output, timeout } = answer;
     let status = match question {
-        Question::Check => return Box::pin(preflighted(&options, output)).await,
+        Question::Check => return Box::pin(preflighted(&options, answer)).await,
         Question::Plan => {
-            let (foreseen, _) = Box::pin(foresee(&options)).await?;
+            let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
             print!("{}", plan::render(&foreseen, output)?);
             foreseen.status()
         }
         Question::Diff => {
-            let (foreseen, _) = Box::pin(foresee(&options)).await?;
+            let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
             if matches!(output, Output::Text | Output::Wide) {
                 // `diff` prints differences only.
                 for warning in &foreseen.warnings {
@@ -81,8 +82,9 @@ pub async fn check(options: Options, asked: Asked) -> Result<ExitCode> {
 }
 
 /// Answers `kube-proxy check`. Reports whatever it can, even if the kernel cannot be read.
-async fn preflighted(options: &Options, output: Output) -> Result<ExitCode> {
-    let foreseen = Box::pin(foresee(options)).await;
+async fn preflighted(options: &Options, answer: AnswerOptions) -> Result<ExitCode> {
+    let AnswerOptions { output, timeout } = answer;
+    let foreseen = Box::pin(foresee(options, timeout)).await;
     let traces = Traces::read();
     let seen = foreseen.as_ref().ok();
     let seen = seen.map(|(foreseen, model)| (foreseen, model));

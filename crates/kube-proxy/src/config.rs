@@ -13,13 +13,13 @@
 //! Other versions of the format, and merging of several files, are not supported. Upstream has
 //! neither.
 
-pub mod asked;
 pub mod command_line;
 pub mod configz;
 mod file;
 pub mod follow;
 pub mod options;
 mod prepared;
+pub mod question;
 mod reload;
 mod settings;
 mod spelling;
@@ -42,7 +42,7 @@ pub use prepared::{prepared, record};
 pub use reload::{Waiting, change_of, fields};
 pub use settings::Change;
 pub(crate) use settings::{field_of, fields_with_flags, wins_over_file};
-pub(crate) use without_effect::Given;
+pub(crate) use without_effect::GivenSettings;
 
 /// Required value of `apiVersion`.
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";

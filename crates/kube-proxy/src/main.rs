@@ -1,10 +1,12 @@
 //! The life of the process: reads the command line, serves, reports why it ends.
 
 use std::ffi::OsString;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 
+use flags::usage::EXIT_USAGE;
 use kube_proxy::check::CANNOT_SAY;
-use kube_proxy::config::command_line::{self, Command, Completed};
+use kube_proxy::config::command_line::{self, Command, CompletedArguments};
 use kube_proxy::config::follow;
 use kube_proxy::config::follow::{keep_prepared, keeps_prepared};
 use kube_proxy::config::options::Options;
@@ -30,8 +32,7 @@ fn main() -> ExitCode {
     if let Some(code) = ask::run(&given, &program) {
         return code;
     }
-    let asks = command_line::asks(&given);
-    let read = command_line::completed(given).and_then(|Completed { arguments, note }| {
+    let read = command_line::completed(given).and_then(|CompletedArguments { arguments, note }| {
         if let Some(note) = note {
             eprintln!("kube-proxy: {note}");
         }
@@ -46,16 +47,26 @@ fn main() -> ExitCode {
             };
             live(&options, told, ExitCode::FAILURE, || serve(&options))
         }
-        Ok(Command::Check(options, asked)) => {
-            live(&options, FlagLog::Here, ExitCode::from(CANNOT_SAY), || {
-                check::check((*options).clone(), asked)
+        Ok(Command::Check(options, question)) => {
+            let undetermined = ExitCode::from(CANNOT_SAY);
+            if !may_administer_network() {
+                return undetermined;
+            }
+            live(&options, FlagLog::Here, undetermined, || {
+                check::check((*options).clone(), question)
             })
         }
-        Ok(Command::Cleanup(options)) => live(&options, FlagLog::Here, ExitCode::FAILURE, || {
-            cleanup::cleanup(&options)
-        }),
+        Ok(Command::Cleanup(options)) => {
+            if !may_administer_network() {
+                return ExitCode::FAILURE;
+            }
+            live(&options, FlagLog::Here, ExitCode::FAILURE, || {
+                cleanup::cleanup(&options)
+            })
+        }
         Ok(Command::Print(text)) => {
-            print!("{text}");
+            // The reader may be gone: `kube-proxy --help | head`.
+            let _ = io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
         Ok(Command::Write(file, text)) => match std::fs::write(&file, text) {
@@ -67,9 +78,20 @@ fn main() -> ExitCode {
         },
         Err(error) => {
             eprintln!("kube-proxy: {error}");
-            ExitCode::from(if asks { CANNOT_SAY } else { 1 })
+            ExitCode::from(EXIT_USAGE)
         }
     }
+}
+
+/// Prints one line and returns false if this process has no rights in the kernel.
+fn may_administer_network() -> bool {
+    let may = capabilities::may_administer_network();
+    if !may {
+        eprintln!(
+            "kube-proxy: CAP_NET_ADMIN is missing: run this as root (sudo), or add NET_ADMIN to the container's capabilities"
+        );
+    }
+    may
 }
 
 /// The code that logs messages about the flags.

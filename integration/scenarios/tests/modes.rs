@@ -128,7 +128,7 @@ fn a_table_that_somebody_has_switched_off_is_told(c: &mut Cluster) -> Outcome {
         code == 1 && status.contains("table ip nat is dormant"),
         "{code} {status}"
     );
-    let (_, explained) = ask(c, &["explain", CLUSTER_IP])?;
+    let (_, explained) = ask(c, &["explain", CLUSTER_IP, "-v"])?;
     ensure!(
         explained.contains("table ip nat is dormant") && !explained.contains("  ok  "),
         "{explained}"

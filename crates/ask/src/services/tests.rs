@@ -109,6 +109,6 @@ fn one_service_has_its_addresses_and_endpoints() {
         let is_there = lines.iter().any(|line| line.contains(part));
         assert!(is_there, "{part:?} in\n{text}");
     }
-    assert_eq!(code([&service]), WRONG);
-    assert_eq!(code([&web()]), WELL);
+    assert_eq!(code([&service]), EXIT_WRONG);
+    assert_eq!(code([&web()]), EXIT_WELL);
 }

@@ -31,7 +31,7 @@ fn status() -> Status {
 }
 
 #[test]
-fn a_node_where_all_is_well_is_a_few_lines() {
+fn a_healthy_node_is_a_few_lines() {
     assert_eq!(
         render(&status(), false, false),
         "Node      node1\n\
@@ -46,7 +46,7 @@ fn a_node_where_all_is_well_is_a_few_lines() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_object() {
+fn each_problem_is_shown_with_its_object() {
     let mut status = status();
     status.ready = false;
     status.source.whole = false;
@@ -101,7 +101,7 @@ fn what_is_wrong_is_told_with_its_object() {
     let text = render(&status, false, false);
     for part in [
         "State     not ready\n",
-        ", some not readable: nothing is removed\n",
+        ", some unreadable: nothing is removed\n",
         "  IPv4   default/web:http   cannot add virtual server 10.0.0.1:80/TCP   no memory   for 61s\n",
         "  192.0.2.20:80/TCP   default/old   default/new\n",
         "Draining (7)\n",
@@ -125,7 +125,7 @@ fn what_is_wrong_is_told_with_its_object() {
 }
 
 #[test]
-fn what_is_not_well_is_the_exit_status() {
+fn a_problem_makes_the_exit_status_1() {
     assert!(is_well(&status()));
     let spoilt: [fn(&mut Status); 7] = [
         |status| status.ready = false,
@@ -143,5 +143,16 @@ fn what_is_not_well_is_the_exit_status() {
     }
     let mut syncing = status();
     (syncing.families[0].state, syncing.families[0].pending) = (State::Syncing, 3);
-    assert!(is_well(&syncing), "it is at it");
+    assert!(is_well(&syncing), "syncing is no problem");
+}
+
+#[test]
+fn watching_prints_changes_and_no_ages() {
+    let mut later = status();
+    later.families[0].updated_seconds_ago = Some(30.0);
+    later.families[0].lag_seconds = 0.2;
+    assert_ne!(status(), later);
+    assert_eq!(without_times(&status()), without_times(&later));
+    later.families[0].pending = 1;
+    assert_ne!(without_times(&status()), without_times(&later));
 }

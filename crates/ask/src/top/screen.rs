@@ -1,4 +1,4 @@
-//! What is on the screen: of an answer and a view, lines. No clock, no terminal.
+//! Renders a sample and a view as lines. It needs no clock and no terminal.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use view::{Counters, Rate, Top, TopEndpoint, TopPort};
@@ -6,15 +6,15 @@ use view::{Counters, Rate, Top, TopEndpoint, TopPort};
 use super::Sort;
 use crate::table::{Tone, short, shown};
 
-/// A name gets at least so many columns, as long as there is a number that can be left out.
+/// Smallest width of names, as long as a column of numbers can be omitted.
 const NAME_MIN: usize = 28;
-/// Of a list at least so many rows, if there are as many.
+/// Smallest number of rows of a list that has as many.
 const ROWS_MIN: usize = 3;
 
-/// A line, by its parts.
+/// The spans of a line.
 pub(super) type Line = Vec<Span>;
 
-/// A part of a line.
+/// Text of one colour in a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) text: String,
@@ -40,31 +40,31 @@ impl Span {
     }
 }
 
-/// What a person has chosen.
+/// Choices of the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct View {
     pub(super) sort: Sort,
     pub(super) is_paused: bool,
-    /// Which list the arrows scroll.
+    /// The list that the arrows scroll.
     list: List,
-    /// The first row that is shown, of ports and of endpoints.
+    /// The first shown rows of ports and of endpoints.
     ports_from: usize,
     endpoints_from: usize,
 }
 
-/// One of the two lists.
+/// A list of the screen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum List {
     Ports,
     Endpoints,
 }
 
-/// What follows a key.
+/// The effect of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// It goes on.
+    /// The program continues.
     Go,
-    /// That was it.
+    /// The program ends.
     End,
 }
 
@@ -79,7 +79,7 @@ impl View {
         }
     }
 
-    /// Takes in a key.
+    /// Applies a key.
     pub(super) fn press(&mut self, key: KeyEvent) -> Next {
         let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
         match key.code {
@@ -118,14 +118,14 @@ impl View {
 /// A row of a list.
 struct Row {
     name: String,
-    /// Behind the name, faint.
+    /// Text behind the name, in a faint colour.
     of: String,
     rate: Rate,
     counters: Counters,
 }
 
-/// What the screen shows: never more than `height` lines, none longer than `width`. `failure` is why
-/// the last question has no answer.
+/// Renders at most `height` lines of at most `width` columns. `failure` is the error of the last
+/// question.
 pub(super) fn draw(
     top: &Top,
     view: &View,
@@ -136,7 +136,7 @@ pub(super) fn draw(
     let (width, height) = (usize::from(width), usize::from(height));
     let mut lines = head(top, view, failure);
     let keys = "q quit   s sort   p pause   Tab, ↑ ↓ scroll";
-    // The lists' heads, the blank lines before and between them, and the keys.
+    // Five lines are for the heads of the lists, the blank lines between them, and the keys.
     let rows = height.saturating_sub(lines.len() + 5);
     let ports = sorted(top.ports.iter().map(port), view.sort);
     let endpoints = sorted(top.endpoints.iter().map(endpoint), view.sort);
@@ -164,7 +164,7 @@ pub(super) fn draw(
         lines.extend(listed(name, all, shown, view, list, form));
     }
     if height < usize::from(u16::MAX) {
-        // At the bottom.
+        // The keys are at the bottom.
         lines.truncate(height.saturating_sub(1));
         lines.resize(height.saturating_sub(1), Line::new());
         lines.push(vec![Span::of(keys, Tone::Faint)]);
@@ -185,7 +185,7 @@ fn head(top: &Top, view: &View, failure: Option<&str>) -> Vec<Line> {
         ));
     } else {
         first.push(Span::of(
-            "   the first look is taken; rates come with the next",
+            "   first sample; rates come with the next",
             Tone::Faint,
         ));
     }
@@ -219,14 +219,14 @@ fn head(top: &Top, view: &View, failure: Option<&str>) -> Vec<Line> {
     lines.extend(notes);
     if let Some(failure) = failure {
         lines.push(vec![Span::of(
-            format!("{}; it is asked again", shown(failure)),
+            format!("{}; retrying", shown(failure)),
             Tone::Bad,
         )]);
     }
     lines
 }
 
-/// How many rows each list gets: half and half, and what one does not need is the other's.
+/// Divides the rows among the two lists: half for each, and unused rows for the other.
 fn shares(rows: usize, ports: usize, endpoints: usize) -> (usize, usize) {
     let half = rows.div_ceil(2);
     let for_ports = ports.min(half.max(rows.saturating_sub(endpoints)));
@@ -261,7 +261,7 @@ fn named(service: &str, port: &str) -> String {
     }
 }
 
-/// The busiest first; those that are even stay as the daemon has them.
+/// Sorts rows, the busiest first. Equal rows keep the order of the daemon.
 fn sorted(rows: impl Iterator<Item = Row>, sort: Sort) -> Vec<Row> {
     let mut rows: Vec<_> = rows.collect();
     rows.sort_by(|one, other| by(&other.rate, sort).total_cmp(&by(&one.rate, sort)));
@@ -287,7 +287,7 @@ enum Column {
 }
 
 impl Column {
-    /// The last is the first to be left out.
+    /// Columns by priority; the last one is omitted first.
     const BY_WORTH: [Self; 5] = [
         Self::New,
         Self::Bytes,
@@ -306,7 +306,7 @@ impl Column {
         }
     }
 
-    /// Two columns are the gap.
+    /// Returns the width with a gap of two columns.
     fn width(self) -> usize {
         self.head().len().max(8) + 2
     }
@@ -331,7 +331,7 @@ impl Column {
     }
 }
 
-/// How wide names are, of both lists: as the longest, where there is so much room.
+/// Returns the width of names in both lists: that of the longest name, if there is room.
 fn for_names(rows: &[&[Row]], columns: &[Column], width: usize) -> usize {
     let numbers: usize = columns.iter().map(|column| column.width()).sum();
     let rows = rows.iter().flat_map(|rows| rows.iter());
@@ -340,7 +340,7 @@ fn for_names(rows: &[&[Row]], columns: &[Column], width: usize) -> usize {
     wanted.min(width.saturating_sub(numbers))
 }
 
-/// Those that there is room for, in their order; the one that is sorted by is among them.
+/// Returns the columns that fit, in their order. The column of the sort order is always among them.
 fn columns(width: usize, sort: Sort) -> Vec<Column> {
     let mut by_worth = Column::BY_WORTH;
     by_worth.sort_by_key(|column| !column.is_of(sort));
@@ -395,10 +395,7 @@ fn listed(
     }
     let mut lines = vec![heads];
     if all.is_empty() {
-        lines.push(vec![Span::of(
-            "nothing has come yet that is counted",
-            Tone::Faint,
-        )]);
+        lines.push(vec![Span::of("no traffic counted yet", Tone::Faint)]);
     }
     lines.extend(rows.into_iter().map(|row| line(row, for_name, columns)));
     lines

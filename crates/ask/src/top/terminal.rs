@@ -25,16 +25,16 @@ pub(super) struct Terminal {
 }
 
 impl Terminal {
-    /// Takes it.
+    /// Takes the terminal.
     ///
     /// # Errors
     ///
-    /// It cannot be set; it is as before then.
+    /// The terminal cannot be set. It then stays as it was.
     pub(super) fn take() -> io::Result<Self> {
         static HOOKED: Once = Once::new();
         HOOKED.call_once(|| {
             let say = take_hook();
-            // A panic ends the process without dropping anything.
+            // A panic ends the process without running destructors.
             set_hook(Box::new(move |panic| {
                 give_back();
                 say(panic);
@@ -49,11 +49,11 @@ impl Terminal {
         Ok(taken)
     }
 
-    /// Its columns and lines.
+    /// Returns the columns and lines of the terminal.
     ///
     /// # Errors
     ///
-    /// It is none any more.
+    /// The terminal is gone.
     pub(super) fn size() -> io::Result<(u16, u16)> {
         terminal::size()
     }
@@ -62,7 +62,7 @@ impl Terminal {
     ///
     /// # Errors
     ///
-    /// It takes no more.
+    /// The terminal is gone.
     pub(super) fn show(&mut self, lines: &[Line]) -> io::Result<()> {
         let mut screen = Vec::new();
         for (row, line) in (0_u16..).zip(lines) {
@@ -102,7 +102,7 @@ impl Drop for Terminal {
 }
 
 fn give_back() {
-    // Where it cannot be, nobody looks at it any more.
+    // If this fails, the terminal is gone.
     let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
     let _ = disable_raw_mode();
 }
@@ -119,12 +119,12 @@ mod tests {
 
     use super::*;
 
-    /// In the environment of the process that panics.
+    /// Variable in the environment of the process that panics.
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS_IN_A_TERMINAL";
 
-    /// In a process of its own, with a terminal of its own.
+    /// Runs in a process of its own, with a terminal of its own.
     #[test]
-    fn a_panic_gives_the_terminal_back_before_it_is_told() {
+    fn a_panic_restores_the_terminal_before_its_message() {
         if env::var_os(PANICS).is_some() {
             let _taken = Terminal::take().unwrap();
             panic!("on purpose");
@@ -137,7 +137,7 @@ mod tests {
         let modes = || tcgetattr(&terminal).unwrap().local_modes;
         assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
         let stream = || Stdio::from(terminal.try_clone().unwrap());
-        let name = "top::terminal::tests::a_panic_gives_the_terminal_back_before_it_is_told";
+        let name = "top::terminal::tests::a_panic_restores_the_terminal_before_its_message";
         let ended = Command::new(env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture", "--test-threads=1"])
             .env(PANICS, "yes")
@@ -151,7 +151,7 @@ mod tests {
         assert!(modes().contains(LocalModes::ECHO | LocalModes::ICANON));
         drop(terminal);
         let mut shown = Vec::new();
-        // It ends with an error: nobody has the other end any more.
+        // The read ends with an error, because the other end is closed.
         let _ = File::from(end).read_to_end(&mut shown);
         let shown = String::from_utf8_lossy(&shown);
         let at = |part: &str| {

@@ -81,7 +81,7 @@ note: so it is
 fn wide_shows_all_rules_and_all_ways() {
     let wide = Style {
         is_wide: true,
-        has_colours: false,
+        ..Style::default()
     };
     let mut two = two();
     two.journeys[0].walks[0].rules_passed = 12;
@@ -113,8 +113,8 @@ fn wide_shows_all_rules_and_all_ways() {
 #[test]
 fn colours_are_for_terminals_and_nobody_else_may_send_any() {
     let colours = Style {
-        is_wide: false,
         has_colours: true,
+        ..Style::default()
     };
     assert!(render(&two(), colours).contains("\u{1b}[32mok\u{1b}[0m"));
     let mut lost = two();
@@ -180,4 +180,18 @@ fn an_answer_is_told_where_it_is_lost_or_all_is_asked_for() {
         unsure.contains("    not sure: the endpoint is on another node\n"),
         "{unsure}"
     );
+}
+
+#[test]
+fn a_brief_explanation_of_a_journey_is_three_lines() {
+    let brief = Style {
+        is_brief: true,
+        ..Style::default()
+    };
+    let (text, full) = (render(&two(), brief), render(&two(), Style::default()));
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert_eq!(lines[..2], full.lines().take(2).collect::<Vec<_>>());
+    assert!(lines[2].contains("-v shows each step"), "{text}");
+    assert_eq!(render(&Explanation::default(), brief), "");
 }

@@ -10,7 +10,7 @@ use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::finding::{self, Finding, Status};
 use super::foresee::Foreseen;
 use super::migration::Migration;
-use crate::config::asked::Output;
+use crate::config::question::Output;
 
 /// The answer. As an object it has the forecast: `wouldChange`, `whole`, `warnings`, `writes` (by
 /// `node`, `IPv4` and `IPv6`) and `changes`, each with `of`, `kind`, `action` and `write`, the

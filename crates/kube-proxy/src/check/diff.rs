@@ -8,7 +8,7 @@ use serde::Serialize;
 use view::shown;
 
 use super::foresee::Foreseen;
-use crate::config::asked::Output;
+use crate::config::question::Output;
 
 /// Use of colors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

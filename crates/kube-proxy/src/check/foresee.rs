@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, bail};
 use modes::definition::Start;
 use modes::families::require;
 use modes::node_ports;
@@ -20,8 +20,8 @@ use crate::config::options::Options;
 use crate::node::{external_addresses, kernel_settings};
 use crate::run::first_lists::gather;
 
-/// Time limit for the first lists.
-const FIRST_LISTS_PATIENCE: Duration = Duration::from_mins(1);
+/// Time between two reports of a wait for the first lists.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The forecast of a start.
 #[derive(Debug, Serialize)]
@@ -71,7 +71,7 @@ impl Foreseen {
 /// # Errors
 ///
 /// There is no forecast. The error names what could not be read, and the next step.
-pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
+pub(super) async fn foresee(options: &Options, timeout: Duration) -> Result<(Foreseen, Model)> {
     let (node, settings) = (&*options.process.node_name, &options.modes);
     let source = source::connect(
         &options.source,
@@ -87,17 +87,31 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
         .with_external_ips(options.external_ips())
         .with_address_rules(options.address_rules());
     let first_lists = gather(&mut events, &mut model, &options.source, |_| ());
-    tokio::time::timeout(FIRST_LISTS_PATIENCE, first_lists)
+    let api_servers = || {
+        let known = source.addresses.known();
+        let known: Vec<String> = known.iter().map(shown).collect();
+        if known.is_empty() {
+            String::new()
+        } else {
+            format!(" at {}", known.join(", "))
+        }
+    };
+    let report = |waited: Duration| {
+        eprintln!(
+            "kube-proxy: waiting for the objects{} for {} s, at most {timeout:?} (--timeout)",
+            api_servers(),
+            waited.as_secs()
+        );
+    };
+    if await_reporting(first_lists, timeout, report)
         .await
-        .with_context(|| {
-            let known = source.addresses.known();
-            let known: Vec<String> = known.iter().map(shown).collect();
-            let at = if known.is_empty() { String::new() } else { format!(" at {}", known.join(", ")) };
-            format!(
-                "the objects have not come within {} s: is the API server there{at} (--kubeconfig, --master)?",
-                FIRST_LISTS_PATIENCE.as_secs()
-            )
-        })?;
+        .is_none()
+    {
+        bail!(
+            "the objects have not come within {timeout:?}: is the API server there{} (--kubeconfig, --master)?",
+            api_servers()
+        );
+    }
     let start = Start {
         settings,
         node,
@@ -168,6 +182,28 @@ pub(super) async fn foresee(options: &Options) -> Result<(Foreseen, Model)> {
     Ok((foreseen, model))
 }
 
+/// Awaits `future`, and reports the time that has passed at each [`REPORT_INTERVAL`]. Returns
+/// nothing after `timeout`.
+async fn await_reporting<T>(
+    future: impl Future<Output = T>,
+    timeout: Duration,
+    mut report: impl FnMut(Duration),
+) -> Option<T> {
+    let mut future = std::pin::pin!(future);
+    let mut waited = Duration::ZERO;
+    loop {
+        let next = REPORT_INTERVAL.min(timeout.saturating_sub(waited));
+        if let Ok(value) = tokio::time::timeout(next, &mut future).await {
+            return Some(value);
+        }
+        waited += next;
+        if waited >= timeout {
+            return None;
+        }
+        report(waited);
+    }
+}
+
 fn shown(address: &ApiServerAddress) -> String {
     format!("{} ({})", address.at, address.from)
 }
@@ -180,4 +216,21 @@ fn guarded(model: &Model, known: &[ApiServerAddress]) -> Vec<String> {
         None => format!("{at} (an endpoint of default/kubernetes)"),
     });
     named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_wait_is_reported_and_ends_at_the_timeout() {
+        let mut reports = Vec::new();
+        let never = std::future::pending::<()>();
+        let timeout = Duration::from_secs(12);
+        let result = await_reporting(never, timeout, |waited| reports.push(waited.as_secs())).await;
+        assert_eq!((result, reports), (None, vec![5, 10]));
+        let soon = async { 7 };
+        let result = await_reporting(soon, timeout, |_| panic!("no wait")).await;
+        assert_eq!(result, Some(7));
+    }
 }

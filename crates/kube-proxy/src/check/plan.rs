@@ -7,7 +7,7 @@ use view::shown;
 
 use super::counts::{LISTED_PER_KIND, Listed, table};
 use super::foresee::Foreseen;
-use crate::config::asked::Output;
+use crate::config::question::Output;
 
 /// Renders the plan.
 ///

@@ -1,4 +1,4 @@
-//! The command line: what is to be done, and with which options.
+//! The command line of the daemon and of the questions about a start.
 //!
 //! ```text
 //!   arguments ─▶ Flags ─┐
@@ -6,75 +6,72 @@
 //!   --config ─▶ file ───┘
 //! ```
 //!
-//! With `--config`, a file takes the place of the flags that it has fields for: see
-//! [`crate::config`].
+//! With `--config`, a file overrides the flags that it has fields for: see [`crate::config`].
 //!
-//! An unknown flag is an error, as upstream. A flag that means nothing here is taken, and a warning
-//! says so if it is given.
+//! An unknown flag is an error, as upstream. A flag without effect is accepted with a warning.
 
 mod arguments;
 mod daemons;
-mod gone;
-mod syntax;
+mod tree;
 mod typed;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::FromArgMatches as _;
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{CommandFactory as _, FromArgMatches as _};
-use flags::Flags;
 use flags::unusable::UnusableFlag;
+use flags::{Flags, usage};
 
-use crate::config::asked::{Asked, Question};
-use crate::config::{self, Configuration, ConfigurationError, Given, Waiting};
+use crate::config::question::{Question, StartQuestion};
+use crate::config::{self, Configuration, ConfigurationError, GivenSettings, Waiting};
 
 use crate::config::options::Options;
 use crate::process::version;
 
 use arguments::{Leading, normalised, take_question};
-pub use daemons::{Completed, completed};
+pub use daemons::{CompletedArguments, completed};
+pub use tree::tree;
 pub use typed::{as_typed, values};
 
-/// Flags that go at some time, and what to use.
+/// Deprecated flags with their replacements.
 const DEPRECATED: [(&str, &str); 2] = [
     ("healthz-port", "healthz-bind-address"),
     ("metrics-port", "metrics-bind-address"),
 ];
 
-/// What to do about a command line.
+/// The action that a command line asks for.
 #[derive(Debug)]
 pub enum Command {
     /// Run the daemon.
     Run(Box<Options>),
-    /// Say what the daemon would write, and exit: `check`, `plan` or `diff` stands in front of the
-    /// flags, or `--dry-run` is among them.
-    Check(Box<Options>, Asked),
-    /// Take down what a kube-proxy has left (`--cleanup`), and exit.
+    /// Answer a question about a start, and exit.
+    Check(Box<Options>, StartQuestion),
+    /// Remove the entries of all modes (`--cleanup`), and exit.
     Cleanup(Box<Options>),
-    /// Print this (help or version) to standard output, and exit with 0.
+    /// Print a text (help, version, completions) to standard output, and exit with 0.
     Print(String),
     /// Write this text to the file, and exit with 0.
     Write(PathBuf, String),
 }
 
-/// Why a command line cannot be used. Exit with 1, as upstream does.
+/// The reason why a command line cannot be used. The exit status is [`usage::EXIT_USAGE`].
 #[derive(Debug, thiserror::Error)]
 pub enum CommandLineError {
-    /// An unknown flag or a value that cannot be read.
+    /// An unknown flag or command, or a value that cannot be parsed.
     #[error("{0}")]
     Syntax(String),
-    /// A value that cannot be meant.
+    /// An invalid value.
     #[error(transparent)]
     Meaning(#[from] UnusableFlag),
-    /// A question about a start, without the flags of one.
+    /// A question without the flags of the daemon.
     #[error(
-        "`kube-proxy {question}` is to know the flags of the daemon, and none are given: give its own, as in \
-         `kubectl -n kube-system exec POD -- kube-proxy {question} --config=/var/lib/kube-proxy/config.conf`; in the \
-         daemon's own container they are found by themselves, if it is process 1 there"
+        "`kube-proxy {question}` needs the flags of the daemon: give them, as in `kubectl -n kube-system exec POD -- \
+         kube-proxy {question} --config=/var/lib/kube-proxy/config.conf`; in the daemon's container it reads them from process 1"
     )]
     NoFlags {
-        /// The word of the question.
+        /// The subcommand.
         question: &'static str,
     },
     /// The file that `--config` names.
@@ -86,18 +83,18 @@ pub enum CommandLineError {
 ///
 /// # Errors
 ///
-/// It, or the file, cannot be used.
+/// The command line or the file cannot be used.
 pub fn parse<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
 ) -> Result<Command, CommandLineError> {
     parse_with(arguments, config::read)
 }
 
-/// The same, with the fields of the file that wait for a new start as they are in use.
+/// Reads a command line as [`parse`] does, and keeps the values in use of the `waiting` fields.
 ///
 /// # Errors
 ///
-/// As of [`parse`].
+/// The command line or the file cannot be used.
 pub fn parse_keeping<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     waiting: &[Waiting],
@@ -108,13 +105,13 @@ pub fn parse_keeping<A: Into<OsString>>(
     })
 }
 
-/// The same as [`parse`], for a process that starts, perhaps anew in its pod: what takes a new
-/// start is as it was when the pod was prepared (`--prepared-config`), and so is all of a file that
-/// cannot be used.
+/// Reads the command line of a process that starts, perhaps again in its pod. Fields that need a
+/// restart keep the values of the prepared configuration (`--prepared-config`). An invalid file is
+/// replaced by it.
 ///
 /// # Errors
 ///
-/// As of [`parse`], where nothing was kept that can be used instead.
+/// The command line or the file cannot be used, and no prepared configuration can replace the file.
 pub fn parse_prepared(arguments: &[OsString]) -> Result<Command, CommandLineError> {
     let found = parse(arguments);
     let is_concerned = match &found {
@@ -149,7 +146,7 @@ pub fn parse_prepared(arguments: &[OsString]) -> Result<Command, CommandLineErro
     }
 }
 
-/// With a warning for the operator.
+/// Adds a warning for the operator.
 fn warned(
     mut read: Result<Command, CommandLineError>,
     warning: &str,
@@ -160,12 +157,12 @@ fn warned(
     read
 }
 
-/// Whether a command line asks what a start would do, even if it cannot be read otherwise.
+/// Returns true if a command line asks a question about a start, even one with mistakes.
 pub fn asks(arguments: &[OsString]) -> bool {
     arguments::asks(arguments)
 }
 
-/// The same, with what `read` says in place of the configuration file.
+/// Reads a command line as [`parse`] does, and takes the configuration from `read`.
 pub(crate) fn parse_as_if<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -173,24 +170,39 @@ pub(crate) fn parse_as_if<A: Into<OsString>>(
     parse_with(arguments, read)
 }
 
-/// Reads a command line, and with `read` the configuration file that it names.
+/// Reads a command line, and the configuration file that it names with `read`.
 fn parse_with<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
 ) -> Result<Command, CommandLineError> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let Leading { question, output } = take_question(&mut arguments)?;
-    let typed = Flags::command()
+    let Leading { question, answer } = take_question(&mut arguments)?;
+    let typed = tree()
         .try_get_matches_from(normalised(arguments))
         .and_then(|typed| Ok((Flags::from_arg_matches(&typed)?, typed)));
     let (flags, typed) = match typed {
         Ok(typed) => typed,
-        Err(error) if !error.use_stderr() => return Ok(Command::Print(error.to_string())),
-        Err(error) => return Err(CommandLineError::Syntax(syntax::told(&error))),
+        Err(error) if error.kind() == ErrorKind::DisplayHelp => {
+            let help = question.map_or_else(|| error.to_string(), tree::question_help);
+            return Ok(Command::Print(help));
+        }
+        Err(error) => {
+            let text = usage::in_words(&error, tree::PROGRAM);
+            return Err(CommandLineError::Syntax(text));
+        }
     };
+    if let Some((command, matches)) = typed.subcommand() {
+        return match (question, command) {
+            (None, tree::VERSION) => Ok(Command::Print(version::told())),
+            (None, tree::COMPLETION) => Ok(Command::Print(tree::completion(matches))),
+            _ => Err(CommandLineError::Syntax(format!(
+                "unexpected argument: '{command}'; a command stands alone in front of its flags"
+            ))),
+        };
+    }
     match flags.version.as_deref() {
         None | Some("false") => {}
-        // It is to be told as the version, and tells nothing here.
+        // Upstream prints this text as its version; it has no effect here.
         Some(given) if given.starts_with('v') => {}
         Some("true" | "raw") => {
             return Ok(Command::Print(version::told()));
@@ -205,7 +217,7 @@ fn parse_with<A: Into<OsString>>(
             "v" => "verbosity".to_owned(),
             other => other.replace('-', "_"),
         };
-        // What only a file has is no flag that could be typed.
+        // A field without a flag cannot be typed.
         typed.try_contains_id(&id).is_ok()
             && typed.value_source(&id) == Some(ValueSource::CommandLine)
     };
@@ -233,7 +245,7 @@ fn parse_with<A: Into<OsString>>(
         let text = config::render(configuration, &flags);
         return Ok(Command::Write(flags.write_config_to.into(), text));
     }
-    let given = Given {
+    let given = GivenSettings {
         typed: &is_given,
         file: (!flags.config.is_empty()).then_some((Path::new(&flags.config), &configuration)),
     };
@@ -248,9 +260,9 @@ fn parse_with<A: Into<OsString>>(
     let mut options = Box::new(options);
     let question = question.or(flags.dry_run.then_some(Question::Plan));
     Ok(match question {
-        Some(question) => Command::Check(options, Asked { question, output }),
+        Some(question) => Command::Check(options, StartQuestion { question, answer }),
         None if flags.cleanup => {
-            // It takes down those of all modes.
+            // The cleanup covers all modes.
             let no_mode = options.said.no_mode.take();
             let warnings = &mut options.said.warnings;
             warnings.retain(|warning| Some(warning) != no_mode.as_ref());
@@ -260,7 +272,7 @@ fn parse_with<A: Into<OsString>>(
     })
 }
 
-/// The flags with the file's fields in place of theirs, the file, and warnings about it.
+/// Returns the flags with the fields of the file, the file, and warnings about it.
 fn with_file(
     mut flags: Flags,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -290,7 +302,7 @@ fn with_file(
         .clone()
         .put(&mut flags, is_given)
         .map_err(wrong)?;
-    // Upstream's file has an address for each server, and no port beside it.
+    // The file has one address for each server, and no field for its port.
     let defaults = Flags::defaults();
     (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
     Ok((flags, configuration, warnings))

@@ -66,14 +66,14 @@ fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
 }
 
 /// The source of given settings: the command line, or a file that overrides most of it.
-pub(crate) struct Given<'a> {
+pub(crate) struct GivenSettings<'a> {
     /// Reports whether a flag was typed.
     pub(crate) typed: &'a dyn Fn(&str) -> bool,
     /// Configuration file with its content.
     pub(crate) file: Option<(&'a Path, &'a Configuration)>,
 }
 
-impl Given<'_> {
+impl GivenSettings<'_> {
     /// Returns a line for each given setting that differs from its default and has no effect, named
     /// as it was given. `flags` are those in effect.
     pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {

@@ -19,6 +19,15 @@ const USED: [CapabilitySet; 3] = [
     CapabilitySet::SYS_MODULE,
 ];
 
+/// Returns true if this process may read and write the network's rules in the kernel, or can get that
+/// right by [`pass_on`].
+pub fn may_administer_network() -> bool {
+    // If the kernel does not say, its answer to the first request will.
+    capabilities(None).map_or(true, |sets| {
+        sets.permitted.contains(CapabilitySet::NET_ADMIN)
+    })
+}
+
 /// Makes the permitted ones of these capabilities effective and ambient. Must be called while the
 /// process has one thread: each thread has its own sets, which new threads inherit. Does nothing
 /// for root.

@@ -107,7 +107,7 @@ pub(crate) fn a_service_chooses_its_scheduler(c: &mut Cluster) -> Outcome {
         code == 0 && shown.contains("kube-proxy-ipvs/scheduler: sh"),
         "{code} {shown}"
     );
-    let (_, way) = ask(c, &["explain", "default/web", "--from", "pod"])?;
+    let (_, way) = ask(c, &["explain", "default/web", "--from", "pod", "-v"])?;
     let origin = "spec.clusterIPs; annotation kube-proxy-ipvs/scheduler";
     ensure!(way.contains(origin), "{way}");
 

@@ -47,7 +47,7 @@ pub(crate) fn the_terminal_is_given_back_however_it_ends(c: &mut Cluster) -> Out
     c.stop()?;
     top.sees("no kube-proxy-ipvs answers")?;
     c.start(&[])?;
-    top.sees("the first look is taken")?;
+    top.sees("first sample")?;
     tally(&c.client, Transport::Tcp, at("10.96.0.10:80"), 20)?;
     top.sees("default/web:http")?;
     top.types("q")?;

@@ -198,7 +198,7 @@ fn q_escape_and_control_c_end_it_and_p_pauses() {
 }
 
 #[test]
-fn a_name_cannot_steer_the_terminal_and_a_daemon_that_is_gone_is_told() {
+fn a_name_sends_no_escape_codes_and_a_missing_daemon_is_shown() {
     let mut odd = top();
     odd.ports[0].service.name = "web\x1b[2J".to_owned();
     let lines = text(&draw(
@@ -212,5 +212,5 @@ fn a_name_cannot_steer_the_terminal_and_a_daemon_that_is_gone_is_told() {
         lines.iter().all(|line| !line.contains('\x1b')),
         "{lines:#?}"
     );
-    assert_eq!(lines[3], "nobody answers; it is asked again");
+    assert_eq!(lines[3], "nobody answers; retrying");
 }

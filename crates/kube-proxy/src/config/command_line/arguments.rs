@@ -6,16 +6,16 @@ use flags::go;
 use flags::unusable::UnusableFlag;
 use flags::words::word as word_of;
 
-use crate::config::asked::{Output, Question};
+use crate::config::question::{AnswerOptions, Output, Question};
 
 /// The flag that asks as `plan` does.
 const DRY_RUN: &str = "--dry-run";
 
-/// The flags with `_` for `-` in their names made right.
+/// Replaces `_` by `-` in the names of flags.
 pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
     let mut is_value = false;
     arguments.into_iter().map(move |argument| {
-        // Everything behind `--` is no flag.
+        // No flag follows `--`.
         is_value |= argument == "--";
         if is_value {
             argument
@@ -25,58 +25,96 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
     })
 }
 
-/// What a command line asks, before its flags are read.
+/// The arguments of a question, before the flags are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Leading {
-    /// What the word asks that stands in front of the flags.
+    /// The question in front of the flags.
     pub(super) question: Option<Question>,
-    /// `-o`, where something may be asked.
-    pub(super) output: Output,
+    /// `-o` and `--timeout`, if something is asked.
+    pub(super) answer: AnswerOptions,
 }
 
-/// Takes the word that asks something, and its `-o`, out of a command line that begins with one, or
-/// has `--dry-run`.
+/// An option of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AnswerOption {
+    Output,
+    Timeout,
+}
+
+impl AnswerOption {
+    fn of(name: &str) -> Option<Self> {
+        match name {
+            "-o" | "--output" => Some(Self::Output),
+            "--timeout" => Some(Self::Timeout),
+            _ => None,
+        }
+    }
+}
+
+/// Splits arguments into the options of an answer, with their values, and all others.
+fn split_options(
+    arguments: impl Iterator<Item = OsString>,
+) -> (Vec<(AnswerOption, String)>, Vec<OsString>) {
+    let (mut options, mut others) = (Vec::new(), Vec::new());
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        let text = argument.to_string_lossy();
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (&*text, None),
+        };
+        let Some(option) = AnswerOption::of(name) else {
+            others.push(argument);
+            continue;
+        };
+        let value = value.unwrap_or_else(|| {
+            let next = arguments.next().unwrap_or_default();
+            next.to_string_lossy().into_owned()
+        });
+        options.push((option, value));
+    }
+    (options, others)
+}
+
+/// Takes the question and the options of its answer out of a command line. A question is one of
+/// the subcommands, or `--dry-run`.
 pub(super) fn take_question(arguments: &mut Vec<OsString>) -> Result<Leading, UnusableFlag> {
     let word = arguments.get(1).and_then(|word| word.to_str());
     let question = word.and_then(Question::of);
     if question.is_some() {
         arguments.remove(1);
     }
-    if question.is_none() && !is_dry_run(arguments) {
-        let output = Output::default();
-        return Ok(Leading { question, output });
-    }
-    let mut form = "text".to_owned();
-    let mut rest = Vec::with_capacity(arguments.len());
-    let mut given = arguments.drain(..);
-    while let Some(argument) = given.next() {
-        let text = argument.to_string_lossy();
-        form = match text.split_once('=') {
-            Some(("-o" | "--output", value)) => value.to_owned(),
-            None if text == "-o" || text == "--output" => {
-                let value = given.next().unwrap_or_default();
-                value.to_string_lossy().into_owned()
+    let mut answer = AnswerOptions::default();
+    if question.is_some() || is_dry_run(arguments) {
+        let (options, others) = split_options(arguments.drain(..));
+        *arguments = others;
+        for (option, value) in options {
+            match option {
+                AnswerOption::Output => answer.output = word_of("output", &value, &Output::WORDS)?,
+                AnswerOption::Timeout => {
+                    let timeout = go::duration(&value);
+                    let unusable = |advice| UnusableFlag::new("timeout", &value, advice);
+                    answer.timeout = timeout.map_err(unusable)?;
+                }
             }
-            _ => {
-                rest.push(argument);
-                continue;
-            }
-        };
+        }
     }
-    drop(given);
-    *arguments = rest;
-    let output = word_of("output", &form, &Output::WORDS)?;
-    Ok(Leading { question, output })
+    Ok(Leading { question, answer })
 }
 
-/// Whether a command line asks something, however it reads otherwise.
+/// Returns true if a command line asks a question, even one with mistakes.
 pub(super) fn asks(arguments: &[OsString]) -> bool {
     let word = arguments.get(1).and_then(|word| word.to_str());
     word.and_then(Question::of).is_some() || is_dry_run(arguments)
 }
 
-/// Whether `--dry-run` is among the flags and not said to be off; of several the last counts, as it
-/// does when they are read.
+/// Returns true if a question has flags of the daemon.
+pub(super) fn has_flags(arguments: &[OsString]) -> bool {
+    let (_, others) = split_options(arguments.iter().skip(2).cloned());
+    !others.is_empty()
+}
+
+/// Returns true if the last `--dry-run` is not false.
 fn is_dry_run(arguments: &[OsString]) -> bool {
     let flags = normalised(arguments.to_vec()).take_while(|flag| flag != "--");
     let last = flags.skip(1).filter_map(|flag| {
@@ -85,7 +123,7 @@ fn is_dry_run(arguments: &[OsString]) -> bool {
         if value.is_empty() {
             return Some(true);
         }
-        // What is neither yes nor no asks as well: it ends as a wrong question does.
+        // An invalid value counts as true: the command line then ends as a wrong question does.
         value
             .strip_prefix('=')
             .map(|value| go::bool(value) != Ok(false))

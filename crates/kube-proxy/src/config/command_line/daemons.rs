@@ -1,6 +1,5 @@
-//! The flags of the daemon, for who asks what it would do and gives none: in the daemon's own
-//! container it is process 1, and a shell that a unit file's variables were read into has them in
-//! `KUBE_PROXY_ARGS`.
+//! Flags of the daemon for a question without flags. In the daemon's container they are those of
+//! process 1. In a shell with the variables of a unit file they are in `KUBE_PROXY_ARGS`.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,36 +9,37 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use super::CommandLineError;
-use crate::config::asked::Question;
+use super::arguments::{has_flags, take_question};
+use crate::config::question::Question;
 
-/// The variable that units of distributions keep the flags in.
+/// The variable with the flags in the units of distributions.
 const VARIABLE: &str = "KUBE_PROXY_ARGS";
 
-/// A command line that has flags, and a line about where they come from if they were not given.
+/// A command line with flags.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Completed {
+pub struct CompletedArguments {
     /// The whole command line, the program's name first.
     pub arguments: Vec<OsString>,
-    /// What is to be told.
+    /// The origin of flags that were not given, for the operator.
     pub note: Option<String>,
 }
 
-/// What may be known of the daemon's flags.
+/// Places with the flags of the daemon.
 #[derive(Debug, Default)]
-struct Known {
+struct FlagOrigins {
     /// `KUBE_PROXY_ARGS`.
     variable: Option<String>,
     /// The command line of process 1, if that is another process of this program.
     first: Option<Vec<OsString>>,
 }
 
-/// Takes the flags of the daemon where something is asked of it and none are given.
+/// Adds the flags of the daemon to a question without flags.
 ///
 /// # Errors
 ///
-/// They are not known: [`CommandLineError::NoFlags`].
-pub fn completed(arguments: Vec<OsString>) -> Result<Completed, CommandLineError> {
-    complete(arguments, || Known {
+/// No place has flags: [`CommandLineError::NoFlags`].
+pub fn completed(arguments: Vec<OsString>) -> Result<CompletedArguments, CommandLineError> {
+    complete(arguments, || FlagOrigins {
         variable: env::var(VARIABLE).ok(),
         first: first(Path::new("/proc")),
     })
@@ -47,24 +47,24 @@ pub fn completed(arguments: Vec<OsString>) -> Result<Completed, CommandLineError
 
 fn complete(
     mut arguments: Vec<OsString>,
-    known: impl FnOnce() -> Known,
-) -> Result<Completed, CommandLineError> {
+    origins: impl FnOnce() -> FlagOrigins,
+) -> Result<CompletedArguments, CommandLineError> {
     let word = arguments.get(1).and_then(|word| word.to_str());
     let Some(question) = word.and_then(Question::of) else {
-        return Ok(Completed {
+        return Ok(CompletedArguments {
             arguments,
             note: None,
         });
     };
     if has_flags(&arguments) {
-        return Ok(Completed {
+        return Ok(CompletedArguments {
             arguments,
             note: None,
         });
     }
-    // A form that there is not is told first: flags change nothing of it.
-    super::arguments::take_question(&mut arguments.clone())?;
-    let Known { variable, first } = known();
+    // An invalid form is reported first: flags would not make it valid.
+    take_question(&mut arguments.clone())?;
+    let FlagOrigins { variable, first } = origins();
     let (flags, note) = match (variable, first) {
         (Some(variable), _) if !variable.trim().is_empty() => {
             let flags = variable.split_whitespace().map(OsString::from).collect();
@@ -72,9 +72,9 @@ fn complete(
         }
         (_, Some(line)) if is_daemons(&line) => {
             let flags: Vec<OsString> = line.into_iter().skip(1).collect();
-            let told: Vec<_> = flags.iter().map(|flag| flag.to_string_lossy()).collect();
-            let told = told.join(" ");
-            (flags, format!("with the flags of process 1: {told}"))
+            let words: Vec<_> = flags.iter().map(|flag| flag.to_string_lossy()).collect();
+            let words = words.join(" ");
+            (flags, format!("with the flags of process 1: {words}"))
         }
         _ => {
             let question = question.word();
@@ -82,35 +82,19 @@ fn complete(
         }
     };
     arguments.extend(flags);
-    Ok(Completed {
+    Ok(CompletedArguments {
         arguments,
         note: Some(note),
     })
 }
 
-/// Whether anything is given beside the question and `-o`.
-fn has_flags(arguments: &[OsString]) -> bool {
-    let mut given = arguments.iter().skip(2);
-    while let Some(argument) = given.next() {
-        let text = argument.to_string_lossy();
-        match text.split_once('=') {
-            Some(("-o" | "--output", _)) => {}
-            None if text == "-o" || text == "--output" => {
-                given.next();
-            }
-            _ => return true,
-        }
-    }
-    false
-}
-
-/// Whether a command line is that of a daemon: flags alone, none of which ends it soon.
+/// Returns true if a command line runs the daemon: it has flags alone.
 fn is_daemons(line: &[OsString]) -> bool {
     let is_flag = |argument: &OsString| argument.to_string_lossy().starts_with('-');
     line.len() == 1 || line.get(1).is_some_and(is_flag)
 }
 
-/// The command line of process 1, if that is another process of this very program.
+/// Returns the command line of process 1, if it runs this program file.
 fn first(proc: &Path) -> Option<Vec<OsString>> {
     if std::process::id() == 1 {
         return None;
@@ -141,48 +125,52 @@ mod tests {
         text.split_whitespace().map(OsString::from).collect()
     }
 
-    fn told(text: &str, variable: Option<&str>, first: Option<&str>) -> Result<Completed, String> {
-        let known = Known {
+    fn outcome(
+        text: &str,
+        variable: Option<&str>,
+        first: Option<&str>,
+    ) -> Result<CompletedArguments, String> {
+        let origins = FlagOrigins {
             variable: variable.map(str::to_owned),
             first: first.map(line),
         };
-        complete(line(text), || known).map_err(|error| error.to_string())
+        complete(line(text), || origins).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn flags_that_are_given_count() {
+    fn given_flags_are_kept() {
         for text in [
             "kube-proxy",
             "kube-proxy --cleanup",
             "kube-proxy diff --manifests=/m",
             "kube-proxy check -o json --config /c",
         ] {
-            let completed = told(text, Some("--v=9"), Some("kube-proxy --v=9")).unwrap();
+            let completed = outcome(text, Some("--v=9"), Some("kube-proxy --v=9")).unwrap();
             assert_eq!((completed.arguments, completed.note), (line(text), None));
         }
     }
 
     #[test]
-    fn the_daemons_own_flags_are_taken_where_it_is_process_1() {
+    fn flags_of_process_1_are_taken_if_none_are_given() {
         let first = Some("/usr/local/bin/kube-proxy --config=/c --hostname-override=n");
-        let completed = told("kube-proxy diff -o json", None, first).unwrap();
+        let completed = outcome("kube-proxy diff -o json", None, first).unwrap();
         let wanted = "kube-proxy diff -o json --config=/c --hostname-override=n";
         assert_eq!(completed.arguments, line(wanted));
         assert_eq!(
             completed.note.unwrap(),
             "with the flags of process 1: --config=/c --hostname-override=n"
         );
-        // One that has none is that of a pod with the defaults.
-        let completed = told("kube-proxy plan", None, Some("kube-proxy")).unwrap();
+        // A daemon without flags runs with the defaults.
+        let completed = outcome("kube-proxy plan", None, Some("kube-proxy")).unwrap();
         assert_eq!(completed.arguments, line("kube-proxy plan"));
-        let variable = told("kube-proxy plan", Some(" --config=/c  -v=2"), first).unwrap();
+        let variable = outcome("kube-proxy plan", Some(" --config=/c  -v=2"), first).unwrap();
         assert_eq!(variable.arguments, line("kube-proxy plan --config=/c -v=2"));
     }
 
     #[test]
-    fn who_gives_none_is_told_which_are_wanted() {
+    fn without_any_flags_the_error_says_how_to_give_them() {
         for first in [None, Some("kube-proxy check -o json")] {
-            let error = told("kube-proxy diff --output yaml", Some(""), first).unwrap_err();
+            let error = outcome("kube-proxy diff --output yaml", Some(""), first).unwrap_err();
             assert!(
                 error.contains("kubectl -n kube-system exec POD -- kube-proxy diff --config="),
                 "{error}"
@@ -191,13 +179,13 @@ mod tests {
     }
 
     #[test]
-    fn a_form_that_there_is_not_is_told_before_that_flags_are_missing() {
-        let error = told("kube-proxy plan -o toml", None, None).unwrap_err();
+    fn an_invalid_form_is_reported_before_missing_flags() {
+        let error = outcome("kube-proxy plan -o toml", None, None).unwrap_err();
         assert!(error.contains("'toml' for '--output'"), "{error}");
     }
 
     #[test]
-    fn process_1_counts_if_it_is_this_program() {
+    fn flags_of_process_1_are_taken_only_from_this_program_file() {
         let folder = env::temp_dir().join(format!("first-{}", std::process::id()));
         for name in ["1", "self"] {
             fs::create_dir_all(folder.join(name)).unwrap();
@@ -206,7 +194,7 @@ mod tests {
         fs::write(folder.join("other"), "").unwrap();
         symlink(folder.join("program"), folder.join("self/exe")).unwrap();
         fs::write(folder.join("1/cmdline"), b"kube-proxy\0--v=2\0").unwrap();
-        assert_eq!(first(&folder), None, "its file cannot be seen");
+        assert_eq!(first(&folder), None, "its file cannot be read");
         symlink(folder.join("other"), folder.join("1/exe")).unwrap();
         assert_eq!(first(&folder), None);
         fs::remove_file(folder.join("1/exe")).unwrap();

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use clap::CommandFactory as _;
+
 use flags::gates::Gates;
 use http_server::WhenTaken;
 use modes::detect_local::DetectLocal;
@@ -15,10 +17,10 @@ use proxy_nftables::Layout;
 use source::{Api, ContentType, Lists, Settings};
 
 use super::*;
-use crate::config::asked::Output;
 use crate::config::options::Said;
 use crate::config::options::process::Process;
 use crate::config::options::servers;
+use crate::config::question::{AnswerOptions, Output};
 use crate::logging::settings::LogFormat;
 use crate::metrics::services::settings::Detail;
 use crate::{logging, metrics};
@@ -279,7 +281,7 @@ fn what_is_deprecated_or_means_nothing_is_taken_with_a_warning() {
         ),
         (
             "--feature-gates=ClientsAllowCARotation=false",
-            &["ClientsAllowCARotation=false has no effect", "anew"],
+            &["ClientsAllowCARotation=false has no effect", "again"],
         ),
         (
             "--feature-gates=NoSuch=true,EvenLess=false",
@@ -877,11 +879,17 @@ fn errors_name_the_flag_the_value_and_what_is_allowed() {
             "--masquerade-all=yes",
             &["'yes' for '--masquerade-all': give true or false"],
         ),
+        ("--masquerade-all true", &["'true'", "--switch=true"]),
+        ("extra", &["unknown command: 'extra'", "--help"]),
+        ("statu", &["unknown command: 'statu'", "is status meant?"]),
         (
-            "--masquerade-all true",
-            &["'true'", "--masquerade-all=true"],
+            "explian",
+            &["unknown command: 'explian'", "is explain meant?"],
         ),
-        ("extra", &["'extra'"]),
+        ("--v=2 status", &["unexpected argument: 'status'", "--help"]),
+        ("diff plan", &["unexpected argument: 'plan'"]),
+        ("completion tcsh", &["'tcsh'", "bash or zsh or fish"]),
+        ("check --timeout=soon", &["'soon' for '--timeout'", "30s"]),
         ("-x", &["unknown flag: -x", "--help"]),
         ("--nosuch=1", &["unknown flag: --nosuch", "--help"]),
         (
@@ -1109,12 +1117,61 @@ fn help_and_version_are_printed() {
         Ok(Command::Print(text)) => text,
         other => panic!("{other:?}"),
     };
-    let help = printed("--help");
-    for flag in ["--manifests", "--ipvs-scheduler", "-v, --v"] {
-        assert!(help.contains(flag), "{help}");
+    let (long, short) = (printed("--help"), printed("-h"));
+    for part in ["Commands:", "--manifests", "-v, --v", "Exit status: 0"] {
+        assert!(long.contains(part) && short.contains(part), "{short}");
     }
-    assert_eq!(help, printed("-h"));
+    for part in ["IPVS mode:", "--ipvs-scheduler", "Accepted without effect:"] {
+        assert!(
+            long.contains(part) && !short.contains(part),
+            "{part}: {short}"
+        );
+    }
+    assert!(short.lines().count() <= 75, "{short}");
+    assert!(long.find("Commands:") < long.find("--config"), "{long}");
+    let widest = long.lines().map(|line| line.chars().count()).max();
+    assert!(widest <= Some(100), "{long}");
     assert_eq!(printed("--version=raw"), printed("--version"));
+    assert_eq!(printed("version"), printed("--version"));
+    assert_eq!(printed("help"), long);
+    assert!(printed("help services").contains("--all-namespaces"));
+    assert!(printed("check --help").contains("Check this node"));
+}
+
+#[test]
+fn every_shell_completes_commands_and_flags() {
+    for shell in ["bash", "zsh", "fish"] {
+        let Ok(Command::Print(script)) = read(&format!("completion {shell}")) else {
+            panic!("{shell}");
+        };
+        for word in [
+            "services",
+            "explain",
+            "check",
+            "proxy-mode",
+            "all-namespaces",
+        ] {
+            assert!(script.contains(word), "{shell} lacks {word}");
+        }
+    }
+}
+
+#[test]
+fn man_pages_come_from_the_same_tree() {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(tree()).render(&mut page).unwrap();
+    let page = String::from_utf8(page).unwrap();
+    for word in [
+        "ipvs\\-scheduler",
+        "IPVS mode",
+        "kube\\-proxy\\-explain",
+        "Exit status: 0",
+    ] {
+        assert!(
+            page.to_lowercase().contains(&word.to_lowercase()),
+            "{word}: {page}"
+        );
+    }
 }
 
 /// What is of one mode says so, and nothing else names one mode alone.
@@ -1233,17 +1290,18 @@ fn what_to_do_is_read_besides_what_is_meant() {
         let Ok(Command::Check(options, asked)) = read(&format!("kube-proxy {line}")) else {
             panic!("{line}");
         };
-        let output = form;
-        assert_eq!(
-            asked,
-            Asked {
-                question: wanted,
-                output
-            },
-            "{line}"
-        );
+        let answer = AnswerOptions {
+            output: form,
+            ..AnswerOptions::default()
+        };
+        let question = wanted;
+        assert_eq!(asked, StartQuestion { question, answer }, "{line}");
         assert_eq!(options.source, Settings::Manifests("/m".into()));
     }
+    let Ok(Command::Check(_, asked)) = read("kube-proxy check --timeout 10s --manifests=/m") else {
+        panic!("it is a question");
+    };
+    assert_eq!(asked.answer.timeout, Duration::from_secs(10));
     for line in [
         "check -o xml",
         "check -o",

@@ -8,7 +8,7 @@ use flags::{Flags, go};
 use super::arguments::{normalised, take_question};
 use crate::config::Period;
 
-/// The flags of a command line that can be read, with their values, as upstream logs them:
+/// Returns the flags of a valid command line, with their values, as upstream logs them:
 /// `--v="2"`, sorted.
 pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<String> {
     values(arguments)
@@ -17,8 +17,8 @@ pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Ve
         .collect()
 }
 
-/// The flags of a command line that can be read, without their dashes, with their values as Go
-/// prints them, sorted.
+/// Returns the flags of a valid command line, without their dashes, sorted, with their values as Go
+/// prints them.
 pub fn values<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<(String, String)> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let mut command = Flags::command();
@@ -37,7 +37,7 @@ pub fn values<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<
     flags
 }
 
-/// The value of a flag as Go prints it.
+/// Formats the value of a flag as Go does.
 fn value(flag: &Arg, typed: &ArgMatches) -> String {
     let id = flag.get_id().as_str();
     if matches!(id, "help" | "version") {

@@ -1,8 +1,8 @@
-//! Flags that kube-proxy had once. Upstream calls them unknown; here the error says what to do
-//! instead.
+//! Flags that earlier releases of kube-proxy had. Upstream calls them unknown; here the error names
+//! the replacement.
 
-/// Flags, without their dashes, and what to do about them.
-const GONE: &[(&[&str], &str)] = &[
+/// Removed flags, without their dashes, each group with its advice.
+const REMOVED: &[(&[&str], &str)] = &[
     (&["cleanup-ipvs", "cleanup-iptables"], "use --cleanup"),
     (
         &["conntrack-max"],
@@ -52,9 +52,10 @@ const GONE: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// What to do about a flag that is no more; its name is without dashes.
+/// Returns the advice for a removed flag, named without dashes.
 pub(super) fn advice(flag: &str) -> Option<&'static str> {
-    GONE.iter()
+    REMOVED
+        .iter()
         .find(|(flags, _)| flags.contains(&flag))
         .map(|(_, advice)| *advice)
 }

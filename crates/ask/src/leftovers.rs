@@ -1,4 +1,4 @@
-//! What the kernel holds of kube-proxies, where no daemon answers.
+//! Entries of kube-proxies in the kernel, for a node where no daemon answers.
 
 use std::fmt::Write as _;
 
@@ -8,30 +8,30 @@ use serde::Serialize;
 use super::Failure;
 use super::table::shown;
 
-/// What the kernel holds.
+/// Entries of kube-proxies in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Held {
-    /// Whether a daemon answers: it does not.
+pub(super) struct Leftovers {
+    /// Always false: no daemon answers.
     daemon: bool,
-    /// The modes of which something is there that no other one makes.
+    /// Modes with entries that no other mode writes.
     modes: Vec<&'static str>,
-    /// What is there, a line each.
+    /// Entries, a line each.
     holds: Vec<String>,
-    /// What cannot be read, and why.
+    /// Unreadable parts, each with the reason.
     unreadable: Vec<String>,
-    /// What this kernel does not have.
+    /// Parts that this kernel does not have.
     absent: Vec<String>,
 }
 
-impl Held {
-    /// Looks, and loads no kernel module.
+impl Leftovers {
+    /// Reads the kernel, without loading a kernel module.
     pub(super) fn look(modes: Footprints) -> Self {
         let all = ::cleanup::survey(modes);
         let alone = modes.iter().map(|mode| {
-            let held = ::cleanup::survey(&[*mode]).removed;
-            (*mode, held)
+            let found = ::cleanup::survey(&[*mode]).removed;
+            (*mode, found)
         });
-        let own = alone.filter(|(mode, held)| is_of(mode, held));
+        let own = alone.filter(|(mode, found)| is_of(mode, found));
         Self {
             daemon: false,
             modes: own.map(|(mode, _)| mode.mode).collect(),
@@ -53,18 +53,18 @@ impl Held {
         }
     }
 
-    /// For people.
+    /// Renders the entries as lines.
     pub(super) fn render(&self) -> String {
         let mut text = format!("{}\n\n", Failure::NoDaemon);
         // Writing to a String cannot fail.
         if self.holds.is_empty() {
-            text.push_str("The kernel holds nothing of a kube-proxy.\n");
+            text.push_str("The kernel has no entries of a kube-proxy.\n");
         } else {
             let modes = match &*self.modes {
-                [] => "by its chains, of mode iptables or userspace".to_owned(),
-                modes => format!("by its objects, of mode {}", modes.join(" and ")),
+                [] => "by their chains, of mode iptables or userspace".to_owned(),
+                modes => format!("by their objects, of mode {}", modes.join(" and ")),
             };
-            let _ = writeln!(text, "The kernel holds, {modes}:");
+            let _ = writeln!(text, "Entries in the kernel, {modes}:");
             for line in &self.holds {
                 let _ = writeln!(text, "  {}", shown(line));
             }
@@ -79,11 +79,11 @@ impl Held {
     }
 }
 
-/// Whether what is there of a mode is its own: chains of iptables have their names in several modes.
-fn is_of(mode: &Footprint, held: &[String]) -> bool {
+/// Returns true if entries belong to this mode alone. Several modes use the same chains of iptables.
+fn is_of(mode: &Footprint, found: &[String]) -> bool {
     let names = mode.link.map(|link| link.name).into_iter();
     let names: Vec<_> = names.chain(mode.nft_tables.iter().copied()).collect();
-    held.iter().any(|line| {
+    found.iter().any(|line| {
         let is_served = mode.virtual_servers.is_some() && line.contains("virtual server");
         is_served || names.iter().any(|name| line.contains(name))
     })
@@ -94,15 +94,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_in_the_kernel_does_not_steer_the_terminal() {
+    fn names_from_the_kernel_send_no_escape_codes_to_the_terminal() {
         let lines = || vec!["\x1b[2Jone\ntwo".to_owned()];
-        let held = Held {
+        let leftovers = Leftovers {
             holds: lines(),
             unreadable: lines(),
             absent: lines(),
-            ..Held::full()
+            ..Leftovers::full()
         };
-        let text = held.render();
+        let text = leftovers.render();
         assert_eq!(
             text.matches("\u{fffd}[2Jone\u{fffd}two\n").count(),
             3,

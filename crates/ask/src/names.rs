@@ -1,0 +1,100 @@
+//! Names of Services as kubectl users type them.
+
+use std::time::Duration;
+
+use view::{ServiceList, ServiceName};
+
+use super::{Failure, socket};
+
+/// Kinds in front of a name, as in `svc/web`.
+const KINDS: [&str; 3] = ["svc", "service", "services"];
+/// Services that a search for a name reads at most.
+const SEARCH_LIMIT: usize = 500;
+
+/// Removes the kind in front of a name: `svc/web` becomes `web`, `svc/shop/web` becomes `shop/web`.
+pub(super) fn without_kind(text: &str) -> &str {
+    match text.split_once('/') {
+        Some((kind, name)) if KINDS.contains(&kind) => name,
+        _ => text,
+    }
+}
+
+/// Encodes a text for a path or a query.
+pub(super) fn encoded(text: &str) -> String {
+    form_urlencoded::byte_serialize(text.as_bytes()).collect()
+}
+
+/// Returns the error for a Service that does not exist, with the command that was probably meant.
+pub(super) fn not_found(why: &str, name: &str, timeout: Duration) -> Failure {
+    let list = |query: String| {
+        let path = format!("/api/v1/services?endpoints=false&counters=false&{query}");
+        socket::get::<ServiceList>(&path, timeout).unwrap_or_default()
+    };
+    let in_namespace = list(format!("namespace={}&limit=1", encoded(name))).total;
+    let search = encoded(&format!("/{name}"));
+    let named = list(format!("search={search}&limit={SEARCH_LIMIT}")).items;
+    let named = named.into_iter().map(|service| service.name);
+    let named: Vec<ServiceName> = named.filter(|of| of.name == name).collect();
+    Failure::NotFound(match advice(name, in_namespace, &named) {
+        Some(advice) => format!("{why}; {advice}"),
+        None => why.to_owned(),
+    })
+}
+
+/// Returns the advice for a name without a Service: `name` may be a namespace, or the name of a
+/// Service in another namespace.
+fn advice(name: &str, in_namespace: usize, named: &[ServiceName]) -> Option<String> {
+    if in_namespace > 0 {
+        return Some(format!(
+            "is the namespace {name} meant? kube-proxy services -n {name}"
+        ));
+    }
+    match named {
+        [] => None,
+        [first, others @ ..] => {
+            let more = match others.len() {
+                0 => String::new(),
+                count => format!(" (and {count} more)"),
+            };
+            Some(format!("is {first} meant{more}?"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_in_front_of_a_name_is_removed() {
+        for (text, name) in [
+            ("svc/web", "web"),
+            ("service/web:http", "web:http"),
+            ("services/shop/web", "shop/web"),
+            ("shop/web", "shop/web"),
+            ("web", "web"),
+        ] {
+            assert_eq!(without_kind(text), name);
+        }
+    }
+
+    #[test]
+    fn a_missing_service_is_looked_for_as_a_namespace_and_in_other_namespaces() {
+        let of = |namespace: &str| ServiceName {
+            namespace: namespace.to_owned(),
+            name: "web".to_owned(),
+        };
+        assert_eq!(advice("web", 0, &[]), None);
+        let namespace = advice("shop", 3, &[]).unwrap();
+        assert!(
+            namespace.ends_with("kube-proxy services -n shop"),
+            "{namespace}"
+        );
+        assert_eq!(
+            advice("web", 0, &[of("shop")]).unwrap(),
+            "is shop/web meant?"
+        );
+        let several = advice("web", 0, &[of("a"), of("b"), of("c")]).unwrap();
+        assert_eq!(several, "is a/web meant (and 2 more)?");
+    }
+}
