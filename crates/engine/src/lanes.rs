@@ -11,21 +11,21 @@ use crate::kinds::{Lane as _, number};
 use crate::scheme::{ConfigOf, KernelAccess, LaneOf, PartOf, PlanOf, Scheme};
 
 /// Result of reading a part.
-pub(crate) type Read<S> = Result<<S as Scheme>::Found, Unreadable>;
+pub(crate) type Read<S> = Result<<S as Scheme>::PartContent, Unreadable>;
 
 /// Finished work of a kernel thread.
-pub(crate) enum Done<S: Scheme> {
+pub(crate) enum LaneResult<S: Scheme> {
     /// The thread has read these parts.
     Read(Vec<(PartOf<S>, Read<S>)>),
     /// The thread has carried out a step.
     Stepped {
         outcomes: Option<S::Outcomes>,
-        answer: Option<S::Answer>,
+        answer: Option<S::QueryResponse>,
     },
 }
 
 /// The kernel threads of a mode in one IP family.
-pub struct Lanes<S: Scheme, K>(Vec<Thread<K, Done<S>>>);
+pub struct Lanes<S: Scheme, K>(Vec<Thread<K, LaneResult<S>>>);
 
 impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
     /// Creates a lane for each worker, in the order of [`Lane::ALL`](crate::Lane::ALL).
@@ -41,7 +41,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         Self(all.map(|_| Thread::inline(kernel())).collect())
     }
 
-    pub(crate) fn of(&mut self, lane: LaneOf<S>) -> &mut Thread<K, Done<S>> {
+    pub(crate) fn of(&mut self, lane: LaneOf<S>) -> &mut Thread<K, LaneResult<S>> {
         #[allow(clippy::indexing_slicing, reason = "there is one for each")]
         &mut self.0[number(LaneOf::<S>::ALL, &lane)]
     }
@@ -66,7 +66,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         let config = Arc::clone(config);
         self.of(lane).start(move |kernel| {
             let mut read = |part| (part, S::read(kernel, &config, part));
-            Done::Read(parts.into_iter().map(&mut read).collect())
+            LaneResult::Read(parts.into_iter().map(&mut read).collect())
         });
     }
 
@@ -79,7 +79,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         query: Option<S::Query>,
     ) {
         let config = Arc::clone(config);
-        self.of(lane).start(move |kernel| Done::Stepped {
+        self.of(lane).start(move |kernel| LaneResult::Stepped {
             outcomes: plan.map(|plan| S::write(kernel, &plan)),
             answer: query.map(|query| S::query(kernel, &config, query)),
         });
@@ -91,12 +91,12 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         lane: LaneOf<S>,
         config: &Arc<ConfigOf<S>>,
         query: S::Query,
-    ) -> Option<S::Answer> {
+    ) -> Option<S::QueryResponse> {
         self.step(lane, config, None, Some(query));
         let lane = self.of(lane);
         poll_fn(|context| lane.poll(context)).await;
         match lane.take() {
-            Some(Ok(Done::Stepped { answer, .. })) => answer,
+            Some(Ok(LaneResult::Stepped { answer, .. })) => answer,
             _ => None,
         }
     }

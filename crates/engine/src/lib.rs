@@ -15,7 +15,7 @@
 //!                              │ Scheme │                                │ lanes │ kernel threads
 //!  notices ─ notice, check ──▶ └────────┘ ◀─ settle, observe, take ───── └───────┘
 //!                                  ▲
-//! State: the node, what is known of each part, plans in flight, the next report
+//! State: the node, knowledge of each part, plans in flight, the next report
 //! ```
 //!
 //! The engine decides when work happens:
@@ -116,7 +116,7 @@ pub use scheme::{Concern, Extent, KernelAccess, Scheme, Step};
 pub use served::{CONFLICTS_MAX, Served};
 pub use state::State;
 
-use lanes::Done;
+use lanes::LaneResult;
 use monitor::Monitor;
 use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 
@@ -199,9 +199,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 
     /// Books the finished work of a lane.
-    fn take(&mut self, model: &Model, lane: LaneOf<S>, done: Done<S>) {
+    fn take(&mut self, model: &Model, lane: LaneOf<S>, done: LaneResult<S>) {
         match done {
-            Done::Read(parts) => {
+            LaneResult::Read(parts) => {
                 // The node's addresses alone need little memory.
                 let is_much = parts.iter().any(|(part, _)| *part != S::ADDRESSES);
                 for (part, found) in parts {
@@ -218,7 +218,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                 self.state.news.review();
                 self.state.report.has_used_much |= is_much && self.scheme.served().len() >= MANY;
             }
-            Done::Stepped { outcomes, answer } => {
+            LaneResult::Stepped { outcomes, answer } => {
                 let plan = self.state.landed(lane);
                 if let (Some(plan), Some(outcomes)) = (plan, outcomes) {
                     self.scheme.settle(&mut self.state, &plan, outcomes);

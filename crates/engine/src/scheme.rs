@@ -92,11 +92,11 @@ pub trait Scheme: Sized + Send + 'static {
     /// Result of a plan.
     type Outcomes: Send + 'static;
     /// Content of a part that was read.
-    type Found: Send + 'static;
+    type PartContent: Send + 'static;
     /// Query to the kernel, besides reading parts.
     type Query: Send + 'static;
     /// Response to a query.
-    type Answer: Send + 'static;
+    type QueryResponse: Send + 'static;
 
     /// The part with the node's addresses.
     const ADDRESSES: PartOf<Self>;
@@ -140,7 +140,7 @@ pub trait Scheme: Sized + Send + 'static {
         }
     }
 
-    // ---- what is wanted ----
+    // ---- wanted entries ----
 
     /// Allows or forbids to delete unwanted entries, after [`State::may_delete`] changed. At first
     /// it is forbidden.
@@ -160,7 +160,7 @@ pub trait Scheme: Sized + Send + 'static {
     /// Starts to compare the kernel with the recorded state; called once in each sync period.
     fn check(&mut self, state: &mut State<Self::Kinds>);
 
-    // ---- what is done next ----
+    // ---- next work ----
 
     /// Wants entries that follow from the kernel's state, before the lanes get their next steps.
     fn prepare(&mut self, _: &mut State<Self::Kinds>) {}
@@ -193,10 +193,10 @@ pub trait Scheme: Sized + Send + 'static {
     /// Stops to wait for other entries, since time does not pass in a preview.
     fn forgo_waiting(&mut self) {}
 
-    // ---- what came of it ----
+    // ---- results ----
 
     /// Applies the content of a part.
-    fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::Found);
+    fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::PartContent);
 
     /// Reports whether Services must be compiled again after reading: [`update`](Self::update)
     /// knows which.
@@ -219,7 +219,7 @@ pub trait Scheme: Sized + Send + 'static {
     fn as_done(plan: &PlanOf<Self>) -> Self::Outcomes;
 
     /// Applies the response to a query.
-    fn take(&mut self, state: &mut State<Self::Kinds>, answer: Self::Answer);
+    fn take(&mut self, state: &mut State<Self::Kinds>, answer: Self::QueryResponse);
 }
 
 /// A scheme's reads and writes of a kernel, on the thread of a lane.
@@ -233,11 +233,11 @@ pub trait KernelAccess<K>: Scheme {
         kernel: &mut K,
         config: &ConfigOf<Self>,
         part: PartOf<Self>,
-    ) -> Result<Self::Found, Unreadable>;
+    ) -> Result<Self::PartContent, Unreadable>;
 
     /// Carries out a plan.
     fn write(kernel: &mut K, plan: &PlanOf<Self>) -> Self::Outcomes;
 
     /// Sends a query.
-    fn query(kernel: &mut K, config: &ConfigOf<Self>, query: Self::Query) -> Self::Answer;
+    fn query(kernel: &mut K, config: &ConfigOf<Self>, query: Self::Query) -> Self::QueryResponse;
 }

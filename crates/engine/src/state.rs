@@ -218,7 +218,7 @@ impl<K: Kinds> State<K> {
         self.arriving.contains(address)
     }
 
-    // ---- what is told ----
+    // ---- reports ----
 
     /// Reports whether there is a report without any finished lane.
     pub(crate) fn has_news(&self) -> bool {

@@ -1,4 +1,4 @@
-//! Prints what the kernel and `ipvsadm` say to each other, as hex: the data of `tests/bytes.rs`.
+//! Prints the messages between the kernel and `ipvsadm` as hex: the data of `tests/bytes.rs`.
 //!
 //! ```sh
 //! capture replies  > tests/data/replies.hex   # the kernel's answers, after each ipvsadm command
@@ -83,8 +83,8 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// After each command that adds something: what is new in the dumps of services and destinations.
-/// Then counters: the same with three connections to a real server, one still open.
+/// Prints the additions to the dumps of services and destinations after each command that adds
+/// something. Then prints counters with three connections to a real server, one of them still open.
 fn replies(ipvs: &mut Ipvs) -> Result<()> {
     println!(
         "# Payloads of the kernel's answers (genlmsghdr and attributes), new after each command."
@@ -96,7 +96,7 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
         println!("$ {title}");
         let services = raw.dump(id, 0, |message| message.bytes(&[4, 1, 0, 0]))?;
         for (_, service) in services.iter() {
-            // The service's identifying attributes, as they came, are a valid question.
+            // The service's identifying attributes, as received, are a valid query.
             let nest = service.get(4..).context("no attribute")?;
             let entry = ServiceEntry::decode(service)?;
             if !seen.contains(&service.to_vec()) {
@@ -164,7 +164,7 @@ fn replies(ipvs: &mut Ipvs) -> Result<()> {
     Ok(())
 }
 
-/// Each command once, under strace; of its messages those for the IPVS family that change
+/// Runs each command once under strace, and prints its messages of the IPVS family that change
 /// something.
 fn requests() -> Result<()> {
     println!("# Payloads (genlmsghdr and attributes) that ipvsadm sends for each command.");

@@ -1,4 +1,5 @@
-//! The kernel memory of virtual servers with very many destinations each, as one Service may have.
+//! Measures the kernel memory of virtual servers with very many destinations, as one Service may
+//! have.
 //!
 //! ```text
 //! cargo build -p ipvs-netlink -p lab --example memory_cost --bin lab
@@ -20,7 +21,7 @@ use anyhow::{Context as _, Result, ensure};
 use ipvs_netlink::{Destination, DestinationKey, Ipvs, Name, Protocol, Service, ServiceKey};
 use netlink_batch::{Batch, Reply};
 
-/// Messages that are sent at once.
+/// Messages in one batch.
 const PIECE: u32 = 512;
 
 fn main() -> Result<()> {
@@ -72,7 +73,7 @@ fn send(ipvs: &mut Ipvs, batch: &mut Batch) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's own memory, in bytes.
+/// Returns the kernel's own memory, in bytes.
 fn memory() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let kinds = ["Slab:", "Percpu:", "VmallocUsed:"];

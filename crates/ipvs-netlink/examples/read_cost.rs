@@ -1,6 +1,6 @@
 //! Measures the cost of reading counters: 50,000 services (or as many as said) with two destinations each.
-//! All services are one dump, all destinations a dump for each service; what a scrape asks is all
-//! services, and 1,000 of them again, each with its destinations.
+//! All services need one dump, and the destinations one dump for each service. A scrape reads all
+//! services, and then 1,000 of them again with their destinations.
 //!
 //! ```text
 //! cargo build --release -p ipvs-netlink -p lab --example read_cost --bin lab

@@ -1,5 +1,5 @@
-//! Measures the kernel's cost of replacing destinations again and again: what it has just removed makes
-//! the next ones dear.
+//! Measures the kernel's cost of replacing destinations repeatedly: recently removed ones slow down
+//! the next ones.
 //!
 //! ```text
 //! cargo build --release -p ipvs-netlink -p lab --example trash_cost --bin lab
@@ -63,22 +63,22 @@ const BOUND: usize = 4_096;
 const PROBES: u32 = 64;
 /// Number of packets that `spares` sends.
 const PACKETS: u32 = 2_000;
-/// Between two looks of `wait`.
+/// Time between two measurements of `wait`.
 const STEP: Duration = Duration::from_secs(15);
 
-/// Steps of a round. Others replace them unless it is said that the same return; all in the
-/// order of their addresses unless it is said: backwards.
+/// Steps of a round. New destinations replace the old ones, unless the case says that the same ones
+/// return. They come in the order of their addresses, unless the case says backwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Case {
     /// The new ones are added, then the old ones removed.
     AddRemove,
     /// The other way round.
     RemoveAdd,
-    /// The new ones are added, and the old ones get weight 0; all of those are removed after the
-    /// last round.
+    /// The new destinations are added, and the old ones get weight 0. All old ones are removed
+    /// after the last round.
     Weight,
-    /// The same, but of the old ones so many are removed as keep the kernel's list within
-    /// [`BOUND`].
+    /// Like the previous case, but only so many old ones are removed as keep the kernel's list
+    /// within [`BOUND`].
     Bounded,
     /// All are removed, and the same return.
     Return { backwards: bool },
@@ -89,9 +89,11 @@ enum Case {
     /// The kernel removes all at once (`ipvsadm -C`), and they return in their order, or in the
     /// opposite one of the dump before.
     Flush { backwards: bool },
-    /// All are removed, once; then how dear others are, again and again until they are not.
+    /// All are removed once. Then the cost of adding others is measured repeatedly, until it is
+    /// normal.
     Wait { connections: bool },
-    /// Measures what destinations at weight 0 cost a packet that is scheduled (round robin) while one has a weight.
+    /// Measures the cost of destinations at weight 0 for a scheduled packet (round robin), while
+    /// one has a weight.
     Spares,
 }
 
@@ -126,7 +128,7 @@ fn main() -> Result<()> {
             Case::parse(case).ok_or("no such case: see the head of this example's source")?;
         return Table::open(shape == "one", count.parse()?)?.run(case);
     }
-    // Each namespace has it then without asking.
+    // Each namespace then has it without a request.
     drop(Ipvs::open()?);
     let program = current_exe()?;
     for (shape, count, case) in CASES {
@@ -152,7 +154,7 @@ struct Table {
 
 impl Table {
     fn open(is_one: bool, count: u32) -> Result<Self> {
-        // Without an address no destination is taken.
+        // Without an address, the kernel accepts no destination.
         Command::new("ip")
             .args(["link", "set", "lo", "up"])
             .status()?;
@@ -181,7 +183,7 @@ impl Table {
         (0..self.count).map(pair).collect()
     }
 
-    /// Does the same to each; how long all took.
+    /// Does this to each destination, and returns the total time.
     fn each<T>(&mut self, all: &[T], push: impl Fn(Family, &mut Batch, &T)) -> Result<Duration> {
         let family = self.ipvs.family();
         let began = Instant::now();
@@ -235,7 +237,7 @@ impl Table {
             Case::Spares => return self.schedule(&first),
             _ => {}
         }
-        // What the kernel has in its list, and what is still there at weight 0.
+        // The size of the kernel's list, and the remaining destinations at weight 0.
         let (mut list, mut spare) = (0, Vec::new());
         for round in 1..=ROUNDS {
             let (old, new) = (self.pairs(round - 1), self.pairs(round));
@@ -341,7 +343,7 @@ impl Table {
             there = wanted;
             let began = Instant::now();
             for _ in 0..PACKETS {
-                // Nobody listens: the next call may say so.
+                // There is no listener: the next call may report that.
                 let _ = socket.send_to(b"x", (address, port));
             }
             let each = began.elapsed().as_secs_f64() * 1e6 / f64::from(PACKETS);
@@ -359,7 +361,7 @@ impl Table {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
             for (service, _) in all {
                 if let ServiceKey::Address { address, port, .. } = service {
-                    // Nobody listens: the next call may say so.
+                    // There is no listener: the next call may report that.
                     let _ = socket.send_to(b"x", (*address, *port));
                 }
             }

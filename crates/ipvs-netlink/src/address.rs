@@ -13,7 +13,7 @@ pub(crate) fn number(family: IpFamily) -> u16 {
     }
 }
 
-/// Reads one of these.
+/// Parses an address family.
 pub(crate) fn family(attribute: &Attribute<'_>, name: &'static str) -> Result<IpFamily, Malformed> {
     match attribute.u16()? {
         2 => Ok(IpFamily::V4),
@@ -39,7 +39,7 @@ pub(crate) fn write(writer: &mut Writer<'_>, kind: u16, address: IpAddr) {
     writer.attr(kind, &bytes);
 }
 
-/// Reads one of this family.
+/// Parses an address of this family.
 pub(crate) fn read(attribute: &Attribute<'_>, family: IpFamily) -> Result<IpAddr, Malformed> {
     let first = |expected| Malformed::Size {
         kind: attribute.kind,

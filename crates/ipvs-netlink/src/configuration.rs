@@ -9,25 +9,24 @@ use crate::uapi::{self, info, top};
 pub struct Info {
     /// Version of IPVS: major, minor, patch in a byte each (0x010201 is 1.2.1).
     pub version: u32,
-    /// Slots of the connection table. Linux 7.2, whose table grows, has none (0) before the first
-    /// service of a network namespace.
+    /// Slots of the connection table. Linux 7.2 has a growing table, with no slots (0) before the
+    /// first service of a network namespace.
     pub table_size: u32,
 }
 
 /// Timeouts of idle connections, in seconds, for the whole network namespace.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Established TCP. To set it, 0 means to leave it as it is, as for the others.
+    /// Timeout of established TCP connections. In a request, 0 keeps a timeout.
     pub tcp: u32,
-    /// TCP after a FIN.
+    /// Timeout of TCP connections after a FIN.
     pub tcp_fin: u32,
-    /// UDP.
+    /// Timeout of UDP flows.
     pub udp: u32,
 }
 
 impl Info {
-    /// Reads the payload of the answer to `IPVS_CMD_GET_INFO`, `genlmsghdr` included. What it does
-    /// not say is 0.
+    /// Parses the response to `IPVS_CMD_GET_INFO`, `genlmsghdr` included. Missing values are 0.
     pub(crate) fn decode(payload: &[u8]) -> Result<Self, Malformed> {
         let mut read = Self::default();
         for attribute in Attributes::after(uapi::HEADER, payload)? {
@@ -43,8 +42,7 @@ impl Info {
 }
 
 impl Timeouts {
-    /// Reads the payload of the answer to `IPVS_CMD_GET_CONFIG`, `genlmsghdr` included. What it does
-    /// not say is 0.
+    /// Parses the response to `IPVS_CMD_GET_CONFIG`, `genlmsghdr` included. Missing values are 0.
     pub(crate) fn decode(payload: &[u8]) -> Result<Self, Malformed> {
         let mut read = Self::default();
         for attribute in Attributes::after(uapi::HEADER, payload)? {

@@ -18,23 +18,23 @@ const INFO: usize = 12;
 pub struct ServiceCounter(OwnedFd);
 
 impl ServiceCounter {
-    /// Opens a socket, which carries the question and nothing else.
+    /// Opens a socket for the query.
     ///
     /// # Errors
     ///
-    /// The system call's.
+    /// Returns the system call's error.
     pub fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
         Ok(Self(socket))
     }
 
-    /// Returns the number of services with IPv4 addresses; marks of the firewall count, too. The kernel
-    /// does not count those of IPv6 here. Needs `CAP_NET_ADMIN`.
+    /// Returns the number of services with IPv4 addresses, including firewall marks. IPv6 services
+    /// are not counted. Needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     ///
-    /// `EPERM` without `CAP_NET_ADMIN`, `ENOPROTOOPT` where `ip_vs` is not loaded.
+    /// `EPERM` without `CAP_NET_ADMIN`, `ENOPROTOOPT` if `ip_vs` is not loaded.
     #[allow(unsafe_code, reason = "no crate offers this socket option")]
     pub fn count(&self) -> io::Result<u32> {
         let mut info = [0_u8; INFO];

@@ -104,25 +104,26 @@ pub struct Tunnel {
     pub flags: u16,
 }
 
-/// A destination as it is to be.
+/// A destination to add or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// Identity.
     pub key: DestinationKey,
     /// Forwarding method.
     pub forward: Forward,
-    /// Its share of new connections, up to 2,147,483,647. 0 lets the present ones end.
+    /// Its share of new connections, up to 2,147,483,647. With 0, only existing connections
+    /// continue.
     pub weight: u32,
-    /// Connections at which it gets no new ones; 0 for no limit.
+    /// Number of connections at which it gets no new ones; 0 for no limit.
     pub upper_threshold: u32,
-    /// Connections below which it gets new ones again; 0 for three quarters of the upper one.
+    /// Number of connections below which it gets new ones again; 0 for three quarters of `upper`.
     pub lower_threshold: u32,
     /// Its tunnel.
     pub tunnel: Tunnel,
 }
 
 impl Destination {
-    /// A masqueraded destination without thresholds.
+    /// Returns a masqueraded destination without thresholds.
     pub fn new(key: impl Into<DestinationKey>, weight: u32) -> Self {
         Self {
             key: key.into(),
@@ -146,7 +147,7 @@ impl Destination {
     }
 }
 
-/// A destination as the kernel has it.
+/// A destination in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DestinationEntry {
     /// The destination.
@@ -162,12 +163,12 @@ pub struct DestinationEntry {
 }
 
 impl DestinationEntry {
-    /// Reads the payload of an `IPVS_CMD_NEW_DEST` message, `genlmsghdr` included. `family` is
-    /// that of the service, for kernels (before 3.18) that do not name the destination's own.
+    /// Parses an `IPVS_CMD_NEW_DEST` message, `genlmsghdr` included. `family` is the service's, for
+    /// kernels (before 3.18) that do not include the destination's own.
     ///
     /// # Errors
     ///
-    /// An attribute is missing, or of another size than the kernel's.
+    /// Fails if an attribute is missing, or has another size than the kernel's.
     pub fn decode(payload: &[u8], mut family: IpFamily) -> Result<Self, Malformed> {
         let (mut address, mut port, mut forward, mut weight) = (None, None, None, None);
         let (mut upper_threshold, mut lower_threshold, mut tunnel) = (0, 0, Tunnel::default());

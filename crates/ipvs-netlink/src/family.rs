@@ -1,4 +1,4 @@
-//! Writing changes as messages.
+//! Encodes changes as messages.
 
 use netlink_batch::{Batch, Writer};
 
@@ -7,28 +7,28 @@ use crate::destination::{Destination, DestinationKey};
 use crate::service::{Service, ServiceKey};
 use crate::uapi::{self, command, top};
 
-/// The number that the running kernel gave to its IPVS family, and with it the power to write
-/// messages for it. Each method appends one message to a batch and returns its index.
+/// The number of the running kernel's IPVS family, for encoding messages. Each method appends one
+/// message to a batch and returns its index.
 ///
-/// It is good until the module is unloaded. Refusals, as `errno`, are those of every change:
-/// `EINVAL` for what cannot be, `EPERM`, `EAFNOSUPPORT` for IPv6 in a kernel without it; and
-/// those named at each method.
+/// The number is valid until the module is unloaded. Every change may be refused with `EINVAL` for
+/// invalid values, `EPERM`, `EAFNOSUPPORT` for IPv6 in a kernel without it, or the errors named at
+/// each method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Family(u16);
 
 impl Family {
-    /// The family with this number, which [`Ipvs::open`](crate::Ipvs::open) asks the kernel for.
+    /// Creates a family with this number, which [`Ipvs::open`](crate::Ipvs::open) queries.
     pub fn from_id(id: u16) -> Self {
         Self(id)
     }
 
-    /// The number: `nlmsg_type` of its messages.
+    /// Returns the number: `nlmsg_type` of its messages.
     pub fn id(self) -> u16 {
         self.0
     }
 
-    /// Adds a service. `EEXIST` if there is one with its key, `ENOENT` if there is no such
-    /// scheduler or persistence engine.
+    /// Adds a service. `EEXIST` if the key exists, `ENOENT` if there is no such scheduler or
+    /// persistence engine.
     pub fn new_service(self, batch: &mut Batch, service: &Service) -> usize {
         self.service(batch, command::NEW_SERVICE, service)
     }

@@ -1,4 +1,4 @@
-//! Talking to the kernel.
+//! The connection to the kernel.
 
 use netlink_batch::{Attributes, Batch, Connection, Dump, Malformed, Protocol, Reply, Writer};
 
@@ -12,7 +12,7 @@ use crate::uapi::{self, command, top};
 const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
 
-/// nlctrl, the generic netlink family that knows the others (`include/uapi/linux/genetlink.h`).
+/// nlctrl, the generic netlink family that lists the others (`include/uapi/linux/genetlink.h`).
 mod control {
     pub(super) const ID: u16 = 16;
     /// `CTRL_CMD_GETFAMILY`, and its version.
@@ -34,7 +34,7 @@ impl Ipvs {
     ///
     /// # Errors
     ///
-    /// [`Error::FamilyMissing`] if the kernel has no IPVS; else the socket's.
+    /// [`Error::FamilyMissing`] if the kernel has no IPVS; otherwise the socket's error.
     pub fn open() -> Result<Self, Error> {
         let mut connection = Connection::open(Protocol::Generic)?;
         let answer = connection.request(control::ID, 0, |message| {
@@ -47,17 +47,17 @@ impl Ipvs {
         })
     }
 
-    /// Encoders of messages for [`Ipvs::execute`].
+    /// Returns the encoder of messages for [`Ipvs::execute`].
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// Sends a batch; one [`Reply`] per message, by index. See [`Connection::execute`].
+    /// Sends a batch, and returns one [`Reply`] per message, by index. See [`Connection::execute`].
     ///
     /// # Errors
     ///
-    /// The socket failed: whether any message was done is not known. What the kernel refuses is in
-    /// the [`Reply`] of that message.
+    /// Fails if the socket failed: the result of each message is unknown then. A refusal is in the
+    /// [`Reply`] to its message.
     pub fn execute(&mut self, batch: &Batch) -> Result<Vec<Reply>, Error> {
         Ok(self.connection.execute(batch)?)
     }
@@ -67,22 +67,22 @@ impl Ipvs {
         self.connection.sent()
     }
 
-    /// Version and table size.
+    /// Returns version and table size.
     ///
     /// # Errors
     ///
-    /// The socket failed, the kernel refused (`EPERM`), or the answer is malformed.
+    /// Fails if the socket failed, the kernel refused (`EPERM`), or the response is malformed.
     pub fn info(&mut self) -> Result<Info, Error> {
         let answer = self.get(command::GET_INFO, |_| {})?;
         Ok(Info::decode(first(&answer)?)?)
     }
 
-    /// All services, of both address families. The kernel answers in parts and does not say if
-    /// the table changed between them: while others write, a service may be missing or double.
+    /// Returns all services, of both address families. The kernel responds in parts, and does not
+    /// report changes between them: during other writes, a service may be missing or occur twice.
     ///
     /// # Errors
     ///
-    /// As of [`Ipvs::info`].
+    /// See [`Ipvs::info`].
     pub fn services(&mut self) -> Result<Vec<ServiceEntry>, Error> {
         let ask = |message: &mut Writer<'_>| message.bytes(&uapi::header(command::GET_SERVICE));
         let take = |all: &mut Vec<_>, _, payload: &[u8]| {
@@ -92,11 +92,11 @@ impl Ipvs {
         Ok(self.connection.dump_into(self.family.id(), 0, ask, take)?)
     }
 
-    /// One service, if there is one with this key.
+    /// Returns the service with this key, if it exists.
     ///
     /// # Errors
     ///
-    /// As of [`Ipvs::info`].
+    /// See [`Ipvs::info`].
     pub fn service(&mut self, key: &ServiceKey) -> Result<Option<ServiceEntry>, Error> {
         let answer = self.get(command::GET_SERVICE, |message| {
             message.nest(top::SERVICE, |nest| key.encode(nest));
@@ -108,12 +108,12 @@ impl Ipvs {
         }
     }
 
-    /// The destinations of a service; none if there is no such service. Answered in parts, like
-    /// [`Ipvs::services`].
+    /// Returns the destinations of a service; none if the service does not exist. The kernel
+    /// responds in parts, as for [`Ipvs::services`].
     ///
     /// # Errors
     ///
-    /// As of [`Ipvs::info`].
+    /// See [`Ipvs::info`].
     pub fn destinations(&mut self, key: &ServiceKey) -> Result<Vec<DestinationEntry>, Error> {
         let ask = |message: &mut Writer<'_>| {
             message.bytes(&uapi::header(command::GET_DEST));
@@ -126,11 +126,11 @@ impl Ipvs {
         Ok(self.connection.dump_into(self.family.id(), 0, ask, take)?)
     }
 
-    /// The timeouts of connections.
+    /// Returns the timeouts of connections.
     ///
     /// # Errors
     ///
-    /// As of [`Ipvs::info`].
+    /// See [`Ipvs::info`].
     pub fn timeouts(&mut self) -> Result<Timeouts, Error> {
         let answer = self.get(command::GET_CONFIG, |_| {})?;
         Ok(Timeouts::decode(first(&answer)?)?)
@@ -140,7 +140,7 @@ impl Ipvs {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for more than the kernel can count; else as of [`Ipvs::info`].
+    /// `EINVAL` for more than the kernel can count; otherwise see [`Ipvs::info`].
     pub fn set_timeouts(&mut self, timeouts: &Timeouts) -> Result<(), Error> {
         self.one(|family, batch| family.set_timeouts(batch, timeouts))
     }
@@ -149,7 +149,7 @@ impl Ipvs {
     ///
     /// # Errors
     ///
-    /// As of [`Ipvs::info`].
+    /// See [`Ipvs::info`].
     pub fn flush(&mut self) -> Result<(), Error> {
         self.one(Family::flush)
     }
@@ -158,7 +158,7 @@ impl Ipvs {
     ///
     /// # Errors
     ///
-    /// `ESRCH` if there is no such service; else as of [`Ipvs::info`].
+    /// `ESRCH` if there is no such service; otherwise see [`Ipvs::info`].
     pub fn zero(&mut self, service: Option<&ServiceKey>) -> Result<(), Error> {
         self.one(|family, batch| family.zero(batch, service))
     }
@@ -186,7 +186,7 @@ impl Ipvs {
 }
 
 fn first(answer: &Dump) -> Result<&[u8], netlink_batch::Error> {
-    // Acknowledged, but the answer before that is not there.
+    // The request was acknowledged, but the response before that is missing.
     answer
         .iter()
         .next()

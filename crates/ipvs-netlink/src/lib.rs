@@ -7,13 +7,13 @@
 //!  ServiceEntry, DestinationEntry (with Statistics), Info, Timeouts ◀──────────── Ipvs
 //! ```
 //!
-//! Writing is split from sending: a [`Family`] turns objects into messages of a
-//! [`Batch`](netlink_batch::Batch), any number and any mix, and [`Ipvs::execute`] sends them in
-//! few system calls and says what became of each. Reading is a call each.
+//! Encoding is separate from sending. A [`Family`] turns objects into messages of a
+//! [`Batch`](netlink_batch::Batch), any number and any mix. [`Ipvs::execute`] sends them in few
+//! system calls, and returns a reply to each. Each read is one call.
 //!
-//! Words are the kernel's: a *service* is a virtual address that is balanced over
-//! *destinations*. Not here: connection synchronisation (the `DAEMON` commands) and the
-//! connection table, which is in `/proc/net/ip_vs_conn`.
+//! Terms are the kernel's: a *service* is a virtual address that is balanced over *destinations*.
+//! Connection synchronisation (the `DAEMON` commands) is not supported. The connection table is in
+//! `/proc/net/ip_vs_conn`.
 //!
 //! Source: `include/uapi/linux/ip_vs.h`, `net/netfilter/ipvs/ip_vs_ctl.c`.
 
@@ -43,7 +43,7 @@ pub use ipvs::Ipvs;
 pub use name::{BadName, Name};
 pub use service::{Flags, Protocol, Service, ServiceEntry, ServiceKey};
 pub use statistics::Statistics;
-pub use status::{BadLine, Status, Table};
+pub use status::{BadLine, GrowingTable, Status};
 pub use tables::Tables;
 
 #[cfg(doctest)]

@@ -8,12 +8,12 @@ const CAPACITY: usize = 16;
 
 /// Name of a scheduler (`rr`, `wrr`, `lc`, `sh`, `mh` ...) or of a persistence engine (`sip`).
 ///
-/// Any name of 1 to 15 bytes without NUL: which of them exist is the kernel's modules' matter. A
-/// service with a scheduler that there is not is refused with `ENOENT`.
+/// Any name of 1 to 15 bytes without NUL. The kernel's modules decide which names exist: a service
+/// with an unknown scheduler is refused with `ENOENT`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name([u8; CAPACITY]);
 
-/// Not a name that the kernel could have.
+/// Error: the kernel cannot have such a name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} cannot be the name of a scheduler or persistence engine: those have 1 to 15 bytes")]
 pub struct BadName(String);
@@ -22,10 +22,10 @@ impl Name {
     /// Round robin, which every IPVS kernel should have.
     pub const RR: Self = Self(*b"rr\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         let text = self.0.split(|byte| *byte == 0).next().unwrap_or_default();
-        // Made from a str, and cut where it has no byte left.
+        // Made from a str, and truncated at a NUL.
         str::from_utf8(text).unwrap_or_default()
     }
 }

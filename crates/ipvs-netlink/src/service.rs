@@ -64,7 +64,7 @@ pub enum ServiceKey {
 }
 
 impl ServiceKey {
-    /// The key of an address and port.
+    /// Returns the key of an address and port.
     pub fn new(protocol: Protocol, address: IpAddr, port: u16) -> Self {
         Self::Address {
             protocol,
@@ -73,7 +73,7 @@ impl ServiceKey {
         }
     }
 
-    /// Its address family.
+    /// Returns the address family.
     pub fn family(&self) -> IpFamily {
         match *self {
             Self::Address { address, .. } => IpFamily::of(address),
@@ -122,14 +122,14 @@ impl fmt::Display for ServiceKey {
 }
 
 bitflags! {
-    /// `IP_VS_SVC_F_*`. Bits that are not named here are kept.
+    /// `IP_VS_SVC_F_*`. Unnamed bits are kept.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct Flags: u32 {
         /// A client's connections go to the destination of its first one.
         const PERSISTENT = 0x1;
-        /// Set by the kernel on every service; of no effect in a request.
+        /// Set by the kernel on every service; has no effect in a request.
         const HASHED = 0x2;
-        /// Every packet is scheduled on its own (UDP).
+        /// Every packet is scheduled separately (UDP).
         const ONE_PACKET = 0x4;
         /// The scheduler's first flag. `sh` and `mh`: fall back to another destination if the
         /// chosen one has weight 0.
@@ -143,27 +143,27 @@ bitflags! {
     }
 }
 
-/// A service as it is to be.
+/// A service to add or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Service {
     /// Identity.
     pub key: ServiceKey,
     /// Its scheduler.
     pub scheduler: Name,
-    /// Its flags. They replace those of an existing service, all of them.
+    /// Its flags. They replace all flags of an existing service.
     pub flags: Flags,
     /// Time that a client without connections keeps its destination, in seconds; for
     /// [`Flags::PERSISTENT`].
     pub timeout: u32,
-    /// Which clients are one client to persistence. IPv4: a netmask as a number (255.255.255.0
-    /// is 0xffffff00). IPv6: a prefix length, 1 to 128; the kernel refuses others.
+    /// Mask of clients that count as one client for persistence. IPv4: a netmask as a number
+    /// (255.255.255.0 is 0xffffff00). IPv6: a prefix length, 1 to 128; the kernel refuses others.
     pub netmask: u32,
     /// Its persistence engine (`sip`).
     pub persistence_engine: Option<Name>,
 }
 
 impl Service {
-    /// A service without persistence, whose clients are single addresses.
+    /// Returns a service without persistence, whose clients are single addresses.
     pub fn new(key: ServiceKey, scheduler: Name) -> Self {
         Self {
             key,
@@ -175,7 +175,7 @@ impl Service {
         }
     }
 
-    /// The netmask that makes every address a client of its own.
+    /// Returns the netmask that makes every address a client.
     pub fn single_client(family: IpFamily) -> u32 {
         match family {
             IpFamily::V4 => u32::MAX,
@@ -189,7 +189,7 @@ impl Service {
         if let Some(engine) = &self.persistence_engine {
             writer.attr_str(service::PE_NAME, engine.as_str());
         }
-        // struct ip_vs_flags: the flags, and which of them are meant: all.
+        // struct ip_vs_flags: the flags, and the mask of valid flags, which is all.
         let [f0, f1, f2, f3] = self.flags.bits().to_ne_bytes();
         writer.attr(service::FLAGS, &[f0, f1, f2, f3, 0xff, 0xff, 0xff, 0xff]);
         writer.attr_u32(service::TIMEOUT, self.timeout);
@@ -200,7 +200,7 @@ impl Service {
     }
 }
 
-/// A service as the kernel has it.
+/// A service in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServiceEntry {
     /// The service; its flags have [`Flags::HASHED`].
@@ -210,11 +210,11 @@ pub struct ServiceEntry {
 }
 
 impl ServiceEntry {
-    /// Reads the payload of an `IPVS_CMD_NEW_SERVICE` message, `genlmsghdr` included.
+    /// Parses an `IPVS_CMD_NEW_SERVICE` message, `genlmsghdr` included.
     ///
     /// # Errors
     ///
-    /// An attribute is missing, or of another size than the kernel's.
+    /// Fails if an attribute is missing, or has another size than the kernel's.
     pub fn decode(payload: &[u8]) -> Result<Self, Malformed> {
         let (mut family, mut protocol, mut address, mut port) = (None, None, None, None);
         let (mut mark, mut scheduler, mut engine, mut netmask) = (None, None, None, None);

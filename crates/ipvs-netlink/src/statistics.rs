@@ -4,8 +4,8 @@ use netlink_batch::{Attribute, Attributes, Malformed};
 
 use crate::uapi::stats;
 
-/// Counters since creation or the last zeroing, and rates as the kernel estimates them (a moving
-/// average). The kernel renews both every two seconds, so they lag behind by as much.
+/// Counters since creation or the last reset, and the kernel's rate estimates (a moving average).
+/// The kernel updates both every two seconds, so they lag by as much.
 ///
 /// 64 bits since Linux 4.1; before, the kernel's 32-bit counters (bytes: 64) wrap.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Statistics {
     pub connections: u64,
     /// Packets from clients.
     pub incoming_packets: u64,
-    /// Packets to clients; only with forwarding that passes them through here (masquerading).
+    /// Packets to clients; counted only if forwarding passes them through this host (masquerading).
     pub outgoing_packets: u64,
     /// Bytes from clients.
     pub incoming_bytes: u64,
@@ -33,7 +33,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// Reads `STATS` or `STATS64`, which have the same attributes in different widths.
+    /// Parses `STATS` or `STATS64`, which have the same attributes in different widths.
     pub(crate) fn decode(attributes: Attributes<'_>) -> Result<Self, Malformed> {
         let mut read = Self::default();
         for attribute in attributes {

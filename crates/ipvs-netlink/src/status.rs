@@ -13,36 +13,37 @@
 
 use std::collections::BTreeMap;
 
-/// Lines beyond this one are not kept.
+/// Limit of lines that are kept.
 const OTHERS_MAX: usize = 64;
 
-/// The tables of a network namespace. A number that the kernel does not give is `None`.
+/// The tables of a network namespace. A number that the kernel does not report is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Connections, which `net.ipv4.vs.conn_max` limits.
+    /// Number of connections, which `net.ipv4.vs.conn_max` limits.
     pub connections: Option<u64>,
     /// The hash table of connections.
-    pub connection_table: Table,
+    pub connection_table: GrowingTable,
     /// Virtual servers of both IP families.
     pub services: Option<u64>,
     /// The hash table of virtual servers.
-    pub service_table: Table,
+    pub service_table: GrowingTable,
     /// Lines with other labels, as they are: a later kernel may have more.
     pub others: Vec<String>,
 }
 
 /// A hash table that grows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Table {
+pub struct GrowingTable {
     /// Buckets, 0 before the first entry.
     pub buckets: Option<u64>,
-    /// Buckets by how many entries they have, from 0 (empty); the last length stands for all longer
-    /// ones as well. The kernel leaves out lengths that no bucket has.
+    /// Number of buckets by their number of entries, from 0 (empty). The last length includes all
+    /// longer ones. The kernel omits lengths without buckets.
     pub by_length: BTreeMap<u32, u64>,
 }
 
-impl Table {
-    /// Length of the longest chain, as far as the kernel tells it apart.
+impl GrowingTable {
+    /// Returns the length of the longest chain, up to the last length that the kernel
+    /// distinguishes.
     pub fn longest(&self) -> Option<u32> {
         let used = self.by_length.iter().filter(|(_, count)| **count > 0);
         used.map(|(length, _)| *length).next_back()
@@ -79,8 +80,8 @@ impl Status {
                 line: line.to_owned(),
             })?;
             match place {
-                Place::Number(place) => *place = Some(number),
-                Place::Length(table, length) => {
+                NumberField::Number(place) => *place = Some(number),
+                NumberField::Length(table, length) => {
                     table.insert(length, number);
                 }
             }
@@ -89,10 +90,10 @@ impl Status {
     }
 
     /// The number that a label has.
-    fn place(&mut self, label: &str) -> Option<Place<'_>> {
+    fn place(&mut self, label: &str) -> Option<NumberField<'_>> {
         Some(match label {
-            "Conns" => Place::Number(&mut self.connections),
-            "Services" => Place::Number(&mut self.services),
+            "Conns" => NumberField::Number(&mut self.connections),
+            "Services" => NumberField::Number(&mut self.services),
             _ => {
                 let (of, rest) = label.split_once(" buckets")?;
                 let table = match of {
@@ -101,11 +102,11 @@ impl Status {
                     _ => return None,
                 };
                 match rest {
-                    "" => Place::Number(&mut table.buckets),
-                    " empty" => Place::Length(&mut table.by_length, 0),
+                    "" => NumberField::Number(&mut table.buckets),
+                    " empty" => NumberField::Length(&mut table.by_length, 0),
                     _ => {
                         let length = rest.strip_prefix(" len-")?.parse().ok()?;
-                        Place::Length(&mut table.by_length, length)
+                        NumberField::Length(&mut table.by_length, length)
                     }
                 }
             }
@@ -114,7 +115,7 @@ impl Status {
 }
 
 /// Field that a number belongs to.
-enum Place<'a> {
+enum NumberField<'a> {
     Number(&'a mut Option<u64>),
     Length(&'a mut BTreeMap<u32, u64>, u32),
 }

@@ -15,7 +15,7 @@ use inet::IpFamily;
 use ipset_netlink::{Entry, IpProtocol, Ipset, Key, Reason};
 use iptables::{Backend, DormantTable, Iptables};
 use ipvs_netlink::{Ipvs, ServiceKey};
-use route_netlink::{Address, Family, Lookup, NoWay, Rtnetlink};
+use route_netlink::{Address, Family, Lookup, RouteRefusal, Rtnetlink};
 use rustix::io::Errno;
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketType, socket};
@@ -232,21 +232,25 @@ impl Live {
     }
 
     /// Explains why there is no route, and reports whether the sender is notified (`ip_error`).
-    fn no_way(&self, why: NoWay, question: &RouteQuestion) -> Result<(String, bool), ReadFailure> {
+    fn no_way(
+        &self,
+        why: RouteRefusal,
+        question: &RouteQuestion,
+    ) -> Result<(String, bool), ReadFailure> {
         let by = question.iif.as_ref().map_or("", |iif| &iif.name);
         let silent = |why: String| (why, question.iif.is_none());
         Ok(match why {
-            NoWay::NoRoute => ("no route to there".to_owned(), true),
-            NoWay::WrongLink => silent(format!(
+            RouteRefusal::NoRoute => ("no route to there".to_owned(), true),
+            RouteRefusal::WrongLink => silent(format!(
                 "the way back does not lead by {by} (net.ipv4.conf.{by}.rp_filter)"
             )),
-            NoWay::Martian => silent(match question.source {
+            RouteRefusal::Martian => silent(match question.source {
                 Some(source) if self.address_type(source, None)? == AddressType::Local => {
                     format!("this node has its source {source} itself (martian)")
                 }
                 _ => "a source or destination that may not be there (martian)".to_owned(),
             }),
-            NoWay::NotForwarded => {
+            RouteRefusal::NotForwarded => {
                 let is_off = |name: &str| Ok(self.setting(name)?.as_deref() == Some("0"));
                 let can_be = question.destination.is_ipv4() && question.iif.is_some();
                 if can_be && is_off("net/ipv4/ip_forward")? {
@@ -260,10 +264,10 @@ impl Live {
                 }
             }
             // A route of type `prohibit`.
-            NoWay::Other(errno) if errno == Errno::ACCESS.raw_os_error() => {
+            RouteRefusal::Other(errno) if errno == Errno::ACCESS.raw_os_error() => {
                 ("a route that prohibits it".to_owned(), true)
             }
-            NoWay::Other(errno) => silent(format!("the kernel refuses ({errno})")),
+            RouteRefusal::Other(errno) => silent(format!("the kernel refuses ({errno})")),
         })
     }
 
@@ -414,7 +418,7 @@ impl Kernel for Live {
                     5 => AddressType::Multicast,
                     _ => AddressType::Unicast,
                 },
-                Err(NoWay::NotForwarded) => AddressType::Unreachable,
+                Err(RouteRefusal::NotForwarded) => AddressType::Unreachable,
                 Err(_) => AddressType::Unicast,
             })
         })

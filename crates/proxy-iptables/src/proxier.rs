@@ -203,9 +203,9 @@ impl Iptables {
 impl engine::Scheme for Iptables {
     type Kinds = IptablesKinds;
     type Outcomes = Verdicts;
-    type Found = PartState;
+    type PartContent = PartState;
     type Query = CanaryQuery;
-    type Answer = Result<bool, Unreadable>;
+    type QueryResponse = Result<bool, Unreadable>;
 
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];

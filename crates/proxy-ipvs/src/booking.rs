@@ -25,7 +25,7 @@ const LEFT_ALONE: &str = "another program has made a virtual server there, which
 
 /// Summary of a plan after booking.
 #[derive(Debug)]
-pub(crate) struct Booked {
+pub(crate) struct Booking {
     family: IpFamily,
     /// Numbers of writes by their outcome.
     pub(crate) writes: Writes,
@@ -49,8 +49,8 @@ impl Tables {
         plan: &Plan,
         outcomes: Vec<Outcome>,
         now: Instant,
-    ) -> Booked {
-        let mut booked = Booked::new(family);
+    ) -> Booking {
+        let mut booked = Booking::new(family);
         let mut outcomes = outcomes.into_iter();
         let of_one = |one: &Op, next: &Op| {
             let key = one.server();
@@ -79,7 +79,7 @@ impl Tables {
         run: &[Op],
         outcomes: &mut impl Iterator<Item = Outcome>,
         now: Instant,
-        booked: &mut Booked,
+        booked: &mut Booking,
     ) {
         let actual = self.servers.actual(key);
         let mut draft = actual.map(|actual| Draft::of(actual, run.len()));
@@ -152,7 +152,7 @@ impl Tables {
         }
     }
 
-    fn settle_one(&mut self, op: &Op, outcome: Outcome, now: Instant, booked: &mut Booked) {
+    fn settle_one(&mut self, op: &Op, outcome: Outcome, now: Instant, booked: &mut Booking) {
         let fault = match outcome {
             Outcome::Done => {
                 booked.writes.add(op.subject(), Fate::Done, 1);
@@ -294,7 +294,7 @@ fn put_off<K, V, O>(
     }
 }
 
-impl Booked {
+impl Booking {
     fn new(family: IpFamily) -> Self {
         Self {
             family,

@@ -4,11 +4,11 @@
 //! ```text
 //!   compile ──Fragment──▶ Claims ──▶ Tables: wanted
 //!                           ▲           │
-//!                           └─leftovers─┘  what is there and nobody wants: it drains, or stays until all is known
+//!                           └─leftovers─┘  in the kernel but not wanted: drains, or stays until the sources are complete
 //! ```
 //!
-//! Of the claims for a virtual server, the first one has the leftovers among its destinations, and
-//! [`Drains`] names them; the others are as they were compiled.
+//! Among the claims for a virtual server, the first one includes the leftovers, and [`Drains`]
+//! names them. The other claims are as compiled.
 
 use std::collections::BTreeSet;
 use std::hash::Hash;

@@ -22,7 +22,7 @@ pub enum ShimStyle {
 }
 
 impl ShimStyle {
-    /// True if sets and rules are in one table of nf_tables.
+    /// Reports whether sets and rules are in one table of nf_tables.
     pub fn is_native(self) -> bool {
         self == Self::Nftables
     }
@@ -52,18 +52,17 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// `--ipvs-exclude-cidrs`: virtual servers in these are never removed, unless this proxy wants
-    /// them.
+    /// `--ipvs-exclude-cidrs`: virtual servers in these networks are never removed, unless this
+    /// proxy wants them.
     pub exclude_cidrs: Vec<IpNet>,
-    /// `--bind-address`, if it names this node's address; it counts before those of the Node
-    /// object.
+    /// `--bind-address`, if it names this node's address; it precedes those of the Node object.
     pub node_ip: Option<IpAddr>,
-    /// `--ipvs-sync-period`: the shim is read back at most once in it.
+    /// `--ipvs-sync-period`: the shim is read back at most once in a period.
     pub sync_period: Duration,
     /// Interval of a cheap check whether all virtual servers exist; `None`: never.
     pub glance_period: Option<Duration>,
-    /// `--ipvs-drain-timeout`: how long a removed endpoint may keep its connections; `None`: until
-    /// they end.
+    /// `--ipvs-drain-timeout`: longest time that a removed endpoint keeps its connections; `None`
+    /// if it lasts until they end.
     pub drain_timeout: Option<Duration>,
     /// `--ipvs-vip-mode`.
     pub vip_mode: VipMode,

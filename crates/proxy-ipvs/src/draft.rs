@@ -1,4 +1,4 @@
-//! A virtual server while the outcomes of its writes are booked: it applies each of them to itself.
+//! A virtual server while the outcomes of its writes are booked.
 
 use std::collections::BTreeMap;
 
@@ -7,11 +7,10 @@ use proxy::Target;
 use crate::plan::Op;
 use crate::server::{Properties, RealServer, VirtualServer};
 
-/// So many writes to one virtual server are few: each is put in its place in the list of
-/// destinations.
+/// Number of writes up to which each is inserted into the list of destinations.
 const FEW: usize = 32;
 
-/// A virtual server that can change.
+/// A virtual server that is being changed.
 pub(crate) struct Draft {
     properties: Properties,
     destinations: Destinations,
@@ -20,7 +19,7 @@ pub(crate) struct Draft {
 /// Destinations in the form that suits the number of writes.
 enum Destinations {
     List(Vec<RealServer>),
-    /// For many writes that are not in order.
+    /// Used for many writes in any order.
     Map(BTreeMap<Target, RealServer>),
 }
 
@@ -47,7 +46,7 @@ impl Draft {
         }
     }
 
-    /// Applies what was done; a virtual server that is removed is no more.
+    /// Applies a write that was done; removing a virtual server leaves none.
     pub(crate) fn apply(draft: &mut Option<Self>, op: &Op) {
         match (op, draft.as_mut()) {
             (Op::AddServer(_, properties), _) => {

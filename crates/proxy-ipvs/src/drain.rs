@@ -1,14 +1,14 @@
-//! Draining: a removed TCP endpoint gets weight 0, and goes when its connections have ended.
+//! Draining: a removed TCP endpoint gets weight 0, and is removed when its connections have ended.
 //!
-//! A draining destination is wanted at weight 0. That makes it an ordinary entry of the table:
-//! after a restart the dump shows it, it is still not among the endpoints, and so it goes on
-//! draining; an endpoint that returns is wanted at its weight again and keeps its connections
-//! (upstream deletes and re-adds it). Only draining destinations are looked at, soon after removal
-//! and then with back-off. UDP and SCTP are not drained, as upstream.
+//! A draining destination is wanted at weight 0, so it is an ordinary entry of the table. After a
+//! restart, the dump has it, it is still no endpoint, and so it continues to drain. An endpoint
+//! that returns gets its weight back and keeps its connections (upstream deletes it and adds it
+//! again). Only draining destinations are checked: soon after removal, and then with back-off. As
+//! in upstream, UDP and SCTP are not drained.
 //!
-//! A limit (`--ipvs-drain-timeout`) ends a drain that still has connections. The kernel does not
-//! say since when a destination has weight 0, so the time counts from when it was first looked at;
-//! after a restart, anew.
+//! `--ipvs-drain-timeout` ends a drain that still has connections. The kernel does not say when a
+//! destination got weight 0, so the time counts from the first check; after a restart, it starts
+//! again.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -56,10 +56,9 @@ impl Drain {
         self.targets.iter().filter_map(|(_, since)| *since)
     }
 
-    fn since(&self, target: Target) -> Option<Option<Instant>> {
+    fn entry(&self, target: Target) -> Option<&(Target, Option<Instant>)> {
         let at = self.targets.binary_search_by_key(&target, |(of, _)| *of);
-        let (_, since) = self.targets.get(at.ok()?)?;
-        Some(*since)
+        self.targets.get(at.ok()?)
     }
 }
 
@@ -106,11 +105,12 @@ impl Drains {
         }
         let drain = self.servers.entry(key).or_default();
         self.total.remove(drain);
-        if targets.iter().any(|target| drain.since(*target).is_none()) {
+        if targets.iter().any(|target| drain.entry(*target).is_none()) {
             (drain.looks, drain.due) = (0, None);
         }
         let targets = targets.iter();
-        let targets = targets.map(|target| (*target, drain.since(*target).flatten()));
+        let targets =
+            targets.map(|target| (*target, drain.entry(*target).and_then(|(_, since)| *since)));
         drain.targets = targets.collect();
         self.total.add(drain);
     }
@@ -133,7 +133,7 @@ impl Drains {
     pub(crate) fn contains(&self, key: &VirtualServerKey, target: Target) -> bool {
         self.servers
             .get(key)
-            .is_some_and(|drain| drain.since(target).is_some())
+            .is_some_and(|drain| drain.entry(target).is_some())
     }
 
     /// Returns the virtual servers to query now, up to the limit, and schedules their next query.

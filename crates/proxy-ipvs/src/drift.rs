@@ -1,19 +1,18 @@
-//! The check for drift: whether the kernel still holds what is believed, while events go on.
+//! The check for drift: it compares the kernel with the recorded state while events continue.
 //!
-//! A dump of 10,000 virtual servers takes the kernel a good part of a second, and to compare it
+//! A dump of 10,000 virtual servers takes the kernel a good part of a second, and comparing it
 //! takes this proxy many milliseconds. No event waits for either:
 //!
 //! ```text
-//!   check ─▶ a lane that only reads dumps ─▶ compared a piece at a time ─▶ what differs is believed, and so repaired
+//!   check ─▶ a lane that only reads dumps ─▶ compared piece by piece ─▶ differences are recorded, and so repaired
 //! ```
 //!
-//! The dump is older than what has been written since it began. What was written meanwhile is
-//! therefore left out of the comparison, and looked at the next time; all else is in the kernel as
-//! the dump says. A write that the kernel refused has changed nothing: its entry is compared, or a
-//! retry that coincides with each check would hide what others do there. While nobody knows yet
-//! what came of a write, its entry is passed over, and all is compared again if the write was
-//! refused. Of the link, the node's addresses and the sizes of sets only that they differ is
-//! found: the lane that writes them reads them again.
+//! The dump is older than writes since it began, so entries that were written meanwhile are skipped
+//! until the next check. All other entries are in the kernel as the dump has them. A refused write
+//! has changed nothing, so its entry is compared: otherwise retries during each check would hide
+//! drift. While the result of a write is unknown, its entry is skipped; if the write was refused,
+//! everything is compared again. For the link, the node's addresses and the sizes of sets, the
+//! check only finds that they differ: the lane that writes them reads them again.
 
 mod compare;
 mod tell;
@@ -31,7 +30,7 @@ use crate::part::Part;
 use crate::plan::{Op, Outcome, Plan};
 use crate::server::VirtualServerKey;
 use crate::tables::Tables;
-use compare::{Comparing, Touched};
+use compare::{Comparison, WrittenEntries};
 pub(crate) use tell::{tell_address, tell_member, tell_server};
 
 /// State of the check for drift, and of the glances between two checks.
@@ -45,12 +44,12 @@ pub(crate) struct Drifts {
     glances: Glances,
 }
 
-/// A check under way.
+/// A running check.
 enum Check {
     /// The kernel is dumped.
-    Reading(Touched),
+    Reading(WrittenEntries),
     /// The dump is compared.
-    Comparing(Box<Comparing>),
+    Comparison(Box<Comparison>),
 }
 
 /// Expected number of virtual servers, and the time of the next glance. The kernel reports no event
@@ -88,7 +87,7 @@ impl Drifts {
             return false;
         }
         self.is_asked = false;
-        self.check = Some(Check::Reading(Touched::default()));
+        self.check = Some(Check::Reading(WrittenEntries::default()));
         true
     }
 
@@ -134,11 +133,11 @@ impl Drifts {
         let sets = known(state, Part::Sets, sets);
         let addresses = known(state, Part::Addresses, addresses);
         if let Some(Check::Reading(mut touched)) = self.check.take() {
-            let in_flight = Touched::in_flight(state);
+            let in_flight = WrittenEntries::in_flight(state);
             touched.link |= in_flight.link;
             touched.sets |= in_flight.sets;
-            let comparing = Comparing::new(servers, sets, addresses, touched, tables, state);
-            self.check = Some(Check::Comparing(Box::new(comparing)));
+            let comparing = Comparison::new(servers, sets, addresses, touched, tables, state);
+            self.check = Some(Check::Comparison(Box::new(comparing)));
         }
     }
 
@@ -149,11 +148,11 @@ impl Drifts {
         tables: &mut Tables,
         state: &mut State,
     ) -> Vec<VirtualServerKey> {
-        let is_read = |check: &mut Check| matches!(check, Check::Comparing(_));
-        let Some(Check::Comparing(mut comparing)) = self.check.take_if(is_read) else {
+        let is_read = |check: &mut Check| matches!(check, Check::Comparison(_));
+        let Some(Check::Comparison(mut comparing)) = self.check.take_if(is_read) else {
             return Vec::new();
         };
-        let found = comparing.piece(tables, &Touched::in_flight(state));
+        let found = comparing.piece(tables, &WrittenEntries::in_flight(state));
         self.passed_over.extend(found.passed_over);
         if found.has_lost_servers {
             // The dump counts virtual servers by position, so it misses one when another is removed
@@ -179,7 +178,7 @@ impl Drifts {
             state.ask(Part::Addresses);
         }
         if !found.is_over {
-            self.check = Some(Check::Comparing(comparing));
+            self.check = Some(Check::Comparison(comparing));
         }
         changed
     }
@@ -233,7 +232,7 @@ impl Drifts {
 
     /// Returns the time of the next piece or glance.
     pub(crate) fn next_due(&self, tables: &Tables, now: Instant) -> Option<Instant> {
-        if matches!(self.check, Some(Check::Comparing(_))) {
+        if matches!(self.check, Some(Check::Comparison(_))) {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
@@ -243,10 +242,10 @@ impl Drifts {
 }
 
 impl Check {
-    fn touched(&mut self) -> &mut Touched {
+    fn touched(&mut self) -> &mut WrittenEntries {
         match self {
             Self::Reading(touched) => touched,
-            Self::Comparing(comparing) => &mut comparing.touched,
+            Self::Comparison(comparing) => &mut comparing.touched,
         }
     }
 }

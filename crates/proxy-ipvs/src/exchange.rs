@@ -10,19 +10,19 @@ use crate::plan::Outcome;
 use crate::server::{VirtualServer, VirtualServerKey};
 
 /// Dump of one part of the kernel.
-pub enum Found {
+pub enum PartContent {
     /// All virtual servers of the family.
     Servers(BTreeMap<VirtualServerKey, VirtualServer>),
     /// Our sets.
     Sets(FoundSets),
     /// The link and all addresses.
     Addresses(FoundAddresses),
-    /// The shim, and what other modes have left.
+    /// The shim, and the leftovers of other modes.
     Rules(FoundRules),
 }
 
 /// Outcomes of a plan.
-pub struct Written {
+pub struct PlanResult {
     pub(crate) outcomes: Vec<Outcome>,
     /// Duration of the writes, if there were enough of them to tell the kernel's speed.
     pub(crate) took: Option<Duration>,
@@ -34,14 +34,14 @@ pub enum Query {
     Connections(Vec<VirtualServerKey>),
     /// Check that all virtual servers exist, this one among them.
     Glance(VirtualServerKey),
-    /// True if the kernel has this scheduler.
+    /// The presence of this scheduler.
     Scheduler(Scheduler),
     /// Dump of everything but the rules, for comparison.
     All,
 }
 
 /// Answer of the kernel to a query.
-pub enum Answer {
+pub enum QueryResponse {
     /// Queried virtual servers, and the open connections by virtual server and destination.
     Connections(
         Vec<VirtualServerKey>,
@@ -49,7 +49,7 @@ pub enum Answer {
     ),
     /// Number of virtual servers, or presence of the one.
     Glance(Result<Glance, Unreadable>),
-    /// The reason if the kernel lacks it.
+    /// The error if the kernel lacks the scheduler.
     Scheduler(Scheduler, Result<(), String>),
     /// Dump of everything but the rules.
     Dump(Box<Dump>),

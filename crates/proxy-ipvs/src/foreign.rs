@@ -1,9 +1,9 @@
-//! Virtual servers of other programs: those that were found, and that nothing says to be ours.
+//! Virtual servers of other programs: those that exist without evidence that they are ours.
 //!
-//! One that stands where a Service wants its own is left alone. The Service gets it once it is gone:
-//! the kernel is asked to make ours, alone and with back-off, and refuses as long as it is there.
-//! Meanwhile nothing is written that would say that it is ours: no set member that names it, nor is its
-//! address bound to `kube-ipvs0` for it.
+//! A virtual server of another program stays, even where a Service wants its own. The Service gets
+//! the address once the other is gone: ours is tried alone and with back-off, and refused until
+//! then. Meanwhile nothing is written that would mark the other one as ours: no set member names
+//! it, and its address is not bound to `kube-ipvs0`.
 
 use hashbrown::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! The kernel as this mode sees it: data in, data out.
+//! The kernel's interface for this mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use proxy::{Protocol, ServiceAddress, Target, Unreadable};
 
-use crate::leftovers::{Leftovers, Place};
+use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::plan::{Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
@@ -26,21 +26,21 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// It cannot be read: why, and what to do.
+    /// Returns the reason and the advice.
     fn read_servers(&mut self) -> Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>;
 
     /// Returns our sets.
     ///
     /// # Errors
     ///
-    /// It cannot be read: why, and what to do.
+    /// Returns the reason and the advice.
     fn read_sets(&mut self) -> Result<FoundSets, Unreadable>;
 
     /// Returns the link and its addresses, and the addresses of all other interfaces.
     ///
     /// # Errors
     ///
-    /// It cannot be read: why, and what to do.
+    /// Returns the reason and the advice.
     fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable>;
 
     /// Returns the shim and leftovers of other modes. Starts a process if a rule in the kernel has
@@ -49,7 +49,7 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// It cannot be read: why, and what to do.
+    /// Returns the reason and the advice.
     fn read_rules(&mut self) -> Result<FoundRules, Unreadable>;
 
     /// Returns the number of virtual servers if the kernel reports it; else reports whether this
@@ -57,14 +57,14 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// It cannot be read: why, and what to do.
+    /// Returns the reason and the advice.
     fn glance(&mut self, one: &VirtualServerKey) -> Result<Glance, Unreadable>;
 
     /// Makes the kernel load a scheduler. May take as long as loading a module.
     ///
     /// # Errors
     ///
-    /// The kernel has none of this name: why, and what to do.
+    /// Returns the reason and the advice if the kernel has no such scheduler.
     fn load_scheduler(&mut self, name: &str) -> Result<(), String>;
 
     /// Carries out the writes of a plan in order and returns one outcome for each. A failed write
@@ -76,17 +76,17 @@ pub trait Kernel: Send + 'static {
     ///
     /// # Errors
     ///
-    /// It cannot be read: why, and what to do.
+    /// Returns the reason and the advice.
     fn connections(
         &mut self,
         keys: &[VirtualServerKey],
     ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable>;
 }
 
-/// Our sets that exist.
+/// Our existing sets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundSets {
-    /// Their members.
+    /// Members of each set.
     pub members: BTreeMap<Set, BTreeSet<Member>>,
     /// Capacity of each set, in members.
     pub sizes: BTreeMap<Set, u32>,
@@ -100,7 +100,7 @@ pub struct FoundSets {
 pub struct FoundAddresses {
     /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
-    /// Service addresses on it in the form of `--ipvs-vip-mode`.
+    /// Service addresses on the link in the form of `--ipvs-vip-mode`.
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on it in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
@@ -114,7 +114,7 @@ pub struct FoundRules {
     /// The shim.
     pub rules: Rules,
     /// Leftovers of other modes by place; places without any are absent.
-    pub leftovers: BTreeMap<Place, Arc<Leftovers>>,
+    pub leftovers: BTreeMap<LeftoverPlace, Arc<Leftovers>>,
 }
 
 /// Answer of a cheap look at the virtual servers.
@@ -131,13 +131,14 @@ pub enum Glance {
 pub struct Snapshot {
     /// True if `kube-ipvs0` exists and is ready for its addresses or routes.
     pub has_link: bool,
-    /// Service addresses on it in the form of `--ipvs-vip-mode`, without IPv6 link-local ones.
+    /// Service addresses on the link in the form of `--ipvs-vip-mode`, without IPv6 link-local
+    /// ones.
     pub bound: BTreeSet<IpAddr>,
     /// Service addresses on it in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
     /// Addresses on every other interface, without loopback and IPv6 link-local ones.
     pub interface_addresses: BTreeSet<IpAddr>,
-    /// Our sets that exist, with their members.
+    /// Our existing sets, with their members.
     pub sets: BTreeMap<Set, BTreeSet<Member>>,
     /// Capacity of each set, in members.
     pub set_sizes: BTreeMap<Set, u32>,
@@ -146,7 +147,7 @@ pub struct Snapshot {
     /// The shim, if it was read.
     pub rules: Option<Rules>,
     /// Leftovers of other modes by place, if they were read; places without any are absent.
-    pub leftovers: Option<BTreeMap<Place, Arc<Leftovers>>>,
+    pub leftovers: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
 }
 
 impl Snapshot {
@@ -191,7 +192,7 @@ impl Evidence<'_> {
     /// * Its port is a NodePort and its address the node's.
     ///
     /// * It bears the note that a kube-proxy made it for a NodePort: no other program sets that
-    /// flag.
+    ///   flag.
     pub(crate) fn says_ours(self, key: &VirtualServerKey, server: Option<&VirtualServer>) -> bool {
         let is_noted = |server: &VirtualServer| server.properties.is_node_port();
         let is_named = |at| self.names(at);

@@ -12,7 +12,7 @@ use crate::footprint::FOOTPRINT;
 
 /// Place of leftovers from another mode, or from a run with the other backend of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Place {
+pub enum LeftoverPlace {
     /// Beside the shim, in the same backend.
     Beside(Backend),
     /// In the backend that is not in use.
@@ -28,7 +28,7 @@ pub enum Place {
     Ipsets,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for LeftoverPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Beside(backend) | Self::Other(backend) => write!(f, "iptables ({backend})"),

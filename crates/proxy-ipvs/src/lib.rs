@@ -1,5 +1,5 @@
-//! The IPVS mode of kube-proxy: what one Service wants, what the kernel holds, and the writes
-//! between the two.
+//! The IPVS mode of kube-proxy: the entries that Services want, the kernel's state, and the writes
+//! between both.
 //!
 //! ```text
 //!  ServiceView ─▶ compile ─▶ Fragment ─▶ Claims ─▶ Tables (wanted │ actual) ─▶ planner ─▶ Plan
@@ -7,9 +7,9 @@
 //!                          a part was read: observe ┘    └ booking ◀─ Outcomes ◀─ a lane┘
 //! ```
 //!
-//! [`Ipvs`] holds the tables; it is a [`Scheme`](engine::Scheme), and [`Proxier`] the
+//! [`Ipvs`] holds the tables, and is a [`Scheme`](engine::Scheme). [`Proxier`] is the
 //! [`Mode`](proxy::Mode) that an [`Engine`](engine::Engine) makes of it. Everything up to the plan
-//! is pure; a [`Kernel`] is netlink on a thread of its own, or the strict fake of the tests.
+//! is pure. A [`Kernel`] is netlink on its own thread, or the strict fake of the tests.
 
 mod access;
 mod booking;
@@ -18,6 +18,7 @@ mod compile;
 mod compute;
 mod config;
 mod cover;
+mod display;
 mod draft;
 mod drain;
 mod drift;
@@ -45,7 +46,6 @@ mod schedulers;
 mod server;
 mod sets;
 mod shim;
-mod shown;
 mod tables;
 mod takeover;
 
@@ -55,7 +55,7 @@ pub use config::{Config, ShimStyle, VipMode};
 pub use iptables::{Backend, Iptables, IptablesError};
 pub use kernel::{FoundAddresses, FoundRules, FoundSets, Glance, Kernel, Snapshot};
 pub use kinds::IpvsKinds;
-pub use leftovers::{Leftovers, Place, beside_the_shim};
+pub use leftovers::{LeftoverPlace, Leftovers, beside_the_shim};
 pub use netlink::{
     Carrier, MODULES, NetlinkKernel, OpenError, ProbeError, SetInTheWay, check_ipset,
     check_nftables, foresee_scheduler, prepare, probe, probe_nftables, probe_scheduler,

@@ -16,7 +16,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(crate) struct Link {
     /// Addresses that this proxy removed.
-    taken_off: HashMap<IpAddr, TakenOff>,
+    taken_off: HashMap<IpAddr, RemovedAddress>,
     /// True after this proxy set the link down, which removes addresses, until all are read again.
     was_set: bool,
     /// True if addresses may be missing that the tables believe in, until all are read again.
@@ -24,7 +24,7 @@ pub(crate) struct Link {
 }
 
 /// A removed address whose event has not come yet.
-struct TakenOff {
+struct RemovedAddress {
     at: Instant,
     /// True if the address may exist all the same: it was bound again, or the reply to its removal
     /// was lost.
@@ -55,11 +55,11 @@ pub(crate) enum Loss {
 impl Link {
     /// Notes a plan before it is written.
     pub(crate) fn note(&mut self, plan: &Plan, vip_mode: VipMode, now: Instant) {
-        let is_recent = |off: &TakenOff| now.saturating_duration_since(off.at) < TOLD_WITHIN;
+        let is_recent = |off: &RemovedAddress| now.saturating_duration_since(off.at) < TOLD_WITHIN;
         self.taken_off.retain(|_, off| is_recent(off));
         for op in &plan.ops {
             if let Some(address) = taken_off(op, vip_mode) {
-                let off = TakenOff {
+                let off = RemovedAddress {
                     at: now,
                     is_unclear: false,
                 };

@@ -23,12 +23,12 @@ pub(crate) const EXEMPT: [Set; 4] = [
 ];
 
 /// Virtual servers that are about to be created or changed, and whether they have destinations.
-pub(crate) struct Changing {
+pub(crate) struct ChangingServers {
     keys: HashMap<ServiceAddress, bool>,
     ports: HashMap<(Protocol, u16), bool>,
 }
 
-impl Changing {
+impl ChangingServers {
     /// Indexes virtual servers.
     pub(crate) fn of<'a>(
         tables: &Tables,

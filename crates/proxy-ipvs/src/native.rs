@@ -1,6 +1,5 @@
-//! `--ipvs-shim=nftables`: rules and sets in one table of nftables of ours, for kernels and nodes
-//! that have neither iptables nor ipset. Data; [`netlink`](crate::netlink) carries it to the
-//! kernel.
+//! `--ipvs-shim=nftables`: rules and sets in an nftables table of ours, for nodes without iptables
+//! and ipset. Pure data; [`netlink`](crate::netlink) writes it to the kernel.
 //!
 //! ```text
 //!   table ip kube-proxy-ipvs
@@ -15,7 +14,7 @@ pub(crate) use content::{
     Content, HeldChain, TABLE, add_table, forbidden_key, forbidden_of, sets_of,
 };
 pub(crate) use sets::{
-    FORBIDDEN, Place, definition, definition_of, is_of, member, place, prefix_set,
+    FORBIDDEN, SetKey, definition, definition_of, is_of, member, place, prefix_set,
 };
 
 /// Name of a table that tests whether the kernel can carry the shim. It is never committed.

@@ -11,12 +11,11 @@
 //!                  └─ Native ─── nfnetlink ──────── both, in a table of ours
 //! ```
 //!
-//! Its calls block for as long as the kernel works, so it lives on a thread of its own
+//! Calls block while the kernel works, so the kernel lives on its own thread
 //! ([`netlink_batch::Worker`]), and in the network namespace of the thread that opened it. A dump
-//! begins with new sockets: a module that was reloaded meanwhile has another number, and a socket
-//! that failed is not used again. Consecutive writes of one kind go to the kernel together. Every
-//! refusal becomes a sentence with a next step: error numbers mean different things from write to
-//! write, and those used here were seen on Linux 6.1.
+//! opens new sockets: a reloaded module has another number, and a failed socket cannot be reused.
+//! Adjacent writes of one kind are sent together. Every refusal becomes a sentence with advice:
+//! error numbers differ in meaning between writes. Those used here were seen on Linux 6.1.
 
 mod addresses;
 mod carrier;
@@ -42,7 +41,7 @@ use proxy::{IpFamily, Target, Unreadable};
 use crate::config::VipMode;
 use crate::footprint::FOOTPRINT;
 use crate::kernel::{CONNECTIONS, FoundAddresses, FoundRules, FoundSets, Glance, Kernel};
-use crate::leftovers::{Leftovers, Place, beside_the_shim};
+use crate::leftovers::{LeftoverPlace, Leftovers, beside_the_shim};
 use crate::part::Part;
 use crate::plan::{Op, Outcome, Plan};
 use crate::rules::Rules;
@@ -91,7 +90,7 @@ pub struct NetlinkKernel {
     addresses: Option<Addresses>,
     /// Leftovers outside the backend in use. Read until they are known: no kube-proxy adds to them
     /// while this one runs.
-    elsewhere: Option<BTreeMap<Place, Arc<Leftovers>>>,
+    elsewhere: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
     /// True once the sets of the other kind of shim were read.
     has_looked_for_former_sets: bool,
     /// Length of the last output of `iptables-save`, in characters. It predicts the time of a
@@ -105,7 +104,7 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// Names what is missing (IPVS, ipset, rtnetlink, iptables), why, and the next step.
+    /// Names the missing part (IPVS, ipset, rtnetlink, iptables), the reason, and the advice.
     pub fn open(family: IpFamily, carrier: impl Into<Carrier>) -> Result<Self, OpenError> {
         let mut kernel = Self::lazy(family, carrier);
         kernel.servers = Some(open_loading(family)?);
@@ -122,7 +121,7 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// As of [`open`](Self::open).
+    /// See [`open`](Self::open).
     pub fn open_to_read(family: IpFamily, carrier: impl Into<Carrier>) -> Result<Self, OpenError> {
         let mut kernel = Self::lazy(family, carrier);
         if let Carrier::Iptables(iptables) = &kernel.carrier {
@@ -221,7 +220,7 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// They cannot be read: why, and what to do.
+    /// Returns the reason and the advice.
     pub fn sets_in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Unreadable> {
         let unreadable = |error: &dyn fmt::Display| Unreadable::new(Part::Sets.name(), error);
         if self.carrier.is_nftables() {
@@ -256,7 +255,7 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// The socket failed, or the kernel refused (`EPERM`).
+    /// Fails if the socket failed, or the kernel refused (`EPERM`).
     pub fn timeouts(&mut self) -> Result<[Duration; 3], ipvs_netlink::Error> {
         self.servers()?.timeouts()
     }
@@ -266,7 +265,7 @@ impl NetlinkKernel {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for more than the kernel can count; else as of [`timeouts`](Self::timeouts).
+    /// `EINVAL` for more than the kernel can count; otherwise see [`timeouts`](Self::timeouts).
     pub fn set_timeouts(
         &mut self,
         tcp: Duration,
@@ -358,14 +357,14 @@ impl NetlinkKernel {
     }
 
     /// Returns leftovers of other modes, given the output of `iptables-save`.
-    fn leftovers(&mut self, saved: Option<&str>) -> BTreeMap<Place, Arc<Leftovers>> {
+    fn leftovers(&mut self, saved: Option<&str>) -> BTreeMap<LeftoverPlace, Arc<Leftovers>> {
         let mut known = self.elsewhere.take();
         let mut leftovers = until_known(&mut known, || self.former().find());
         self.elsewhere = known;
         if let (Some(saved), Carrier::Iptables(iptables)) = (saved, &self.carrier) {
             let beside = beside_the_shim(self.modes, saved);
             if !beside.is_empty() {
-                leftovers.insert(Place::Beside(iptables.backend()), Arc::new(beside));
+                leftovers.insert(LeftoverPlace::Beside(iptables.backend()), Arc::new(beside));
             }
         }
         leftovers

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use engine::Part as _;
 use proxy::{IpFamily, Subject, Target};
 
-use crate::leftovers::{Leftovers, Place};
+use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::native::TABLE;
 use crate::part::{Lane, Part};
 use crate::rules::Rules;
@@ -57,7 +57,7 @@ pub enum Op {
     UnbindOtherwise(IpAddr),
     /// Remove leftovers of another mode, or of a run with the other backend: at most one
     /// `iptables-restore`.
-    RemoveLeftovers(Place, Arc<Leftovers>),
+    RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
 }
 
 impl Op {
@@ -163,20 +163,22 @@ impl fmt::Display for Op {
                 f,
                 "unbind {address} from kube-ipvs0 as the other --ipvs-vip-mode has bound it"
             ),
-            Self::RemoveLeftovers(Place::Nftables, _) => {
+            Self::RemoveLeftovers(LeftoverPlace::Nftables, _) => {
                 f.write_str("remove the nftables mode's table kube-proxy")
             }
-            Self::RemoveLeftovers(Place::Ended, _) => {
+            Self::RemoveLeftovers(LeftoverPlace::Ended, _) => {
                 f.write_str("remove the tables of a mode in nftables whose process has ended")
             }
-            Self::RemoveLeftovers(Place::OwnTable, _) => {
+            Self::RemoveLeftovers(LeftoverPlace::OwnTable, _) => {
                 write!(f, "remove this mode's own table {TABLE} of nftables")
             }
-            Self::RemoveLeftovers(Place::Ipsets, _) => f.write_str("remove this mode's own ipsets"),
+            Self::RemoveLeftovers(LeftoverPlace::Ipsets, _) => {
+                f.write_str("remove this mode's own ipsets")
+            }
             Self::RemoveLeftovers(place, leftovers) => {
                 let (chains, jumps) = leftovers.counts();
                 let of = match place {
-                    Place::Other(_) => "a kube-proxy with this backend",
+                    LeftoverPlace::Other(_) => "a kube-proxy with this backend",
                     _ => "the iptables mode",
                 };
                 write!(

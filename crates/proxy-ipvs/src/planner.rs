@@ -3,9 +3,6 @@
 //! Three lanes write at the same time. Where an entry of one needs an entry of another, that entry
 //! alone waits:
 //!
-//! Three threads write beside each other, and what one of them needs of another it waits for entry
-//! by entry:
-//!
 //! ```text
 //!   services    sets ─▶ members ─▶ virtual servers ─▶ destinations            ╮ in turns: what is made,
 //!               destinations ─▶ virtual servers (once their addresses are off) │ what serves no more,

@@ -18,14 +18,14 @@ use hashbrown::HashSet;
 use proxy::{Fate, Model, NamespacedName, Notice, ServiceAddress, Target, UnavailableOption};
 use reconcile::Rows;
 
-use crate::booking::Booked;
+use crate::booking::Booking;
 use crate::claims::Claims;
 use crate::compile::NodePortAddresses;
 use crate::config::VipMode;
 use crate::cover::Cover;
 use crate::drain::Drains;
 use crate::drift::{Drifts, tell_address};
-use crate::exchange::{Answer, Found, Query, Written};
+use crate::exchange::{PartContent, PlanResult, Query, QueryResponse};
 use crate::kernel::CONNECTIONS;
 use crate::kinds::{IpvsKinds, Lane, Part, State};
 use crate::link::{Link, Loss};
@@ -204,10 +204,10 @@ impl Ipvs {
 
 impl engine::Scheme for Ipvs {
     type Kinds = IpvsKinds;
-    type Outcomes = Written;
-    type Found = Found;
+    type Outcomes = PlanResult;
+    type PartContent = PartContent;
     type Query = Query;
-    type Answer = Answer;
+    type QueryResponse = QueryResponse;
 
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Servers, Part::Sets, Part::Addresses];
@@ -388,12 +388,12 @@ impl engine::Scheme for Ipvs {
         self.tables.foreign.foresee();
     }
 
-    fn observe(&mut self, state: &mut State, model: &Model, found: Found) {
+    fn observe(&mut self, state: &mut State, model: &Model, found: PartContent) {
         match found {
-            Found::Servers(found) => self.observe_servers(state, found),
-            Found::Sets(found) => self.observe_sets(state, found),
-            Found::Addresses(found) => self.observe_addresses(state, model, found),
-            Found::Rules(found) => self.observe_rules(state, found),
+            PartContent::Servers(found) => self.observe_servers(state, found),
+            PartContent::Sets(found) => self.observe_sets(state, found),
+            PartContent::Addresses(found) => self.observe_addresses(state, model, found),
+            PartContent::Rules(found) => self.observe_rules(state, found),
         }
     }
 
@@ -401,8 +401,8 @@ impl engine::Scheme for Ipvs {
         self.judge(state);
     }
 
-    fn settle(&mut self, state: &mut State, plan: &Plan, written: Written) {
-        let Written { outcomes, took } = written;
+    fn settle(&mut self, state: &mut State, plan: &Plan, written: PlanResult) {
+        let PlanResult { outcomes, took } = written;
         if let Some(took) = took {
             self.turns.took(plan.ops.len(), took, &self.tables);
         }
@@ -411,7 +411,7 @@ impl engine::Scheme for Ipvs {
         if self.link.settle(plan, &outcomes, state.config.vip_mode) {
             state.ask(Part::Addresses);
         }
-        let Booked {
+        let Booking {
             writes,
             failures,
             failed_restores,
@@ -474,25 +474,25 @@ impl engine::Scheme for Ipvs {
         report.has_used_much |= plan.ops.len() >= MANY_WRITES;
     }
 
-    fn as_done(plan: &Plan) -> Written {
-        Written {
+    fn as_done(plan: &Plan) -> PlanResult {
+        PlanResult {
             outcomes: vec![Outcome::Done; plan.ops.len()],
             took: None,
         }
     }
 
-    fn take(&mut self, state: &mut State, answer: Answer) {
+    fn take(&mut self, state: &mut State, answer: QueryResponse) {
         match answer {
-            Answer::Connections(keys, Ok(connections)) => {
+            QueryResponse::Connections(keys, Ok(connections)) => {
                 state.tell_readable(CONNECTIONS);
                 self.take_connections(state, keys, &connections);
             }
-            Answer::Connections(_, Err(error)) => state.tell_unreadable(error),
-            Answer::Glance(glance) => self.drifts.take_glance(&glance),
-            Answer::Scheduler(scheduler, answer) => {
+            QueryResponse::Connections(_, Err(error)) => state.tell_unreadable(error),
+            QueryResponse::Glance(glance) => self.drifts.take_glance(&glance),
+            QueryResponse::Scheduler(scheduler, answer) => {
                 self.schedulers.take(scheduler, answer, state.now);
             }
-            Answer::Dump(dump) => {
+            QueryResponse::Dump(dump) => {
                 self.drifts.take_dump(*dump, &self.tables, state);
                 state.report.has_used_much |= self.tables.servers.len() >= MANY;
             }

@@ -1,5 +1,5 @@
-//! The kernel's tables as this mode keeps them: what is wanted, what is there, and so what is
-//! pending, of each kind of entry.
+//! The tables of this mode: for each kind of entry, the wanted and actual entries, and so the
+//! pending ones.
 //!
 //! ```text
 //!   claims ──▶ Tables ──planner──▶ Plan ──Kernel──▶ Outcomes ──settle (booking)──▶ Tables
@@ -14,7 +14,7 @@ use proxy::Owner;
 use reconcile::{Removals, Rows, Table};
 
 use crate::foreign::Foreign;
-use crate::leftovers::{Leftovers, Place};
+use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::part::Part;
 use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
@@ -33,7 +33,7 @@ pub(crate) struct Tables {
     members: [Table<Member, (), Arc<Owner>>; Set::COUNT],
     pub(crate) rules: Table<(), Arc<Rules>, ()>,
     /// Leftovers of other modes; none is wanted.
-    pub(crate) leftovers: Table<Place, Arc<Leftovers>, ()>,
+    pub(crate) leftovers: Table<LeftoverPlace, Arc<Leftovers>, ()>,
     pub(crate) servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
     /// Addresses in the form of the other `--ipvs-vip-mode`; none is wanted.
@@ -156,11 +156,13 @@ impl Tables {
         let mut leftovers = self.leftovers.iter_actual();
         let wanted = self.rules.wanted(&());
         if wanted.is_some_and(|wanted| !wanted.native().is_empty()) {
-            return leftovers.any(|(place, _)| matches!(place, Place::Other(_) | Place::Nftables));
+            return leftovers.any(|(place, _)| {
+                matches!(place, LeftoverPlace::Other(_) | LeftoverPlace::Nftables)
+            });
         }
         self.rules.actual(&()).is_some_and(|installed| {
             leftovers.any(|(place, left)| {
-                matches!(place, Place::Beside(_)) && left.serve(installed.rules())
+                matches!(place, LeftoverPlace::Beside(_)) && left.serve(installed.rules())
             })
         })
     }

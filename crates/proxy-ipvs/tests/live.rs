@@ -1,9 +1,9 @@
 //! The proxier on the real kernel: netlink, ipset, iptables. The judges are `ipvsadm`, `ipset`,
 //! `iptables-save` and `ip`.
 //!
-//! Each test is a node of its own: a network namespace with `eth0` (192.168.99.10/24 and
-//! fd00:99::10/64) and nothing else. `tests/dualstack/` is what upstream's kube-proxy 1.36.2 left
-//! in the kernel for the same objects on the same node.
+//! Each test is a node in its own network namespace, with `eth0` (192.168.99.10/24 and
+//! fd00:99::10/64) and nothing else. `tests/dualstack/` has the dumps of upstream's kube-proxy
+//! 1.36.2 for the same objects on the same node.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -35,7 +35,7 @@ use proxy_ipvs::{
 };
 use support::{NODE, Synced, Whole as _, ip, name, read_ahead, server, service, slice};
 
-/// Runs a story on a thread of its own, on a node of its own.
+/// Runs a story on its own thread and node.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {
     in_namespace(move || {
         sh(
@@ -47,7 +47,7 @@ fn on_a_node(story: impl FnOnce() + Send + 'static) {
     });
 }
 
-/// Runs a script in the calling thread's network namespace; what it printed.
+/// Runs a script in the calling thread's network namespace, and returns its output.
 fn sh(script: &str) -> String {
     let output = Command::new("sh").args(["-ec", script]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -55,7 +55,7 @@ fn sh(script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Both proxiers of a node, and what their daemon would hold.
+/// Both proxiers of a node, and their daemon's state.
 struct Node {
     model: Model,
     iptables: Iptables,
@@ -125,12 +125,12 @@ impl Node {
         Self::with(|_| {})
     }
 
-    /// A daemon that starts, with all lists told and empty.
+    /// Starts a daemon, with all lists complete and empty.
     fn with(change: impl Fn(&mut Config)) -> Self {
         Self::in_vip_mode(VipMode::Address, change)
     }
 
-    /// The same with `--ipvs-vip-mode`.
+    /// Starts a daemon with `--ipvs-vip-mode`.
     fn in_vip_mode(vip_mode: VipMode, change: impl Fn(&mut Config)) -> Self {
         let iptables = Iptables::choose(None).unwrap();
         let sent = Arc::new(AtomicU32::new(0));
@@ -201,7 +201,7 @@ impl Node {
         self.proxiers.iter_mut().map(sync).collect()
     }
 
-    /// A sync after which all is as wanted; how many writes that took.
+    /// Syncs until everything is as wanted, and returns the number of writes.
     fn settle(&mut self) -> usize {
         let all = self.sync();
         for synced in &all {
@@ -213,15 +213,14 @@ impl Node {
         all.iter().map(|synced| synced.written).sum()
     }
 
-    /// A sync after which all is as wanted; how many netlink messages that took.
+    /// Syncs until everything is as wanted, and returns the number of netlink messages.
     fn messages(&mut self) -> u32 {
         self.sent.store(0, Ordering::Relaxed);
         self.settle();
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Has the kernel checked, rules included, and brings it back to what is wanted; how many
-    /// writes that took.
+    /// Checks the kernel, including rules, and repairs it. Returns the number of writes.
     fn resettle(&mut self) -> usize {
         self.now += Duration::from_secs(31);
         for proxier in &mut self.proxiers {
@@ -230,7 +229,7 @@ impl Node {
         self.settle()
     }
 
-    /// All that is in the kernel and that the golden dumps hold.
+    /// Reads the part of the kernel's state that the golden dumps have.
     fn dump(&self) -> Dump {
         let backend = self.iptables.backend();
         Dump {
@@ -377,8 +376,8 @@ fn a_change_costs_a_message_for_each_thing_that_changed() {
         assert_eq!(node.messages(), 4 + 4 + 1, "it goes");
         let new = service("default/new", "10.96.10.20", 80);
         node.add(new, &[&["10.244.2.7@node2", "10.244.2.8@node2"]]);
-        // Two members, the virtual server, two destinations; the address, and a look at which link
-        // it goes to.
+        // Two members, the virtual server, and two destinations; the address, and a lookup of its
+        // link.
         assert_eq!(node.messages(), 2 + 1 + 2 + 2, "a Service more");
         assert_eq!(node.messages(), 0);
         node.resettle();
@@ -542,7 +541,8 @@ fn removals_spare_foreign_entries() {
         assert!(found.rules.contains_key("filter KUBE-ROUTER-FOREIGN"));
         assert_eq!(interfaces(), interfaces_before);
         assert_eq!(node.resettle(), 0);
-        // One of a mark is read and counted as any other, and goes if it bears our note.
+        // A virtual server with a mark is read and counted as any other, and removed if it has our
+        // flag.
         let of = |mark| VirtualServerKey::Mark {
             family: IpFamily::V4,
             mark,
@@ -600,7 +600,7 @@ impl Node {
     }
 }
 
-/// The service addresses that are routes.
+/// Returns the service addresses that are routes.
 fn routes() -> BTreeSet<String> {
     let routes = "route show table local dev kube-ipvs0 proto 107";
     let routes = sh(&format!("ip -4 {routes}; ip -6 {routes}"));
@@ -608,7 +608,7 @@ fn routes() -> BTreeSet<String> {
     routes.lines().filter_map(address).collect()
 }
 
-/// Looks without pause where these addresses lead while something happens: to this node, each time.
+/// Checks without pause, while something happens, that these addresses lead to this node.
 fn lead_here_while<T>(addresses: &BTreeSet<String>, happens: impl FnOnce() -> T) -> T {
     let mut asking = Command::new("ip")
         .args(["-batch", "-"])
@@ -717,7 +717,7 @@ fn routes_take_the_place_of_addresses_and_addresses_theirs() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn open_connections_drain() {
     on_a_node(|| {
-        // The node's own addresses stand for pods: IPVS forwards to them all the same.
+        // The node's own addresses stand for pods, and IPVS forwards to them as well.
         sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
         let listener = TcpListener::bind("10.244.1.5:8080").unwrap();
         let mut node = Node::new();
@@ -805,8 +805,8 @@ fn two_thousand_services_at_once() {
     });
 }
 
-/// Reports whether the kernel asks its routing table for the source of what comes in on eth0: a broadcast
-/// address is one then, to nobody's surprise; that of a neighbour is none.
+/// Reports whether the kernel looks up the source of packets on eth0 in its routing table. If so, a
+/// broadcast address counts as local, and a neighbour's does not.
 fn looks_up_sources() -> bool {
     let passes = |source: &str| {
         let asked = format!("route get 10.96.0.1 from {source} iif eth0");
@@ -817,8 +817,7 @@ fn looks_up_sources() -> bool {
     !passes("192.168.99.255")
 }
 
-/// With many addresses a packet costs as many, by the default way of looking for its source among
-/// them.
+/// With many addresses, the kernel's default search for a packet's source costs as many steps.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
@@ -842,7 +841,7 @@ fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
         messages_for(&mut kernel, bind(0..4_095));
         assert!(routes().is_empty() && !looks_up_sources());
 
-        // Each run asks for the link first.
+        // Each run looks up the link first.
         assert_eq!(messages_for(&mut kernel, bind(4_095..4_096)), 1 + 2);
         let landmark = BTreeSet::from(["127.107.0.2".to_owned()]);
         assert_eq!(routes(), landmark);
@@ -861,14 +860,15 @@ fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
             "nor after a restart"
         );
 
-        // A node that was programmed by another kube-proxy, or where somebody has removed it.
+        // A node that another kube-proxy programmed, or where another program has removed the
+        // route.
         sh("ip route del local 127.107.0.2 dev kube-ipvs0 table local");
         restarted.dump(false).unwrap();
         let unbind = vec![Op::UnbindAddress(address(4_097))];
         assert_eq!(messages_for(&mut restarted, unbind), 1 + 2);
         assert_eq!(routes(), landmark);
 
-        // It goes with the link; what the kernel has learned stays.
+        // The route is removed with the link; the kernel's flag stays.
         sh(
             "ip link del kube-ipvs0; ip link add kube-ipvs0 type dummy; ip addr add 10.96.0.1/32 dev kube-ipvs0",
         );
@@ -947,7 +947,7 @@ fn refusals_have_reasons_and_stop_nothing() {
         }
         assert_done(&[&outcomes[2..3], &outcomes[4..5], &outcomes[6..]].concat());
 
-        // What is there, or is not, against what was believed.
+        // Entries that exist or are missing, unlike the recorded state.
         let outcomes = apply(
             &mut kernel,
             [
@@ -969,13 +969,13 @@ fn refusals_have_reasons_and_stop_nothing() {
             let (reason, fault) = refusal(outcome);
             assert_eq!(fault, Fault::Belief, "{reason}");
         }
-        // Somebody has just removed it: no fault, and read again.
+        // Another program has just removed the virtual server: no fault, but it is read again.
         assert_eq!(*without_link, Outcome::Unknown);
         // And SetServer tells a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
         assert_eq!(refusal(&outcomes[0]).1, Fault::Scheduler);
 
-        // What is to go may be gone.
+        // An entry to remove may be gone already.
         assert_done(&apply(
             &mut kernel,
             [
@@ -1054,7 +1054,7 @@ fn sets_of_another_kind_are_named_with_the_way_out() {
             "{reason}"
         );
 
-        // While a rule uses it, to destroy it is no way out.
+        // The set cannot be destroyed while a rule uses it.
         let backend = Iptables::choose(None).unwrap().backend();
         sh(&format!(
             "iptables-{backend} -A INPUT -m set --match-set KUBE-LOOP-BACK dst,dst,src -j RETURN"
@@ -1130,7 +1130,7 @@ fn both_families_grow_their_sets_at_once() {
                     together.wait();
                     apply(&mut kernel, [Op::CreateSet(Set::ClusterIp, size)])
                 };
-                // Neither leaves the other alone at the barrier.
+                // Each waits for the other at the barrier.
                 let outcomes: Vec<_> = (17..22).map(|power| 1 << power).flat_map(grow).collect();
                 assert_done(&outcomes);
                 let snapshot = kernel.dump(false).unwrap();
@@ -1203,7 +1203,7 @@ fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
                     timeout,
                 }
             };
-            // Whatever order and size the kernel's table has, which may be made anew.
+            // The kernel's table may have any order and size, and may be rebuilt.
             let shown = || {
                 sh("ipvsadm -Sn; ipvsadm -Ln | grep -v size=; grep -v size= /proc/net/ip_vs | sort")
             };
@@ -1233,8 +1233,7 @@ fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
-            // A change of ours keeps it; upstream's, which does not know it, takes it away, and
-            // nothing else.
+            // Our changes keep the route. Upstream does not know it, and removes only it.
             let change = Op::SetServer(key(2), noted(2, Properties::NODE_PORT));
             assert_done(&apply(&mut kernel, [change]));
             assert_eq!(notes(&mut kernel), [true; 3]);
@@ -1267,7 +1266,7 @@ fn a_scheduler_is_asked_for_and_nothing_is_left_of_the_question() {
         assert!(error.to_string().contains("1 to 15 bytes"), "{error}");
         assert_eq!(servers(), "");
 
-        // What a crash has left of it goes, whether it has to be asked again or not.
+        // A leftover of a crash is removed, even if the kernel need not be asked again.
         let others = "-A -t 10.0.0.1:80 -s wlc\n";
         for (there, wanted) in [("", "rr"), ("", "wlc"), (others, "wlc"), (others, "rr")] {
             sh(&format!(
@@ -1277,7 +1276,7 @@ fn a_scheduler_is_asked_for_and_nothing_is_left_of_the_question() {
             probe_scheduler(wanted).unwrap();
             assert_eq!(servers(), there, "{wanted}");
         }
-        // Somebody serves there.
+        // Another program serves there.
         sh("ipvsadm -C; ipvsadm -A -t 198.51.100.0:20000 -s wlc
             ipvsadm -a -t 198.51.100.0:20000 -r 10.0.0.1:80 -m");
         let before = servers();
@@ -1363,7 +1362,7 @@ fn a_link_that_was_set_up_goes_down_unless_ipv6_would_be_away_for_long() {
             let own = || sh("ip -6 -o addr show dev kube-ipvs0 scope link");
             sh("ip link set kube-ipvs0 up");
             assert!(is_up() && !own().is_empty());
-            // Who binds IPv6 addresses does it, and nobody else.
+            // Only the family that binds IPv6 addresses sets the link down.
             assert!(four.read_addresses().unwrap().has_link);
             assert!(!six.read_addresses().unwrap().has_link);
             assert_done(&apply(&mut six, [Op::CreateLink]));
@@ -1371,7 +1370,7 @@ fn a_link_that_was_set_up_goes_down_unless_ipv6_would_be_away_for_long() {
             assert_eq!((is_up(), own().as_str()), (stays_up, ""));
             let left = if stays_up { usize::from(count) } else { 0 };
             assert_eq!((found.has_link, found.bound.len()), (true, left));
-            // It gets no other address of its own.
+            // The link gets no other address of its own.
             sh("ip link set kube-ipvs0 down; ip link set kube-ipvs0 up");
             assert_eq!(own().is_empty(), stays_up);
         });

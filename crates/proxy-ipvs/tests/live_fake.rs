@@ -1,5 +1,5 @@
-//! The strict fake is what the kernel is: the same writes have the same outcomes on both, and leave
-//! the same behind.
+//! Compares the strict fake with the kernel: equal writes have equal outcomes, and leave equal
+//! states.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,9 +15,9 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-/// So many writes, one after the other, of each family.
+/// Number of writes of each family, one after the other.
 const WRITES: u64 = 2_000;
-/// For how many members each set is made.
+/// Capacity of each set.
 const ROOM: u32 = 8;
 
 const SETS: [Set; 4] = [
@@ -27,13 +27,13 @@ const SETS: [Set; 4] = [
     Set::LoopBack,
 ];
 
-/// Random writes.
+/// Generates random writes.
 struct Writes {
     family: IpFamily,
     chance: Chance,
 }
 
-/// One of few addresses of a family.
+/// Returns one of a few addresses of a family.
 fn numbered(family: IpFamily, number: u8) -> IpAddr {
     match family {
         IpFamily::V4 => [10, 96, 0, number].into(),
@@ -42,7 +42,7 @@ fn numbered(family: IpFamily, number: u8) -> IpAddr {
 }
 
 impl Writes {
-    /// A service address; seldom one of the other family.
+    /// Returns a service address, rarely of the other family.
     fn address(&mut self) -> IpAddr {
         let family = match (self.chance.small(25), self.family) {
             (0, IpFamily::V4) => IpFamily::V6,
@@ -97,7 +97,7 @@ impl Writes {
     }
 
     fn member(&mut self, set: Set) -> Member {
-        // Now and then one of another type.
+        // Sometimes of another type.
         let set = if self.chance.small(12) == 0 {
             self.set()
         } else {
@@ -193,8 +193,8 @@ fn compare(family: IpFamily) {
         let op = writes.op();
         let (pretended, real) = (told(&mut fake, &op), told(&mut kernel, &op));
         refused += usize::from(real.is_err());
-        // The kernel counts a hash's members where it locks, and at times takes one more than it
-        // was told is the most.
+        // The kernel counts a hash's members for each lock, and sometimes accepts one more than the
+        // capacity.
         if let Op::AddMember(set, member) = &op
             && (pretended, real) == (Err(Some(Fault::Belief)), Ok(()))
             && let Some(members) = fake.state().snapshot.sets.get_mut(set)

@@ -1,6 +1,6 @@
-//! iptables on the running kernel, in a network namespace of each test's own: which backend is
-//! chosen, and whether rules read back as they were written. Which backends work depends on the
-//! kernel: nft does not in Debian's User Mode Linux.
+//! iptables on the running kernel, in a network namespace for each test: the choice of the backend,
+//! and rules that read back as they were written. The kernel decides which backends work: nft does
+//! not in Debian's User Mode Linux.
 //!
 //! Needs root, `iptables` and `ipset`, but no IPVS; so the rule that matches IPVS connections is
 //! left to `live.rs`.
@@ -15,7 +15,7 @@ use iptables::SourcePort;
 use namespace::in_namespace;
 use proxy::{IpFamily, LocalDetector};
 use proxy_ipvs::{Backend, Config, Iptables, Rules, Set, SetKind, Shim};
-/// Runs a command line on `input`; what it printed, if it succeeded.
+/// Runs a command line on `input`, and returns its output if it succeeded.
 fn run(command: &str, input: &str) -> Result<String, String> {
     let words: Vec<&str> = command.split(' ').collect();
     let (program, arguments) = words.split_first().unwrap();
@@ -51,7 +51,7 @@ fn works(backend: Backend) -> bool {
 #[test]
 fn hints_then_chains_then_rules_choose_the_backend() {
     in_namespace(|| {
-        // Who only looks foretells what is chosen.
+        // A preview names the backend that will be chosen.
         let chosen = || {
             let looked_at = Iptables::look(None).unwrap().backend();
             let chosen = Iptables::choose(None).unwrap().backend();

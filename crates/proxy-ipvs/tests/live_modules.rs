@@ -1,6 +1,5 @@
-//! Messages to a real kernel that lacks modules. It takes modules away and
-//! switches their loading off, so it runs where the kernel is thrown away afterwards: lane A of the
-//! lab.
+//! Messages to a real kernel that lacks modules. The test unloads modules and disables loading, so
+//! it runs on a kernel that is thrown away afterwards: lane A of the lab.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -23,7 +22,7 @@ use support::{Whole as _, ip};
 
 const LOADER: &str = "/proc/sys/kernel/modprobe";
 
-/// While it lives, the kernel loads no module by itself.
+/// Prevents the kernel from loading modules while it lives.
 struct NoLoading(String);
 
 impl NoLoading {
@@ -121,7 +120,7 @@ fn missing_modules_are_named() {
     };
     let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
     let ops = [Op::CreateLink, Op::AddServer(at.into(), properties)];
-    // What hangs on a refused one is refused too, and no surprise.
+    // Writes that depend on a refused one are refused, too, as expected.
     let dependents = [
         Op::AddMember(Set::ClusterIp, at.into()),
         Op::BindAddress(at.address),

@@ -13,8 +13,8 @@ use namespace::in_namespace;
 use nftables_netlink::Nftables;
 use proxy::{IpFamily, LocalDetector, Protocol, ServiceAddress};
 use proxy_ipvs::{
-    Backend, Carrier, Config, Fault, Kernel as _, Member, NetlinkKernel, Op, Outcome, Place, Plan,
-    Rules, Set, Shim, ShimStyle, probe_nftables,
+    Backend, Carrier, Config, Fault, Kernel as _, LeftoverPlace, Member, NetlinkKernel, Op,
+    Outcome, Plan, Rules, Set, Shim, ShimStyle, probe_nftables,
 };
 
 fn nft(arguments: &[&str]) -> String {
@@ -24,8 +24,8 @@ fn nft(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The lines of our table in IPv4, sorted: sets and chains are listed in the order in which they
-/// were made.
+/// Returns the lines of our table in IPv4, sorted, since sets and chains are listed in the order of
+/// their creation.
 fn listed() -> Vec<String> {
     let listed = nft(&["list", "table", "ip", "kube-proxy-ipvs"]);
     let mut lines: Vec<String> = listed.lines().map(str::to_owned).collect();
@@ -58,7 +58,7 @@ fn write(kernel: &mut NetlinkKernel, ops: Vec<Op>) {
     assert_eq!(outcomes.len(), plan.ops.len());
 }
 
-/// One of each kind.
+/// Writes one entry of each kind.
 fn members(family: IpFamily) -> Vec<(Set, Member)> {
     let (vip, pod, nets) = match family {
         IpFamily::V4 => (
@@ -145,7 +145,7 @@ fn shim(family: IpFamily) -> Shim {
     }
 }
 
-/// In a user namespace of its own a process may not have a larger buffer than net.core.wmem_max says.
+/// In a user namespace, a process may not have a larger buffer than net.core.wmem_max.
 #[test]
 #[ignore = "needs nf_tables"]
 fn members_that_no_send_buffer_takes_at_once_are_written_in_pieces() {
@@ -171,7 +171,7 @@ fn members_that_no_send_buffer_takes_at_once_are_written_in_pieces() {
     let most: u32 = most.parse().unwrap();
     let mut kernel = kernel(IpFamily::V4);
     write(&mut kernel, vec![Op::CreateSet(Set::ClusterIp, 0)]);
-    // A member takes 24 bytes, and the buffer is twice what may be asked for.
+    // A member takes 24 bytes, and the kernel doubles the requested buffer.
     let members = (0..2 * most / 22).map(|number| {
         let [_, high, low, last] = number.to_be_bytes();
         let address = [10, high, low, last].into();
@@ -218,7 +218,7 @@ fn fill(kernel: &mut NetlinkKernel, family: IpFamily) {
     );
 }
 
-/// `nft` lists everything as this test has it, and a read returns what was written.
+/// `nft` lists the table as this test expects, and a read returns the written content.
 #[test]
 fn all_of_it_lists_and_reads_back() {
     in_namespace(|| {
@@ -249,7 +249,7 @@ fn all_of_it_lists_and_reads_back() {
             fs::write(path, &listed).unwrap();
         }
         assert_eq!(listed, fs::read_to_string(path).unwrap());
-        // As if `nft` had written it: it takes it back.
+        // `nft` accepts its own listing, as if it had written the table.
         nft(&["flush", "ruleset"]);
         nft(&["-f", path]);
         for family in IpFamily::ALL {
@@ -258,7 +258,8 @@ fn all_of_it_lists_and_reads_back() {
     });
 }
 
-/// Chains come, change and go in one transaction each, and a change of a member is one of its own.
+/// Chains are added, changed and deleted in one transaction each; a change of a member is its own
+/// transaction.
 #[test]
 fn one_shim_becomes_another_and_each_change_is_one_transaction() {
     in_namespace(|| {
@@ -295,7 +296,7 @@ fn one_shim_becomes_another_and_each_change_is_one_transaction() {
     });
 }
 
-/// A refusal concerns the set that it is of, and what was gone already is gone.
+/// A refusal concerns its set only, and a member that is gone counts as removed.
 #[test]
 fn a_wrong_belief_stops_no_other_write() {
     in_namespace(|| {
@@ -333,7 +334,7 @@ fn a_wrong_belief_stops_no_other_write() {
         let found = kernel.read_sets().unwrap().members;
         let sizes = sets.map(|set| found.get(&set).map(std::collections::BTreeSet::len));
         assert_eq!(sizes, [Some(2), None, Some(1)]);
-        // Rules that were not as believed are refused as a whole.
+        // Rules that differ from the recorded state are refused as a whole.
         let outcome = kernel.apply(&Plan {
             ops: vec![Op::WriteRules {
                 wanted: Arc::default(),
@@ -347,7 +348,7 @@ fn a_wrong_belief_stops_no_other_write() {
     });
 }
 
-/// As many as a plan ever has.
+/// As many members as a plan ever has.
 #[test]
 fn very_many_members_are_one_transaction() {
     in_namespace(|| {
@@ -379,7 +380,7 @@ fn iptables_restore(rules: &str) {
     assert!(output.status.success(), "{said}");
 }
 
-/// Rules of the kubelet and of other programs are no reason to start a program.
+/// Rules of the kubelet and of other programs start no program.
 #[test]
 fn chains_of_iptables_are_told_without_a_program() {
     in_namespace(|| {
@@ -403,12 +404,12 @@ fn chains_of_iptables_are_told_without_a_program() {
         iptables_restore("*nat\n:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]\nCOMMIT\n");
         assert_eq!(
             left().keys().collect::<Vec<_>>(),
-            [&Place::Other(Backend::Nft)]
+            [&LeftoverPlace::Other(Backend::Nft)]
         );
     });
 }
 
-/// Somebody has made one of our sets as another one: it alone is made anew.
+/// Another program has created one of our sets with another type: only that set is replaced.
 #[test]
 fn a_set_of_another_type_is_replaced() {
     in_namespace(|| {
@@ -432,8 +433,8 @@ fn a_set_of_another_type_is_replaced() {
     });
 }
 
-/// A rule that looks into the set can only be of the same table. One of ours comes back with the
-/// set, and one of somebody else goes, as it does without.
+/// A rule that looks up the set must be in the same table. Our rule returns with the set, and a
+/// foreign one is removed, as without the set.
 #[test]
 fn a_set_in_the_way_is_replaced_while_rules_look_into_it() {
     in_namespace(|| {
@@ -469,7 +470,7 @@ fn a_set_in_the_way_is_replaced_while_rules_look_into_it() {
             write(&mut kernel, vec![Op::WriteRules { wanted, installed }]);
             assert_eq!(listed(), before, "{strange}");
         }
-        // The same where it is a rule of ours that looks into it.
+        // Likewise if our own rule looks up the set.
         let of_ours = "\
             flush chain ip kube-proxy-ipvs KUBE-IPVS-FILTER
             flush chain ip kube-proxy-ipvs nat-output
@@ -503,8 +504,8 @@ fn a_set_in_the_way_is_replaced_while_rules_look_into_it() {
     });
 }
 
-/// Somebody has switched the table off, which is ours alone. The kernel takes no new base chain in
-/// the transaction that switches it on.
+/// Another program has made our table dormant. The kernel accepts no new base chain in the
+/// transaction that activates it.
 #[test]
 fn a_table_that_was_switched_off_is_switched_on() {
     in_namespace(|| {

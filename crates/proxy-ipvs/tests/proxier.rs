@@ -1,4 +1,4 @@
-//! The proxier on the strict fake kernel: what is written, in which order, and how much.
+//! The proxier on the strict fake kernel: its writes, their order, and their number.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -81,7 +81,8 @@ fn a_first_sync_makes_before_it_serves() {
     );
 }
 
-/// In one update: the virtual server stays, gets who serves now, and only then loses who did.
+/// In one update, the virtual server stays, gets its new endpoints, and only then loses the old
+/// ones.
 #[test]
 fn an_address_that_goes_over_to_another_service_is_served_throughout() {
     let at = |name: &str, cluster_ip: &str| Service {
@@ -214,8 +215,7 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
     );
 }
 
-/// The work counted at 10,000 Services: what one changed endpoint costs does not depend on their
-/// number.
+/// The work of one changed endpoint at 10,000 Services does not depend on their number.
 #[test]
 fn one_change_among_ten_thousand_services_costs_what_it_must() {
     const NODE_ADDRESSES: [&str; 3] = ["192.168.99.10", "192.168.98.10", "192.168.97.10"];
@@ -281,8 +281,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         }
     );
 
-    // One takes the place of another, which has no connections: the new one and weight 0 for the
-    // old one at once, then the old one's end.
+    // An endpoint without connections is replaced. The new one is added and the old one gets weight
+    // 0 at once; then the old one is removed.
     let replaced = [&local[1..], &["10.244.1.6@node2", "10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &replaced));
     world.sync();
@@ -300,7 +300,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
     world.sync();
     world.work();
 
-    // It goes, without connections: weight 0, remove, and the loop-back member.
+    // An endpoint without connections is removed: weight 0, removal, and the loop-back member.
     world.slice(slice("default/s77", &local));
     world.sync();
     assert_eq!(
@@ -358,7 +358,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
     );
     assert!(ops.iter().all(|op| matches!(op, Op::AddDestination(..))));
 
-    // The same object again changes nothing.
+    // An equal object changes nothing.
     world.slice(slice(
         "default/new",
         &["10.244.1.5@node2", "10.244.2.5@node2"],
@@ -550,7 +550,7 @@ fn node_ports_at_an_address_that_left_the_node_meanwhile_go() {
     {
         let snapshot = &mut world.kernel.state().snapshot;
         snapshot.interface_addresses.remove(&moved);
-        // Somebody serves the same port elsewhere.
+        // Another program serves the same port at another address.
         let foreign = VirtualServer {
             properties: Properties {
                 scheduler: "rr".into(),
@@ -624,7 +624,7 @@ fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
     assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].is_empty());
 }
 
-/// A member that is kept for its virtual server must not stay due: the loop would not sleep.
+/// A member that is kept for its virtual server must not stay due, or the loop would not sleep.
 #[test]
 fn a_member_is_not_due_before_its_virtual_server() {
     let mut world = web();
@@ -647,7 +647,7 @@ fn a_member_is_not_due_before_its_virtual_server() {
     assert_eq!(world.sync().pending, 0);
 }
 
-/// A check finds what a restart would.
+/// A check finds the same differences as a restart.
 #[test]
 fn later_virtual_servers_are_ours_by_the_same_proof() {
     let mut world = web();
@@ -668,8 +668,8 @@ fn later_virtual_servers_are_ours_by_the_same_proof() {
     world.wait(Duration::from_mins(1));
     world.check();
     world.settle();
-    // Its address is bound to the link. The first one is at no address of this node, and the sets
-    // name what is ours at the second one's.
+    // Its address is bound to the link. The first virtual server is at no address of this node; the
+    // sets name ours at the second one's address.
     let mut written = world.written();
     written.retain(|op| op.starts_with("remove virtual server"));
     assert_eq!(written, ["remove virtual server 10.96.0.12:80/TCP"]);
@@ -698,7 +698,7 @@ fn a_node_that_is_late_is_told_from_one_bad_service() {
         (true, 1, 0, false),
         "it is wrong in itself"
     );
-    // The same for which the kernel is to blame.
+    // Likewise if the kernel is to blame.
     let mut world = web();
     refuse(&world, "add virtual server 10.96.0.66:80/TCP");
     world.kernel.state().is_kernel_ill = true;
@@ -712,7 +712,7 @@ fn a_node_that_is_late_is_told_from_one_bad_service() {
     world.wait(Duration::from_mins(1));
     world.check();
     assert_eq!(fails(&mut world), (true, 1, 1, true));
-    // Nothing is tried before its time, and it is still so.
+    // Nothing is retried before its time, and the failure remains.
     assert_eq!(fails(&mut world), (true, 1, 0, true));
     world.kernel.state().refusals.clear();
     world.wait(Duration::from_secs(1));
@@ -739,7 +739,7 @@ fn rules_do_not_come_back_for_a_member_that_stays() {
     }
 }
 
-/// With a load balancer's address, which these networks may use.
+/// A Service with a load balancer's address and these source ranges.
 fn balanced(ranges: &[&str]) -> Service {
     let mut balanced = service("default/web", "10.96.0.10", 80);
     balanced.ingress_ips = vec![ip("192.0.2.1")];
@@ -762,7 +762,7 @@ fn the_address_given_counts_without_a_node_object() {
     assert_eq!(sources.len(), 1, "the node is within the source ranges");
 }
 
-/// With `--ipvs-shim=lean`, whose rules name no set that holds nothing.
+/// Runs with `--ipvs-shim=lean`, whose rules name no empty set.
 fn lean() -> World {
     let config = Config {
         shim: ShimStyle::Lean,
@@ -773,7 +773,7 @@ fn lean() -> World {
     World::with(config, kernel)
 }
 
-/// No rules are taken from now on.
+/// Refuses all rules from now on.
 fn refuse_rules(world: &World) {
     let all = (0..1_000).map(|count| (format!("write {count} iptables rules"), "no".to_owned()));
     world.kernel.state().refusals.extend(all);
@@ -809,7 +809,7 @@ fn an_address_stays_in_its_set_until_rules_ask_the_next_one() {
         assert_eq!(sets(&world), after);
         refuse_rules(&world);
     }
-    // What is gone waits for no rule.
+    // Removals do not wait for rules.
     world.service(exposed(true));
     world.sync();
     world.delete_service("default/web");
@@ -817,7 +817,7 @@ fn an_address_stays_in_its_set_until_rules_ask_the_next_one() {
     assert_eq!(sets(&world), [false, false]);
 }
 
-/// The first source ranges that a node sees, while rules are refused: better closed.
+/// The first source ranges on a node, while rules are refused: closed is better than open.
 #[test]
 fn a_load_balancer_is_closed_to_others_though_rules_are_refused() {
     let mut world = lean();
@@ -830,7 +830,7 @@ fn a_load_balancer_is_closed_to_others_though_rules_are_refused() {
     world.service(balanced(&["10.0.0.0/8", "192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerFirewall), 1);
-    // What is taken back is not admitted any more.
+    // A removed source range is not admitted any more.
     world.service(balanced(&["192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerSourceCidr), 1);
@@ -964,7 +964,7 @@ fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
     let unnamed = world.proxier.drains(0);
     assert_eq!((unnamed.count, unnamed.first.len()), (1, 0));
     world.work();
-    // It comes back: its weight is set, nothing is deleted.
+    // The endpoint returns: its weight is set, and nothing is deleted.
     world.slice(slice("default/web", &PAIR));
     world.sync();
     assert_eq!(world.proxier.drains(10).count, 0);
@@ -972,7 +972,7 @@ fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
         world.written(),
         ["set destination 10.244.2.5:8080 of 10.96.0.10:80/TCP to weight 1"]
     );
-    // It goes again, and is deleted once its connections have ended.
+    // The endpoint is removed again, and deleted once its connections have ended.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     world.kernel.state().connections.clear();
@@ -982,7 +982,7 @@ fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
         world.destinations("10.96.0.10:80").unwrap(),
         ["10.244.1.5:8080=1"]
     );
-    // After that, nothing is due any more.
+    // No timer remains.
     assert!(!world.proxier_due_within(Duration::from_hours(1)));
 }
 
@@ -1048,7 +1048,8 @@ fn a_drain_lasts_no_longer_than_it_may() {
     world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
     world.sync();
     world.wait(Duration::from_secs(15));
-    // A second one that goes later has its own time, and does not prolong that of the first.
+    // A second endpoint that is removed later has its own timeout, and does not extend the first
+    // one's.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
     assert_eq!(
@@ -1191,7 +1192,7 @@ fn of_two_services_that_claim_one_address_the_older_wins_until_it_goes() {
     );
 }
 
-/// Whichever comes first, and whoever goes: the sets and rules are those of the winner alone.
+/// In any order of events, the sets and rules are those of the winner alone.
 #[test]
 fn of_two_services_that_claim_one_address_only_the_winner_says_who_may_use_it() {
     let claimant = |at: &str, cluster_ip: &str, created| {

@@ -271,9 +271,9 @@ impl Nftables {
 impl engine::Scheme for Nftables {
     type Kinds = NftablesKinds;
     type Outcomes = Outcomes;
-    type Found = PartContent;
+    type PartContent = PartContent;
     type Query = ();
-    type Answer = ();
+    type QueryResponse = ();
 
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];

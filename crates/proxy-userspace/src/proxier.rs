@@ -428,9 +428,9 @@ fn tell(state: &mut State, object: String, owner: Option<&ServicePortName>, reas
 impl engine::Scheme for Userspace {
     type Kinds = UserspaceKinds;
     type Outcomes = Outcomes;
-    type Found = PartState;
+    type PartContent = PartState;
     type Query = ();
-    type Answer = ();
+    type QueryResponse = ();
 
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];

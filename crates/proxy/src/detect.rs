@@ -8,10 +8,10 @@ pub enum LocalDetector {
     /// No detection: upstream then masquerades only traffic that comes from a cluster IP.
     #[default]
     None,
-    /// By source address: modes `ClusterCIDR` and `NodeCIDR`.
+    /// Detection by source address: modes `ClusterCIDR` and `NodeCIDR`.
     SourceNet(IpNet),
-    /// By the bridge it enters through: mode `BridgeInterface`.
+    /// Detection by the bridge that packets enter through: mode `BridgeInterface`.
     Bridge(String),
-    /// By the prefix of the interface it enters through: mode `InterfaceNamePrefix`.
+    /// Detection by the prefix of the interface that packets enter through: mode `InterfaceNamePrefix`.
     InterfacePrefix(String),
 }

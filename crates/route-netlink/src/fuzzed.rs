@@ -1,12 +1,12 @@
 //! Parsers of bytes from outside, as functions for the fuzzer. No other code may use them.
 
-use crate::{Address, Family, Link, LocalRoute, Way};
+use crate::{Address, Family, Link, LocalRoute, PacketRoute};
 
 /// Parses a message of each kind, and a datagram of notifications.
 pub fn message(bytes: &[u8]) {
     let _ = Address::parse(bytes);
     let _ = Link::parse(bytes);
-    let _ = Way::parse(bytes);
+    let _ = PacketRoute::parse(bytes);
     for family in [Family::Inet, Family::Inet6] {
         let _ = LocalRoute::parse(bytes, family, 107);
     }

@@ -4,7 +4,7 @@
 //!  Address, LocalRoute ── push_new, push_del ──▶ Batch ──▶ Rtnetlink::execute ──▶ a Reply for each
 //!  Link ◀─────────────── Rtnetlink::{link, create_dummy, set_link_state, ..}, by its name
 //!  Address, LocalRoute ◀─ Rtnetlink::{addresses, local_routes}
-//!  Lookup ── Rtnetlink::way ──▶ Way, or why there is none: one question to the kernel's routing
+//!  Lookup ── Rtnetlink::way ──▶ PacketRoute, or why there is none: one question to the kernel's routing
 //!  Event of these ◀────── Subscription::receive
 //! ```
 //!
@@ -44,7 +44,7 @@ use netlink_packet_route::AddressFamily;
 
 pub use address::Address;
 pub use link::{AddressGeneration, Link, LinkState};
-pub use lookup::{Lookup, NoWay, Way};
+pub use lookup::{Lookup, PacketRoute, RouteRefusal};
 pub use netlink_batch::{Batch, Error, Refusal, Reply};
 pub use route::LocalRoute;
 pub use rtnetlink::Rtnetlink;

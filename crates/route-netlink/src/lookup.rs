@@ -28,7 +28,7 @@ pub struct Lookup {
 
 /// The route of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Way {
+pub struct PacketRoute {
     /// `RTN_*` of linux/rtnetlink.h: 1 to another host, 2 to this node, 3 broadcast, 5 multicast, 6
     /// dropped, 7 and 8 refused.
     pub kind: u8,
@@ -42,7 +42,7 @@ pub struct Way {
 
 /// Reason why there is no route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum NoWay {
+pub enum RouteRefusal {
     /// No route matches (`ENETUNREACH`).
     NoRoute,
     /// The packet would be forwarded, but this node does not forward, or a route refuses it
@@ -58,7 +58,7 @@ pub enum NoWay {
     Other(i32),
 }
 
-impl NoWay {
+impl RouteRefusal {
     /// Returns the reason in a refusal. `None` if the request was not understood or not allowed.
     pub(crate) fn of(refusal: &Refusal) -> Option<Self> {
         Some(match refusal.errno {
@@ -97,7 +97,7 @@ impl Lookup {
     }
 }
 
-impl Way {
+impl PacketRoute {
     /// Parses a message after its `nlmsghdr`.
     pub(crate) fn parse(payload: &[u8]) -> Result<Self, Malformed> {
         let header = RouteHeader::parse(payload)?;
@@ -135,9 +135,9 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
 }
 
 /// Returns the reason in the kernel's error, if it is about the route.
-pub(crate) fn answer(error: Error) -> Result<NoWay, Error> {
+pub(crate) fn answer(error: Error) -> Result<RouteRefusal, Error> {
     match error {
-        Error::Refused(refusal) => NoWay::of(&refusal).ok_or(Error::Refused(refusal)),
+        Error::Refused(refusal) => RouteRefusal::of(&refusal).ok_or(Error::Refused(refusal)),
         error => Err(error),
     }
 }
@@ -186,14 +186,17 @@ mod tests {
             message: None,
             request: Vec::new(),
         };
-        assert_eq!(NoWay::of(&refused(EXDEV)), Some(NoWay::WrongLink));
-        assert_eq!(NoWay::of(&refused(libc::EPERM)), None);
+        assert_eq!(
+            RouteRefusal::of(&refused(EXDEV)),
+            Some(RouteRefusal::WrongLink)
+        );
+        assert_eq!(RouteRefusal::of(&refused(libc::EPERM)), None);
     }
 
     proptest! {
         #[test]
         fn foreign_bytes_never_panic(payload in proptest::collection::vec(any::<u8>(), 0..64)) {
-            let _ = Way::parse(&payload);
+            let _ = PacketRoute::parse(&payload);
         }
     }
 }

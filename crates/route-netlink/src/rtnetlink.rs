@@ -7,7 +7,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use crate::Family;
 use crate::address::{self, Address};
 use crate::link::{self, AddressGeneration, Link, LinkState};
-use crate::lookup::{self, Lookup, NoWay, Way};
+use crate::lookup::{self, Lookup, PacketRoute, RouteRefusal};
 use crate::message::{push, write};
 use crate::route::{self, LocalRoute};
 
@@ -167,7 +167,7 @@ impl Rtnetlink {
     ///
     /// Fails if the kernel refuses ([`Error::Refused`]), for example with `ENODEV` for an unknown
     /// link, or its reply is lost or malformed.
-    pub fn way(&mut self, asked: &Lookup) -> Result<Result<Way, NoWay>, Error> {
+    pub fn way(&mut self, asked: &Lookup) -> Result<Result<PacketRoute, RouteRefusal>, Error> {
         let message = RouteNetlinkMessage::GetRoute(asked.message());
         let kind = message.message_type();
         let ask = |writer: &mut netlink_batch::Writer<'_>| write(writer, &message);
@@ -175,7 +175,7 @@ impl Rtnetlink {
             Err(error) => lookup::answer(error).map(Err),
             Ok(answer) => {
                 let (_, payload) = answer.iter().next().ok_or(Error::LostReply)?;
-                Ok(Ok(Way::parse(payload)?))
+                Ok(Ok(PacketRoute::parse(payload)?))
             }
         }
     }

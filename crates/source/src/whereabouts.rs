@@ -514,8 +514,7 @@ mod tests {
         assert_eq!(pod("http", Protocol::Tcp, None), told("a"));
     }
 
-    /// The endpoint that is named is the one that `proxy::Endpoints` lets count, in whatever order
-    /// slices list them.
+    /// Names the endpoint that `proxy::Endpoints` uses, in any order of the slices.
     #[test]
     fn of_endpoints_with_one_address_the_one_that_counts_is_named() {
         let slice = |name: &str, pods: &[(&str, bool)]| {

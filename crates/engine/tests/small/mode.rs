@@ -84,9 +84,9 @@ impl Userspace {
 impl engine::Scheme for Userspace {
     type Kinds = Kinds;
     type Outcomes = BTreeMap<SocketAddr, Result<(), String>>;
-    type Found = BTreeSet<IpAddr>;
+    type PartContent = BTreeSet<IpAddr>;
     type Query = ();
-    type Answer = ();
+    type QueryResponse = ();
 
     const ADDRESSES: Addresses = Addresses;
     const EVIDENCE: &'static [Addresses] = &[];

@@ -20,8 +20,8 @@ const PIECE: usize = 4096;
 
 /// Remaining work of a comparison: first the entries in the tables, then entries that only the dump
 /// holds.
-pub(super) struct Comparing {
-    pub(super) touched: Touched,
+pub(super) struct Comparison {
+    pub(super) touched: WrittenEntries,
     believed_servers: Vec<VirtualServerKey>,
     servers: BTreeMap<VirtualServerKey, VirtualServer>,
     believed_members: Vec<(Set, Member)>,
@@ -37,9 +37,9 @@ pub(super) struct Comparing {
 
 /// Entries that may have been written since the dump began.
 #[derive(Debug, Default)]
-pub(super) struct Touched {
+pub(super) struct WrittenEntries {
     servers: HashSet<VirtualServerKey>,
-    /// Virtual servers that the kernel refused to make.
+    /// Virtual servers that the kernel refused to create.
     pub(super) refused_servers: HashSet<VirtualServerKey>,
     members: HashSet<(Set, Member)>,
     addresses: HashSet<IpAddr>,
@@ -49,10 +49,10 @@ pub(super) struct Touched {
 
 /// Findings of a piece.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct Differences {
     /// Our virtual servers that differ, with the kernel's state.
     pub(super) servers: Vec<(VirtualServerKey, VirtualServer)>,
-    /// All virtual servers of other programs, at the end of a dump that could be read.
+    /// All virtual servers of other programs, at the end of a complete dump.
     pub(super) others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
     /// True if the dump lacks virtual servers of the tables.
     pub(super) has_lost_servers: bool,
@@ -66,7 +66,7 @@ pub(super) struct Found {
     pub(super) is_over: bool,
 }
 
-impl Touched {
+impl WrittenEntries {
     /// Collects the entries of plans in flight.
     pub(super) fn in_flight(state: &State) -> Self {
         let mut touched = Self::default();
@@ -102,14 +102,14 @@ impl Touched {
     }
 }
 
-impl Comparing {
+impl Comparison {
     /// Begins to compare a dump. Parts that cannot be compared by entry are read again if they
     /// differ, by the lane that writes them.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
         mut addresses: Option<FoundAddresses>,
-        touched: Touched,
+        touched: WrittenEntries,
         tables: &Tables,
         state: &mut State,
     ) -> Self {
@@ -165,8 +165,8 @@ impl Comparing {
     }
 
     /// Compares a piece.
-    pub(super) fn piece(&mut self, tables: &Tables, in_flight: &Touched) -> Found {
-        let mut found = Found::default();
+    pub(super) fn piece(&mut self, tables: &Tables, in_flight: &WrittenEntries) -> Differences {
+        let mut found = Differences::default();
         let mut room = PIECE;
         while room > 0 {
             room -= 1;

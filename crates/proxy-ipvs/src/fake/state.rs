@@ -8,7 +8,7 @@ use proxy::{IpFamily, Target};
 use super::table::{self, NativeTable};
 use crate::config::ShimStyle;
 use crate::kernel::Snapshot;
-use crate::leftovers::Place;
+use crate::leftovers::LeftoverPlace;
 use crate::plan::{Fault, Op, Outcome, Plan};
 use crate::rules::Rules;
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
@@ -28,7 +28,7 @@ pub struct Work {
     pub processes: usize,
     /// Reads of the virtual servers.
     pub dumps: usize,
-    /// Virtual servers whose connections were read.
+    /// Number of virtual servers whose connections were read.
     pub looks: usize,
     /// Glances at the virtual servers.
     pub glances: usize,
@@ -65,7 +65,7 @@ pub struct State {
     /// Virtual server that the next dump misses, as the kernel does when another one is removed
     /// meanwhile.
     pub passed_over: Option<VirtualServerKey>,
-    /// Parts that refuse to be read, with the reason.
+    /// Parts that cannot be read, with the reason.
     pub unreadable: BTreeMap<&'static str, String>,
     /// Carried-out writes in order.
     pub done: Vec<Op>,
@@ -113,7 +113,9 @@ impl State {
     fn costs_a_process(&self, op: &Op) -> bool {
         match op {
             Op::WriteRules { .. } => !self.shim.is_native(),
-            Op::RemoveLeftovers(place, _) => matches!(place, Place::Beside(_) | Place::Other(_)),
+            Op::RemoveLeftovers(place, _) => {
+                matches!(place, LeftoverPlace::Beside(_) | LeftoverPlace::Other(_))
+            }
             _ => false,
         }
     }
@@ -298,12 +300,14 @@ impl State {
                 let installed = self.snapshot.rules.as_ref();
                 let there = self.snapshot.leftovers.as_ref();
                 let has_rules = there.is_some_and(|there| {
-                    there.keys().any(|place| matches!(place, Place::Other(_)))
+                    there
+                        .keys()
+                        .any(|place| matches!(place, LeftoverPlace::Other(_)))
                 });
-                if *place == Place::Ipsets && has_rules {
+                if *place == LeftoverPlace::Ipsets && has_rules {
                     return Err(("rules name the sets", Fault::Node));
                 }
-                if matches!(place, Place::Beside(_))
+                if matches!(place, LeftoverPlace::Beside(_))
                     && installed.is_some_and(|installed| leftovers.serve(installed.rules()))
                 {
                     return Err(("a rule leads into a chain that is to go", Fault::Node));

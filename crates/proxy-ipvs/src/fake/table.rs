@@ -13,7 +13,7 @@ use crate::sets::{Member, Set};
 /// The shim's nftables table with its sets, as the kernel holds it.
 #[derive(Debug)]
 pub struct NativeTable {
-    /// Its name.
+    /// The table's name.
     pub name: &'static str,
     /// Sets with their elements.
     pub sets: Vec<(nftables_netlink::Set, Vec<Element>)>,

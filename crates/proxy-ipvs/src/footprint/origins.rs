@@ -1,4 +1,4 @@
-//! Origins of what this mode leaves in the kernel.
+//! Origins of the entries that this mode leaves in the kernel.
 
 use footprint::origin::{
     ADDRESSES, CLUSTER_IPS, ENTRY, FILTER, FORWARD, HAIRPIN, HEALTH, MARK, MASQUERADE, NAT,
@@ -8,14 +8,14 @@ use footprint::origin::{
 use crate::native::TABLE;
 use crate::sets::Set;
 
-/// The table of the shim in nf\_tables.
+/// The shim's table in nf\_tables.
 const SHIM: Space<'static> = Space::Nftables(TABLE);
 const LOAD_BALANCERS: &str = "Services: status.loadBalancer.ingress";
 const UNEXPOSED: &str = "kube-proxy: ports that no Service exposes (kubernetes/kubernetes#72236)";
 const NODE_RANGES: &str =
     "Services: spec.loadBalancerSourceRanges that hold no address of this node";
 
-/// Chains; sets have theirs by [`of_set`].
+/// Origins of chains; [`of_set`] has those of sets.
 pub(super) const ORIGINS: [Origin; 23] = [
     Origin::of(NAT, "KUBE-SERVICES", ADDRESSES),
     Origin::of(NAT, "KUBE-POSTROUTING", MASQUERADE),

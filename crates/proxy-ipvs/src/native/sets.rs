@@ -1,9 +1,9 @@
 //! The native sets: their types, and their members as elements.
 //!
-//! Each is named as the ipset. `hash:ip,port,net` has no counterpart without intervals, whose
-//! concatenations the kernel copies whole with each commit (`nft_set_pipapo`), so it is one set for
-//! each length of prefix that is in use, and a rule for each asks it with as much of the source:
-//! what ipset does within. Ranges may overlap, and a range that comes or goes is one element.
+//! Each set has the name of the ipset. `hash:ip,port,net` has no counterpart without intervals,
+//! whose concatenations the kernel copies completely in each commit (`nft_set_pipapo`). So there is
+//! one set for each prefix length in use, and a rule for each looks up so many bits of the source,
+//! as ipset does internally. Ranges may overlap, and a changed range is one element.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -29,13 +29,13 @@ pub(super) const fn address_len(family: IpFamily) -> u32 {
 
 /// Place of a member: the name of its set, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SetKey {
     pub(crate) set: Name,
     pub(crate) key: Bytes,
 }
 
 /// Returns the place of a member.
-pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> Place {
+pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> SetKey {
     let key = Concatenation::new();
     let name = || Name::from(set.name(family));
     let (set, key) = match *member {
@@ -50,7 +50,7 @@ pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> Place {
         ),
         Member::Port(port) => (name(), key.port(port)),
     };
-    Place {
+    SetKey {
         set,
         key: key.into_key(),
     }
@@ -103,7 +103,7 @@ pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_net
 fn made(name: Name, key: Vec<DataType>, comment: &str) -> nftables_netlink::Set {
     nftables_netlink::Set {
         comment: Some(comment.into()),
-        // It grows by itself.
+        // The set grows by itself.
         ..nftables_netlink::Set::new(name, key, nftables_netlink::SetKind::Set)
     }
 }
@@ -143,7 +143,7 @@ pub(crate) fn member(name: &str, key: &[u8], family: IpFamily) -> Option<(Set, M
     Some((set, member))
 }
 
-/// A key that is read part by part.
+/// A key that is parsed part by part.
 struct Key<'a> {
     rest: &'a [u8],
     family: IpFamily,
@@ -206,7 +206,7 @@ mod tests {
                 )
             }));
             for (set, there) in all {
-                let Place { set: name, key } = place(set, &there, family);
+                let SetKey { set: name, key } = place(set, &there, family);
                 assert_eq!(member(&name, &key, family), Some((set, there)), "{name}");
                 let definition = definition_of(&name, family).unwrap();
                 let parts = definition.key.iter().map(|part| part.len());

@@ -1,16 +1,15 @@
 //! The link `kube-ipvs0`, the service addresses on it, and the other addresses of this node, over
 //! rtnetlink.
 //!
-//! The link is a dummy that is down: an address on it is local to this node all the same, and is
-//! announced to nobody. A link of that name but another kind is taken as it is, as upstream does.
-//! What makes an address local is a route of type local, which the kernel adds with it; with
-//! [`VipMode::Route`] that route is all there is, in the same table and by a protocol number that
-//! tells it from the kernel's. The link has to be ready for routes: IPv6 ones need it up, and the
-//! IPv4 ones go with its last IPv4 address, so that it keeps one which means nothing to anybody
-//! ([`ANCHOR`]).
+//! The link is a dummy that is down: an address on it is still local to this node, and is announced
+//! to no other host. Like upstream, this proxy accepts a link of that name but another type. The
+//! kernel makes an address local by a route of type local. With [`VipMode::Route`] only that route
+//! exists, in the same table, with a protocol number that distinguishes it from the kernel's. The
+//! link must be ready for routes: IPv6 routes need it up, and IPv4 routes are removed with its last
+//! IPv4 address, so it keeps one without a use ([`ANCHOR`]).
 //!
-//! With very many addresses one such route stands beside them ([`LANDMARK`]): without any, the
-//! kernel searches a chain of them all for each packet that comes in.
+//! With very many addresses, one such route exists beside them ([`LANDMARK`]). Without it, the
+//! kernel searches a chain of all addresses for each incoming packet.
 //!
 //! Source: `net/ipv4/devinet.c`, `fib_semantics.c`, `fib_frontend.c`, `net/ipv6/addrconf.c`,
 //! `route.c`.

@@ -46,7 +46,7 @@ pub enum OpenError {
     Thread(#[from] std::io::Error),
 }
 
-/// A set with the name of one of ours and another type.
+/// A set with the name of ours and another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
     /// True if the next write replaces it by ours. If false, it stays, and ours cannot be created.

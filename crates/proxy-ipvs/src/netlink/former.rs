@@ -20,7 +20,7 @@ use super::carrier::Carrier;
 use super::native;
 use super::sets::Sets;
 use crate::footprint::FOOTPRINT;
-use crate::leftovers::{Leftovers, Place};
+use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::native::TABLE;
 use crate::sets::{Member, Set};
 
@@ -65,14 +65,14 @@ pub(super) fn until_known<T: Clone>(
 /// Treatment of a backend whose content the kernel does not tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
-    /// Its program is asked.
+    /// Its program is started.
     Counts,
     LeftOut,
 }
 
 impl Former<'_> {
     /// Returns the leftovers that can be found.
-    pub(super) fn find(self) -> (BTreeMap<Place, Arc<Leftovers>>, Certainty) {
+    pub(super) fn find(self) -> (BTreeMap<LeftoverPlace, Arc<Leftovers>>, Certainty) {
         let mut certainty = Certainty::All;
         let mut found = BTreeMap::new();
         let mut unknown = |what: &str, error: &dyn fmt::Display| {
@@ -99,14 +99,16 @@ impl Former<'_> {
         for other in backends {
             match self.left_in(&other) {
                 Ok(left) if left.is_empty() => {}
-                Ok(left) => drop(found.insert(Place::Other(other.backend()), Arc::new(left))),
+                Ok(left) => {
+                    drop(found.insert(LeftoverPlace::Other(other.backend()), Arc::new(left)));
+                }
                 // A backend that can never be read holds no rules for packets.
                 Err(error) if !error.kind().may_pass() => {}
                 Err(error) => unknown(&format!("iptables ({})", other.backend()), &error),
             }
         }
         let own = match self.carrier {
-            Carrier::Iptables(_) => Some((TABLE, Place::OwnTable)),
+            Carrier::Iptables(_) => Some((TABLE, LeftoverPlace::OwnTable)),
             Carrier::Nftables => None,
         };
         let tables = self.tables().chain(own);
@@ -120,7 +122,7 @@ impl Former<'_> {
         if let Carrier::Nftables = self.carrier {
             match self.own_sets() {
                 Ok(sets) if sets.is_empty() => {}
-                Ok(_) => drop(found.insert(Place::Ipsets, Arc::default())),
+                Ok(_) => drop(found.insert(LeftoverPlace::Ipsets, Arc::default())),
                 Err(error) => unknown("ipset", &error),
             }
         }
@@ -138,7 +140,7 @@ impl Former<'_> {
     /// Removes leftovers.
     pub(super) fn remove(
         self,
-        place: Place,
+        place: LeftoverPlace,
         leftovers: &Leftovers,
         saved: usize,
     ) -> Result<(), String> {
@@ -151,11 +153,11 @@ impl Former<'_> {
         let remove_table =
             |table| nft::remove_table(self.family, table).map_err(|error| error.to_string());
         match place {
-            Place::Beside(_) => match self.carrier {
+            LeftoverPlace::Beside(_) => match self.carrier {
                 Carrier::Iptables(iptables) => restore(iptables),
                 Carrier::Nftables => Ok(()),
             },
-            Place::Other(backend) => {
+            LeftoverPlace::Other(backend) => {
                 let backends = self.backends().map_err(|error| error.to_string())?;
                 let mut others = backends.into_iter();
                 match others.find(|other| other.backend() == backend) {
@@ -163,12 +165,12 @@ impl Former<'_> {
                     None => Err(format!("the programs of iptables ({backend}) are gone")),
                 }
             }
-            Place::Nftables | Place::Ended => {
+            LeftoverPlace::Nftables | LeftoverPlace::Ended => {
                 let mut tables = self.tables().filter(|(_, of)| *of == place);
                 tables.try_for_each(|(table, _)| remove_table(table))
             }
-            Place::OwnTable => remove_table(TABLE),
-            Place::Ipsets => self.remove_sets(),
+            LeftoverPlace::OwnTable => remove_table(TABLE),
+            LeftoverPlace::Ipsets => self.remove_sets(),
         }
     }
 
@@ -241,12 +243,12 @@ impl Former<'_> {
     }
 
     /// Returns tables of other modes in nftables, and their places.
-    fn tables(self) -> impl Iterator<Item = (&'static str, Place)> {
+    fn tables(self) -> impl Iterator<Item = (&'static str, LeftoverPlace)> {
         let others = self.modes.iter().filter(|mode| ***mode != FOOTPRINT);
         others.flat_map(|mode| {
             let place = match mode.served_by {
-                ServedBy::Kernel => Place::Nftables,
-                ServedBy::Process => Place::Ended,
+                ServedBy::Kernel => LeftoverPlace::Nftables,
+                ServedBy::Process => LeftoverPlace::Ended,
             };
             mode.nft_tables.iter().map(move |table| (*table, place))
         })

@@ -18,7 +18,7 @@ use super::error::SetInTheWay;
 use super::reason::{refused, said, surprise};
 use crate::kernel::FoundSets;
 use crate::native::{
-    self, Content, FORBIDDEN, HeldChain, Place, TABLE, add_table, definition, definition_of,
+    self, Content, FORBIDDEN, HeldChain, SetKey, TABLE, add_table, definition, definition_of,
     forbidden_of, is_of, member, place, sets_of,
 };
 use crate::plan::{Op, Outcome};
@@ -88,7 +88,7 @@ impl Native {
                 .iter()
                 .filter_map(|element| Some(member(name, &element.key, self.family)?.1));
             found.members.entry(set).or_default().extend(members);
-            // It grows by itself.
+            // The set grows by itself.
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
@@ -220,7 +220,7 @@ impl Native {
 
     /// Adds and removes members.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
-        let writes: Vec<(Set, Direction, Place)> =
+        let writes: Vec<(Set, Direction, SetKey)> =
             run.iter().filter_map(|op| self.write(op)).collect();
         let runs = runs(&writes);
         let changes = self.changes(&runs);
@@ -250,7 +250,7 @@ impl Native {
         }
     }
 
-    fn write(&self, op: &Op) -> Option<(Set, Direction, Place)> {
+    fn write(&self, op: &Op) -> Option<(Set, Direction, SetKey)> {
         let (set, member, direction) = match op {
             Op::AddMember(set, member) => (*set, member, Direction::Comes),
             Op::RemoveMember(set, member) => (*set, member, Direction::Goes),
@@ -428,10 +428,10 @@ impl Failure {
 }
 
 /// Groups writes in a row by set and direction.
-fn runs(writes: &[(Set, Direction, Place)]) -> Vec<Run> {
+fn runs(writes: &[(Set, Direction, SetKey)]) -> Vec<Run> {
     // Members of one set here may belong to several sets in the kernel.
     let mut runs: Vec<Run> = Vec::new();
-    for (_, direction, Place { set, key }) in writes {
+    for (_, direction, SetKey { set, key }) in writes {
         let element = Element::of_set(key.clone());
         match runs.last_mut() {
             Some(run) if run.set == *set && run.direction == *direction => {

@@ -7,7 +7,7 @@ use proxy::{Rank, Share, Shares};
 
 use super::budget::Budget;
 use super::situation::{GUARDS, Situation, are_rules_under_way, gone, rank, share};
-use crate::masquerading::{self, Changing, EXEMPT};
+use crate::masquerading::{self, ChangingServers, EXEMPT};
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::server::{RealServer, VirtualServer, VirtualServerKey};
@@ -55,14 +55,14 @@ pub(super) fn make(
     let exempted = |set: Set, member: &Member| {
         let keys = servers.iter().map(|(_, key)| key);
         let keys = keys.filter(|key| makes(tables, key));
-        let changing = || changing.get_or_init(|| Changing::of(tables, keys));
+        let changing = || changing.get_or_init(|| ChangingServers::of(tables, keys));
         EXEMPT
             .contains(&set)
             .then(|| changing().exempted(set, member))?
     };
     let mut members = Vec::new();
     // The set that drops all other clients waits for the rules that admit the allowed ones. If
-    // these rules are refused, it is filled all the same: closed is safer.
+    // these rules are refused, the set is still filled: closed is safer.
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
         || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::situation::{Situation, left};
-use crate::leftovers::Place;
+use crate::leftovers::LeftoverPlace;
 use crate::part::Part;
 use crate::plan::{Op, Plan};
 use crate::sets::Set;
@@ -37,14 +37,14 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
 
 /// True if a place holds leftovers that neither serve nor prove anything once the shim is
 /// installed.
-fn may_go(tables: &Tables, place: Place, of: &Situation<'_>) -> bool {
+fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
         // The shim has replaced it, or its process has ended.
-        Place::Beside(_) | Place::Ended => true,
+        LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
         // Its rules get packets first, and serve Services that this mode does not serve yet.
-        Place::Other(_) | Place::Nftables => is_all_made(tables, of),
+        LeftoverPlace::Other(_) | LeftoverPlace::Nftables => is_all_made(tables, of),
         // Sets of another shim prove virtual servers ours, until those are gone.
-        Place::OwnTable | Place::Ipsets => {
+        LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
             of.knows(Part::Servers) && of.has_taken_over && left(tables).next().is_none()
         }
     }

@@ -1,15 +1,14 @@
 //! `--ipvs-shim=lean`: the verdicts of upstream's rules, in its chains, with less work for the
 //! first packet of a flow.
 //!
-//! - A chain without rules is not jumped into.
-//! - Cluster IPs, which most packets to Services are for, come first, and are looked up once.
-//! - What upstream decides by a chain of RETURNs is one rule with all conditions, the one that
-//!   settles most packets first. What belongs to a flow that is known already leaves the access
-//!   filter at its first condition.
-//! - Sets that hold nothing are not asked, the routing table (`addrtype`) only for what a node port
-//!   may be meant by, and bridges (`physdev`) never.
+//! - Jumps lead only into chains with rules.
+//! - Cluster IPs, which most packets to Services go to, come first, and are looked up once.
+//! - Instead of upstream's chains of RETURNs, one rule has all conditions, with the most selective
+//!   one first. Packets of known flows leave the access filter at its first condition.
+//! - Empty sets are not looked up. The routing table (`addrtype`) is looked up only for possible
+//!   node ports, and bridges (`physdev`) never.
 //!
-//! What an operator sees of it, and the two packets that differ: `docs/ipvs-shim.md`.
+//! For operators, `docs/ipvs-shim.md` shows the rules and the two packets that differ.
 
 use iptables::{Field, Jump, Match, Rule, Table, Target};
 use kube_rules::{FORWARD, MARK_MASQ, POSTROUTING, SERVICES};
@@ -189,7 +188,7 @@ mod tests {
     use crate::config::ShimStyle;
     use crate::rules::Rules;
 
-    /// Packet, as far as rules can see it.
+    /// A packet with the fields that rules can see.
     #[derive(Debug, Clone)]
     #[allow(
         clippy::struct_excessive_bools,

@@ -8,15 +8,16 @@
 //!  output ─ filter-output ─ nat-output ─ IPVS ─▶ nat-postrouting ─▶ an endpoint
 //! ```
 //!
-//! - What IPVS takes at `input` comes no further, so that what is refused there (a port of a service
-//!   address that no Service exposes) is looked for behind it: no packet that is served is asked.
-//! - A chain of ours cannot keep a packet from the chains of others by accepting it, as a rule of
-//!   iptables does. In nat one that keeps the destination does that: nothing translates it again.
-//!   So these chains come before those of others, at one less than their usual priority.
-//! - What upstream's chain FORWARD accepts is not here: no accept of ours ends what others drop.
-//! - Chains without rules are not there, and sets that hold nothing are not asked.
+//! - IPVS takes its packets at `input`, so rules that reject others (such as for a service
+//!   address's unexposed port) come after it: served packets never reach them.
+//! - Unlike in iptables, a chain that accepts a packet does not keep it from foreign chains. In
+//!   nat, a translation that keeps the destination does: nothing translates the packet again. So
+//!   these chains come before foreign ones, at one less than their usual priority.
+//! - Upstream's chain FORWARD has no counterpart: none of our verdicts could overrule a foreign
+//!   drop.
+//! - Chains without rules are omitted, and empty sets are not looked up.
 //!
-//! What an operator sees of it, and the packets that differ: `docs/ipvs-shim.md`.
+//! For operators, `docs/ipvs-shim.md` shows the rules and the packets that differ.
 
 use std::collections::BTreeSet;
 

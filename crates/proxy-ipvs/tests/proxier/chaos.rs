@@ -1,6 +1,6 @@
-//! A kernel whose threads take their time and whose answers are lost, while Services change and
-//! somebody else damages what is there: in whatever order that comes, the end is what a fresh start
-//! makes. No run is like another; each one's seed decides only what happens.
+//! A slow kernel that loses replies, while Services change and another program damages entries. In
+//! any order of these, the end is the state of a fresh start. Threads make each run different; the
+//! seed decides only the events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,12 +20,12 @@ use proxy_ipvs::{
 
 use super::*;
 
-/// So many nodes.
+/// Number of nodes.
 const SEEDS: u64 = 20;
-/// So much happens to each.
+/// Number of events for each node.
 const MOMENTS: u32 = 150;
 
-/// Several threads take their numbers from it.
+/// Random numbers shared by several threads.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Chance>>);
 
@@ -47,7 +47,7 @@ impl Shared {
     }
 }
 
-/// The fake kernel, for threads that take their time.
+/// The fake kernel with slow calls.
 struct Restless(FakeKernel, Shared);
 
 impl Restless {
@@ -91,7 +91,7 @@ impl Kernel for Restless {
         self.0.load_scheduler(name)
     }
 
-    /// In pieces, so that others come between.
+    /// Applies a plan in pieces, so that others run between.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let mut rest = plan.ops.as_slice();
@@ -113,7 +113,7 @@ impl Kernel for Restless {
     }
 }
 
-/// Somebody changes a Service, or its endpoints.
+/// Changes a Service, or its endpoints.
 fn change(world: &mut World<Restless>, chance: &Shared) {
     let number = chance.small(8);
     let at = format!("default/s{number}");
@@ -140,7 +140,7 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
         port.node_port = Some(30_000 + u16::from(number));
     }
     if chance.is_one_in(3) {
-        // Several may claim it.
+        // Several Services may claim it.
         varied.external_ips = vec![[198, 51, 100, chance.small(4)].into()];
     }
     if chance.is_one_in(4) {
@@ -153,7 +153,7 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
     varied
 }
 
-/// Somebody else changes what is there, and the kernel tells it, where it does.
+/// Changes entries as another program would, with the kernel's notification, if it sends one.
 fn damage(world: &mut World<Restless>, chance: &Shared) {
     let told = {
         let mut state = world.kernel.state();
@@ -192,7 +192,7 @@ fn damage(world: &mut World<Restless>, chance: &Shared) {
     }
 }
 
-/// Nothing happens any more; whenever no thread works on anything, time flies.
+/// Runs without further events; while no thread works, the clock advances.
 fn calm_down(world: &mut World<Restless>, ahead: &mut Duration) {
     let began = Instant::now();
     let mut rests = 0;
@@ -207,7 +207,7 @@ fn calm_down(world: &mut World<Restless>, ahead: &mut Duration) {
     }
 }
 
-/// So far ahead of the clock.
+/// Lead of the simulated clock.
 fn go_on(world: &mut World<Restless>, ahead: Duration) {
     world.go_on_at(Instant::now() + ahead);
 }
@@ -262,7 +262,7 @@ fn with_shim(shim: ShimStyle, seeds: RangeInclusive<u64>) {
         }
         calm_down(&mut world, &mut ahead);
         let told = kernel.state().snapshot.bound.clone();
-        // What the kernel does not tell takes a check.
+        // Changes without a notification need a check.
         for _ in 0..2 {
             world.proxier.check(world.now);
             calm_down(&mut world, &mut ahead);

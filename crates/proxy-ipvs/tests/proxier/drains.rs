@@ -1,4 +1,4 @@
-//! Draining on the strict fake kernel: who drains, when it is looked at, and what happens to it
+//! Draining on the strict fake kernel: which destinations drain, when they are checked, and events
 //! meanwhile.
 #![allow(
     clippy::indexing_slicing,
@@ -26,20 +26,20 @@ fn at(pod: &str) -> Target {
     }
 }
 
-/// A Service has these endpoints, all of them on another node.
+/// Gives a Service these endpoints, all of them on another node.
 fn endpoints(world: &mut World, of: &str, pods: &[&str]) {
     let pods: Vec<String> = pods.iter().map(|pod| format!("{pod}@node2")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
     world.slice(slice(of, &pods));
 }
 
-/// A pod has so many open connections at a virtual server.
+/// Sets the number of open connections of a pod at a virtual server.
 fn open(world: &World, of: &str, pod: &str, count: u32) {
     let mut state = world.kernel.state();
     state.connections.insert((server(of), at(pod)), count);
 }
 
-/// Somebody else writes the destinations of a virtual server.
+/// Writes the destinations of a virtual server as another program would.
 fn edit(world: &World, of: &str, change: impl FnOnce(&mut Vec<RealServer>)) {
     let mut state = world.kernel.state();
     if let Some(server) = state.snapshot.servers.get_mut(&server(of)) {
@@ -72,7 +72,7 @@ fn web(pods: &[&str]) -> World {
     world
 }
 
-/// `default/old` and `default/new`, which claim one external address.
+/// Two Services `default/old` and `default/new` that claim one external address.
 fn claimant(world: &mut World, at: &str, cluster_ip: &str) {
     let mut claimant = service(at, cluster_ip, 80);
     claimant.external_ips = vec![ip("198.51.100.7")];
@@ -107,7 +107,8 @@ fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Durat
     }
 }
 
-/// Lets time pass; the milliseconds at which connections were read, and of how many virtual servers.
+/// Lets time pass. Returns the milliseconds at which connections were read, and the number of
+/// virtual servers.
 fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
     let mut looks = Vec::new();
     pass(world, lasting, |world, since, _| {
@@ -146,7 +147,7 @@ fn a_drain_is_queried_soon_and_then_with_back_off() {
     );
     assert_eq!(times.len(), 80, "once in eight seconds in the end");
 
-    // The last connection ends: one look more, and nothing is due any more.
+    // The last connection ends: one more check, and no timer remains.
     world.kernel.state().connections.clear();
     assert_eq!(looks(&mut world, Duration::from_mins(10)).len(), 1);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -163,7 +164,7 @@ fn a_later_drain_is_queried_soon_as_well() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_secs(1));
     assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
-    // One that returns does not hurry the looks at the other.
+    // An endpoint that returns does not hasten the checks of the other.
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
 }
@@ -180,7 +181,7 @@ fn new_endpoints_cause_no_query() {
 #[test]
 fn the_loser_of_a_conflict_drains_nothing() {
     let mut world = conflict();
-    // Whatever happens to the loser, and however idle the winner's endpoint is.
+    // Events of the loser, and an idle endpoint of the winner, do not matter.
     for pods in [
         &["10.244.2.2"][..],
         &["10.244.2.2", "10.244.2.3"],
@@ -204,7 +205,7 @@ fn the_next_owner_of_an_address_drains_its_destinations() {
         world.destinations(SHARED).unwrap(),
         ["10.244.2.1:8080=0", "10.244.2.2:8080=1"]
     );
-    // The older one is back: now the endpoint of the other goes, and its own has its weight again.
+    // The older Service returns: the other's endpoint is removed, and its own gets its weight back.
     open(&world, SHARED, "10.244.2.2", 1);
     claimant(&mut world, "default/old", "10.96.0.1");
     world.sync();
@@ -247,7 +248,7 @@ fn a_deleted_service_drains_nothing() {
     world.wait(Duration::from_mins(1));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB), None);
-    // It is made anew: nothing of the former one is left.
+    // The virtual server is created again, without the former destinations.
     world.service(service("default/web", "10.96.0.10", 80));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -265,7 +266,7 @@ fn a_change_of_the_service_leaves_its_drains_alone() {
     world.service(sticky.clone());
     world.sync();
     assert_eq!(world.written(), ["change virtual server 10.96.0.10:80/TCP"]);
-    // Another name of its port makes it another owner.
+    // Another port name makes another owner.
     sticky.ports[0].name = "http".into();
     let mut named = slice("default/web", &["10.244.2.1@node2"]);
     named.ports[0].name = "http".into();
@@ -290,7 +291,7 @@ fn foreign_changes_of_draining_destinations_are_undone_or_accepted() {
     world.sync();
     assert_eq!(world.written(), Vec::<String>::new(), "nothing has changed");
 
-    // One gets a weight, one goes, and one comes that nobody wants.
+    // One destination gets a weight, one is removed, and an unwanted one is added.
     edit(&world, WEB, |destinations| {
         let real = |pod, weight| RealServer::new(at(pod)).with_weight(weight);
         *destinations = vec![
@@ -323,7 +324,8 @@ fn a_destination_that_is_gone_is_not_made_again_to_be_drained() {
     );
     open(&world, WEB, "10.244.2.2", 1);
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.66"]);
-    // The virtual server has failed and waits for its next try, when the draining one goes.
+    // The virtual server has failed and waits for its retry when the draining destination is
+    // removed.
     world.sync();
     edit(&world, WEB, |destinations| {
         destinations.retain(|real| real.target != at("10.244.2.2"));
@@ -351,7 +353,7 @@ fn while_one_destination_is_refused_others_drain_and_go() {
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
     world.work();
-    // It is tried less and less often, whatever becomes of others.
+    // Retries become rarer, independent of other entries.
     endpoints(
         &mut world,
         "default/web",
@@ -368,7 +370,7 @@ fn while_one_destination_is_refused_others_drain_and_go() {
     );
     assert!((6..=12).contains(&tries), "{tries}");
     assert_eq!(written.len(), 4, "{written:#?}");
-    // As long as none of them is there, what is there is not taken away.
+    // Until one of them exists, existing destinations stay.
     endpoints(&mut world, "default/web", &["10.244.2.66"]);
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(
@@ -442,7 +444,7 @@ fn after_a_restart_drains_wait_until_the_sources_have_told_everything() {
         world.model.apply(Event::ListComplete { kind, is_whole });
     }
     tell_slices(&mut world, false);
-    // Its connections have ended, and a further endpoint has gone: both are left as they are.
+    // The connections have ended, and another endpoint was removed: both stay as they are.
     world.kernel.state().connections.clear();
     world.work();
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
@@ -460,31 +462,31 @@ fn after_a_restart_drains_wait_until_the_sources_have_told_everything() {
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
 }
 
-// ---- whatever happens ----
+// ---- histories ----
 
 const PODS: [&str; 4] = ["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"];
-/// Two claimants of one address, with their own ones; the first is the older one.
+/// Two Services that claim one address, with their own addresses; the first is the older one.
 const SERVICES: [(&str, &str); 2] = [("default/old", "10.96.0.1"), ("default/new", "10.96.0.2")];
 const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Service has the pods of these bits as endpoints.
+    /// A Service gets the pods of these bits as endpoints.
     Endpoints(usize, u8),
     Create(usize),
     Delete(usize),
-    /// A virtual server has so many connections to a pod.
+    /// A virtual server gets so many connections to a pod.
     Connections(usize, usize, u32),
     /// Milliseconds pass.
     Wait(u64),
     Resync,
-    /// Somebody gives a destination a weight, which a resync sees.
+    /// Another program changes a destination's weight, and a resync finds it.
     Weigh(usize, usize, u16),
-    /// Somebody removes a destination, which a resync sees.
+    /// Another program removes a destination, and a resync finds it.
     Remove(usize, usize),
-    /// The daemon starts anew; whether the sources tell it everything.
+    /// The daemon restarts; true if the sources are complete.
     Restart(bool),
-    /// They do now.
+    /// The sources become complete.
     Whole,
     LoseAcknowledgements,
 }
@@ -599,10 +601,10 @@ impl Story {
         }
     }
 
-    /// The endpoints of each virtual server that is wanted.
+    /// Returns the endpoints of each wanted virtual server.
     fn wanted(&self) -> BTreeMap<VirtualServerKey, BTreeSet<Target>> {
         let mut wanted = BTreeMap::new();
-        // The older one comes last, and wins.
+        // The older Service comes last, and wins.
         for of in [1, 0].into_iter().filter(|of| self.exists[*of]) {
             let endpoints: BTreeSet<Target> = self.pods(of).into_iter().map(at).collect();
             wanted.insert(server(SERVERS[of]), endpoints.clone());
@@ -611,7 +613,7 @@ impl Story {
         wanted
     }
 
-    /// Syncs, and looks at what was done and at what is there.
+    /// Syncs, and checks the writes and the kernel's state.
     fn sync(&mut self) -> Result<(), TestCaseError> {
         let connections = self.world.kernel.state().connections.clone();
         self.world.work();
@@ -661,8 +663,8 @@ impl Story {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Endpoints have their weight at once; what is none gets no new connection, and loses none
-    /// that it has; and in the end nothing is left over and nothing is due.
+    /// Endpoints have their weight at once. Other destinations get no new connection, and lose none
+    /// of theirs. In the end no leftover and no timer remains.
     #[test]
     fn endpoints_serve_and_leftovers_drain(steps in proptest::collection::vec(step(), 1..40)) {
         let mut story = Story::new();

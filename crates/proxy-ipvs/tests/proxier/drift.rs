@@ -1,11 +1,11 @@
-//! Changes by other programs: found by a check while events go on, or told by the kernel;
-//! repaired, and told.
+//! Changes by other programs: found by a check while events continue, or by notifications;
+//! repaired, and reported.
 
 use proxy::Notice;
 
 use super::*;
 
-/// A check; what is written to repair what it finds.
+/// Runs a check, and returns the writes that repair its findings.
 fn check(world: &mut World) -> Vec<String> {
     world.work();
     world.wait(Duration::from_mins(1));
@@ -154,7 +154,7 @@ fn events_go_on_during_a_check_and_are_not_taken_for_drift() {
     let mut world = web();
     world.wait(Duration::from_mins(1));
     world.check();
-    // The dump is older than all of this.
+    // The dump is older than all of these changes.
     world.slice(slice(
         "default/web",
         &["10.244.2.5@node2", "10.244.2.6@node2"],
@@ -236,7 +236,7 @@ fn a_check_that_cannot_read_a_part_compares_the_others() {
     }
 }
 
-// ---- what the kernel tells ----
+// ---- notifications of the kernel ----
 
 #[test]
 fn an_address_that_is_taken_away_is_back_at_once() {
@@ -249,7 +249,7 @@ fn an_address_that_is_taken_away_is_back_at_once() {
     assert_eq!(world.written(), ["bind 10.96.0.10 to kube-ipvs0"]);
     assert_eq!(told(&synced.drift), [("address", 1)]);
     assert_eq!(world.work().0.dumps, 0, "nothing has to be read");
-    // One that this proxy takes away is told, too.
+    // An address that this proxy removes causes a notification, too.
     world.delete_service("default/web");
     world.sync();
     world.work();
@@ -318,9 +318,9 @@ fn only_an_address_that_is_new_or_gone_is_worth_a_look() {
     assert_eq!(reads(&mut world, Notice::AddressAdded(six)), 0);
 }
 
-// ---- what it does not tell ----
+// ---- changes without a notification ----
 
-/// With one Service, and glances each two seconds.
+/// A world with one Service, and a quick check every two seconds.
 fn glancing(family: IpFamily) -> (World, &'static str) {
     let (address, node) = match family {
         IpFamily::V4 => ("10.96.0.10", "192.168.99.10"),
@@ -353,13 +353,13 @@ fn virtual_servers_that_were_all_taken_away_are_noticed_at_a_glance() {
         let (mut world, address) = glancing(family);
         let (work, _) = glances(&mut world, 20);
         assert_eq!((work.glances, work.dumps), (10, 0), "{family}");
-        // What this proxy adds and removes itself is as believed.
+        // Additions and removals by this proxy are as recorded.
         world.service(service("default/other", &format!("{address}1"), 80));
         world.sync();
         assert_eq!(glances(&mut world, 4).0.dumps, 0, "{family}");
         world.kernel.state().snapshot.servers.clear();
         let (work, ops) = glances(&mut world, 3);
-        // The check's, and that of the lane that writes.
+        // One read by the check, and one by the writing lane.
         assert_eq!((work.dumps, ops.len()), (2, 2), "{family}: {ops:?}");
         assert_eq!(glances(&mut world, 10).0.dumps, 0, "{family}");
     }
@@ -381,6 +381,6 @@ fn sets_that_are_read_again_as_they_were_made_are_no_drift() {
     world.kernel.state().snapshot.rules = Some(Rules::default());
     world.wait(Duration::from_mins(1));
     world.check();
-    // Whoever flushes the rules may have gone on to the sets, so these are read, too.
+    // A program that flushes the rules may also flush the sets, so these are read, too.
     assert_eq!(told(&world.settle().drift), [("chain", 11), ("rule", 29)]);
 }

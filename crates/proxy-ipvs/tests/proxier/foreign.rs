@@ -47,7 +47,7 @@ fn external() -> Service {
     }
 }
 
-/// A daemon on a node where keepalived has made this virtual server.
+/// A daemon on a node where keepalived has created this virtual server.
 fn started(kernel: FakeKernel, of: Service) -> World {
     let mut world = World::with(Config::default(), kernel).listed();
     world.service(of);
@@ -60,7 +60,7 @@ fn is_untouched(world: &World, at: &str) -> bool {
     state.snapshot.servers.get(&server(at)) == Some(&of_keepalived())
 }
 
-/// Reports whether a kube-proxy that starts, or cleans up, takes it for its own.
+/// Reports whether a kube-proxy takes it for its own at its start or cleanup.
 fn is_said_ours(world: &World, at: &str) -> bool {
     world.kernel.state().snapshot.says_ours(&server(at))
 }
@@ -87,7 +87,7 @@ fn a_foreign_virtual_server_is_left_alone_and_named() {
         let mut sets = state.snapshot.sets.values();
         assert!(!sets.any(|members| members.contains(&named)));
     }
-    // Neither checks, nor a new start, nor the end of the Service change that.
+    // Checks, a restart, and the deletion of the Service do not change that.
     world.wait(Duration::from_secs(30));
     world.check();
     assert!(world.sync().foreign.is_empty(), "told once");
@@ -101,8 +101,8 @@ fn a_foreign_virtual_server_is_left_alone_and_named() {
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
 }
 
-/// Another program holds all that serves: the node serves as well as it can. The kernel's refusal of
-/// all that is left is another matter.
+/// If another program has all virtual servers, the node is as healthy as it can be. If the kernel
+/// refuses the remaining ones, it is not.
 #[test]
 fn foreign_virtual_servers_everywhere_make_the_node_neither_late_nor_stuck() {
     let only = "10.96.0.10:80";
@@ -132,7 +132,7 @@ fn foreign_virtual_servers_everywhere_make_the_node_neither_late_nor_stuck() {
     assert_eq!(world.proxier.standing().stuck_since, None);
 }
 
-/// Nor does the refusal of a destination, of the only ones: the virtual server refuses connections.
+/// Nor does the refusal of the only destinations: the virtual server refuses connections.
 #[test]
 fn refused_destinations_make_the_node_neither_late_nor_stuck() {
     let kernel = kernel();
@@ -244,7 +244,7 @@ fn a_kube_proxys_virtual_server_is_adopted_by_its_endpoints_alone() {
     assert!(touched.is_empty(), "{touched:?}");
 }
 
-/// No set names a mark: the note alone says whose its virtual server is.
+/// No set names a mark: only the flag shows the owner of its virtual server.
 #[test]
 fn a_virtual_server_of_a_mark_is_foreign_unless_it_bears_our_note() {
     let kernel = kernel();
@@ -279,7 +279,7 @@ fn a_virtual_server_of_a_mark_is_foreign_unless_it_bears_our_note() {
             .collect::<Vec<_>>()
     };
     assert_eq!(marks(&world), [(of(7), of_keepalived())]);
-    // Glances count it, so that they find nothing missing.
+    // Quick checks count it, so they find nothing missing.
     world.kernel.take_work();
     for _ in 0..5 {
         world.wait(Duration::from_secs(2));
@@ -287,7 +287,7 @@ fn a_virtual_server_of_a_mark_is_foreign_unless_it_bears_our_note() {
     }
     let (work, _) = world.kernel.take_work();
     assert_eq!((work.glances, work.dumps), (5, 0));
-    // A check finds what somebody has made since.
+    // A check finds a virtual server that another program has created since.
     let mut state = world.kernel.state();
     state.snapshot.servers.insert(of(9), ours());
     drop(state);

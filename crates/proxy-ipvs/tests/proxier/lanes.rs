@@ -1,5 +1,4 @@
-//! Nothing waits for what it does not need: parts of the kernel that hang, that cannot be read, or
-//! that take long.
+//! Independent work does not wait: not for parts of the kernel that hang, are unreadable, or slow.
 
 use std::sync::Arc;
 
@@ -52,7 +51,7 @@ const SOON: Duration = Duration::from_millis(500);
 fn rules_and_addresses_that_hang_delay_no_endpoint() {
     let (mut world, held) = serving();
     hold(&held, &[Part::Rules, Part::Addresses]);
-    // The first external address wants other rules.
+    // The first external address changes the rules.
     world.service(external("default/out", "10.96.0.11", "198.51.100.7"));
     world.slice(slice("default/out", &PAIR));
     world.until("the cluster's address", serves("10.96.0.11:80", 2));
@@ -64,7 +63,7 @@ fn rules_and_addresses_that_hang_delay_no_endpoint() {
         longest = longest.max(world.until("a change", serves("10.96.0.10:80", count)));
     }
     assert!(longest < SOON, "{longest:?}");
-    // Without rules, packets from outside would be answered from elsewhere.
+    // Without rules, endpoints on other nodes would reply to external clients directly.
     assert!(!serves("198.51.100.7:80", 2)(&world.kernel));
     hold(&held, &[]);
     world.until("what waits for rules", serves("198.51.100.7:80", 2));
@@ -90,7 +89,7 @@ fn a_first_virtual_server_waits_for_the_rules_a_little_and_no_longer() {
     world.until("the other", serves("198.51.100.7:80", 0));
 }
 
-/// As long as the rules are not there, anybody could use the address.
+/// Until the rules exist, any client could use the address.
 #[test]
 fn an_address_with_source_ranges_is_not_served_without_them() {
     let mut world = web();
@@ -127,7 +126,7 @@ fn a_part_that_is_unreadable_at_the_start_stops_only_its_dependents() {
     for &part in Part::ALL {
         let left = web();
         {
-            // Of a Service that is gone meanwhile, and somebody else's.
+            // One of a Service that was deleted meanwhile, and a foreign one.
             let mut state = left.kernel.state();
             let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
             let servers = &mut state.snapshot.servers;
@@ -148,7 +147,7 @@ fn a_part_that_is_unreadable_at_the_start_stops_only_its_dependents() {
         world.work();
         let synced = world.sync();
         assert_eq!(synced.unreadable[0].part, part.name());
-        // That is how long the rules have a start.
+        // The rules have this head start.
         world.wait(Duration::from_millis(500));
         assert!(world.settle().stuck.is_some(), "{part:?}");
         let written = world.written();
@@ -163,7 +162,7 @@ fn a_part_that_is_unreadable_at_the_start_stops_only_its_dependents() {
             has_evidence,
             "{part:?}: {written:?}"
         );
-        // It is read again by itself, and then all is as if nothing had been.
+        // The part is read again without a trigger, and then everything is normal.
         world.kernel.state().unreadable.clear();
         world.wait(Duration::from_secs(1));
         let synced = world.settle();
@@ -299,7 +298,7 @@ fn a_change_does_not_wait_for_very_many_services_of_another_namespace() {
     assert!(before < 3_000, "after {before} of {}", ops.len());
 }
 
-// ---- what is not known of the node ----
+// ---- unknown facts about the node ----
 
 /// A node with two addresses that serves a NodePort at both.
 fn exposed() -> World {
@@ -354,7 +353,7 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
         world.sync();
         let weights = world.destinations("192.168.99.11:30080").unwrap();
         assert_eq!(weights, ["10.244.2.9:8080=1"]);
-        // Now it is.
+        // Now the addresses are known.
         world.node(Node {
             name: support::NODE.into(),
             addresses: vec![ip("192.168.99.10")],
@@ -367,7 +366,7 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
     }
 }
 
-/// As upstream's, which looks at all addresses of the node in each sync.
+/// Like upstream, which reads all addresses of the node in each sync.
 #[test]
 fn service_addresses_in_a_network_of_node_ports_serve_them_as_they_come_and_go() {
     let mut world = World::with(
@@ -385,7 +384,7 @@ fn service_addresses_in_a_network_of_node_ports_serve_them_as_they_come_and_go()
     world.sync();
     world.work();
     assert_eq!(node_ports(&world), ["10.96.0.10:30080/TCP"]);
-    // Another Service comes, and goes.
+    // Another Service is added and deleted.
     world.service(service("default/other", "10.96.0.20", 80));
     world.slice(slice("default/other", &PAIR));
     world.sync();
@@ -409,10 +408,10 @@ fn service_addresses_in_a_network_of_node_ports_serve_them_as_they_come_and_go()
     assert_eq!(node_ports(&world), ["10.96.0.10:30080/TCP"]);
 }
 
-// ---- what comes between a call and its answer ----
+// ---- events between a call and its reply ----
 
-/// Goes on for as long as a look or a repair may take to begin.
-/// What was told as changed by somebody else, and as repaired.
+/// Continues long enough for a check or a repair to start.
+/// Returns the drift and the repaired Services in reports.
 fn a_while(world: &mut World<Slow>) -> Vec<String> {
     let mut told = Vec::new();
     for _ in 0..300 {
@@ -511,7 +510,7 @@ fn writes_during_a_check_are_no_drift() {
     world.service(service("default/other", "10.96.0.11", 80));
     world.slice(slice("default/other", &PAIR));
     a_while(&mut world);
-    // Written, and not booked yet.
+    // Written, but not booked yet.
     assert!(
         serves("10.96.0.11:80", 2)(&world.kernel) || {
             let state = world.kernel.state();
@@ -526,8 +525,8 @@ fn writes_during_a_check_are_no_drift() {
     assert!(serves("10.96.0.11:80", 2)(&world.kernel));
 }
 
-/// The kernel tells virtual servers by their number: where one is removed meanwhile, another one is
-/// passed over.
+/// The kernel lists virtual servers by position: if one is removed meanwhile, another one is
+/// skipped.
 #[test]
 fn a_virtual_server_that_a_check_has_passed_over_is_not_made_again() {
     let mut world = web();
@@ -541,8 +540,8 @@ fn a_virtual_server_that_a_check_has_passed_over_is_not_made_again() {
     assert_eq!(world.written(), Vec::<String>::new());
 }
 
-/// The node gets an address that one Service names, so that this one is computed again, before anybody has
-/// told that Services have changed.
+/// The node gets an address that one Service names, so that this Service is computed again before
+/// the change of other Services is known.
 #[test]
 fn an_address_goes_on_to_its_heir_before_anybody_is_told() {
     const OF_THE_NODE: &str = "203.0.113.9";
@@ -554,13 +553,13 @@ fn an_address_goes_on_to_its_heir_before_anybody_is_told() {
     let (shared, other) = ("203.0.113.1", "203.0.113.2");
     let now = [OF_THE_NODE];
     for (one, two, [two_then, three_then]) in [
-        // Both leave it, and the third takes it at another port.
+        // Both release the address, and the third takes it at another port.
         (
             [OF_THE_NODE, shared],
             [shared].as_slice(),
             [[].as_slice(), &[shared]],
         ),
-        // The second gets what the first leaves, and leaves something to the third.
+        // The second gets the address of the first, and releases one to the third.
         (
             [OF_THE_NODE, shared],
             &[shared, other],

@@ -1,11 +1,11 @@
-//! The shim in nftables: no process, and one shim after the other.
+//! The shim in nftables: without processes, and changes between shims.
 
 use std::sync::Arc;
 
 use proxy_ipvs::fake::{FakeKernel, Work};
 use proxy_ipvs::{
-    Backend, Config, Member, Place, Properties, RealServer, Rules, Set, ShimStyle, VirtualServer,
-    beside_the_shim,
+    Backend, Config, LeftoverPlace, Member, Properties, RealServer, Rules, Set, ShimStyle,
+    VirtualServer, beside_the_shim,
 };
 
 use proxy::{Mode as _, Notice};
@@ -45,7 +45,7 @@ fn web() -> World {
     world
 }
 
-/// Parts of the shim, in words.
+/// Describes the parts of the shim.
 fn lines(world: &World) -> Vec<String> {
     let rules = world.kernel.state().snapshot.rules.clone().unwrap();
     rules.differences(&Rules::default())
@@ -74,7 +74,7 @@ fn no_program_is_ever_started() {
     assert_eq!(world.work(), (expected, Vec::new()));
 }
 
-/// All that a packet to a cluster IP is asked, and no more.
+/// All lookups for a packet to a cluster IP.
 #[test]
 fn rules_for_a_packet_to_a_cluster_ip() {
     let world = web();
@@ -104,7 +104,7 @@ fn rules_for_a_packet_to_a_cluster_ip() {
     );
 }
 
-/// There is a rule for each length of prefix, as long as there are ranges of it.
+/// There is a rule for each prefix length, while it has ranges.
 #[test]
 fn source_ranges_come_and_go_by_their_prefixes() {
     let mut world = web();
@@ -127,7 +127,7 @@ fn source_ranges_come_and_go_by_their_prefixes() {
     world.service(closed);
     assert_eq!(world.sync().pending, 0);
     assert!(!asks(&world, "24") && !asks(&world, "16") && asks(&world, "8"));
-    // The node is in none of them.
+    // The node is in no range.
     let forbidden = "element 203.0.113.10:80/TCP of set KUBE-IPVS-OUT-FILTER";
     assert!(
         lines(&world).iter().any(|line| line.ends_with(forbidden)),
@@ -139,7 +139,7 @@ fn source_ranges_come_and_go_by_their_prefixes() {
     assert!(!lines(&world).iter().any(|line| line.contains("SOURCE")));
 }
 
-/// Sets and rules of iptables serve until those of nftables do. What their members say counts.
+/// Sets and rules of iptables serve until those of nftables do. Their members count as evidence.
 #[test]
 fn the_shim_in_iptables_goes_once_this_one_serves() {
     let kernel = kernel();
@@ -164,8 +164,8 @@ fn the_shim_in_iptables_goes_once_this_one_serves() {
         state.former = [(Set::NodePortTcp, [Member::Port(30080)].into())].into();
         let leftovers = Arc::new(beside_the_shim(&[&proxy_iptables::FOOTPRINT], SAVED));
         let places = [
-            (Place::Other(Backend::Legacy), leftovers),
-            (Place::Ipsets, Arc::default()),
+            (LeftoverPlace::Other(Backend::Legacy), leftovers),
+            (LeftoverPlace::Ipsets, Arc::default()),
         ];
         state.snapshot.leftovers = Some(places.into());
     }
@@ -194,11 +194,11 @@ fn the_shim_in_iptables_goes_once_this_one_serves() {
     assert!(state.snapshot.leftovers.as_ref().unwrap().is_empty());
 }
 
-/// The shim keeps packets from being translated, so the table behind it no longer serves them.
+/// The shim prevents translation, so the table behind it no longer serves packets.
 #[test]
 fn the_nftables_mode_serves_until_all_is_made() {
     let kernel = kernel();
-    let places = [(Place::Nftables, Arc::default())];
+    let places = [(LeftoverPlace::Nftables, Arc::default())];
     kernel.state().snapshot.leftovers = Some(places.into());
     let mut world = web_on(kernel);
     assert_eq!(world.sync().pending, 0);
@@ -215,7 +215,7 @@ fn the_sets_of_the_other_shim_stay_while_the_virtual_servers_are_unknown() {
     let kernel = kernel();
     {
         let mut state = kernel.state();
-        let places = [(Place::Ipsets, Arc::default())];
+        let places = [(LeftoverPlace::Ipsets, Arc::default())];
         state.snapshot.leftovers = Some(places.into());
         let unreadable = (proxy_ipvs::Part::Servers.name(), "no".to_owned());
         state.unreadable.extend([unreadable]);
@@ -238,7 +238,7 @@ fn the_sets_of_the_other_shim_stay_while_the_virtual_servers_are_unknown() {
 #[test]
 fn this_shim_goes_once_the_one_in_iptables_serves() {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
-    kernel.state().snapshot.leftovers = Some([(Place::OwnTable, Arc::default())].into());
+    kernel.state().snapshot.leftovers = Some([(LeftoverPlace::OwnTable, Arc::default())].into());
     let member = Member::AddressPort(ip("10.96.0.66"), Protocol::Tcp, 80);
     kernel.state().former = [(Set::ClusterIp, [member].into())].into();
     let left = VirtualServer {
@@ -265,7 +265,7 @@ fn this_shim_goes_once_the_one_in_iptables_serves() {
     assert!(position(&order, "remove virtual server 10.96.0.66:80") < table);
 }
 
-/// Somebody runs `nft flush ruleset`.
+/// Another program runs `nft flush ruleset`.
 #[test]
 fn a_table_that_is_gone_is_made_again() {
     let mut world = web();
@@ -276,7 +276,7 @@ fn a_table_that_is_gone_is_made_again() {
         state.snapshot.set_sizes.clear();
         state.snapshot.rules = Some(Rules::default());
     }
-    // The kernel tells it.
+    // The kernel sends a notification.
     world.proxier.notice(&Notice::Ruleset, world.now);
     assert_eq!(world.sync().pending, 0);
     assert_eq!(lines(&world), before);

@@ -1,4 +1,4 @@
-//! Services that name a scheduler of their own.
+//! Services with their own scheduler.
 
 use proxy::ServiceOptions;
 use proxy::options::SCHEDULER;
@@ -56,7 +56,7 @@ fn a_service_has_its_own_scheduler_and_others_the_nodes() {
     assert_eq!(schedulers(&world), [("sh".to_owned(), 0), rr()]);
     assert_eq!(missing(&world), [""; 0]);
     assert_eq!(world.work().0.scheduler_questions, 1);
-    // mh has a flag, as where it is the node's.
+    // mh has a flag, as if it were the node's scheduler.
     world.service(with("mh"));
     world.sync();
     assert_eq!(
@@ -81,7 +81,7 @@ fn a_change_is_one_write_to_the_virtual_server() {
         let there = world.destinations("10.96.0.10:80").unwrap();
         assert_eq!(there, ["10.244.1.5:8080=1", "10.244.2.5:8080=1"]);
     }
-    // What is known is not asked for again.
+    // A known scheduler is not looked up again.
     assert_eq!(world.work().0.scheduler_questions, 0);
 }
 
@@ -113,7 +113,7 @@ fn an_invalid_scheduler_falls_back_to_the_nodes() {
     assert_eq!(world.work().0.scheduler_questions, 0);
 }
 
-/// However many Services name it, the kernel is asked once, and then as rarely as it may be installed.
+/// Many Services cause one lookup, and then as few as an installation may need.
 #[test]
 fn a_scheduler_that_the_kernel_lacks_costs_a_question() {
     let mut world = named("lblc");
@@ -151,7 +151,7 @@ fn a_scheduler_that_the_kernel_lacks_costs_a_question() {
     assert_eq!(world.work().1.len(), 61, "each is changed in place");
 }
 
-/// Such as where another program has taken the place at which it is asked.
+/// For example, another program has the address of the probe.
 #[test]
 fn a_scheduler_that_disappears_is_given_up() {
     let mut world = named("sh");
@@ -171,14 +171,14 @@ fn a_scheduler_that_disappears_is_given_up() {
     );
     assert_eq!(world.written(), [""; 0], "it is as it was");
 
-    // Made anew, it is not even tried.
+    // After a restart it is not even tried.
     world.delete_service("default/web");
     world.sync();
     world.service(with("sh"));
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
     assert_eq!(schedulers(&world), [rr(), rr()]);
-    // Nobody names it any more.
+    // No Service names it any more.
     world.service(with(""));
     world.sync();
     world.wait(Duration::from_mins(6));

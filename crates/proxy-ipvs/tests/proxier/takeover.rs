@@ -1,16 +1,17 @@
-//! A node that another mode has programmed: it serves until all is made, then what it left goes.
+//! A node that another mode has programmed: it serves until everything is written, then its
+//! leftovers are removed.
 
 use std::sync::Arc;
 
 use proxy_ipvs::fake::FakeKernel;
-use proxy_ipvs::{Backend, Config, Op, Place, Rules, beside_the_shim};
+use proxy_ipvs::{Backend, Config, LeftoverPlace, Op, Rules, beside_the_shim};
 
 use super::support::Held;
 use super::{IpFamily, Kind, PAIR, World, ip, service, slice};
 use proxy::{Event, Mode as _, Notice};
 
 const SAVED: &str = include_str!("../iptables-mode/iptables-save");
-const BESIDE: Place = Place::Beside(Backend::Legacy);
+const BESIDE: LeftoverPlace = LeftoverPlace::Beside(Backend::Legacy);
 
 /// A node that upstream's iptables mode serves.
 fn programmed() -> World {
@@ -60,7 +61,7 @@ fn while_not_all_can_be_read_the_iptables_mode_goes_on_serving() {
     position(&order, "bind ");
     let touches = |op: &String| op.starts_with("write ") || op.contains("of the iptables mode");
     assert!(!order.iter().any(touches), "{order:#?}");
-    // It is late, and a new start would not help.
+    // It is late, but a restart would not help.
     let standing = world.proxier.standing();
     assert!(standing.pending_since.is_some() && standing.stuck_since.is_none());
     let is_whole = true;
@@ -121,8 +122,8 @@ fn leftovers_that_no_rule_leads_to_do_not_hold_up_the_rules() {
     let leftovers = Arc::new(beside_the_shim(&[&proxy_iptables::FOOTPRINT], SAVED));
     let places = [
         (BESIDE, Arc::clone(&leftovers)),
-        (Place::Other(Backend::Nft), leftovers),
-        (Place::Nftables, Arc::default()),
+        (LeftoverPlace::Other(Backend::Nft), leftovers),
+        (LeftoverPlace::Nftables, Arc::default()),
     ];
     kernel.state().snapshot.leftovers = Some(places.into());
     let mut world = World::with(Config::default(), kernel);
@@ -143,11 +144,15 @@ fn leftovers_that_no_rule_leads_to_do_not_hold_up_the_rules() {
     );
 }
 
-/// The table of the nftables mode is before IPVS, and has the packets of whoever is not served yet.
+/// The table of the nftables mode comes before IPVS, and takes the packets of Services that IPVS
+/// does not serve yet.
 #[test]
 fn the_nftables_mode_serves_until_all_is_made() {
     let addresses = proxy_ipvs::Part::Addresses.name();
-    for (place, waits) in [(Place::Nftables, true), (Place::Ended, false)] {
+    for (place, waits) in [
+        (LeftoverPlace::Nftables, true),
+        (LeftoverPlace::Ended, false),
+    ] {
         let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
         kernel.state().snapshot.leftovers = Some([(place, Arc::default())].into());
         let held = Held::default();
@@ -173,7 +178,7 @@ fn the_nftables_mode_serves_until_all_is_made() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let has_gone = is_gone(&world.kernel);
-            // Else the threads would never end.
+            // Otherwise the threads would never end.
             held.lock().unwrap().clear();
             assert!(!has_gone, "no address is bound");
         }
@@ -217,7 +222,7 @@ fn the_other_vip_mode_serves_until_this_one_does() {
             "bind 10.96.0.10 to kube-ipvs0".to_owned(),
             otherwise("10.96.0.10"),
             otherwise("10.96.0.11"),
-            // Its address on the link, in whichever form, says that it is ours.
+            // Its address on the link, in either form, is evidence that it is ours.
             "remove virtual server 10.96.0.11:80/TCP".to_owned(),
         ]
     );
@@ -225,7 +230,7 @@ fn the_other_vip_mode_serves_until_this_one_does() {
     assert_eq!((world.sync().written, world.written().len()), (0, 0));
 }
 
-/// The kernel tells of addresses, not of routes.
+/// The kernel sends notifications of addresses, not of routes.
 #[test]
 fn removals_in_the_other_vip_mode_hide_no_loss() {
     let mut world = bound_otherwise().listed();

@@ -23,8 +23,7 @@ use proxy_ipvs::{
 
 pub(crate) const NODE: &str = "node1";
 
-/// Parts are read again this long after their last read, and those that the kernel has told of this
-/// long after that.
+/// Pause before a part is read again, after its last read and after a notification.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Sum of all reports until nothing is left to do at once.
@@ -44,7 +43,7 @@ pub(crate) struct Synced {
     pub(crate) failing: usize,
     /// Time since which nothing could be written.
     pub(crate) stuck: Option<Instant>,
-    /// A kernel thread is gone.
+    /// A kernel thread has ended.
     pub(crate) gone: Option<String>,
     conflicts: Option<Vec<Conflict>>,
 }
@@ -70,7 +69,7 @@ impl Synced {
     }
 }
 
-/// Goes on as the daemon's loop does until nothing is left to do at once.
+/// Runs the daemon's loop until nothing is left to do at once.
 pub(crate) fn settle<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
@@ -108,7 +107,7 @@ fn settle_after<K: Kernel>(
     synced
 }
 
-/// The kernel is read, and nothing is written yet.
+/// Reads the kernel, without writing.
 pub(crate) fn read_ahead<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
@@ -124,20 +123,21 @@ pub(crate) fn read_ahead<K: Kernel>(
     synced
 }
 
-/// One node: model, proxier and fake kernel.
+/// A node: model, proxier and fake kernel.
 pub(crate) struct World<K: Kernel = FakeKernel> {
     pub(crate) model: Model,
     pub(crate) kernel: FakeKernel,
     pub(crate) proxier: Proxier<K>,
     pub(crate) now: Instant,
-    /// Who claims what another one has.
+    /// The winner and loser of each conflict.
     pub(crate) conflicts: Vec<Conflict>,
     has_updated: bool,
 }
 
-/// A kernel that is read as one.
+/// A kernel that is read as a whole.
 pub(crate) trait Whole: Kernel {
-    /// Everything of this family; `with_rules` also the shim and what other modes have left.
+    /// Reads everything of this family; `with_rules` includes the shim and the leftovers of other
+    /// modes.
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, Unreadable> {
         let FoundAddresses {
             has_link,
@@ -246,7 +246,7 @@ impl World {
 }
 
 impl World<Slow> {
-    /// With kernel threads, each of which stops at the parts that are held.
+    /// Uses kernel threads, each of which stops at the held parts.
     pub(crate) fn threaded(config: Config, kernel: FakeKernel, held: &Held) -> Self {
         let lane = || {
             let slow = Slow(kernel.clone(), held.clone());
@@ -256,7 +256,7 @@ impl World<Slow> {
         Self::on(config, kernel, lanes)
     }
 
-    /// Goes on, in real time, until that is so; how long it took.
+    /// Runs in real time until the condition holds, and returns the duration.
     pub(crate) fn until(&mut self, what: &str, is_so: impl Fn(&FakeKernel) -> bool) -> Duration {
         let began = Instant::now();
         while !is_so(&self.kernel) {
@@ -273,13 +273,13 @@ impl World<Slow> {
     }
 }
 
-/// Parts of the kernel at which whoever reads or writes them is held, and what is held once it is
-/// done: `READ` or `WRITTEN`.
+/// Parts of the kernel whose reads or writes are held, and results that are held: `READ` or
+/// `WRITTEN`.
 pub(crate) type Held = Arc<Mutex<BTreeSet<&'static str>>>;
 
-/// The addresses have been read, which nobody knows yet.
+/// Holds addresses that were read, before the proxier gets them.
 pub(crate) const READ: &str = "addresses have been read";
-/// The same of virtual servers, sets, the link and addresses that have been written.
+/// Likewise holds the results of writes to virtual servers, sets, the link and addresses.
 pub(crate) const WRITTEN: &str = "all but rules has been written";
 
 /// The fake kernel, for a thread that may be held.
@@ -373,7 +373,7 @@ impl<K: Kernel> World<K> {
         self.go_on_at(Instant::now())
     }
 
-    /// The same at this moment.
+    /// Runs one turn at this moment.
     pub(crate) fn go_on_at(&mut self, now: Instant) -> Synced {
         let mut synced = Synced::default();
         self.now = now;
@@ -389,14 +389,14 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// Takes all of this over, and does what there is to do.
+    /// Applies all of these events, and does the work.
     pub(crate) fn take_over(&mut self, changes: &Changes) -> Synced {
         let synced = read_ahead(&mut self.proxier, &self.model, self.now);
         self.proxier.update(&self.model, changes, self.now);
         self.settle_after(synced)
     }
 
-    /// Tells the end of all lists.
+    /// Completes all lists.
     pub(crate) fn listed(mut self) -> Self {
         for kind in [Kind::Service, Kind::EndpointSlice, Kind::Node] {
             self.model.apply(Event::ListComplete {
@@ -407,7 +407,7 @@ impl<K: Kernel> World<K> {
         self
     }
 
-    /// A daemon that starts anew on this kernel, with nothing listed.
+    /// Starts a daemon on this kernel, with nothing listed.
     pub(crate) fn restarted(self, config: Config) -> World {
         World::with(config, self.kernel)
     }
@@ -434,7 +434,7 @@ impl<K: Kernel> World<K> {
         self.take_over(&changes)
     }
 
-    /// Goes on without new events.
+    /// Continues without new events.
     pub(crate) fn settle(&mut self) -> Synced {
         self.settle_after(Synced::default())
     }
@@ -447,7 +447,7 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// The kernel is to be compared with what is believed, as once in each sync period.
+    /// Starts a check, as once in each sync period.
     pub(crate) fn check(&mut self) {
         self.proxier.check(self.now);
     }

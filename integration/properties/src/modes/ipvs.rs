@@ -16,8 +16,8 @@ use chance::Chance;
 use proxy::{IpFamily, Mode, Model, NodeFacts, Notice, Protocol, Service, ServiceAddress};
 use proxy_ipvs::fake::{FakeKernel, State};
 use proxy_ipvs::{
-    Config, Kernel, Lanes, Member, Place, Proxier, Rules, Set, ShimStyle, Snapshot, VipMode,
-    VirtualServer, VirtualServerKey,
+    Config, Kernel, Lanes, LeftoverPlace, Member, Proxier, Rules, Set, ShimStyle, Snapshot,
+    VipMode, VirtualServer, VirtualServerKey,
 };
 
 use crate::cluster::{NODE, NODE_ADDRESS, at};
@@ -230,7 +230,8 @@ impl Subject for Ipvs {
             let mut state = self.kernel.state();
             let leftovers = state.snapshot.leftovers.iter().flatten();
             let mut places = leftovers.map(|(place, _)| place);
-            let is_there = places.any(|place| matches!(place, Place::Ipsets | Place::OwnTable));
+            let is_there = places
+                .any(|place| matches!(place, LeftoverPlace::Ipsets | LeftoverPlace::OwnTable));
             state.former = if is_there {
                 self.former.0.clone()
             } else {
@@ -278,9 +279,9 @@ impl Subject for Ipvs {
             mem::swap(rules, &mut other.2);
             self.former = other;
             let place = if is_native(before) {
-                Place::OwnTable
+                LeftoverPlace::OwnTable
             } else {
-                Place::Ipsets
+                LeftoverPlace::Ipsets
             };
             there.leftovers = Some([(place, Arc::default())].into());
         }
