@@ -8,7 +8,7 @@ const COLUMNS: usize = 100;
 pub fn wrapped(text: &str) -> String {
     let mut page = String::with_capacity(text.len());
     for line in text.lines() {
-        if line.starts_with(['|', '#', '!']) {
+        if line.chars().count() <= COLUMNS || line.starts_with(['|', '#', '!']) {
             page.push_str(line);
         } else {
             fill(line, &mut page);
@@ -49,6 +49,7 @@ mod tests {
     fn prose_is_broken_and_tables_are_not() {
         let row = format!("| {} |\n", "figure ".repeat(20));
         assert_eq!(wrapped(&row), row);
+        assert_eq!(wrapped("  indented\n"), "  indented\n");
         let item = format!("* {}end\n", "word ".repeat(30));
         let page = wrapped(&item);
         assert!(page.lines().all(|line| line.chars().count() <= 100));
