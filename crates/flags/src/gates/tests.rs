@@ -9,7 +9,7 @@ fn gates(given: &str) -> Gates {
 }
 
 /// The stages of a gate as the documentation has them: `1.34 alpha, off; 1.36 beta, on; 1.38 gone`.
-fn history(known: &Known) -> String {
+fn history(known: &KnownGate) -> String {
     let mut runs: Vec<String> = Vec::new();
     let mut before = None;
     for (at, spec) in known.specs.iter().enumerate() {
@@ -66,11 +66,11 @@ fn each_release_has_its_own_gates() {
         (EXTERNAL_IPS, 2),
         ("ManagedFieldsOptOut", 4),
     ] {
-        let known = Known::of(name).unwrap();
+        let known = KnownGate::of(name).unwrap();
         let first = known.specs.iter().position(Option::is_some);
         assert_eq!(first, Some(at), "{name}");
     }
-    let of = |name| history(Known::of(name).unwrap());
+    let of = |name| history(KnownGate::of(name).unwrap());
     assert_eq!(of("KubeProxyIPVS"), "1.37 deprecated, on");
     assert_eq!(of("NativeHistograms"), "1.36 alpha, off; 1.37 beta, on");
     assert_eq!(of(LOCALHOST_NODE_PORTS), "1.37 alpha, off; 1.38 beta, on");
@@ -84,7 +84,7 @@ fn each_release_has_its_own_gates() {
 fn the_gates_that_are_read_are_known() {
     let rows = WITHOUT_EFFECT.iter().map(|(name, ..)| *name);
     for name in OF_KUBE_PROXY.iter().copied().chain(rows) {
-        assert!(Known::of(name).is_some(), "{name}");
+        assert!(KnownGate::of(name).is_some(), "{name}");
         assert!(is_of_kube_proxy(name), "{name}");
     }
 }
@@ -104,7 +104,7 @@ fn the_documentation_has_every_gate_that_is_read() {
             panic!("{row}");
         };
         for name in names.split('`').skip(1).step_by(2) {
-            let known = Known::of(name).unwrap_or_else(|| panic!("{name}"));
+            let known = KnownGate::of(name).unwrap_or_else(|| panic!("{name}"));
             assert_eq!(*stages, history(known), "{name}");
             documented.push(name);
         }
@@ -121,7 +121,7 @@ fn the_documentation_has_every_gate_that_is_read() {
 #[test]
 fn of_the_gates_that_are_read_one_has_another_default_in_1_38() {
     let read = KNOWN.iter().filter(|gate| is_of_kube_proxy(gate.name));
-    let differs = |gate: &&Known| {
+    let differs = |gate: &&KnownGate| {
         let default = |minor: usize| gate.specs[minor - FIRST].map(|spec| spec.default);
         default(38).is_some() && default(37) != default(38)
     };

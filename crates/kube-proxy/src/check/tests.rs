@@ -4,7 +4,7 @@ use modes::preview::{Action, Change};
 
 use super::diff::{Colour, render};
 use super::foresee::Foreseen;
-use crate::config::asked::Output;
+use crate::config::question::Output;
 
 /// Returns a change of an IPv4 entry, by the first lane of IPVS mode.
 pub(super) fn change(kind: &'static str, action: Action, entry: &str) -> Change {

@@ -784,7 +784,7 @@ fn every_flag_reaches_its_option() {
     }
 }
 
-/// What cannot be used is named, with what is allowed.
+/// Errors name the invalid value and the allowed ones.
 #[test]
 fn errors_name_the_flag_the_value_and_what_is_allowed() {
     for (line, parts) in [
@@ -1174,7 +1174,7 @@ fn man_pages_come_from_the_same_tree() {
     }
 }
 
-/// What is of one mode says so, and nothing else names one mode alone.
+/// Help names the mode of a flag that has an effect in one mode only.
 #[test]
 fn help_is_true_in_each_mode() {
     let command = Flags::command();
