@@ -143,3 +143,15 @@ pub(crate) fn permission() -> Error {
 pub(crate) const fn is_absence(errno: i32) -> bool {
     errno == libc::EOPNOTSUPP
 }
+
+/// Turns the kernel's `ENOENT` into `None`.
+pub(crate) fn unless_absent<T>(answer: Result<T, impl Into<Error>>) -> Result<Option<T>, Error> {
+    match answer.map_err(Into::into) {
+        Ok(answer) => Ok(Some(answer)),
+        Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
+            errno: libc::ENOENT,
+            ..
+        }))) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

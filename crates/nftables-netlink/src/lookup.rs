@@ -7,7 +7,7 @@ use netlink_batch::{Dump, Refusal};
 
 use crate::decode::{self, AnySet};
 use crate::encode::{header, list_one};
-use crate::error::Error;
+use crate::error::{Error, unless_absent};
 use crate::nftables::Nftables;
 use crate::object::{Element, HookedChain, KernelSet};
 use crate::value::{Bytes, Family};
@@ -175,16 +175,4 @@ fn next(key: &[u8]) -> Option<Bytes> {
         }
     }
     None
-}
-
-/// Turns the kernel's `ENOENT` into `None`.
-pub(crate) fn unless_absent<T>(answer: Result<T, impl Into<Error>>) -> Result<Option<T>, Error> {
-    match answer.map_err(Into::into) {
-        Ok(answer) => Ok(Some(answer)),
-        Err(Error::Netlink(netlink_batch::Error::Refused(Refusal {
-            errno: libc::ENOENT,
-            ..
-        }))) => Ok(None),
-        Err(error) => Err(error),
-    }
 }

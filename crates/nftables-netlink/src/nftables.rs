@@ -9,8 +9,7 @@ use netlink_batch::{Connection, Malformed, Protocol, Refusal, Replies, Writer};
 
 use crate::decode::{self, AnonymousMessages, AnySet, RuleMessage};
 use crate::encode::{PreparedTransaction, header};
-use crate::error::{CommitError, Error, RefusedChange, is_absence, permission};
-use crate::lookup::unless_absent;
+use crate::error::{CommitError, Error, RefusedChange, is_absence, permission, unless_absent};
 use crate::object::{Chain, Element, KernelSet, NamedCounter, Table};
 use crate::own_sockets::{OwnSocket, OwnSockets};
 use crate::transaction::{Generation, Transaction};

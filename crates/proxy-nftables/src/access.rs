@@ -1,9 +1,5 @@
 //! Reads and writes the kernel on this mode's kernel threads.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::time::Duration;
-
 use engine::KernelAccess;
 use proxy::Unreadable;
 
@@ -12,15 +8,7 @@ use crate::kernel::Kernel;
 use crate::kinds::Part;
 use crate::plan::{Outcomes, Plan};
 use crate::proxier::Nftables;
-use crate::snapshot::{Snapshot, SnapshotBuilder};
-
-/// The content of one part of the kernel's state.
-pub enum PartContent {
-    /// The table, and the time that reading it took.
-    Table(Box<Snapshot>, Duration),
-    /// The node's addresses.
-    Addresses(BTreeSet<IpAddr>),
-}
+use crate::snapshot::{PartContent, SnapshotBuilder};
 
 impl<K: Kernel> KernelAccess<K> for Nftables {
     fn read(kernel: &mut K, _: &Config, part: Part) -> Result<PartContent, Unreadable> {

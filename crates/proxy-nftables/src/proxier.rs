@@ -20,7 +20,6 @@ use proxy::{
 };
 use reconcile::Rows;
 
-use crate::access::PartContent;
 use crate::base::{Base, NodePortIps, unallocated};
 use crate::budget::Budget;
 use crate::choice::Chooser;
@@ -32,7 +31,7 @@ use crate::layout::Layout;
 use crate::plan::{Outcome, Outcomes, Plan, Removal, Timeouts};
 use crate::planner::Planner;
 use crate::port::{ServedPort, compile};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{PartContent, Snapshot};
 use crate::tables::Tables;
 
 /// Number of Services in one plan after which memory is released.

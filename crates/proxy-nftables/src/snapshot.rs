@@ -2,8 +2,10 @@
 //!
 //! Chains are reduced to a digest, and elements to their meaning for an address and port.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hashbrown::{HashMap, HashSet};
 use nftables_netlink::{Element, ElementData, Name, Rule, Set, SetKind, Timeout, Verdict};
@@ -38,6 +40,14 @@ pub struct Snapshot {
     pub(crate) chains: HashMap<Name, Content>,
     /// The sets of clients.
     pub(crate) affinity: HashMap<Name, Clients>,
+}
+
+/// The content of one part of the kernel's state.
+pub enum PartContent {
+    /// The table, and the time that reading it took.
+    Table(Box<Snapshot>, Duration),
+    /// The node's addresses.
+    Addresses(BTreeSet<IpAddr>),
 }
 
 /// Collects the table's objects into a snapshot.
