@@ -111,7 +111,7 @@ impl Clearing {
                 removed.chain(left).for_each(|line| self.tell(line));
             }
             Err(error) => {
-                error!(%error, "cannot remove redirections of the API server's addresses")
+                error!(%error, "cannot remove redirections of the API server's addresses");
             }
         }
     }
