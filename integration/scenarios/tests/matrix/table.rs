@@ -33,25 +33,23 @@ pub(crate) struct Row {
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
-        "Every service address is an address of the node, and the kernel gives what the node itself sends there that address as its \
-         source. It has to be rewritten. In iptables mode the source is the node's address from the start.",
+        "Every service address is an address of the node, so the kernel takes it as the source of the node's own packets to it, which has to \
+         be rewritten. In iptables mode the source is the node's address from the start.",
     ),
     (
         "B",
-        "A virtual server has one list of destinations for all clients, so what comes from inside the cluster is pinned to the local \
-         endpoint too; iptables mode sends it anywhere \
-         ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). As upstream.",
+        "A virtual server has one list of destinations for all clients, so clients inside the cluster are pinned to the local endpoint too; \
+         iptables mode sends them anywhere ([k/k#93456](https://github.com/kubernetes/kubernetes/issues/93456)). As upstream.",
     ),
     (
         "C",
-        "Without a local endpoint the virtual server gets the others, for the sake of clients inside of the cluster \
-         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)), and clients outside are forwarded too; iptables mode drops \
-         what these send. As upstream.",
+        "Without a local endpoint the virtual server gets the others, for clients inside the cluster \
+         ([k/k#97081](https://github.com/kubernetes/kubernetes/pull/97081)), and clients outside are forwarded too; iptables mode drops their \
+         packets. As upstream.",
     ),
     (
         "D",
-        "The list is that of C, and nothing that goes to an address of a Service with externalTrafficPolicy Local is ever masqueraded. \
-         As upstream.",
+        "The list is that of C, and packets to an address of a Service with externalTrafficPolicy Local are never masqueraded. As upstream.",
     ),
     (
         "E",
@@ -59,14 +57,14 @@ const REASONS: [(&str, &str); 7] = [
     ),
     (
         "F",
-        "Without a local endpoint, the ClusterIP of a Service that can be reached from outside too gets the other endpoints; that of one \
-         that cannot has no destination, and IPVS refuses at once. iptables mode drops in both cases. As upstream.",
+        "Without a local endpoint, the ClusterIP of a Service that is reachable from outside gets the other endpoints; that of one that is \
+         not has no destination, and IPVS refuses at once. iptables mode drops in both cases. As upstream.",
     ),
     (
         "G",
-        "Userspace mode takes the endpoints that iptables and nftables mode take. The process itself connects to one, which therefore sees \
-         an address of the node, whatever is detected and with `--masquerade-all` or without. It has accepted the client before it \
-         knows that there is no endpoint for it, so that the client is **reset**; over UDP it hears nothing.",
+        "Userspace mode takes the endpoints that iptables and nftables mode take. The process itself connects to one, which always sees an \
+         address of the node. It accepts the client before it knows that there is no endpoint, so the client is **reset**; over UDP it hears \
+         nothing.",
     ),
 ];
 
@@ -74,35 +72,34 @@ const REASONS: [(&str, &str); 7] = [
 const BESIDE: &str = "
 ## Beside the table
 
-The same for all policies, places and ways unless said otherwise; in both families. In IPVS mode
-with each shim, in nftables and in userspace mode (what the latter makes of it is G where nothing
-else is said).
+For all policies, places and ways unless said otherwise, in both families: in IPVS mode with each
+shim, in nftables mode and in userspace mode (G where nothing else is said).
 
 - **UDP and SCTP, and IPv6**: as TCP over IPv4 in the table. Userspace mode carries no SCTP.
-- **No endpoints**: refused at once, in IPVS mode by IPVS itself, in the others by a rule (a TCP
-  client and a UDP client get an ICMP port unreachable; on the node itself a UDP client's send
-  fails, but at a node port in nftables mode, whose rule refuses what comes in). The kernel limits
-  such messages to one a second and client (`net.ipv4.icmp_ratelimit`) after a burst.
-- **A port that the Service does not expose**: refused at once, also where a process on the node
-  listens on all addresses ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)), and
-  also a node port asked at a service address. The rules of KUBE-IPVS-FILTER do so, upstream's since
-  1.27. nftables mode does so at ClusterIPs alone: nobody on the node has the other addresses of a
-  Service, and where packets to them come to is the network's affair, which is so of ClusterIPs,
-  too, in iptables and userspace mode.
-- **An address of the ServiceCIDRs that no Service has**: IPVS, iptables and userspace mode do not
-  know these ranges. nftables mode drops what is sent there.
+- **No endpoints**: refused at once, in IPVS mode by IPVS itself, in the others by a rule. Clients
+  get an ICMP port unreachable, at most one a second and client after a burst
+  (`net.ipv4.icmp_ratelimit`). On the node a UDP client's send fails, except to a node port in
+  nftables mode, whose rule refuses incoming packets.
+- **A port that the Service does not expose**, also a node port asked at a service address: refused
+  at once, also if a process on the node listens on all addresses
+  ([k/k#72236](https://github.com/kubernetes/kubernetes/issues/72236)). The rules of
+  KUBE-IPVS-FILTER do so, upstream's since 1.27. nftables mode does so at ClusterIPs alone: no node
+  has the other addresses of a Service, so the network decides about packets to them. In iptables
+  and userspace mode it decides about ClusterIPs, too.
+- **An address of the ServiceCIDRs that no Service has**: nftables mode drops packets to it. The
+  others do not know these ranges.
 - **A pod that asks a Service whose only endpoint it is** reaches itself, masqueraded, in every way
   and with all policies.
 - **Terminating endpoints** that still serve answer where no ready one does: no ready one at all,
-  or, where the policy says Local, no ready one here. Where there is neither here, all others do in
-  IPVS mode (C, F); nftables mode drops, userspace mode resets.
-- **loadBalancerSourceRanges** hold for the load balancer's addresses alone: who is in no range gets
-  a timeout, in userspace mode a reset. The node itself is allowed if a range holds an address of
-  its Node object. All modes do the same.
-- **ICMP echo** to a service address is refused (port unreachable), by the rule that refuses ports
+  or, where the policy says Local, no ready one here. If this node has neither, IPVS mode uses all
+  others (C, F), nftables mode drops, userspace mode resets.
+- **loadBalancerSourceRanges** hold for the load balancer's addresses alone, in all modes: a client
+  in no range gets a timeout, in userspace mode a reset. The node itself is allowed if a range holds
+  an address of its Node object.
+- **ICMP echo** to a service address is refused (port unreachable) by the rule that refuses ports
   that are not exposed; in nftables mode to a ClusterIP (over IPv4 the node itself cannot even send
-  it). An address of the node answers, whether it has a node port or not. Where nobody has the
-  address of a Service, what a ping to it comes to is the network's affair.
+  it). An address of the node answers, with or without a node port. If no node has the address of a
+  Service, the network decides about a ping to it.
 ";
 
 pub(crate) const SECTIONS: [Section; 8] = [
@@ -342,30 +339,29 @@ const INTRODUCTION: &str = "\
 For who asks which clients reach which endpoints, and with which source address: find your policy's
 table, then the row of client and address.
 
-Who reaches what on a node that runs `kube-proxy` in IPVS mode: real packets, seen by the test that
-holds this table (`integration/scenarios/tests/matrix`), with every `--ipvs-shim`: upstream, lean
-and nftables. Where iptables and nftables mode, whose semantics are the meant ones, would do
-something else, their column says what, and the last one why. Both columns are seen with packets,
-too, and the two modes never differ here, nor do the two layouts of nftables mode
-(`--nftables-layout`). What userspace mode would do has a column of its own, for one reason alone
-(G), seen with packets as well, with redirects by nftables and by iptables. All of it but the flat
-layout follows from a kernel state that is upstream's of the same mode, for the same objects.
+The tables show IPVS mode, with every `--ipvs-shim` (upstream, lean, nftables). Further columns show
+where other modes differ, and the last one why:
 
-`kube-proxy explain` says the same of every row: the test asks it, in every mode, for who answers
-and whom the endpoint sees, and compares.
+* iptables and nftables mode have the intended semantics, and never differ from each other here, nor
+  do the two layouts of nftables mode (`--nftables-layout`);
+* userspace mode differs for one reason (G), with redirects by nftables and by iptables.
+
+All of it is seen with real packets by the test that holds this table
+(`integration/scenarios/tests/matrix`), and all but the flat layout follows from a kernel state that
+is upstream's of the same mode. `kube-proxy explain` says the same: the test asks it about every
+row, in every mode, for who answers and whom the endpoint sees.
 
 This file is made by `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md`; the
 test fails where it is out of date.
 
-Asked from: a **pod** on this node, the **node** itself, and a host **outside** that sends what is
-for the address to this node. The modes: local traffic **detected** (`--cluster-cidr`), **not
-detected**, and **`--masquerade-all`**.
-
-Who answers: the endpoint on this node (**local**), the one on another node (**remote**), **both**
-in turn, or none: **refused** at once, or **timeout**. Whom the endpoint sees: the client
-(**kept**), an address of this node in its stead (**masq**), or the service address, which is the
-client's own where the node itself asks (**vip**). Answers to the host outside come back by way of
-this node.
+| word | meaning |
+|---|---|
+| from **pod**, **node**, **outside** | a pod on this node, the node itself, a host that sends packets for the address to this node (answers come back by way of this node) |
+| **detected**, **not detected**, **masquerade-all** | local traffic is detected (`--cluster-cidr`), it is not, `--masquerade-all` |
+| **local**, **remote**, **both** | the endpoint on this node answers, the one on another node, both in turn |
+| **refused**, **timeout** | none answers: an error at once, or nothing |
+| **kept**, **masq** | the endpoint sees the client's address, an address of this node |
+| **vip** | the endpoint sees the service address, which is the client's own where the node asks |
 ";
 
 /// The document: the table with what is seen, row after row.
