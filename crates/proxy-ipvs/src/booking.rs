@@ -1,7 +1,7 @@
-//! Booking: takes the outcomes of a plan over into the tables.
+//! Booking: copies the outcomes of a plan into the tables.
 //!
-//! Wishes can change while a plan is being written. So booking records the value that was written,
-//! never the one that is wanted by then.
+//! The wanted entries can change while a plan is being written. So booking records the value that
+//! was written, even if the wanted value differs now.
 
 use std::collections::BTreeMap;
 use std::hash::Hash;
@@ -37,7 +37,7 @@ pub(crate) struct Booking {
     pub(crate) doubted: SmallVec<[Part; 2]>,
     /// Services whose entries were written, or refused.
     pub(crate) touched: HashSet<NamespacedName>,
-    /// Schedulers that the kernel lacks, each with the kernel's message.
+    /// Missing schedulers, each with the kernel's message.
     pub(crate) lacking: BTreeMap<Arc<str>, String>,
 }
 
@@ -56,7 +56,7 @@ impl Tables {
             let key = one.server();
             key.is_some() && key == next.server()
         };
-        // Writes to one virtual server stand in a row.
+        // Consecutive writes to one virtual server are booked together.
         for run in plan.ops.chunk_by(of_one) {
             match run.first().and_then(Op::server) {
                 Some(key) => self.settle_server(key, run, &mut outcomes, now, &mut booked),
@@ -91,15 +91,15 @@ impl Tables {
                     booked.writes.add(op.subject(), Fate::Done, 1);
                     Draft::apply(&mut draft, op);
                     if matches!(op, Op::AddServer(..)) {
-                        // If another program had a virtual server there, it is gone.
+                        // A foreign virtual server with this key no longer exists.
                         self.foreign.remove(key);
                     }
                 }
                 Outcome::Unknown => {
                     booked.writes.add(op.subject(), Fate::Unknown, 1);
                     is_unknown = true;
-                    // The weight may have been lowered already. Assume so: other destinations must
-                    // not be removed for its sake.
+                    // The kernel may have lowered the weight already. Assume so, because the
+                    // removal of other destinations must not rely on the old weight.
                     if let Op::SetDestination(_, real) = op
                         && let Some(there) = actual.and_then(|it| it.destination(real.target))
                         && real.weight < there.weight
@@ -107,8 +107,8 @@ impl Tables {
                         Draft::apply(&mut draft, op);
                     }
                 }
-                // A refused virtual server takes its destinations with it. The failure is reported
-                // once.
+                // If a virtual server is refused, its destinations fail as well. Only the first
+                // failure is reported.
                 Outcome::Refused { .. } if is_refused => {}
                 Outcome::Refused { reason, fault: of } => {
                     let (reason, of) = if of == Fault::Belief && self.foreign.is_known_at(key) {
@@ -210,7 +210,7 @@ impl Tables {
         }
     }
 
-    /// Schedules the next try of a refused write.
+    /// Schedules the next attempt of a refused write.
     fn put_off(&mut self, op: &Op, fault: Fault, now: Instant) {
         match op {
             Op::CreateLink => put_off(&mut self.link, &(), WantedBy::All, fault, now),
@@ -265,14 +265,14 @@ impl Tables {
     }
 }
 
-/// Who wants an entry, and so is affected when it cannot be written.
+/// Services that a failed write affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum WantedBy {
-    /// Every Service: a failure always counts.
+    /// All Services: the node fails to serve them.
     All,
-    /// The owners of the entry.
+    /// The Services that own the entry.
     Owners,
-    /// No Service: another mode left it behind.
+    /// No Service: the entry is a leftover of another mode.
     Nobody,
 }
 
@@ -322,8 +322,8 @@ impl Booking {
     }
 }
 
-/// Returns the fault that decides when one run has several: first those that need a new read, then
-/// those of the node, then those of the entry.
+/// Returns the more severe of two faults. A fault that needs a new read comes first, then a fault
+/// of the node, then one of the entry.
 fn worse(one: Fault, other: Fault) -> Fault {
     let rank = |fault: Fault| match fault {
         Fault::Entry => 0,

@@ -28,19 +28,19 @@ use crate::tables::Tables;
 
 /// Claims of all Services of one IP family.
 pub(crate) struct Claims {
-    /// Owners by Service, so that a changed or deleted Service releases what it no longer wants.
+    /// Owners by Service. A changed or deleted Service releases its claims through this map.
     owners: HashMap<NamespacedName, SmallVec<[Arc<Owner>; 1]>>,
-    /// Services that lost an address and port to another Service, or got it back. Their set members
-    /// change.
+    /// Services that lost an address and port to another Service, or won them back. Their set
+    /// members change.
     disputed: BTreeSet<NamespacedName>,
-    /// See [`Fragment::forbidden_to_node`].
+    /// Load-balancer addresses that this node may not use. See [`Fragment::forbidden_to_node`].
     forbidden_to_node: Table<ServiceAddress, (), Arc<Owner>>,
     /// Version number of [`Self::forbidden_to_node`]; grows with each change.
     forbidden_version: u64,
     /// Prefix lengths of source ranges.
     prefixes: Table<u8, (), Arc<Owner>>,
     pub(crate) drains: Drains,
-    /// True once the initial lists are complete. Nothing is deleted before.
+    /// True once the initial lists are complete. Before that, no entry is deleted.
     pub(crate) may_delete: bool,
 }
 
@@ -115,7 +115,7 @@ impl Claims {
         self.forbidden_to_node.wanted(at).is_some()
     }
 
-    /// Replaces all claims of a Service by these fragments.
+    /// Replaces all claims of a Service by the claims in `fragments`.
     pub(crate) fn put(
         &mut self,
         service: &NamespacedName,
@@ -140,7 +140,7 @@ impl Claims {
         }
     }
 
-    /// Takes a Service that must be compiled again because it lost an address and port, or got one
+    /// Takes a Service that must be compiled again because it lost an address and port, or won them
     /// back.
     pub(crate) fn next_disputed(&mut self) -> Option<NamespacedName> {
         self.disputed.pop_first()
@@ -154,7 +154,7 @@ impl Claims {
             addresses,
             forbidden_to_node,
         } = fragment;
-        // Two entries can share a key; the first one counts.
+        // Two entries can have the same key. The first entry counts.
         let mut keys = HashSet::new();
         let mut merge = None;
         let servers: Vec<_> = servers
@@ -221,7 +221,7 @@ impl Claims {
         forbidden.dedup();
         let mut before = self.forbidden_to_node.keys_of(&owner).to_vec();
         before.sort_unstable();
-        // Rules name all of these addresses, so a change renders the rules again.
+        // The rules list all forbidden addresses. A change renders the rules again.
         if forbidden != before {
             self.forbidden_version += 1;
             let forbidden = forbidden.into_iter().map(|at| (at, ()));
@@ -231,7 +231,8 @@ impl Claims {
 
     // ---- leftovers ----
 
-    /// Returns the claim of an owner for a virtual server, with leftovers if the owner wins it.
+    /// Returns an owner's claim for a virtual server, with leftovers if the owner wins the virtual
+    /// server.
     fn claim_of(
         &mut self,
         owner: &Arc<Owner>,
@@ -281,8 +282,8 @@ impl Claims {
         Some((tables.servers.owner(key)?.clone(), compiled))
     }
 
-    /// Adds leftovers to the compiled destinations. `last` caches the merge for the previous
-    /// virtual server: virtual servers of one Service port mostly have equal destinations.
+    /// Adds leftovers to the compiled destinations. `last` caches the merge of the previous virtual
+    /// server: virtual servers of one Service port mostly have equal destinations.
     fn with_leftovers(
         &mut self,
         key: VirtualServerKey,
@@ -344,8 +345,7 @@ impl Claims {
         }
     }
 
-    /// Merges leftovers again after the kernel's state of a virtual server turned out to be
-    /// different.
+    /// Merges leftovers again after a read found a virtual server in another state.
     pub(crate) fn settle_leftovers(&mut self, key: VirtualServerKey, tables: &mut Tables) {
         if let Some((owner, compiled)) = self.compiled(&key, tables) {
             let claim = self.with_leftovers(key, compiled, tables, &mut None);
@@ -390,8 +390,8 @@ impl Claims {
     }
 }
 
-/// Replaces the keys that an owner claims in a table without values. Does nothing if they are
-/// equal, as after most changes of endpoints.
+/// Replaces an owner's keys in a table without values. Equal keys are the common case and cost
+/// nothing.
 fn claim_keys<K: Clone + Eq + Hash>(
     table: &mut Table<K, (), Arc<Owner>>,
     owner: &Arc<Owner>,
@@ -402,33 +402,34 @@ fn claim_keys<K: Clone + Eq + Hash>(
     }
 }
 
-/// Destinations of one virtual server, merged from the kernel's and the compiled ones.
+/// Merged destinations of one virtual server, from the kernel and from the compiler.
 struct Merge {
     actual: Destinations,
     compiled: Destinations,
     merged: Destinations,
-    /// Targets in the kernel alone that are kept; sorted.
+    /// Kept targets that only the kernel has, sorted.
     leftovers: Vec<Target>,
 }
 
 impl Merge {
-    /// True if a virtual server with these destinations has the same merge.
+    /// True if a virtual server with these destinations merges to the same result.
     fn is_of(&self, actual: &VirtualServer, compiled: &VirtualServer) -> bool {
         self.actual == actual.destinations && self.compiled == compiled.destinations
     }
 }
 
-/// Entries that a Service port does not get because another program has virtual servers there.
+/// Entries that a Service port lacks because other programs have virtual servers with its keys.
 #[derive(Default)]
 struct Exclusions {
-    /// Virtual servers of other programs, and those of this Service port that depend on them.
+    /// Virtual servers of other programs, and this Service port's virtual servers that depend on
+    /// them.
     keys: HashSet<VirtualServerKey>,
-    /// Refused virtual servers that are not even tried.
+    /// Refused virtual servers that are not attempted.
     dropped: HashSet<VirtualServerKey>,
-    /// Their addresses.
+    /// Addresses of the refused virtual servers.
     addresses: HashSet<IpAddr>,
-    /// True if the NodePort is refused. Its number in a set would claim the other program's virtual
-    /// server.
+    /// True if the NodePort is refused. Its port number in a set would mark the other program's
+    /// virtual server as ours.
     has_node_port: bool,
 }
 
@@ -466,7 +467,7 @@ impl Exclusions {
         self.dropped.contains(key)
     }
 
-    /// True for a member that would claim another program's virtual server.
+    /// True if a member would mark another program's virtual server as ours.
     fn has_member(&self, set: Set, member: &Member) -> bool {
         match member {
             Member::Port(_) => self.has_node_port,

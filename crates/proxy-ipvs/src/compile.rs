@@ -15,11 +15,11 @@ use crate::sets::{Member, Set};
 /// Kernel entries that one Service port wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fragment {
-    /// Owner of all these entries, shared by them.
+    /// Owner of these entries.
     pub owner: Arc<Owner>,
-    /// Virtual servers.
+    /// Wanted virtual servers.
     pub servers: Vec<(ServiceAddress, VirtualServer)>,
-    /// Set members.
+    /// Wanted set members.
     pub members: Vec<(Set, Member)>,
     /// Service addresses for `kube-ipvs0`.
     pub addresses: Vec<IpAddr>,
@@ -46,8 +46,8 @@ impl Fragment {
 pub struct NodePortAddresses {
     /// Addresses, sorted.
     pub addresses: Vec<IpAddr>,
-    /// True if the list is complete. Before the node is known well enough, it holds only addresses
-    /// at which NodePorts were found.
+    /// True if the list is complete. Until the Node object is complete, the list has only addresses
+    /// where the kernel already serves NodePorts.
     pub are_known: bool,
 }
 
@@ -58,8 +58,8 @@ impl NodePortAddresses {
     }
 }
 
-/// Compiles a Service into one fragment for each port, or none if the Service has no address of
-/// this family. All its virtual servers get `scheduler`.
+/// Compiles a Service into one fragment for each port. Returns none if the Service has no address
+/// of this family. Its virtual servers get `scheduler`.
 pub fn compile(
     view: &ServiceView<'_>,
     node: &NodeFacts,
@@ -86,7 +86,7 @@ struct Compiler<'a> {
     node: &'a NodeFacts,
     properties: Properties,
     backends: Backends,
-    /// Destinations for policy Cluster; the next field has those for policy Local.
+    /// Destinations for policy Cluster. The next field has the destinations for policy Local.
     cluster: Destinations,
     local: Destinations,
     fragment: Fragment,
@@ -157,8 +157,8 @@ impl<'a> Compiler<'a> {
             .collect()
     }
 
-    /// Masquerades a pod that reaches itself. With its own address as the source it would answer
-    /// itself directly.
+    /// Masquerades a pod that connects to itself through the Service. Without that, the pod would
+    /// see its own address as the client and reply directly.
     fn hairpin(&mut self) {
         let protocol = self.port.protocol;
         let members = self.backends.on_node.iter().map(|target| {
@@ -293,18 +293,18 @@ impl<'a> Compiler<'a> {
         self.fragment.servers.push((at, server));
     }
 
-    /// Binds an address unless it is the API server's. Bound here, that address would be local at
-    /// every port, and the API server unreachable. The node still uses this Service there; pods
-    /// reach it through the API server's node.
+    /// Binds an address, except the API server's. The bound address would be local at every port,
+    /// so this node could not reach the API server. The node still uses this Service at that
+    /// address. Pods reach the Service through the API server's node.
     fn bind_unless_foreign(&mut self, view: &ServiceView<'_>, ip: IpAddr) {
         if !view.is_api_server(ip) {
             self.bind(ip);
         }
     }
 
-    /// Binds an address to `kube-ipvs0`, unless another interface has it: removing the Service
-    /// would take the node's own address away (k/k#75290). Does nothing while the node's addresses
-    /// are unknown.
+    /// Binds an address to `kube-ipvs0`, unless another interface has the address. Removal of the
+    /// Service would otherwise remove the node's own address (k/k#75290). Does nothing while the
+    /// node's addresses are unknown.
     fn bind(&mut self, ip: IpAddr) {
         if self.node.has_addresses && !self.node.interface_addresses.contains(&ip) {
             self.fragment.addresses.push(ip);

@@ -1,5 +1,5 @@
-//! Compiles and claims changed Services, and Services that lose an address and port by it or get
-//! one back.
+//! Compiles changed Services and updates their claims. Includes Services that thereby lose an
+//! address and port or win them back.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -33,8 +33,8 @@ impl Ipvs {
         has_changed
     }
 
-    /// Returns node addresses at which NodePorts are served already. They stay until the wanted
-    /// ones are known.
+    /// Returns node addresses where the kernel already serves NodePorts. They stay until the wanted
+    /// addresses are known.
     fn found_node_ports(&self, state: &State) -> Vec<IpAddr> {
         let is_node_port = |at: &ServiceAddress| {
             let members = self.tables.members(Set::node_port(at.protocol));
@@ -48,8 +48,8 @@ impl Ipvs {
         found.into_iter().collect()
     }
 
-    /// Computes these Services, and Services that lose an address and port or get one back. Returns
-    /// the virtual servers that the latter had.
+    /// Computes these Services, and Services that thereby lose an address and port or win them
+    /// back. Returns the former virtual servers of that second group.
     pub(crate) fn compute(
         &mut self,
         state: &mut State,
@@ -60,7 +60,7 @@ impl Ipvs {
             self.update_service(state, model, name);
         }
         let mut had = Vec::new();
-        // A second claim names the same virtual servers, so it starts no new dispute.
+        // A second claim has the same virtual servers, so it starts no new dispute.
         while let Some(name) = self.claims.next_disputed() {
             had.extend(self.claims.servers_of(slice::from_ref(&name), &self.tables));
             self.update_service(state, model, &name);
@@ -79,7 +79,7 @@ impl Ipvs {
         state.news.changed(name);
     }
 
-    /// Reserves room for new Services, which is far cheaper than growing step by step.
+    /// Reserves room for new Services. One large allocation is far cheaper than many small ones.
     pub(crate) fn reserve(
         &mut self,
         model: &Model,

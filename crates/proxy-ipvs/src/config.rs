@@ -1,4 +1,4 @@
-//! Settings of this mode, from flags, for one IP family.
+//! Settings of the IPVS mode for one IP family, from command-line flags.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use ipnet::IpNet;
 use iptables::SourcePort;
 use proxy::{LocalDetector, Scheduler};
 
-/// `--ipvs-shim`: the rules that masquerade and filter by the sets. All forms give the same
+/// Form of the rules that masquerade and filter packets (`--ipvs-shim`). All forms give the same
 /// verdicts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ShimStyle {
-    /// Upstream's rules, in iptables, with ipsets.
+    /// Upstream's rules, in iptables with ipsets.
     #[default]
     Upstream,
     /// Fewer rules, with fewer look-ups per packet.
     Lean,
-    /// One table of nftables with its own sets; the fewest look-ups.
+    /// One nftables table with its own sets. Needs the fewest look-ups.
     Nftables,
 }
 
@@ -28,45 +28,45 @@ impl ShimStyle {
     }
 }
 
-/// `--ipvs-vip-mode`: the form in which `kube-ipvs0` holds service addresses. Either makes them
+/// Form in which `kube-ipvs0` holds service addresses (`--ipvs-vip-mode`). Both forms make them
 /// local.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum VipMode {
-    /// Addresses, as upstream. Each one costs the kernel more, the more there are.
+    /// Addresses, as upstream. The kernel's cost of each address grows with their number.
     #[default]
     Address,
-    /// Local routes. The cost of one does not depend on their number.
+    /// Local routes. The cost of a route does not depend on their number.
     Route,
 }
 
 /// Settings of the IPVS mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// `--ipvs-scheduler`; any scheduler that the kernel has.
+    /// Default scheduler (`--ipvs-scheduler`): any scheduler that the kernel has.
     pub scheduler: Arc<str>,
-    /// Schedulers that the kernel is known to have or lack, so that it is not asked.
+    /// Schedulers whose presence or absence is already known. They need no kernel query.
     pub foreseen_schedulers: Vec<(Scheduler, Result<(), String>)>,
-    /// `--masquerade-all`.
+    /// True to masquerade all traffic to Services (`--masquerade-all`).
     pub masquerade_all: bool,
-    /// `1 << --iptables-masquerade-bit`.
+    /// Mark of packets to masquerade (`1 << --iptables-masquerade-bit`).
     pub masquerade_mark: u32,
     /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// `--ipvs-exclude-cidrs`: virtual servers in these networks are never removed, unless this
-    /// proxy wants them.
+    /// Networks whose virtual servers stay unless this proxy wants them (`--ipvs-exclude-cidrs`).
     pub exclude_cidrs: Vec<IpNet>,
-    /// `--bind-address`, if it names this node's address; it precedes those of the Node object.
+    /// Node address from `--bind-address`, if set. It takes precedence over the Node object's
+    /// addresses.
     pub node_ip: Option<IpAddr>,
-    /// `--ipvs-sync-period`: the shim is read back at most once in a period.
+    /// Shortest interval between two reads of the shim (`--ipvs-sync-period`).
     pub sync_period: Duration,
-    /// Interval of a cheap check whether all virtual servers exist; `None`: never.
+    /// Interval of the cheap check that all virtual servers exist, or `None` for no check.
     pub glance_period: Option<Duration>,
-    /// `--ipvs-drain-timeout`: longest time that a removed endpoint keeps its connections; `None`
-    /// if it lasts until they end.
+    /// Longest time that a removed endpoint keeps its connections (`--ipvs-drain-timeout`). With
+    /// `None`, a drain lasts until they end.
     pub drain_timeout: Option<Duration>,
-    /// `--ipvs-vip-mode`.
+    /// Form of service addresses on the link (`--ipvs-vip-mode`).
     pub vip_mode: VipMode,
-    /// `--ipvs-shim`.
+    /// Form of the shim (`--ipvs-shim`).
     pub shim: ShimStyle,
     /// Source port of masqueraded packets.
     pub source_port: SourcePort,

@@ -1,5 +1,5 @@
-//! Coverage: sets that the rules match already, sets that they must match, and entries that wait
-//! for rules.
+//! Coverage: sets that the installed rules match, sets that the wanted rules match, and entries
+//! that wait for rules.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::sets::Set;
 use crate::shim::Shim;
 use crate::tables::Tables;
 
-/// Longest wait of new virtual servers of cluster IPs for rules if there are none at all.
+/// Longest time that new virtual servers of cluster IPs wait for the first rules.
 pub(crate) const HEAD_START: Duration = Duration::from_millis(500);
 
 /// Input of the rules.
@@ -36,8 +36,8 @@ pub(crate) struct Cover {
     pub(crate) uncovered: BTreeSet<Set>,
     /// End of the wait of new virtual servers of cluster IPs, if there were no rules at the start.
     head_start: Option<Instant>,
-    /// End of the wait for sets that an earlier run filled. Once they are empty, rules are written
-    /// a single time.
+    /// End of the wait for the removal of an earlier run's set members. Once the sets are empty,
+    /// the rules are written only once.
     emptied_by: Option<Instant>,
 }
 
@@ -58,18 +58,19 @@ impl Cover {
         self.head_start = Some(now + HEAD_START);
     }
 
-    /// Notes the first update of Services.
+    /// Notes the first update from Services.
     pub(crate) fn first_update(&mut self, now: Instant) {
         self.emptied_by = Some(now + HEAD_START);
     }
 
-    /// Ends all waits for time to pass.
+    /// Ends all timed waits immediately.
     pub(crate) fn forgo_waiting(&mut self) {
         (self.head_start, self.emptied_by) = (None, None);
     }
 
-    /// Wants the rules for each set with wanted members. Rules for a set come before its first
-    /// member and go after its last one. They do not come back for a member that cannot be removed.
+    /// Wants rules for each set with wanted members. Rules for a set are added before its first
+    /// member and removed after its last. A member that the kernel cannot remove does not bring
+    /// rules back.
     pub(crate) fn want_rules(&mut self, tables: &mut Tables, claims: &Claims, config: &Config) {
         let had = self.made_from.as_ref();
         let keeps = |set: Set| had.is_none_or(|had| had.filled.contains(&set));
@@ -79,7 +80,7 @@ impl Cover {
             .map(|(set, _)| set)
             .collect();
         let mut prefixes = claims.prefixes();
-        // While ranges come and go, the rules match both sets.
+        // While source ranges are added or removed, the rules match both sets.
         if tables.members(Set::LoadBalancerSourceCidr).pending_len() > 0 {
             prefixes.extend(had.iter().flat_map(|had| &had.prefixes));
         }
@@ -117,8 +118,8 @@ impl Cover {
         };
     }
 
-    /// True if new virtual servers may have to wait for rules. They do not while another mode's
-    /// rules serve.
+    /// True if new virtual servers may have to wait for rules. While another mode's rules serve,
+    /// they do not wait.
     pub(crate) fn is_awaited(tables: &Tables) -> bool {
         tables.rules.pending_len() > 0 && !tables.are_served_by_another_mode()
     }
@@ -138,7 +139,7 @@ impl Cover {
         self.emptied_by.is_some_and(|until| now < until) && tables.empties_sets()
     }
 
-    /// Returns the ends of the two waits.
+    /// Returns the end times of both waits.
     pub(crate) fn next_due(&self) -> [Option<Instant>; 2] {
         [self.head_start, self.emptied_by]
     }

@@ -1,4 +1,5 @@
-//! Writes for people: each entry with its owner, its present state and its wanted state.
+//! Describes writes for operators: each entry with its owner, its present state and its wanted
+//! state.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,7 +12,8 @@ use crate::proxier::Ipvs;
 use crate::server::{Properties, RealServer, VirtualServerKey};
 
 impl Ipvs {
-    /// Returns the entry that an unbooked write changes; `None` for a write that changes many.
+    /// Returns the entry that an unbooked write changes, or `None` if the write changes many
+    /// entries.
     pub fn entry(&self, family: proxy::IpFamily, op: &Op) -> Option<EntryChange> {
         let none = String::new;
         let (entry, before, after) = match op {
@@ -103,7 +105,7 @@ fn destination(key: &VirtualServerKey, target: Target) -> String {
     format!("{key} -> {}", SocketAddr::new(target.ip, target.port))
 }
 
-/// Displays properties as `ipvsadm` does. It has no words for some flags.
+/// Formats properties as `ipvsadm` does. `ipvsadm` has no names for some flags.
 impl fmt::Display for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.scheduler)?;

@@ -7,10 +7,10 @@ use proxy::Target;
 use crate::plan::Op;
 use crate::server::{Properties, RealServer, VirtualServer};
 
-/// Number of writes up to which each is inserted into the list of destinations.
+/// Largest number of writes that are inserted one by one into the list of destinations.
 const FEW: usize = 32;
 
-/// A virtual server that is being changed.
+/// A virtual server during the booking of its writes.
 pub(crate) struct Draft {
     properties: Properties,
     destinations: Destinations,
@@ -19,7 +19,7 @@ pub(crate) struct Draft {
 /// Destinations in the form that suits the number of writes.
 enum Destinations {
     List(Vec<RealServer>),
-    /// Used for many writes in any order.
+    /// Map for many writes in any order.
     Map(BTreeMap<Target, RealServer>),
 }
 
@@ -46,13 +46,13 @@ impl Draft {
         }
     }
 
-    /// Applies a write that was done; removing a virtual server leaves none.
+    /// Applies a successful write. Removal of the virtual server leaves `None`.
     pub(crate) fn apply(draft: &mut Option<Self>, op: &Op) {
         match (op, draft.as_mut()) {
             (Op::AddServer(_, properties), _) => {
                 *draft = Some(Self {
                     properties: properties.clone(),
-                    // They come in order.
+                    // Destinations arrive in order.
                     destinations: Destinations::List(Vec::new()),
                 });
             }

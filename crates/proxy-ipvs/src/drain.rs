@@ -1,13 +1,13 @@
 //! Draining: a removed TCP endpoint gets weight 0, and is removed when its connections have ended.
 //!
-//! A draining destination is wanted at weight 0, so it is an ordinary entry of the table. After a
-//! restart, the dump has it, it is still no endpoint, and so it continues to drain. An endpoint
-//! that returns gets its weight back and keeps its connections (upstream deletes it and adds it
-//! again). Only draining destinations are checked: soon after removal, and then with back-off. As
-//! in upstream, UDP and SCTP are not drained.
+//! The table wants a draining destination at weight 0, so the destination is an ordinary entry.
+//! After a restart, the dump contains it although no endpoint matches, and the drain continues. An
+//! endpoint that returns gets its weight back and keeps its connections. Upstream deletes and adds
+//! it again. Only draining destinations are queried: soon after removal, and then with back-off. As
+//! in upstream, UDP and SCTP endpoints do not drain.
 //!
-//! `--ipvs-drain-timeout` ends a drain that still has connections. The kernel does not say when a
-//! destination got weight 0, so the time counts from the first check; after a restart, it starts
+//! `--ipvs-drain-timeout` ends a drain that still has connections. The kernel does not report when
+//! a destination got weight 0, so the time counts from the first query. A restart begins the time
 //! again.
 
 use std::collections::btree_map::Entry;
@@ -20,8 +20,8 @@ use crate::server::VirtualServerKey;
 
 const FIRST_LOOK: Duration = Duration::from_millis(250);
 const LAST_LOOK: Duration = Duration::from_secs(8);
-/// Limit of virtual servers per query. Each is a dump of its destinations, for which other changes
-/// wait.
+/// Limit of virtual servers per query. Each one costs a dump of its destinations, and other changes
+/// wait meanwhile.
 const LOOKS_AT_ONCE: usize = 64;
 
 /// Draining destinations by virtual server.
@@ -29,21 +29,21 @@ const LOOKS_AT_ONCE: usize = 64;
 pub(crate) struct Drains {
     servers: BTreeMap<VirtualServerKey, Drain>,
     total: Total,
-    /// Longest time that a drain may last.
+    /// Longest time that a drain may last, or `None` without a limit.
     timeout: Option<Duration>,
 }
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// Targets, sorted, each with the time of its first query; `None`: not queried yet. A list
-    /// takes little memory: thousands of virtual servers may drain one destination each.
+    /// Targets, sorted, each with the time of its first query (`None` before it). A list saves
+    /// memory: thousands of virtual servers may drain one destination each.
     targets: Vec<(Target, Option<Instant>)>,
     looks: u32,
-    /// Time of the next query; `None`: at once.
+    /// Time of the next query, or `None` to query immediately.
     due: Option<Instant>,
 }
 
-/// Totals over all drains, updated with each change because every report has them.
+/// Totals over all drains, updated with each change. Every report reads them.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Total {
     count: usize,
@@ -97,8 +97,8 @@ impl Drains {
         }
     }
 
-    /// Replaces the draining targets of a virtual server; `targets` are sorted. If one is new, the
-    /// next query comes at once.
+    /// Replaces the draining targets of a virtual server. `targets` are sorted. A new target
+    /// schedules the next query immediately.
     pub(crate) fn set(&mut self, key: VirtualServerKey, targets: &[Target]) {
         if targets.is_empty() {
             return self.forget(&key);
@@ -115,7 +115,8 @@ impl Drains {
         self.total.add(drain);
     }
 
-    /// Queries a virtual server at once, because a destination of it begins to drain.
+    /// Schedules a query of a virtual server immediately, because one of its destinations begins to
+    /// drain.
     pub(crate) fn ask(&mut self, key: &VirtualServerKey) {
         if let Some(drain) = self.servers.get_mut(key) {
             (drain.looks, drain.due) = (0, None);
@@ -189,7 +190,7 @@ impl Drains {
             .flat_map(|drain| drain.targets.iter().map(|(target, _)| *target))
     }
 
-    /// Returns totals, and the first `named` drains.
+    /// Returns the totals and the first `named` drains.
     pub(crate) fn told(&self, named: usize) -> proxy::Drains {
         let all = self.servers.iter().flat_map(|(key, drain)| {
             let targets = drain.targets.iter();
@@ -209,7 +210,7 @@ impl Drains {
         }
     }
 
-    /// Returns the time of the next query that is not due yet.
+    /// Returns the time of the next query that is still in the future.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let times = self.servers.values().filter_map(|drain| drain.due);
         times.filter(|due| *due > now).min()

@@ -37,18 +37,18 @@ pub(crate) use tell::{tell_address, tell_member, tell_server};
 #[derive(Default)]
 pub(crate) struct Drifts {
     check: Option<Check>,
-    /// True if another check follows the one under way.
+    /// True if another check follows the running one.
     is_asked: bool,
-    /// Virtual servers that differed from the dump while a plan for them was being written.
+    /// Virtual servers that differed from the dump while a plan was writing them.
     passed_over: HashSet<VirtualServerKey>,
     glances: Glances,
 }
 
 /// A running check.
 enum Check {
-    /// The kernel is dumped.
+    /// The reader dumps the kernel.
     Reading(WrittenEntries),
-    /// The dump is compared.
+    /// The dump is being compared with the tables.
     Comparison(Box<Comparison>),
 }
 
@@ -63,8 +63,8 @@ struct Glances {
 }
 
 impl Drifts {
-    /// Creates the state before the first check. Glances at virtual servers once in
-    /// `glance_period`, if there is one.
+    /// Creates the state before the first check. With a `glance_period`, glances at the virtual
+    /// servers that often.
     pub(crate) fn new(glance_period: Option<Duration>, now: Instant) -> Self {
         Self {
             glances: Glances {
@@ -76,12 +76,12 @@ impl Drifts {
         }
     }
 
-    /// Requests a comparison of everything, after the one under way.
+    /// Requests a complete comparison, after the running one.
     pub(crate) fn ask(&mut self) {
         self.is_asked = true;
     }
 
-    /// Begins a dump if one is requested. Returns true if it began.
+    /// Begins a dump if one is requested. Returns true if a dump began.
     pub(crate) fn begin(&mut self) -> bool {
         if !self.is_asked || self.check.is_some() {
             return false;
@@ -141,8 +141,8 @@ impl Drifts {
         }
     }
 
-    /// Compares a piece, reports drift, and takes over the kernel's state. Returns the virtual
-    /// servers that differ.
+    /// Compares one step's entries, reports drift, and copies the kernel's state into the tables.
+    /// Returns the virtual servers that differ.
     pub(crate) fn compare(
         &mut self,
         tables: &mut Tables,
@@ -155,8 +155,9 @@ impl Drifts {
         let found = comparing.piece(tables, &WrittenEntries::in_flight(state));
         self.passed_over.extend(found.passed_over);
         if found.has_lost_servers {
-            // The dump counts virtual servers by position, so it misses one when another is removed
-            // meanwhile. The lane that writes them reads again while no write is under way.
+            // The kernel dumps virtual servers by position, so a concurrent removal makes the dump
+            // skip one. The lane that writes virtual servers reads them again while it has no write
+            // under way.
             state.ask(Part::Servers);
         }
         if let Some(others) = found.others {
@@ -185,8 +186,8 @@ impl Drifts {
 
     // ---- glances ----
 
-    /// Sets the number of virtual servers in the kernel, ours and foreign. The first glance cannot
-    /// miss a removal before it.
+    /// Sets the kernel's number of virtual servers, ours and foreign. Then the first glance detects
+    /// a removal that happened before it.
     pub(crate) fn count(&mut self, found: usize) {
         self.glances.count = u32::try_from(found).ok();
     }
@@ -214,7 +215,7 @@ impl Drifts {
         tables.servers.iter_actual().next().map(|(one, _)| *one)
     }
 
-    /// Takes over the answer of a glance.
+    /// Handles the response to a glance.
     pub(crate) fn take_glance(&mut self, glance: &Result<Glance, Unreadable>) {
         let is_as_believed = match glance {
             Ok(Glance::Count(count)) => {
@@ -222,7 +223,7 @@ impl Drifts {
                 before.is_none_or(|before| before == *count)
             }
             Ok(Glance::IsThere(is_there)) => *is_there,
-            // The next check names the error.
+            // The next check reports the error.
             Err(_) => true,
         };
         if !is_as_believed {
@@ -230,13 +231,13 @@ impl Drifts {
         }
     }
 
-    /// Returns the time of the next piece or glance.
+    /// Returns the time of the next comparison step or glance.
     pub(crate) fn next_due(&self, tables: &Tables, now: Instant) -> Option<Instant> {
         if matches!(self.check, Some(Check::Comparison(_))) {
             return Some(now);
         }
         let has_servers = tables.servers.iter_actual().next().is_some();
-        // A glance that is overdue waits for its lane, which wakes the loop.
+        // An overdue glance waits for its lane, and that lane wakes the loop.
         self.glances.next.filter(|at| has_servers && *at > now)
     }
 }
@@ -250,8 +251,8 @@ impl Check {
     }
 }
 
-/// Returns what a dump found of a part, if the part was known before. Notes whether it could be
-/// read.
+/// Returns a part's content from the dump, if the part was known before. Notes whether the dump
+/// could read the part.
 fn known<T>(state: &mut State, part: Part, found: Result<T, Unreadable>) -> Option<T> {
     match found {
         Ok(found) => {

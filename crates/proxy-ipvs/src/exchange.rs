@@ -1,4 +1,4 @@
-//! Values exchanged with the kernel threads: dumps, outcomes, queries and answers.
+//! Values exchanged with the kernel threads: dumps, outcomes, queries and responses.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub enum PartContent {
     Servers(BTreeMap<VirtualServerKey, VirtualServer>),
     /// Our sets.
     Sets(FoundSets),
-    /// The link and all addresses.
+    /// The link, and the addresses of all interfaces.
     Addresses(FoundAddresses),
     /// The shim, and the leftovers of other modes.
     Rules(FoundRules),
@@ -24,38 +24,38 @@ pub enum PartContent {
 /// Outcomes of a plan.
 pub struct PlanResult {
     pub(crate) outcomes: Vec<Outcome>,
-    /// Duration of the writes, if there were enough of them to tell the kernel's speed.
+    /// Duration of the writes, if their number suffices to measure the kernel's speed.
     pub(crate) took: Option<Duration>,
 }
 
-/// Query for a lane, beside reading parts.
+/// Query that a lane sends in addition to its reads of parts.
 pub enum Query {
     /// Open connections of draining destinations of these virtual servers.
     Connections(Vec<VirtualServerKey>),
-    /// Check that all virtual servers exist, this one among them.
+    /// Number of virtual servers, or the existence of this one.
     Glance(VirtualServerKey),
-    /// The presence of this scheduler.
+    /// Presence of this scheduler in the kernel.
     Scheduler(Scheduler),
     /// Dump of everything but the rules, for comparison.
     All,
 }
 
-/// Answer of the kernel to a query.
+/// The kernel's response to a query.
 pub enum QueryResponse {
-    /// Queried virtual servers, and the open connections by virtual server and destination.
+    /// The queried virtual servers, and the open connections of each of their destinations.
     Connections(
         Vec<VirtualServerKey>,
         Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable>,
     ),
-    /// Number of virtual servers, or presence of the one.
+    /// Number of virtual servers, or the existence of the queried one.
     Glance(Result<Glance, Unreadable>),
-    /// The error if the kernel lacks the scheduler.
+    /// Queried scheduler, with an error if the kernel lacks it.
     Scheduler(Scheduler, Result<(), String>),
     /// Dump of everything but the rules.
     Dump(Box<Dump>),
 }
 
-/// Dump of each part by the lane that only reads.
+/// Dump of each part by the read-only lane.
 #[derive(Debug)]
 pub struct Dump {
     pub(crate) servers: Result<BTreeMap<VirtualServerKey, VirtualServer>, Unreadable>,

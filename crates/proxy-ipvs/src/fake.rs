@@ -1,7 +1,8 @@
-//! A strict fake kernel for tests: it refuses what the kernel refuses, and then changes nothing.
+//! A strict fake kernel for tests. It refuses the same writes as the kernel, and a refused write
+//! changes nothing.
 //!
-//! It also counts costs: netlink messages (many members of one set in one message) and processes.
-//! It knows nothing of packets; the lab proves what IPVS does with them.
+//! It also counts costs: processes, and netlink messages (one message holds many members of one
+//! set). It has no packets. The lab tests what IPVS does with packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Footprint: everything that this mode creates in the kernel.
+//! Footprint: all entries that this mode creates in the kernel.
 
 mod origins;
 
@@ -19,20 +19,20 @@ pub(crate) const LINK: &str = "kube-ipvs0";
 /// `/etc/iproute2/rt_protos`: 'k'.
 pub(crate) const ROUTE_PROTOCOL: u8 = 107;
 
-/// Address that keeps IPv4 on the link when service addresses are routes: with the last address of
-/// a link, the kernel removes its routes (`fib_disable_ip`). Like all of 127.0.0.0/8 it is local
-/// anyway, and scope host keeps it from being a source address.
+/// Address that keeps IPv4 on the link when service addresses are routes. When a link loses its
+/// last address, the kernel removes its routes (`fib_disable_ip`). Like all of 127.0.0.0/8, this
+/// address is local anyway. With scope host, it is never a source address.
 pub(crate) const ANCHOR: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 107, 0, 1));
 
-/// Virtual server that makes the kernel load a scheduler. It has no destinations; no other program
-/// has one like it at this address.
+/// Virtual server that makes the kernel load a scheduler. It has no destinations. No other program
+/// creates a virtual server like this.
 pub(crate) const PROBE: ServiceAddress = ServiceAddress::new(
     IpAddr::V4(Ipv4Addr::new(198, 51, 100, 0)),
     20_000,
     Protocol::Tcp,
 );
 
-/// Everything that this mode creates in the kernel.
+/// Footprint of this mode in the kernel.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &CHAINS,
     jumps: &JUMPS,
@@ -69,8 +69,8 @@ fn sets(family: IpFamily) -> Vec<OwnSet> {
     own.chain([spare]).collect()
 }
 
-/// Returns the name of a set while it is filled to replace a smaller one. Both families may do that
-/// at once, and share one space of names.
+/// Returns the temporary name of a set that replaces a smaller one. Both families share one
+/// namespace of set names and may replace sets simultaneously.
 pub(crate) fn spare(family: IpFamily) -> &'static str {
     match family {
         IpFamily::V4 => "KUBE-GROWING",

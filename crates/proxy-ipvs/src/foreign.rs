@@ -1,9 +1,9 @@
-//! Virtual servers of other programs: those that exist without evidence that they are ours.
+//! Virtual servers of other programs: those without evidence that they are ours.
 //!
-//! A virtual server of another program stays, even where a Service wants its own. The Service gets
-//! the address once the other is gone: ours is tried alone and with back-off, and refused until
-//! then. Meanwhile nothing is written that would mark the other one as ours: no set member names
-//! it, and its address is not bound to `kube-ipvs0`.
+//! Another program's virtual server stays, even if a Service wants the same key. The Service gets
+//! the address once the foreign virtual server is removed. Until then, the kernel refuses ours,
+//! which is attempted alone and with back-off. Meanwhile no entry marks the foreign virtual server
+//! as ours: no set contains it, and its address is not bound to `kube-ipvs0`.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -15,18 +15,18 @@ pub(crate) struct Foreign {
     servers: HashMap<VirtualServerKey, VirtualServer>,
     /// True once all evidence of ownership has been read.
     is_judged: bool,
-    /// Virtual servers that appeared or disappeared and that the Services at their addresses do not
-    /// know of yet.
+    /// Virtual servers that appeared or disappeared since the Services at their addresses were
+    /// compiled.
     changed: HashSet<VirtualServerKey>,
-    /// Virtual servers that were reported.
+    /// Virtual servers that were logged.
     told: HashSet<VirtualServerKey>,
-    /// True in a preview: no write is tried at a foreign virtual server, because the preview would
-    /// always succeed.
+    /// True in a preview: no write is attempted where another program has a virtual server, because
+    /// a preview's writes always succeed.
     is_foreseeing: bool,
 }
 
 impl Foreign {
-    /// True if a virtual server exists that is not known to be ours.
+    /// True if a virtual server exists with this key and is not known to be ours.
     pub(crate) fn stands_at(&self, key: &VirtualServerKey) -> bool {
         self.servers.contains_key(key)
     }
@@ -46,13 +46,13 @@ impl Foreign {
         self.servers.iter()
     }
 
-    /// True if a virtual server may be created at this key: the place is free, or a known foreign
-    /// one may have gone.
+    /// True if a virtual server may be created with this key: no foreign one has the key, or it may
+    /// have been removed since.
     pub(crate) fn may_be_tried(&self, key: &VirtualServerKey) -> bool {
         !self.stands_at(key) || (self.is_judged && !self.is_foreseeing)
     }
 
-    /// Stops all tries where another program has a virtual server.
+    /// Stops all attempts to create virtual servers where another program has one.
     pub(crate) fn foresee(&mut self) {
         self.is_foreseeing = true;
     }
@@ -83,7 +83,7 @@ impl Foreign {
         self.told.retain(|key| self.servers.contains_key(key));
     }
 
-    /// Removes a virtual server that is gone, or proved to be ours.
+    /// Removes a virtual server that no longer exists, or proved to be ours.
     pub(crate) fn remove(&mut self, key: &VirtualServerKey) -> Option<VirtualServer> {
         let removed = self.servers.remove(key)?;
         self.told.remove(key);

@@ -1,4 +1,4 @@
-//! The kernel's interface for this mode.
+//! Interface to the kernel for the IPVS mode.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,11 +13,10 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Reads and writes of one IP family. Two implementations: netlink, and a strict fake that refuses
-/// what the kernel refuses. Each lane of a proxier has a kernel of its own.
+/// Reads and writes of one IP family. Implemented by netlink and by a strict fake for tests. Each
+/// lane (kernel thread) of a proxier has its own instance.
 pub trait Kernel: Send + 'static {
-    /// Returns the time that the duration of writes is measured by. A kernel for tests may have a
-    /// clock of its own.
+    /// Returns the time for measuring the duration of writes. A test kernel may have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
@@ -44,16 +43,16 @@ pub trait Kernel: Send + 'static {
     fn read_addresses(&mut self) -> Result<FoundAddresses, Unreadable>;
 
     /// Returns the shim and leftovers of other modes. Starts a process if a rule in the kernel has
-    /// changed since the last read; the first time, one for each installed backend of iptables that
-    /// holds rules.
+    /// changed since the last read. The first read starts one process for each installed iptables
+    /// backend that holds rules.
     ///
     /// # Errors
     ///
     /// Returns the reason and the advice.
     fn read_rules(&mut self) -> Result<FoundRules, Unreadable>;
 
-    /// Returns the number of virtual servers if the kernel reports it; else reports whether this
-    /// one exists. Costs one or two system calls, however many there are.
+    /// Returns the number of virtual servers if the kernel reports it. Otherwise reports whether
+    /// `one` exists. Costs one or two system calls, independent of their number.
     ///
     /// # Errors
     ///
@@ -72,7 +71,7 @@ pub trait Kernel: Send + 'static {
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome>;
 
     /// Returns the active plus inactive connections of each destination of these virtual servers.
-    /// Skips virtual servers that are gone.
+    /// Skips virtual servers that no longer exist.
     ///
     /// # Errors
     ///
@@ -83,15 +82,15 @@ pub trait Kernel: Send + 'static {
     ) -> Result<BTreeMap<VirtualServerKey, BTreeMap<Target, u32>>, Unreadable>;
 }
 
-/// Our existing sets.
+/// Content of our sets in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundSets {
     /// Members of each set.
     pub members: BTreeMap<Set, BTreeSet<Member>>,
     /// Capacity of each set, in members.
     pub sizes: BTreeMap<Set, u32>,
-    /// Members of sets that a shim of the other kind left, at the first read. They are removed, and
-    /// prove ownership of virtual servers until then.
+    /// Members of sets from the other form of shim, at the first read. They prove ownership of
+    /// virtual servers until they are removed.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
 }
 
@@ -102,27 +101,27 @@ pub struct FoundAddresses {
     pub has_link: bool,
     /// Service addresses on the link in the form of `--ipvs-vip-mode`.
     pub bound: BTreeSet<IpAddr>,
-    /// Service addresses on it in the other form.
+    /// Service addresses on the link in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
     /// Addresses of all other interfaces.
     pub interface_addresses: BTreeSet<IpAddr>,
 }
 
-/// The shim and leftovers beside it.
+/// The shim, and leftovers of other modes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FoundRules {
     /// The shim.
     pub rules: Rules,
-    /// Leftovers of other modes by place; places without any are absent.
+    /// Leftovers of other modes by place. Places without leftovers are absent.
     pub leftovers: BTreeMap<LeftoverPlace, Arc<Leftovers>>,
 }
 
-/// Answer of a cheap look at the virtual servers.
+/// Response to a cheap query of the virtual servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Glance {
     /// Number of virtual servers in the family, ours and foreign.
     Count(u32),
-    /// True if the one exists.
+    /// True if the queried virtual server exists.
     IsThere(bool),
 }
 
@@ -134,7 +133,7 @@ pub struct Snapshot {
     /// Service addresses on the link in the form of `--ipvs-vip-mode`, without IPv6 link-local
     /// ones.
     pub bound: BTreeSet<IpAddr>,
-    /// Service addresses on it in the other form.
+    /// Service addresses on the link in the other form.
     pub bound_otherwise: BTreeSet<IpAddr>,
     /// Addresses on every other interface, without loopback and IPv6 link-local ones.
     pub interface_addresses: BTreeSet<IpAddr>,
@@ -146,7 +145,7 @@ pub struct Snapshot {
     pub servers: BTreeMap<VirtualServerKey, VirtualServer>,
     /// The shim, if it was read.
     pub rules: Option<Rules>,
-    /// Leftovers of other modes by place, if they were read; places without any are absent.
+    /// Leftovers of other modes by place, if they were read. Places without leftovers are absent.
     pub leftovers: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
 }
 
@@ -172,7 +171,7 @@ const NAMING: [Set; 5] = [
     Set::NodePortSctp,
 ];
 
-/// Evidence of who made a virtual server.
+/// Evidence that shows who created a virtual server.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Evidence<'a> {
     pub(crate) bound: &'a BTreeSet<IpAddr>,
@@ -211,8 +210,8 @@ impl Evidence<'_> {
                 && holds(Set::node_port(at.protocol), Member::Port(at.port)))
     }
 
-    /// True if a set names virtual servers at this address. Then it names all that a kube-proxy
-    /// made there; others are foreign.
+    /// True if a set has a virtual server at this address. Then the sets have every virtual server
+    /// that a kube-proxy created there, and all other ones are foreign.
     fn names_any_at(self, address: IpAddr) -> bool {
         let first = |protocol| Member::AddressPort(address, protocol, 0);
         let last = |protocol| Member::AddressPort(address, protocol, u16::MAX);

@@ -13,17 +13,17 @@ use crate::footprint::FOOTPRINT;
 /// Place of leftovers from another mode, or from a run with the other backend of iptables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LeftoverPlace {
-    /// Beside the shim, in the same backend.
+    /// In the shim's backend of iptables, next to the shim.
     Beside(Backend),
-    /// In the backend that is not in use.
+    /// In the iptables backend that is not in use.
     Other(Backend),
-    /// In nftables: whole tables. Their [`Leftovers`] are empty.
+    /// In nftables: whole tables, with empty [`Leftovers`].
     Nftables,
-    /// In nftables: tables of modes that serve only while their process runs.
+    /// In nftables: tables of modes that serve packets only while their process runs.
     Ended,
-    /// In nftables: the table of this mode's own shim, if that is not in use.
+    /// In nftables: the table of this mode's shim, if the shim is elsewhere now.
     OwnTable,
-    /// Ipsets of this mode, if its shim is in nftables. They are removed after the rules that name
+    /// Ipsets of this mode, if its shim is in nftables. They are removed after the rules that match
     /// them.
     Ipsets,
 }
@@ -39,7 +39,7 @@ impl fmt::Display for LeftoverPlace {
 }
 
 /// Returns leftovers of other modes in the output of `iptables-save`, without chains that the shim
-/// uses. They serve until the shim is installed.
+/// uses. The leftovers serve until the shim is installed.
 pub fn beside_the_shim(modes: Footprints, saved: &str) -> Leftovers {
     Leftovers::find(Finder::beside(&FOOTPRINT, modes, Held::Stays), saved)
 }

@@ -1,4 +1,4 @@
-//! Events about addresses of `kube-ipvs0`: which of them this proxy caused.
+//! Events about addresses of `kube-ipvs0`: tells this proxy's changes from those of other programs.
 
 use std::mem;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 use crate::config::VipMode;
 use crate::plan::{Op, Outcome, Plan};
 
-/// Longest delay of the kernel's event after this proxy has removed an address.
+/// Longest delay between this proxy's removal of an address and the kernel's event.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
 /// Changes by this proxy to the link that cause events.
@@ -17,22 +17,24 @@ const TOLD_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Link {
     /// Addresses that this proxy removed.
     taken_off: HashMap<IpAddr, RemovedAddress>,
-    /// True after this proxy set the link down, which removes addresses, until all are read again.
+    /// True after this proxy set the link down, until all addresses are read again. Setting a link
+    /// down removes addresses.
     was_set: bool,
-    /// True if addresses may be missing that the tables believe in, until all are read again.
+    /// True if the link may lack addresses that the tables contain, until all addresses are read
+    /// again.
     is_doubtful: bool,
 }
 
-/// A removed address whose event has not come yet.
+/// A removed address without its event so far.
 struct RemovedAddress {
     at: Instant,
-    /// True if the address may exist all the same: it was bound again, or the reply to its removal
+    /// True if the address may exist nevertheless: it was bound again, or the reply to its removal
     /// was lost.
     is_unclear: bool,
 }
 
-/// Returns the address that a write removes, if the kernel reports that. It reports addresses, not
-/// routes.
+/// Returns the address that a write removes, if the kernel sends an event for the removal. The
+/// kernel sends events for addresses, not for routes.
 fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     match (op, vip_mode) {
         (Op::UnbindAddress(address), VipMode::Address)
@@ -41,14 +43,14 @@ fn taken_off(op: &Op, vip_mode: VipMode) -> Option<IpAddr> {
     }
 }
 
-/// Meaning of an event that an address is gone from the link.
+/// Cause of an event about a removed address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// This proxy removed it.
     Own,
     /// Unclear: all addresses must be read.
     Unclear,
-    /// Another program removed it, if it was there.
+    /// Another program removed the address, if it existed.
     Others,
 }
 
@@ -77,8 +79,8 @@ impl Link {
         }
     }
 
-    /// Books the outcomes of a noted plan. Returns true if all addresses must be read, because an
-    /// event was attributed wrongly.
+    /// Books the outcomes of a noted plan. Returns true if an event was attributed wrongly, so that
+    /// all addresses must be read.
     pub(crate) fn settle(&mut self, plan: &Plan, outcomes: &[Outcome], vip_mode: VipMode) -> bool {
         let mut was_misread = false;
         for (op, outcome) in plan.ops.iter().zip(outcomes) {
@@ -89,7 +91,7 @@ impl Link {
                 Outcome::Refused { .. } => {
                     was_misread |= off.is_some_and(|off| self.taken_off.remove(&off).is_none());
                 }
-                // The form in which the address is believed to exist may be gone.
+                // The address may no longer exist in the form that the tables contain.
                 Outcome::Unknown => {
                     self.is_doubtful |= is_unbinding;
                     if let Some(off) = off.and_then(|off| self.taken_off.get_mut(&off)) {
@@ -102,7 +104,7 @@ impl Link {
         was_misread
     }
 
-    /// Notes that an address may be missing that the tables believe in.
+    /// Notes that the link may lack an address that the tables contain.
     pub(crate) fn doubt(&mut self) {
         self.is_doubtful = true;
     }
@@ -117,10 +119,10 @@ impl Link {
         !self.is_doubtful
     }
 
-    /// Attributes an event that an address is gone.
+    /// Returns the cause of an event about a removed address.
     pub(crate) fn lose(&mut self, address: IpAddr) -> Loss {
         match self.taken_off.remove(&address) {
-            // The event may be older, or another program's.
+            // The event may belong to an older removal, or to another program's.
             Some(off) if off.is_unclear => Loss::Unclear,
             Some(_) => Loss::Own,
             None if self.was_set => Loss::Unclear,

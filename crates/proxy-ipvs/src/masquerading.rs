@@ -1,8 +1,9 @@
-//! Order of changes between virtual servers and the sets that decide on masquerading.
+//! Order of changes between virtual servers and the sets that decide about masquerading.
 //!
-//! An endpoint on another node that sees a client from outside answers it directly, and the client
-//! drops the answer. So a virtual server loses its exemption before it gets such endpoints, and
-//! gets one after it has lost them. Masquerading without need for a moment does no harm.
+//! An endpoint on another node sees the client's address unless the packet is masqueraded. It then
+//! replies to the client directly, and the client drops the reply. So a virtual server loses its
+//! exemption before it gets such endpoints, and gets an exemption after it has lost them. Unneeded
+//! masquerading for a moment does no harm.
 
 use std::time::Instant;
 
@@ -22,7 +23,7 @@ pub(crate) const EXEMPT: [Set; 4] = [
     Set::NodePortLocalSctp,
 ];
 
-/// Virtual servers that are about to be created or changed, and whether they have destinations.
+/// Virtual servers to create or change, each with a flag: true if it has destinations.
 pub(crate) struct ChangingServers {
     keys: HashMap<ServiceAddress, bool>,
     ports: HashMap<(Protocol, u16), bool>,
@@ -46,8 +47,8 @@ impl ChangingServers {
         Self { keys, ports }
     }
 
-    /// Reports whether one of the virtual servers that a member exempts has destinations; `None` if
-    /// the member exempts none of them.
+    /// Returns true if one of the virtual servers that a member exempts has destinations. Returns
+    /// `None` if the member exempts none of them.
     pub(crate) fn exempted(&self, set: Set, member: &Member) -> Option<bool> {
         match *member {
             Member::Port(port) => {
@@ -65,7 +66,7 @@ impl ChangingServers {
     }
 }
 
-/// Removes unwanted exemptions of virtual servers that are about to change.
+/// Removes the unwanted exemptions of virtual servers that will change.
 pub(crate) fn end_exemptions(
     tables: &Tables,
     now: Instant,
@@ -87,8 +88,8 @@ pub(crate) fn end_exemptions(
     ops
 }
 
-/// Returns endpoints that may still get packets though they should not: their removal is pending,
-/// or its reply was lost.
+/// Returns removed endpoints that may still get packets: their removal is pending, or its reply was
+/// lost.
 pub(crate) fn still_served(tables: &Tables) -> HashSet<(Protocol, Target)> {
     let unsettled = tables.servers.pending().chain(&tables.uncertain);
     let wanted = unsettled.filter(|key| tables.servers.wanted(key).is_some());

@@ -60,9 +60,9 @@ pub use scheduler::{foresee_scheduler, probe_scheduler};
 use servers::Servers;
 use sets::Sets;
 
-/// Aliases of the kernel modules for matches and sets that only this mode uses on most nodes,
-/// beside `ip_vs_` and the scheduler: for [`iptables::Iptables::choose_loading`]. The kernel loads
-/// those of rarer rules by itself.
+/// Aliases of kernel modules for matches and sets that mostly only this mode uses, for
+/// [`iptables::Iptables::choose_loading`]. The list does not have `ip_vs_` and the scheduler. The
+/// kernel loads modules of rarer rules when rules use them.
 pub const MODULES: [&str; 6] = [
     "ipt_set",
     "ip_set_hash:ip",
@@ -72,26 +72,27 @@ pub const MODULES: [&str; 6] = [
     "ip_set_bitmap:port",
 ];
 
-/// The kernel, for one IP family. Each part is opened at its first use; a lane uses one or two.
+/// The kernel, for one IP family. Each part is opened at its first use. A lane uses one or two
+/// parts.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     vip_mode: VipMode,
     carrier: Carrier,
-    /// Modes whose leftovers are looked for.
+    /// Modes whose leftovers are removed.
     modes: Footprints,
     servers: Option<Servers>,
-    /// For a shim in iptables alone.
+    /// Sets of a shim in iptables, else `None`.
     sets: Option<Sets>,
-    /// For a shim in nftables alone.
+    /// Sets and rules of a shim in nftables, else `None`.
     native: Option<Native>,
     /// Sockets whose changes of nftables cause no event for this process.
     own: Arc<OwnSockets>,
     addresses: Option<Addresses>,
-    /// Leftovers outside the backend in use. Read until they are known: no kube-proxy adds to them
-    /// while this one runs.
+    /// Leftovers outside the backend in use. They are read until all are known. No kube-proxy adds
+    /// leftovers there while this one runs.
     elsewhere: Option<BTreeMap<LeftoverPlace, Arc<Leftovers>>>,
-    /// True once the sets of the other kind of shim were read.
+    /// True once the sets of the other form of shim were read.
     has_looked_for_former_sets: bool,
     /// Length of the last output of `iptables-save`, in characters. It predicts the time of a
     /// restore.
@@ -99,8 +100,8 @@ pub struct NetlinkKernel {
 }
 
 impl NetlinkKernel {
-    /// Opens the sockets and checks that everything needed is there. IPVS is loaded by using it or,
-    /// if the kernel does not load it so, by one `modprobe ip_vs`.
+    /// Opens the sockets and checks that the kernel has all required parts. The first use makes the
+    /// kernel load IPVS. If the kernel does not, one `modprobe ip_vs` loads it.
     ///
     /// # Errors
     ///
@@ -116,8 +117,8 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Opens the sockets to read only. The kernel may load what a read needs; iptables is not
-    /// tried.
+    /// Opens the sockets for reads only. The kernel may load modules that a read needs. iptables is
+    /// not tested.
     ///
     /// # Errors
     ///
@@ -132,7 +133,7 @@ impl NetlinkKernel {
         Ok(kernel)
     }
 
-    /// Prepares further lanes, once one has shown that everything is there. Opens nothing yet.
+    /// Prepares a further lane after one lane has opened all parts. Opens no socket yet.
     pub fn lazy(family: IpFamily, carrier: impl Into<Carrier>) -> Self {
         Self {
             family,
@@ -169,7 +170,7 @@ impl NetlinkKernel {
         self
     }
 
-    /// Sets the modes whose leftovers are looked for. The default is this mode alone.
+    /// Sets the modes whose leftovers are removed. The default is this mode alone.
     #[must_use]
     pub fn among(mut self, modes: Footprints) -> Self {
         self.modes = modes;
@@ -216,7 +217,7 @@ impl NetlinkKernel {
         Ok(self.addresses.insert(addresses))
     }
 
-    /// Returns sets of other programs in the place of ours.
+    /// Returns sets of other programs that have the names of our sets.
     ///
     /// # Errors
     ///
@@ -232,16 +233,16 @@ impl NetlinkKernel {
         }
     }
 
-    /// Reads the rules ahead, so that the first read is free unless they change before. Errors
-    /// appear at the first read.
+    /// Reads the rules in advance. The first read is then free unless the rules change before it.
+    /// Errors appear at the first read.
     pub fn read_ahead(&mut self) {
         if let Carrier::Iptables(iptables) = &self.carrier {
             drop(iptables.save(self.family));
         }
     }
 
-    /// Returns the number of netlink messages sent since this was opened, or each part last read.
-    /// Wraps around after `u32::MAX`.
+    /// Returns the number of netlink messages sent since `self` was opened, or since each part was
+    /// last read. Wraps around after `u32::MAX`.
     pub fn sent(&self) -> u32 {
         let servers = self.servers.as_ref().map_or(0, Servers::sent);
         let sets = self.sets.as_ref().map_or(0, Sets::sent);
@@ -370,7 +371,7 @@ impl NetlinkKernel {
         leftovers
     }
 
-    /// Returns the sets of the other kind of shim, which an earlier run has filled.
+    /// Returns the sets of the other form of shim, which an earlier run has filled.
     fn former_sets(&mut self) -> Result<BTreeMap<Set, BTreeSet<Member>>, Unreadable> {
         if self.has_looked_for_former_sets {
             return Ok(BTreeMap::new());

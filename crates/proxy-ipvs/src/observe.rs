@@ -1,4 +1,4 @@
-//! Takes dumps over into the tables, and notes what other programs have changed.
+//! Copies dumps into the tables, and notes changes by other programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -42,7 +42,7 @@ impl Ipvs {
         }
         tables.foreign.found(others);
         self.recognize(state);
-        // The check compares with the tables as they were.
+        // The running check compares with the former tables.
         self.drifts.abort();
     }
 
@@ -60,10 +60,10 @@ impl Ipvs {
         let believed = sets.iter_actual();
         let believed: BTreeMap<Set, u32> = believed.map(|(set, size)| (*set, *size)).collect();
         for set in sets.observe(sizes) {
-            // A set may be larger than requested: one of ports has room for all.
+            // A set may be larger than requested: a bitmap of ports has room for all ports.
             if was_known && sets.actual(&set) < believed.get(&set) {
                 if state.config.shim.is_native() {
-                    // Sets and rules are in one table.
+                    // Sets and rules are in the same table.
                     state.ask(Part::Rules);
                 }
                 let name = || set.name(state.node.family);
@@ -106,7 +106,7 @@ impl Ipvs {
                 let name = || "kube-ipvs0".to_owned();
                 state.news.drifted(state.now, "link", name);
             }
-            // Setting the link down has removed some.
+            // Setting the link down has removed some addresses.
             if !self.link.was_read() {
                 for address in changed {
                     tell_address(state, &self.tables, address);
@@ -123,7 +123,7 @@ impl Ipvs {
         let before = table.actual(&()).cloned();
         let there = (!rules.is_empty()).then(|| ((), Arc::new(rules)));
         let is_other = !table.observe(there).is_empty();
-        // A refused restore may have written a part.
+        // A refused restore may have written some of its rules.
         if was_known && is_other && !table.is_failing(&()) {
             let there = table.actual(&()).cloned().unwrap_or_default();
             for line in there.changes_since(&before.unwrap_or_default()) {
@@ -131,7 +131,7 @@ impl Ipvs {
                 let kind = if is_chain { "chain" } else { "rule" };
                 state.news.drifted(state.now, kind, || line);
             }
-            // A program that flushes the rules may remove the sets next.
+            // A program that flushes the rules may remove the sets soon afterwards.
             state.ask(Part::Sets);
         }
         self.tables.leftovers.observe(leftovers);
@@ -141,9 +141,9 @@ impl Ipvs {
         self.cover.refresh(&self.tables);
     }
 
-    /// Takes over the addresses of the node's other interfaces. Recomputes Services that depend on
-    /// them: those with NodePorts if the serving addresses changed, and those with an address that
-    /// an interface gained or lost.
+    /// Updates the addresses of the node's other interfaces and recomputes Services that depend on
+    /// them. These are Services with NodePorts, if the serving addresses changed, and Services with
+    /// an address that an interface gained or lost.
     fn take_interface_addresses(
         &mut self,
         state: &mut State,
@@ -176,17 +176,17 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recomputes Services before a change is reported to them: the model may know more than they
-    /// do.
+    /// Recomputes Services before their change is reported, because the model may be newer than the
+    /// claims.
     fn update_before_told(&mut self, state: &mut State, model: &Model, names: &[NamespacedName]) {
         let mut had = self.claims.servers_of(names, &self.tables);
         had.extend(self.compute(state, model, names));
         self.hand_on(state, model, names, had);
     }
 
-    /// Recomputes the next owners of virtual servers and addresses that these Services have given
-    /// up, so that both changes come in one plan and nothing is removed in between. `done` need no
-    /// recomputing.
+    /// Recomputes the next owners of virtual servers and addresses that these Services have
+    /// released. Both changes then come in one plan, without a removal in between. The Services in
+    /// `done` need no recomputing.
     pub(crate) fn hand_on(
         &mut self,
         state: &mut State,
@@ -223,8 +223,8 @@ impl Ipvs {
         }
     }
 
-    /// Adopts what an earlier run, or upstream, has left, once all evidence was read as it was
-    /// before the first write.
+    /// Adopts the virtual servers of an earlier run or of upstream, once all evidence from before
+    /// the first write was read.
     pub(crate) fn judge(&mut self, state: &mut State) {
         let evidence = [Part::Servers, Part::Sets, Part::Addresses];
         if !evidence.into_iter().all(|part| state.knows(part)) {
@@ -239,8 +239,8 @@ impl Ipvs {
         }
     }
 
-    /// Adopts virtual servers without evidence that look as a kube-proxy would have made them for a
-    /// wanted address: the evidence may be lost. Reports those of other programs.
+    /// Adopts virtual servers without evidence if a kube-proxy would have created the same for a
+    /// wanted address. The evidence may be lost. Reports the virtual servers of other programs.
     pub(crate) fn recognize(&mut self, state: &mut State) {
         let tables = &mut self.tables;
         if tables.foreign.is_empty() {
@@ -265,7 +265,7 @@ impl Ipvs {
         }
     }
 
-    /// Recomputes Services whose addresses another program has taken or left.
+    /// Recomputes Services whose addresses another program has taken or released.
     pub(crate) fn follow_foreign(&mut self, state: &mut State, model: &Model) {
         let changed = self.tables.foreign.take_changed();
         if changed.is_empty() {
@@ -285,7 +285,7 @@ impl Ipvs {
         self.update_before_told(state, model, &names);
     }
 
-    /// Recomputes Services that name a scheduler, after news of the kernel's schedulers.
+    /// Recomputes Services that name a scheduler, after a change of the kernel's known schedulers.
     pub(crate) fn follow_schedulers(&mut self, state: &mut State, model: &Model) {
         let named = || model.services_with_options();
         let is_named = |of| named().any(|(_, options)| options.scheduler == Some(of));
@@ -309,16 +309,17 @@ impl Ipvs {
     }
 }
 
-/// Virtual servers and addresses that Services have given up.
+/// Virtual servers and addresses that Services have released.
 #[derive(Default)]
 struct Free {
     /// Addresses of the virtual servers, by protocol and port.
     at: HashMap<(Protocol, u16), Vec<IpAddr>>,
-    /// Addresses that no Service wants on the link: given up by all, or the node's own.
+    /// Addresses that no Service wants on the link: released by all Services, or now the node's
+    /// own.
     addresses: HashSet<IpAddr>,
 }
 
-/// True if a Service names one of these addresses, won or not.
+/// True if a Service has one of these addresses, whether or not it wins it.
 fn may_have(service: &Service, free: &Free) -> bool {
     let external = service.external_ips.iter().chain(&service.ingress_ips);
     let mut addresses = service.cluster_ips.iter().chain(external);

@@ -1,20 +1,21 @@
-//! Limits how often events of the kernel cause a comparison of everything.
+//! Limits how often kernel events cause a complete comparison.
 
 use std::time::{Duration, Instant};
 
 /// Least time between two comparisons caused by events.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Time of the last comparison, and events since.
+/// Time of the last comparison, and whether events followed.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     last: Option<Instant>,
-    /// True if an event came since.
+    /// True if an event followed the last comparison.
     is_behind: bool,
 }
 
 impl Pace {
-    /// Notes an event. Returns true if the comparison comes at once, else it comes later.
+    /// Notes an event. Returns true to compare now, or false if a later comparison covers the
+    /// event.
     pub(crate) fn hears(&mut self, now: Instant) -> bool {
         self.is_behind = true;
         self.is_due(now)
@@ -52,7 +53,7 @@ mod tests {
         assert_eq!((pace.is_due(at(5_000)), pace.next_due()), (false, None));
         assert!(pace.hears(at(6_000)));
         assert!(!pace.hears(at(6_001)) && !pace.hears(at(7_999)));
-        // The last event counts, too.
+        // The last event counts as well.
         assert_eq!(pace.next_due(), Some(at(8_000)));
         assert!(!pace.is_due(at(7_999)) && pace.is_due(at(8_000)));
         assert!(!pace.is_due(at(9_000)) && pace.next_due().is_none());

@@ -1,5 +1,5 @@
 //! Parts of the kernel that are read separately, and the lanes (kernel threads) that read and write
-//! them.
+//! parts.
 
 engine::parts! {
     lanes {
@@ -9,18 +9,18 @@ engine::parts! {
         Addresses,
         /// Reads and writes rules.
         Rules,
-        /// Reads only, beside the others, for the check for drift.
+        /// Only reads, in parallel with the other lanes, for the check for drift.
         Reader,
     }
-    // Sets and rules have the same names whatever carries them: ipset and iptables, or nf_tables.
+    // Sets and rules have the same names with both carriers: ipset and iptables, or nf_tables.
     parts {
         /// The virtual servers with their destinations.
         Servers on Services: "the virtual servers",
         /// The sets with their members.
         Sets on Services: "the sets",
-        /// The link, the service addresses on it, and the node's other ones.
+        /// The link, its service addresses, and the node's other addresses.
         Addresses on Addresses: "the addresses of this node",
-        /// The shim, and what other modes have left.
+        /// The shim, and leftovers of other modes.
         Rules on Rules: "the rules beside IPVS",
     }
 }

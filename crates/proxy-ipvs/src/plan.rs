@@ -20,10 +20,10 @@ use crate::sets::{Member, Set};
 /// One write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Op {
-    /// Create the dummy link `kube-ipvs0`. It stays down, unless it is to hold IPv6 routes.
+    /// Create the dummy link `kube-ipvs0`. It stays down, except for IPv6 routes.
     CreateLink,
-    /// Create a set that can hold this many members. One that exists and is too small is replaced
-    /// by a larger one with the same members.
+    /// Create a set with this capacity in members. An existing smaller set is replaced by a larger
+    /// one with the same members.
     CreateSet(Set, u32),
     /// Add a member.
     AddMember(Set, Member),
@@ -36,32 +36,32 @@ pub enum Op {
         /// The shim before.
         installed: Arc<Rules>,
     },
-    /// Add a virtual server, without destinations.
+    /// Add a virtual server without destinations.
     AddServer(VirtualServerKey, Properties),
-    /// Change scheduler, flags or time-out; connections and destinations stay.
+    /// Change scheduler, flags or timeout. Connections and destinations stay.
     SetServer(VirtualServerKey, Properties),
     /// Remove a virtual server with its destinations.
     RemoveServer(VirtualServerKey),
     /// Add a destination.
     AddDestination(VirtualServerKey, RealServer),
-    /// Change weight or thresholds; its connections stay.
+    /// Change weight or thresholds of a destination. Its connections stay.
     SetDestination(VirtualServerKey, RealServer),
     /// Remove a destination.
     RemoveDestination(VirtualServerKey, Target),
-    /// Bind a service address to `kube-ipvs0`, with the full prefix length, in the form of
-    /// `--ipvs-vip-mode`.
+    /// Bind a service address to `kube-ipvs0`, with the full prefix length. `--ipvs-vip-mode`
+    /// decides its form.
     BindAddress(IpAddr),
-    /// Unbind a service address in that form from `kube-ipvs0`.
+    /// Unbind a service address from `kube-ipvs0`, in the form of `--ipvs-vip-mode`.
     UnbindAddress(IpAddr),
     /// Unbind a service address in the other form from `kube-ipvs0`.
     UnbindOtherwise(IpAddr),
-    /// Remove leftovers of another mode, or of a run with the other backend: at most one
+    /// Remove leftovers of another mode, or of the other iptables backend. Needs at most one
     /// `iptables-restore`.
     RemoveLeftovers(LeftoverPlace, Arc<Leftovers>),
 }
 
 impl Op {
-    /// Returns the part of the kernel that it changes.
+    /// Returns the part of the kernel that the write changes.
     pub fn part(&self) -> Part {
         match self {
             Self::CreateSet(..) | Self::AddMember(..) | Self::RemoveMember(..) => Part::Sets,
@@ -79,7 +79,7 @@ impl Op {
         }
     }
 
-    /// Returns its kind, for counters.
+    /// Returns the kind of the changed entry, for counters.
     pub fn subject(&self) -> Subject {
         match self {
             Self::CreateLink => Subject::Link,
@@ -99,7 +99,7 @@ impl Op {
         }
     }
 
-    /// Returns its virtual server.
+    /// Returns the virtual server of the write, if it concerns one.
     pub fn server(&self) -> Option<&VirtualServerKey> {
         match self {
             Self::AddServer(key, _)
@@ -114,7 +114,7 @@ impl Op {
 }
 
 impl Op {
-    /// Describes it to an operator. Sets have the names of this family.
+    /// Describes the write for an operator, with the set names of this family.
     pub fn words(&self, family: IpFamily) -> String {
         match self {
             Self::CreateSet(set, size) => {
@@ -129,7 +129,7 @@ impl Op {
     }
 }
 
-/// Describes it with the set names of IPv4; see [`Op::words`].
+/// Describes the write with the set names of IPv4. See [`Op::words`].
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -198,20 +198,20 @@ impl fmt::Display for Where {
     }
 }
 
-/// Writes in their order.
+/// Writes in the order of execution.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The writes.
+    /// Writes, in order.
     pub ops: Vec<Op>,
 }
 
 impl Plan {
-    /// Returns the lane that carries it out.
+    /// Returns the lane that carries out the plan.
     pub(crate) fn lane(&self) -> Option<Lane> {
         self.ops.first().map(|op| op.part().lane())
     }
 
-    /// Returns the parts that it changes.
+    /// Returns the parts that the plan changes.
     pub fn parts(&self) -> impl Iterator<Item = Part> {
         let has = |part: &Part| self.ops.iter().any(|op| op.part() == *part);
         Part::ALL.iter().copied().filter(has)
@@ -229,27 +229,27 @@ impl fmt::Display for Plan {
 pub enum Outcome {
     /// The kernel holds the wanted value. A removal of an absent entry counts as done.
     Done,
-    /// The kernel refused.
+    /// The kernel refused the write.
     Refused {
         /// Reason in words, with the next step for the operator.
         reason: String,
         /// Cause of the refusal.
         fault: Fault,
     },
-    /// The acknowledgement was lost: read the kernel again.
+    /// The acknowledgement was lost, so the kernel must be read again.
     Unknown,
 }
 
 /// Cause of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// This entry: it is invalid, or of a kind that this kernel does not know. Other entries are
-    /// not affected.
+    /// The entry: invalid, or of a kind that this kernel does not support. Other entries are not
+    /// affected.
     Entry,
-    /// The kernel, or this node: any other entry would be refused as well.
+    /// The kernel or this node: other entries would be refused as well.
     Node,
     /// The kernel lacks the virtual server's scheduler.
     Scheduler,
-    /// The tables were wrong about the kernel (an entry exists, or is missing): read it again.
+    /// The tables: an entry unexpectedly exists or is missing, so the kernel must be read again.
     Belief,
 }

@@ -41,16 +41,16 @@ pub(crate) use situation::Situation;
 /// Turn of the lane of virtual servers and sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Entries that are added or changed.
+    /// Adds and changes entries.
     Make,
-    /// Entries that stop serving.
+    /// Removes virtual servers and destinations.
     Break,
-    /// Set members that proved ownership of removed virtual servers.
+    /// Removes set members that proved the ownership of removed virtual servers.
     Forget,
 }
 
 impl Turn {
-    /// Returns the order in which turns are tried after this one, so that each gets its turn.
+    /// Returns the order of turns after `last`, so that each turn gets its share.
     pub(crate) fn after(last: Option<Self>) -> [Self; 3] {
         match last {
             None | Some(Self::Forget) => [Self::Make, Self::Break, Self::Forget],
@@ -65,9 +65,9 @@ impl Turn {
 pub(crate) struct Turns {
     /// Budgets by turn: the kernel takes longer to remove a destination than to add one.
     budgets: [Budget; 3],
-    /// Last turn, while more is pending.
+    /// Last turn, if more of its writes are pending.
     last: Option<Turn>,
-    /// Virtual server at which the budget of the last plan ran out. The next plan begins behind it.
+    /// Virtual server at which the last plan exhausted its budget. The next plan begins after it.
     last_server: Option<VirtualServerKey>,
 }
 
@@ -81,7 +81,7 @@ impl Default for Turns {
     }
 }
 
-/// Tells whether a lane has room for a query beside its plan.
+/// Room for a query in addition to a lane's plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     Some,
@@ -89,8 +89,8 @@ pub(crate) enum Room {
 }
 
 impl Turns {
-    /// Returns the next plan for virtual servers, destinations and sets. There is room for a query
-    /// beside a plan that adds entries and is within its budget.
+    /// Returns the next plan for virtual servers, destinations and sets. A plan that adds entries
+    /// within its budget leaves room for a query.
     pub(crate) fn services(&mut self, tables: &Tables, of: &Situation<'_>) -> Option<(Plan, Room)> {
         for turn in Turn::after(self.last.take()) {
             let budget = *self.budget(turn);

@@ -37,10 +37,10 @@ use crate::server::{RealServer, VirtualServerKey};
 use crate::tables::Tables;
 use crate::takeover::TakeOver;
 
-/// From this many changed Services on, room for them is reserved first.
+/// Number of changed Services from which their room is reserved first.
 const MANY: usize = 1_000;
 
-/// From this many writes on, a plan makes the process return free memory.
+/// Number of writes from which a plan makes the process return free memory.
 const MANY_WRITES: usize = 1_000;
 
 /// The IPVS mode for one IP family.
@@ -49,31 +49,31 @@ pub type Proxier<K> = Engine<Ipvs, K>;
 /// Lanes of the IPVS mode: [services, addresses, rules, and the reader](Lane).
 pub type Lanes<K> = engine::Lanes<Ipvs, K>;
 
-/// State of the IPVS mode: wishes, knowledge and plans.
+/// State of the IPVS mode: wanted entries, known entries and plans.
 pub struct Ipvs {
     pub(crate) node_ports: NodePortAddresses,
     pub(crate) claims: Claims,
     pub(crate) tables: Tables,
-    /// Entries found at the start, until their owner is known.
+    /// Virtual servers found at the start, until their owner is known.
     pub(crate) takeover: Option<TakeOver>,
     pub(crate) link: Link,
     pub(crate) cover: Cover,
     turns: Turns,
     pub(crate) drifts: Drifts,
-    /// Limit on comparisons of the table after events.
+    /// Limit on comparisons of the nftables table after events.
     pace: Pace,
     pub(crate) schedulers: Schedulers,
 }
 
 impl Ipvs {
-    /// Requests a comparison of rules and sets, which are in one table.
+    /// Requests a comparison of rules and sets, which share one table.
     fn compare_table(&mut self, state: &mut State) {
         state.ask(Part::Rules);
         self.drifts.ask();
     }
 
     /// True if rules of another mode keep serving because an object cannot be read. An operator
-    /// must correct it; a restart does not help.
+    /// must correct the cause. A restart does not help.
     fn leaves_rules(&self) -> bool {
         !self.claims.may_delete && self.tables.are_served_by_another_mode()
     }
@@ -124,7 +124,7 @@ impl Ipvs {
 
     /// Returns the next query of the lane that only reads.
     fn next_question(&mut self, state: &State) -> Option<Query> {
-        // Existing virtual servers may answer it.
+        // A virtual server may already use the scheduler, which answers the query.
         if state.knows(Part::Servers)
             && let Some(scheduler) = self.schedulers.next()
         {
@@ -139,7 +139,7 @@ impl Ipvs {
             return None;
         }
         let mut keys = self.claims.drains.take_due(now);
-        // A removed virtual server takes its draining destinations along.
+        // The kernel removes the draining destinations with their virtual server.
         keys.retain(|key| {
             let is_wanted = self.tables.servers.wanted(key).is_some();
             if !is_wanted {
@@ -150,8 +150,8 @@ impl Ipvs {
         (!keys.is_empty()).then_some(keys)
     }
 
-    /// Takes over the connections of draining destinations. A destination without connections, or
-    /// at its timeout, is no longer wanted.
+    /// Handles the connection counts of draining destinations. A destination without connections,
+    /// or at its timeout, is no longer wanted.
     fn take_connections(
         &mut self,
         state: &mut State,
@@ -165,7 +165,7 @@ impl Ipvs {
             };
             let expired = self.claims.drains.expired(&key, state.now);
             let actual = self.tables.servers.actual(&key).cloned();
-            // Until its weight is 0, a destination without connections can get the next one.
+            // Until its weight is 0, a destination without connections can get a new one.
             let drains = |target| {
                 let server = actual.as_ref();
                 let real = server.and_then(|server| server.destination(target));
@@ -179,10 +179,10 @@ impl Ipvs {
         }
     }
 
-    /// Takes over an event that a service address is gone. Returns true if all addresses must be
+    /// Handles an event about a removed service address. Returns true if all addresses must be
     /// read.
     fn lose(&mut self, state: &mut State, address: IpAddr) -> bool {
-        // A route keeps its address local if another route is lost.
+        // In the route form, the route may keep the address local.
         let is_address = state.config.vip_mode == VipMode::Address;
         match self.link.lose(address) {
             Loss::Own => return false,
@@ -197,7 +197,7 @@ impl Ipvs {
             self.tables.addresses.set_actual(&address, None);
             self.drifts.note_address(address);
         }
-        // The address may just have been bound or read, and not be booked yet.
+        // The address may have been bound or read just now, and not be booked yet.
         state.is_writing(Lane::Addresses) || state.look(Part::Addresses).is_awaited()
     }
 }
@@ -273,7 +273,7 @@ impl engine::Scheme for Ipvs {
         if self.claims.may_delete {
             self.claims.drains.told(named)
         } else {
-            // Unwanted entries stay as they are.
+            // Unwanted entries stay unchanged.
             proxy::Drains::default()
         }
     }
@@ -298,7 +298,7 @@ impl engine::Scheme for Ipvs {
         }
         let services = extent.services(model, self.claims.services());
         let had = self.compute(state, model, &services);
-        // The next owners may change, too, before their own change is reported.
+        // The next owners may also change before their own change is reported.
         self.hand_on(state, model, &services, had);
         self.recognize(state);
         self.follow_foreign(state, model);
@@ -313,7 +313,7 @@ impl engine::Scheme for Ipvs {
         match notice {
             Notice::ServiceAddressRemoved(address) => self.lose(state, *address),
             Notice::Ruleset => {
-                // A program that changes rules may have changed sets, which are in the same table.
+                // A program that changes rules may also have changed sets in the same table.
                 if state.config.shim.is_native() && self.pace.hears(state.now) {
                     self.compare_table(state);
                 }
@@ -324,7 +324,7 @@ impl engine::Scheme for Ipvs {
     }
 
     fn check(&mut self, state: &mut State) {
-        // Rules that were just read, after a refused write, need not be read again.
+        // Rules that were read after a refused write need no second read.
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
         let last_read = state.look(Part::Rules).last_known();
@@ -432,7 +432,7 @@ impl engine::Scheme for Ipvs {
         for part in doubted {
             state.doubt(part);
         }
-        // Entries of this plan may no longer be wanted.
+        // The entries of this plan may no longer be wanted.
         let servers: HashSet<&VirtualServerKey> = plan.ops.iter().filter_map(Op::server).collect();
         for key in servers {
             if self.tables.servers.is_pending(key) {
@@ -449,7 +449,7 @@ impl engine::Scheme for Ipvs {
         };
         if plan.ops.contains(&Op::CreateLink) || plan.ops.iter().any(serves_node_ports) {
             // Setting the link down removes IPv6 addresses. Bound addresses within
-            // --nodeport-addresses serve NodePorts, too.
+            // --nodeport-addresses also serve NodePorts.
             state.ask(Part::Addresses);
         }
         for (scheduler, reason) in lacking {

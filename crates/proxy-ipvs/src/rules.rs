@@ -1,8 +1,7 @@
-//! The installed shim: iptables chains with rules and the jumps into them, or the content of an
-//! nf_tables table.
+//! The installed shim: iptables chains with rules and jumps, or the content of an nftables table.
 //!
-//! Rules are rendered as `iptables-save` prints them, so that wanted rules compare with the ones
-//! read back.
+//! Rules are rendered in the format of `iptables-save`, so wanted rules compare equal to the rules
+//! read from the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,8 +32,8 @@ pub(crate) const CHAINS: [(Table, &str); 11] = [
     (Table::Filter, "KUBE-IPVS-OUT-FILTER"),
 ];
 
-/// Jumps from the built-in chains: all of them, or only the lean ones. Each missing jump is
-/// inserted at the head of its chain, in this order. So in a fresh table the last one comes first.
+/// Jumps from the built-in chains, for all shims or for the lean one. Each missing jump is inserted
+/// at the head of its chain, in this order. So the last jump comes first in a fresh table.
 pub(crate) const JUMPS: [Jump; 9] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -58,11 +57,11 @@ pub(crate) const JUMPS: [Jump; 9] = {
 /// Content of the shim in one family: chains with rules, and jumps, as lines of `iptables-save`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
-    /// Our chains and their rules, in order, each from `-A` on.
+    /// Our chains, each with its rules from `-A` on, in order.
     pub(crate) chains: BTreeMap<(Table, String), Vec<String>>,
-    /// The jumps that exist.
+    /// Existing jumps into our chains.
     pub(crate) jumps: BTreeSet<(Table, String)>,
-    /// Content of the nftables table, for that shim alone.
+    /// Content of the nftables table, empty with other shims.
     native: Content,
 }
 
@@ -95,7 +94,7 @@ impl Rules {
         }
     }
 
-    /// Returns the name of the program or table that holds the rules.
+    /// Returns the name of the program or table that carries the rules.
     pub(crate) fn carrier(&self) -> &'static str {
         if self.native.is_empty() {
             "iptables"
@@ -109,7 +108,7 @@ impl Rules {
         &self.native
     }
 
-    /// Returns the sets that these rules match and no installed rule does.
+    /// Returns the sets that these rules match and the installed rules do not.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(chain, lines)| {
             let there = installed.chains.get(chain).map_or(&[][..], Vec::as_slice);
@@ -157,12 +156,13 @@ impl Rules {
     }
 
     /// Renders the input of `iptables-restore --noflush` that changes the shim from `installed` to
-    /// this. Other chains are not named, and so stay.
+    /// these rules. Other chains do not appear in the input and stay.
     pub fn restore_text(&self, installed: &Self) -> String {
         restore_text(|restore| {
             for table in TABLES {
                 restore.begin(table)?;
-                // Naming a chain empties it, in the same transaction that fills it again.
+                // A line with a chain's name empties the chain. The same transaction fills it
+                // again.
                 for (_, name) in CHAINS.iter().filter(|chain| chain.0 == table) {
                     restore.declare(name)?;
                 }
@@ -184,12 +184,12 @@ impl Rules {
         })
     }
 
-    /// Lists the writes that make these rules of `installed`, for the operator, a line each.
+    /// Lists the writes from `installed` to these rules for the operator, one per line.
     pub fn differences(&self, installed: &Self) -> Vec<String> {
         self.compare(installed, &TO_DO)
     }
 
-    /// Lists what another program has changed since `before`, a line each.
+    /// Lists the changes of another program since `before`, one per line.
     pub fn changes_since(&self, before: &Self) -> Vec<String> {
         self.compare(before, &DONE)
     }
@@ -293,7 +293,7 @@ mod tests {
                     let pairs = words.windows(2);
                     pairs.filter_map(move |pair| (pair[0] == option).then_some(pair[1]))
                 };
-                // The kernel's own targets, and those for bridges alone, need no module.
+                // The kernel's own targets and targets for bridges need no module.
                 let known = |name: &&str| {
                     !["ACCEPT", "DROP", "RETURN", "physdev"].contains(name)
                         && !name.starts_with("KUBE-")

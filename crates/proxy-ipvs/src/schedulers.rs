@@ -1,9 +1,10 @@
-//! Schedulers that Services ask for beside the node's own, and which of them the kernel has.
+//! Schedulers that Services request in addition to the node's own, and their presence in the
+//! kernel.
 //!
-//! The kernel loads a scheduler's module when a virtual server names it, and blocks all writes of
-//! IPVS meanwhile. So Services never cause that load: the lane that only reads asks for each
-//! scheduler once. Until the answer, the node's scheduler serves the Service. A scheduler of an
-//! existing virtual server is known, so a restart changes nothing.
+//! The kernel loads a scheduler's module when a virtual server names it, and blocks all IPVS writes
+//! meanwhile. So a Service's virtual server never causes that load. Instead, the read-only lane
+//! queries each scheduler once. Until the response, the node's scheduler serves the Service. A
+//! scheduler of an existing virtual server needs no query, so a restart changes nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,35 +15,35 @@ use proxy::{Scheduler, Service, UnavailableOption, options};
 use crate::config::Config;
 use crate::server::VirtualServer;
 
-/// Pause before the kernel is asked again for a missing scheduler: its module may be installed
-/// meanwhile.
+/// Pause before a missing scheduler is queried again. Its module may have been installed in the
+/// meantime.
 const RETRY: Duration = Duration::from_mins(5);
 
-/// Schedulers that Services ask for.
+/// Schedulers that Services request.
 #[derive(Debug, Default)]
 pub(crate) struct Schedulers {
     known: BTreeMap<Scheduler, SchedulerEntry>,
-    /// True if an answer came since Services were computed.
+    /// True if a response arrived since Services were computed.
     has_answers: bool,
-    /// True if an answer differs from the one that Services were computed with.
+    /// True if a response differs from the state that the computed Services assume.
     has_changed: bool,
 }
 
-/// Knowledge of one scheduler.
+/// State of one scheduler.
 #[derive(Debug)]
 struct SchedulerEntry {
     name: Arc<str>,
     state: State,
-    /// True if the kernel must be asked.
+    /// True if the kernel must be queried.
     is_due: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum State {
-    /// The kernel has not answered yet.
+    /// The kernel has not responded yet.
     Unknown,
     There,
-    /// The reason, and the time of the answer.
+    /// The kernel's reason, and the time of the response.
     Missing(String, Instant),
 }
 
@@ -57,7 +58,7 @@ impl SchedulerEntry {
 }
 
 impl Schedulers {
-    /// Creates the state with the schedulers that the configuration declares known.
+    /// Creates the state. Schedulers that the configuration foresees are known.
     pub(crate) fn new(config: &Config, now: Instant) -> Self {
         let mut schedulers = Self::default();
         for (scheduler, answer) in &config.foreseen_schedulers {
@@ -89,7 +90,7 @@ impl Schedulers {
         }
     }
 
-    /// Notes the schedulers of existing virtual servers: the kernel has them.
+    /// Notes that the kernel has the schedulers of existing virtual servers.
     pub(crate) fn found<'a>(&mut self, servers: impl Iterator<Item = &'a VirtualServer>) {
         let mut last: Option<&str> = None;
         for server in servers {
@@ -102,7 +103,7 @@ impl Schedulers {
         }
     }
 
-    /// Returns a scheduler to ask the kernel for now.
+    /// Returns the next scheduler to query.
     pub(crate) fn next(&mut self) -> Option<Scheduler> {
         let mut all = self.known.iter_mut();
         let (scheduler, known) = all.find(|(_, known)| known.is_due)?;
@@ -110,7 +111,7 @@ impl Schedulers {
         Some(*scheduler)
     }
 
-    /// Takes over the kernel's answer: an error is the reason why the scheduler is missing.
+    /// Handles the kernel's response. An error is the reason why the scheduler is missing.
     pub(crate) fn take(&mut self, scheduler: Scheduler, answer: Result<(), String>, now: Instant) {
         let state = match answer {
             Ok(()) => State::There,
@@ -124,12 +125,12 @@ impl Schedulers {
         let known = self.ask(scheduler);
         known.is_due = false;
         let before = std::mem::replace(&mut known.state, state);
-        // Until the answer, a Service is served as if its scheduler was missing.
+        // Until the response, a Service is served as if its scheduler were missing.
         let was_there = before == State::There;
         self.has_changed |= was_there != (known.state == State::There);
     }
 
-    /// Notes that the kernel refused a virtual server for its scheduler.
+    /// Notes that the kernel refused a virtual server because of its scheduler.
     pub(crate) fn lacks(&mut self, name: &str, reason: String, now: Instant) {
         let mut known = self.known.keys();
         if let Some(scheduler) = known.find(|of| of.name() == name).copied() {
@@ -137,8 +138,8 @@ impl Schedulers {
         }
     }
 
-    /// Requests the schedulers again that have been missing for a while. Called once in each sync
-    /// period.
+    /// Requests another query of schedulers that have been missing for some time. Called once in
+    /// each sync period.
     pub(crate) fn check(&mut self, now: Instant) {
         for known in self.known.values_mut() {
             if let State::Missing(_, since) = known.state {
@@ -147,13 +148,13 @@ impl Schedulers {
         }
     }
 
-    /// True if [`take_changed`](Self::take_changed) has news.
+    /// True if [`take_changed`](Self::take_changed) has changes to return.
     pub(crate) fn has_news(&self) -> bool {
         self.has_answers || self.has_changed
     }
 
-    /// Returns true if Services that name a scheduler must be computed again. Forgets missing
-    /// schedulers that no Service names any more.
+    /// Returns true if Services with a scheduler of their own must be computed again. Removes
+    /// missing schedulers that no Service names any more.
     pub(crate) fn take_changed(&mut self, is_named: impl Fn(Scheduler) -> bool) -> bool {
         let is_missing = |known: &SchedulerEntry| matches!(known.state, State::Missing(..));
         self.known
@@ -162,7 +163,7 @@ impl Schedulers {
         std::mem::take(&mut self.has_changed)
     }
 
-    /// Lists missing schedulers, as values of the option.
+    /// Lists missing schedulers as unavailable values of the option.
     pub(crate) fn unavailable(&self) -> Vec<UnavailableOption> {
         let missing = self
             .known

@@ -1,4 +1,4 @@
-//! Virtual servers and real servers, as values.
+//! Virtual servers and real servers as values.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use ipvs_netlink::ServiceKey;
 use proxy::{IpFamily, ServiceAddress, Target};
 
-/// Identity of a virtual server in the kernel. Sets, claims and evidence speak of service
-/// addresses; each one has a key.
+/// Identity of a virtual server in the kernel. Each service address has a key. Sets, claims and
+/// evidence use service addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum VirtualServerKey {
     /// Packets to this address and port.
@@ -25,7 +25,7 @@ pub enum VirtualServerKey {
 }
 
 impl VirtualServerKey {
-    /// Returns the address that it serves; `None` for a mark.
+    /// Returns the service address, or `None` for a mark.
     pub fn address(&self) -> Option<ServiceAddress> {
         match *self {
             Self::Address(at) => Some(at),
@@ -33,7 +33,7 @@ impl VirtualServerKey {
         }
     }
 
-    /// True if its address is in one of these networks.
+    /// True if the service address is in one of these networks.
     pub(crate) fn is_within(&self, nets: &[IpNet]) -> bool {
         let is_in = |at: ServiceAddress| nets.iter().any(|net| net.contains(&at.address));
         self.address().is_some_and(is_in)
@@ -67,54 +67,55 @@ impl From<VirtualServerKey> for ServiceKey {
     }
 }
 
-/// Properties of a virtual server beside its destinations. [`Properties::NODE_PORT`] does not count
-/// when two are compared.
+/// Properties of a virtual server, without its destinations. A comparison ignores
+/// [`Properties::NODE_PORT`].
 #[derive(Debug, Clone, Eq)]
 pub struct Properties {
     /// Name of the scheduler in the kernel.
     pub scheduler: Arc<str>,
-    /// `IP_VS_SVC_F_*` of linux/ip_vs.h, without `HASHED`, which is the kernel's own; and
-    /// [`Properties::NODE_PORT`].
+    /// Flags `IP_VS_SVC_F_*` of linux/ip_vs.h, and [`Properties::NODE_PORT`]. Without `HASHED`,
+    /// which the kernel sets.
     pub flags: u32,
     /// Persistence timeout in seconds; 0 unless [`Properties::PERSISTENT`] is set.
     pub timeout: u32,
 }
 
 impl Properties {
-    /// `IP_VS_SVC_F_PERSISTENT`: a client stays with its first destination.
+    /// Flag of session affinity (`IP_VS_SVC_F_PERSISTENT`): a client stays with its first
+    /// destination.
     pub const PERSISTENT: u32 = 0x1;
-    /// `IP_VS_SVC_F_HASHED`: set by the kernel, ignored here.
+    /// Flag that the kernel sets and this proxy ignores (`IP_VS_SVC_F_HASHED`).
     pub const HASHED: u32 = 0x2;
-    /// `IP_VS_SVC_F_SCHED_MH_PORT`: the `mh` scheduler hashes the client's port, too.
+    /// Flag of the `mh` scheduler to hash the client's port as well (`IP_VS_SVC_F_SCHED_MH_PORT`).
     pub const MH_PORT: u32 = 0x10;
-    /// Note in the kernel that a kube-proxy made this virtual server for a NodePort. Sets of
-    /// NodePorts name ports alone, so a virtual server at an address that the node has lost could
-    /// be any program's.
+    /// Note in the kernel that a kube-proxy created this virtual server for a NodePort. Sets of
+    /// NodePorts contain only ports. So any program could own a virtual server at an address that
+    /// the node has lost.
     ///
-    /// The note is a bit of the flags without meaning to the kernel. It keeps flags as given,
-    /// returns them, and tests single bits from the low end, six so far
-    /// (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows the bit (`ipvsadm`, `/proc/net/ip_vs`), so
-    /// the visible state equals upstream's. Upstream compares flags, and writes such a virtual
-    /// server once when it takes over; destinations and connections stay.
+    /// The note is a bit of the flags without meaning to the kernel. The kernel stores and returns
+    /// all flags, and tests six low bits so far (`net/netfilter/ipvs/ip_vs_ctl.c`). No tool shows
+    /// the bit (`ipvsadm`, `/proc/net/ip_vs`), so the visible state equals upstream's. Upstream
+    /// compares flags, so it writes such a virtual server once when it takes over. Destinations and
+    /// connections stay.
     ///
-    /// Other places are worse. A set, member or address of our own would be visible. Timeout and
-    /// netmask are in use with session affinity. A file can disagree with the kernel after a reboot
-    /// or another program's change.
+    /// Other locations are worse. An additional set, member or address would be visible. Session
+    /// affinity uses timeout and netmask. A file can disagree with the kernel after a reboot or
+    /// another program's change.
     ///
-    /// A virtual server of upstream or an earlier build has no note and is not written for it; its
-    /// address decides. A kernel that drops the bit loses only the note. One that refuses it gets
-    /// the virtual server without.
+    /// A virtual server of upstream or an earlier build has no note, and gets none by a write. Its
+    /// address decides. A kernel that drops the bit loses only the note. If a kernel refuses the
+    /// bit, the virtual server is created without it.
     pub const NODE_PORT: u32 = 1 << 30;
 
-    /// True if it bears the note that it serves a NodePort.
+    /// True if the flags have the note of a NodePort.
     pub fn is_node_port(&self) -> bool {
         self.flags & Self::NODE_PORT != 0
     }
 }
 
 impl VirtualServer {
-    /// True if a found virtual server looks as a kube-proxy would have made it here: it has one of
-    /// these destinations or, without any, the same properties.
+    /// True if a kube-proxy could have created the found virtual server here: it has one of these
+    /// destinations or, without destinations, the same properties.
     pub(crate) fn is_like(&self, found: &Self) -> bool {
         if found.destinations.is_empty() {
             return found.properties == self.properties;
@@ -136,7 +137,7 @@ impl PartialEq for Properties {
 pub struct VirtualServer {
     /// Scheduler, flags, persistence.
     pub properties: Properties,
-    /// Sorted by target, each target once.
+    /// Destinations sorted by target, without duplicates.
     pub destinations: Destinations,
 }
 
@@ -147,21 +148,22 @@ impl VirtualServer {
     }
 }
 
-/// Destination: a serving endpoint.
+/// Destination of a virtual server, for a serving endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RealServer {
-    /// Address and port.
+    /// Address and port of the endpoint.
     pub target: Target,
-    /// Share of new connections; 0 while it drains. Larger values in the kernel count as the
-    /// largest here.
+    /// Share of new connections, 0 during a drain. Larger values in the kernel count as the largest
+    /// value here.
     pub weight: u16,
-    /// True if it has the defaults of this proxy otherwise: network address translation (`ipvsadm
-    /// -m`), no limit on connections. Further details are not kept.
+    /// True if all other attributes have this proxy's defaults: network address translation
+    /// (`ipvsadm -m`) and no connection limits. Details of other values are not stored.
     pub is_plain: bool,
 }
 
 impl RealServer {
-    /// Creates a destination as upstream does: network address translation, weight 1, no limits.
+    /// Creates a destination with upstream's defaults: network address translation, weight 1, no
+    /// limits.
     pub fn new(target: Target) -> Self {
         Self {
             target,
@@ -177,15 +179,15 @@ impl RealServer {
     }
 }
 
-/// Destinations of a virtual server, sorted by target. Cheap to clone: the list is shared. A large
-/// node has 500,000. If all are IPv4 and differ in their address alone, as usual, each takes 4
-/// bytes.
+/// Destinations of a virtual server, sorted by target. Cheap to clone, because the list is shared.
+/// A large node has 500,000 destinations. Usually all are IPv4 and differ only in their address.
+/// Then each takes 4 bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Destinations(Packed);
 
 #[derive(Clone, PartialEq, Eq)]
 enum Packed {
-    /// The form of every list that has at least one entry and allows it.
+    /// Compact form. Every nonempty list that allows this form uses it.
     Alike {
         addresses: Arc<[Ipv4Addr]>,
         port: u16,
@@ -196,7 +198,7 @@ enum Packed {
 }
 
 impl Destinations {
-    /// Returns their number.
+    /// Returns the number of destinations.
     pub fn len(&self) -> usize {
         match &self.0 {
             Packed::Alike { addresses, .. } => addresses.len(),
@@ -204,18 +206,18 @@ impl Destinations {
         }
     }
 
-    /// True if there are none.
+    /// True if there are no destinations.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns all, sorted by target.
+    /// Returns all destinations, sorted by target.
     pub fn iter(&self) -> impl Iterator<Item = RealServer> {
         (0..self.len()).filter_map(|at| self.get(at))
     }
 
-    /// Merges two lists in one pass: returns every target of either, in order, with its entries in
-    /// this list and in the other. Each plan does that for thousands of virtual servers.
+    /// Merges two lists in one pass. Returns each target of either list, in order, with its entry
+    /// in this list and in the other. Each plan merges thousands of lists.
     pub(crate) fn beside(
         &self,
         others: &Self,
@@ -253,12 +255,12 @@ impl Destinations {
         }
     }
 
-    /// Returns a list of all.
+    /// Returns all destinations as a vector.
     pub fn to_vec(&self) -> Vec<RealServer> {
         self.iter().collect()
     }
 
-    /// Returns the one at a target.
+    /// Returns the destination with a target.
     fn find(&self, target: Target) -> Option<RealServer> {
         let at = match (&self.0, target.ip) {
             (
@@ -275,7 +277,7 @@ impl Destinations {
 }
 
 impl From<&[RealServer]> for Destinations {
-    /// Packs a list that is sorted by target, each target once.
+    /// Packs a list that is sorted by target without duplicates.
     fn from(list: &[RealServer]) -> Self {
         let any = || Packed::Any(list.into());
         let Some(&first) = list.first() else {

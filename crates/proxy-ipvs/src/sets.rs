@@ -1,8 +1,8 @@
-//! The `KUBE-*` sets: one row for each, with upstream's name, type and comment.
+//! The `KUBE-*` sets: one row each, with upstream's name, type and comment.
 //!
-//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The sets carry no comments
-//! themselves; a set's comment is that of the iptables rules that match it. IPv6 sets are named
-//! `KUBE-6-…` and cut to the kernel's 31 characters (`IPSET_MAXNAMELEN` less the final NUL).
+//! Source: upstream's `pkg/proxy/ipvs/ipset.go` and `proxier.go`. The comment of a set is not in
+//! the set but in the iptables rules that match it. Names of IPv6 sets begin with `KUBE-6-` and are
+//! cut to the kernel's 31 characters (`IPSET_MAXNAMELEN` without the final NUL).
 
 use std::fmt;
 use std::net::IpAddr;
@@ -38,15 +38,15 @@ pub enum Set {
 /// Type of a set's members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SetKind {
-    /// `hash:ip`
+    /// Addresses (`hash:ip`).
     Address,
-    /// `hash:ip,port`
+    /// Addresses with a port (`hash:ip,port`).
     AddressPort,
-    /// `hash:ip,port,ip`
+    /// Pairs of an address with a port and a source address (`hash:ip,port,ip`).
     AddressPortAddress,
-    /// `hash:ip,port,net`
+    /// Pairs of an address with a port and a source network (`hash:ip,port,net`).
     AddressPortNet,
-    /// `bitmap:port` with range 0-65535
+    /// Ports (`bitmap:port` with range 0-65535).
     Port,
 }
 
@@ -66,7 +66,7 @@ const fn row(set: Set, suffix: &'static str, kind: SetKind, comment: &'static st
     }
 }
 
-/// Rows in the order of [`Set`]: a set's number is its index.
+/// Rows in the order of [`Set`]. The number of a set is the index of its row.
 const ROWS: [Row; 17] = [
     row(
         Set::LoopBack,
@@ -192,7 +192,7 @@ impl Set {
         &ROWS[self as usize]
     }
 
-    /// Returns its name in the kernel.
+    /// Returns the set's name in the kernel.
     pub fn name(self, family: IpFamily) -> String {
         let prefix = match family {
             IpFamily::V4 => "KUBE-",
@@ -203,22 +203,22 @@ impl Set {
         name
     }
 
-    /// Returns our set of this family with a name, if there is one.
+    /// Returns our set of this family with this name.
     pub fn by_name(name: &str, family: IpFamily) -> Option<Self> {
         Self::all().find(|set| set.name(family) == name)
     }
 
-    /// Returns the type of its members.
+    /// Returns the type of the set's members.
     pub fn kind(self) -> SetKind {
         self.row().kind
     }
 
-    /// Returns the comment of the rules that match it.
+    /// Returns the comment of the rules that match the set.
     pub fn comment(self) -> &'static str {
         self.row().comment
     }
 
-    /// Returns the relation of its members to other entries.
+    /// Returns the relation of the set's members to other entries.
     pub(crate) fn says(self) -> Says {
         match self {
             Self::ClusterIp
@@ -233,14 +233,14 @@ impl Set {
         }
     }
 
-    /// True if its members prove virtual servers ours. Such a member must outlive its virtual
-    /// server.
+    /// True if the set's members prove the ownership of virtual servers. Such a member must outlive
+    /// its virtual server.
     pub fn marks_ownership(self) -> bool {
         matches!(self.says(), Says::VirtualServers | Says::NodePorts(_))
     }
 
-    /// Returns the service address of a member. `None` for a loop-back member, which names an
-    /// endpoint, and for a port, which several addresses serve.
+    /// Returns the service address of a member. Returns `None` for a loop-back member, which
+    /// identifies an endpoint, and for a port, which several addresses serve.
     pub(crate) fn service_address(self, member: &Member) -> Option<ServiceAddress> {
         match *member {
             _ if self == Self::LoopBack => None,
@@ -272,18 +272,18 @@ impl Set {
     }
 }
 
-/// A member of a set. Displayed as `ipset` writes it.
+/// A member of a set, displayed in the format of `ipset`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Member {
-    /// `ADDRESS`
+    /// Address (`ADDRESS`).
     Address(IpAddr),
-    /// `ADDRESS,PROTOCOL:PORT`
+    /// Address and port (`ADDRESS,PROTOCOL:PORT`).
     AddressPort(IpAddr, Protocol, u16),
-    /// `ADDRESS,PROTOCOL:PORT,ADDRESS`
+    /// Address, port and source address (`ADDRESS,PROTOCOL:PORT,ADDRESS`).
     AddressPortAddress(IpAddr, Protocol, u16, IpAddr),
-    /// `ADDRESS,PROTOCOL:PORT,NETWORK`
+    /// Address, port and source network (`ADDRESS,PROTOCOL:PORT,NETWORK`).
     AddressPortNet(IpAddr, Protocol, u16, IpNet),
-    /// `PORT`
+    /// Port (`PORT`).
     Port(u16),
 }
 
@@ -294,7 +294,7 @@ impl From<ServiceAddress> for Member {
 }
 
 impl Member {
-    /// Returns the prefix length of its network, if it has one.
+    /// Returns the prefix length of the member's network, or `None` for a member without a network.
     pub(crate) fn prefix_len(&self) -> Option<u8> {
         match self {
             Self::AddressPortNet(.., net) => Some(net.prefix_len()),
@@ -302,8 +302,7 @@ impl Member {
         }
     }
 
-    /// Returns the endpoint whose packets to itself this member masquerades, if it is a loop-back
-    /// member.
+    /// Returns the endpoint of a loop-back member, whose packets to itself are masqueraded.
     pub(crate) fn looped_back(&self) -> Option<(Protocol, Target)> {
         match *self {
             Self::AddressPortAddress(ip, protocol, port, source) if ip == source => {

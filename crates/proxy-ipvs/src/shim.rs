@@ -37,11 +37,12 @@ const DST_DST_SRC: &[Field] = &[Field::Destination, Field::Destination, Field::S
 /// Input of the rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shim {
-    /// The family.
+    /// IP family of the rules.
     pub family: IpFamily,
     /// Sets with members.
     pub filled: BTreeSet<Set>,
-    /// See [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
+    /// Load-balancer addresses that this node may not use. See
+    /// [`Fragment::forbidden_to_node`](crate::compile::Fragment::forbidden_to_node).
     pub forbidden_to_node: BTreeSet<ServiceAddress>,
 }
 
@@ -51,8 +52,8 @@ impl Shim {
         self.rules_with(&BTreeSet::new(), config)
     }
 
-    /// Returns the rules for source ranges of these prefix lengths. In iptables one set holds all
-    /// lengths.
+    /// Returns the rules for source ranges with these prefix lengths. In iptables, one set holds
+    /// all lengths.
     pub fn rules_with(&self, prefixes: &BTreeSet<u8>, config: &Config) -> Rules {
         match config.shim {
             ShimStyle::Upstream => Rules::in_iptables(&self.upstream(config)),
@@ -78,7 +79,7 @@ impl Shim {
         }
     }
 
-    /// Matches packets whose fields are a member of a set.
+    /// Matches packets with fields that are a member of a set.
     fn in_set(&self, set: Set, fields: &'static [Field]) -> Match {
         Match::InSet(set.name(self.family).into(), fields)
     }
@@ -101,7 +102,7 @@ pub(crate) fn loopback(family: IpFamily) -> IpNet {
     }
 }
 
-/// The first packet of a flow.
+/// Match for the first packet of a flow.
 const NEW: Match = Match::State(&[FlowState::New]);
 
 /// Returns the fields for a look-up in the set of a protocol's NodePorts.
@@ -113,7 +114,7 @@ fn node_port_fields(protocol: Protocol) -> &'static [Field] {
 }
 
 /// Returns the condition for masquerading packets to a cluster IP: a match, and the fields for the
-/// set. Without a detector of local traffic, at least packets from a Service's own address are
+/// set. Without a detector of local traffic, only packets from a Service's own address are
 /// masqueraded.
 fn not_local(config: &Config) -> (Option<Match>, &'static [Field]) {
     match &config.detector {

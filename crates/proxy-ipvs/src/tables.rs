@@ -20,30 +20,30 @@ use crate::rules::Rules;
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 
-/// Capacity of a set as upstream creates it. Sets with more members get more.
+/// Capacity of a set as upstream creates it. Sets with more members get a larger one.
 pub(crate) const SET_SIZE: u32 = 65_536;
 
 /// All tables of one IP family.
 pub(crate) struct Tables {
     /// The link `kube-ipvs0`, which is always wanted.
     pub(crate) link: Table<(), (), ()>,
-    /// Needed capacity by set. All sets are always wanted.
+    /// Needed capacity of each set. All sets are always wanted.
     pub(crate) sets: Table<Set, u32, ()>,
-    /// Members by the number of their set.
+    /// Members of each set, by the set's number.
     members: [Table<Member, (), Arc<Owner>>; Set::COUNT],
     pub(crate) rules: Table<(), Arc<Rules>, ()>,
-    /// Leftovers of other modes; none is wanted.
+    /// Leftovers of other modes. None is wanted.
     pub(crate) leftovers: Table<LeftoverPlace, Arc<Leftovers>, ()>,
     pub(crate) servers: Table<VirtualServerKey, VirtualServer, Arc<Owner>>,
     pub(crate) addresses: Table<IpAddr, (), Arc<Owner>>,
-    /// Addresses in the form of the other `--ipvs-vip-mode`; none is wanted.
+    /// Addresses in the form of the other `--ipvs-vip-mode`. None is wanted.
     pub(crate) bound_otherwise: Table<IpAddr, (), ()>,
     /// Virtual servers whose creation was not acknowledged.
     pub(crate) uncertain: HashSet<VirtualServerKey>,
     pub(crate) foreign: Foreign,
 }
 
-/// Lists every table with its part of the kernel, in one place.
+/// Lists every table with its part of the kernel.
 macro_rules! each {
     ($tables:ident, $iter:ident $(, $mut:tt)?) => {{
         let single = [
@@ -62,7 +62,7 @@ macro_rules! each {
 }
 
 impl Tables {
-    /// Creates tables that want the link and the sets, and know of no entry.
+    /// Creates tables that want the link and the sets, without known entries.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self {
             link: Table::new(),
@@ -93,13 +93,13 @@ impl Tables {
         each!(self, iter_mut, mut).map(|(_, table)| table)
     }
 
-    /// Sets whether unwanted entries count as late. They do not while removals are held back.
+    /// Sets whether unwanted entries count as late. They do not count while removals are held back.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         let tables = self.all_mut();
         tables.for_each(|table| table.count_removals(removals));
     }
 
-    /// Sets the present time.
+    /// Sets the current time.
     pub(crate) fn begin(&mut self, now: Instant) {
         self.all_mut().for_each(|table| table.begin(now));
     }
@@ -121,8 +121,8 @@ impl Tables {
         Set::all().zip(&self.members)
     }
 
-    /// True if the kernel holds all entries that an owner claims. A virtual server may lack
-    /// destinations that are invalid: they have been reported, and the others serve.
+    /// True if the kernel holds all entries that an owner claims. A virtual server may lack invalid
+    /// destinations: they were reported, and its other destinations serve.
     pub(crate) fn is_settled_for(&self, owner: &Arc<Owner>) -> bool {
         let is_settled = |(_, table): (Set, &Table<Member, (), Arc<Owner>>)| {
             let mut keys = table.keys_of(owner).iter();
@@ -138,20 +138,21 @@ impl Tables {
             && self.all_members().all(is_settled)
     }
 
-    /// True if this proxy has created or adopted a virtual server, or may have.
+    /// True if this proxy has created or adopted a virtual server. Also true if it may have, after
+    /// a lost reply.
     pub(crate) fn is_ours(&self, key: &VirtualServerKey) -> bool {
         self.servers.actual(key).is_some() || self.uncertain.contains(key)
     }
 
-    /// True if the weights of a virtual server may be lowered. After a lost reply, the destinations
-    /// that replace them may be missing.
+    /// True if the weights of a virtual server may be lowered. After a lost reply, the replacing
+    /// destinations may be missing.
     pub(crate) fn may_lower(&self, key: &VirtualServerKey) -> bool {
         !self.uncertain.contains(key)
     }
 
-    /// True if the chains of the shim lead into those of another mode until they are rewritten. A
-    /// shim in nftables comes before iptables rules and tables of other modes, and keeps packets
-    /// from them.
+    /// True if another mode's rules still serve. In iptables, the shim's chains jump into those
+    /// rules until the chains are rewritten. A shim in nftables precedes the rules and tables of
+    /// other modes and keeps packets from them.
     pub(crate) fn are_served_by_another_mode(&self) -> bool {
         let mut leftovers = self.leftovers.iter_actual();
         let wanted = self.rules.wanted(&());
@@ -167,14 +168,14 @@ impl Tables {
         })
     }
 
-    /// True if unwanted members are yet to leave a set without wanted ones.
+    /// True if a set without wanted members still has unwanted ones.
     pub(crate) fn empties_sets(&self) -> bool {
         let mut tables = self.members.iter();
         tables.any(|table| table.wanted_len() == 0 && table.pending_len() > 0)
     }
 
-    /// Wants capacity for all members of each set, those on their way out included. A set never
-    /// shrinks.
+    /// Wants capacity for all members of each set, including members that are being removed. A set
+    /// never shrinks.
     pub(crate) fn want_room(&mut self) {
         for (set, table) in Set::all().zip(&self.members) {
             let needed = u32::try_from(table.len().next_power_of_two()).unwrap_or(u32::MAX);
@@ -187,7 +188,7 @@ impl Tables {
     }
 }
 
-/// Returns keys in order.
+/// Returns keys in ascending order.
 pub(crate) fn sorted<'a, T: Ord + Copy + 'a>(keys: impl Iterator<Item = &'a T>) -> Vec<T> {
     let mut keys: Vec<T> = keys.copied().collect();
     keys.sort_unstable();

@@ -10,7 +10,7 @@ use crate::kernel::{Evidence, FoundAddresses, FoundSets, Snapshot};
 use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 
-/// Evidence of ownership, as the kernel held it before the first write.
+/// Evidence of ownership in the kernel before the first write.
 #[derive(Default)]
 pub(crate) struct TakeOver {
     evidence: Snapshot,
@@ -36,8 +36,8 @@ impl TakeOver {
         others.clone_from(&found.interface_addresses);
     }
 
-    /// Adopts virtual servers of an earlier run, or of upstream, once all evidence was read. Those
-    /// in `excluded` are foreign.
+    /// Adopts virtual servers of an earlier run or of upstream, once all evidence was read. Virtual
+    /// servers in `excluded` networks are foreign.
     pub(crate) fn judge(self, excluded: &[IpNet], foreign: &mut Foreign) -> Adopted {
         let Snapshot {
             bound,

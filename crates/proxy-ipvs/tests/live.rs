@@ -1,8 +1,8 @@
-//! The proxier on the real kernel: netlink, ipset, iptables. The judges are `ipvsadm`, `ipset`,
-//! `iptables-save` and `ip`.
+//! Tests of the proxier on the real kernel: netlink, ipset, iptables. `ipvsadm`, `ipset`,
+//! `iptables-save` and `ip` show the results.
 //!
-//! Each test is a node in its own network namespace, with `eth0` (192.168.99.10/24 and
-//! fd00:99::10/64) and nothing else. `tests/dualstack/` has the dumps of upstream's kube-proxy
+//! Each test is a node in its own network namespace, with the single interface `eth0`
+//! (192.168.99.10/24 and fd00:99::10/64). `tests/dualstack/` has the dumps of upstream's kube-proxy
 //! 1.36.2 for the same objects on the same node.
 #![allow(
     clippy::unwrap_used,
@@ -35,7 +35,7 @@ use proxy_ipvs::{
 };
 use support::{NODE, Synced, Whole as _, ip, name, read_ahead, server, service, slice};
 
-/// Runs a story on its own thread and node.
+/// Runs a test scenario on a separate thread and node.
 fn on_a_node(story: impl FnOnce() + Send + 'static) {
     in_namespace(move || {
         sh(
@@ -60,12 +60,12 @@ struct Node {
     model: Model,
     iptables: Iptables,
     proxiers: Vec<Proxier<Metered>>,
-    /// Returns the number of netlink messages that the writes of both families have cost so far.
+    /// Number of netlink messages that the writes of both families have cost.
     sent: Arc<AtomicU32>,
     now: Instant,
 }
 
-/// The kernel, and a meter of the messages that writes cost.
+/// The kernel, with a counter of the messages that writes cost.
 struct Metered(NetlinkKernel, Arc<AtomicU32>);
 
 impl Kernel for Metered {
@@ -125,12 +125,12 @@ impl Node {
         Self::with(|_| {})
     }
 
-    /// Starts a daemon, with all lists complete and empty.
+    /// Starts a daemon with complete and empty lists.
     fn with(change: impl Fn(&mut Config)) -> Self {
         Self::in_vip_mode(VipMode::Address, change)
     }
 
-    /// Starts a daemon with `--ipvs-vip-mode`.
+    /// Starts a daemon with complete and empty lists in a `--ipvs-vip-mode`.
     fn in_vip_mode(vip_mode: VipMode, change: impl Fn(&mut Config)) -> Self {
         let iptables = Iptables::choose(None).unwrap();
         let sent = Arc::new(AtomicU32::new(0));
@@ -176,7 +176,7 @@ impl Node {
         self.model.apply(Event::ServiceApplied(service));
     }
 
-    /// Replaces the slice of one family.
+    /// Replaces the EndpointSlice of one family.
     fn endpoints(&mut self, of: &Service, endpoints: &[&str]) {
         let at = format!("{}/{}", of.name.namespace(), of.name.name());
         let mut slice = slice(&at, endpoints);
@@ -189,7 +189,7 @@ impl Node {
         self.model.apply(Event::ServiceDeleted(name(at)));
     }
 
-    /// Syncs the events so far, as the daemon does. Returns the result of each family.
+    /// Syncs all events, as the daemon does. Returns the result of each family.
     fn sync(&mut self) -> Vec<Synced> {
         let changes = self.model.take_changes();
         let model = &self.model;
@@ -201,7 +201,7 @@ impl Node {
         self.proxiers.iter_mut().map(sync).collect()
     }
 
-    /// Syncs until everything is as wanted, and returns the number of writes.
+    /// Syncs until no write is pending, and returns the number of writes.
     fn settle(&mut self) -> usize {
         let all = self.sync();
         for synced in &all {
@@ -213,7 +213,7 @@ impl Node {
         all.iter().map(|synced| synced.written).sum()
     }
 
-    /// Syncs until everything is as wanted, and returns the number of netlink messages.
+    /// Syncs until no write is pending, and returns the number of netlink messages.
     fn messages(&mut self) -> u32 {
         self.sent.store(0, Ordering::Relaxed);
         self.settle();
@@ -244,7 +244,7 @@ impl Node {
     }
 }
 
-/// Returns the kernel's state, sorted where order means nothing.
+/// The kernel's state, with lists sorted where order has no meaning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Dump {
     servers: BTreeSet<String>,
@@ -255,7 +255,7 @@ struct Dump {
 }
 
 impl Dump {
-    /// Destinations of a virtual server: `10.244.1.5:8080=1`.
+    /// Returns the destinations of a virtual server: `10.244.1.5:8080=1`.
     fn destinations(&self, at: &str) -> Vec<String> {
         let prefix = format!("-a {at} -r ");
         let lines = self.servers.iter();
@@ -274,7 +274,7 @@ fn lines(text: &str) -> BTreeSet<String> {
     text.lines().map(without_chance).collect()
 }
 
-/// `TABLE CHAIN` with its rules in order: our chains, and built-in ones that have rules.
+/// Returns the rules of our chains and of nonempty built-in chains by `TABLE CHAIN`, in order.
 fn rules(saved: &str) -> BTreeMap<String, Vec<String>> {
     let (mut table, mut chains) = (String::new(), BTreeMap::<String, Vec<String>>::new());
     for line in saved.lines() {
@@ -306,7 +306,7 @@ fn kubernetes() -> Service {
     service("default/kubernetes", "10.96.0.1", 443)
 }
 
-/// The Service of the golden case: every kind of address, both families.
+/// Returns the Service of the golden case: every kind of address, both families.
 fn web() -> Service {
     let mut web = service("default/web", "10.96.10.10", 80);
     web.cluster_ips.push(ip("fd00:96::10"));
@@ -323,7 +323,7 @@ fn web() -> Service {
 const PODS: [&str; 3] = ["10.244.1.5@node1", "10.244.2.5@node2", "10.244.3.5@node2"];
 const PODS6: [&str; 2] = ["fd00:244:1::5@node1", "fd00:244:2::5@node2"];
 
-/// A node that serves the golden case.
+/// Returns a node that serves the golden case.
 fn golden_node() -> Node {
     serving_golden(Node::new())
 }
@@ -362,22 +362,22 @@ fn a_change_costs_a_message_for_each_thing_that_changed() {
     on_a_node(|| {
         let mut node = golden_node();
         let mut pods = PODS.to_vec();
-        // The virtual servers of the golden case: cluster IP, external IP, load balancer, node
-        // port.
+        // A new endpoint costs a message for each virtual server of the golden case: cluster IP,
+        // external IP, load balancer, node port.
         pods.push("10.244.3.6@node2");
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4, "an endpoint elsewhere");
         pods.push("10.244.1.6@node1");
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4 + 1, "an endpoint here: also loop-back");
-        // Weight 0 and, as nothing is connected, removal at once; the loop-back member.
+        // The endpoint gets weight 0 and is removed immediately, because it has no connections. Its
+        // loop-back member is removed too.
         pods.pop();
         node.endpoints(&web(), &pods);
         assert_eq!(node.messages(), 4 + 4 + 1, "it goes");
         let new = service("default/new", "10.96.10.20", 80);
         node.add(new, &[&["10.244.2.7@node2", "10.244.2.8@node2"]]);
-        // Two members, the virtual server, and two destinations; the address, and a lookup of its
-        // link.
+        // Two members, the virtual server, two destinations, the address, and a query of its link.
         assert_eq!(node.messages(), 2 + 1 + 2 + 2, "a Service more");
         assert_eq!(node.messages(), 0);
         node.resettle();
@@ -508,7 +508,7 @@ fn removals_spare_foreign_entries() {
              ip addr add 192.168.99.11/32 dev eth0"
         ));
         let before = node.dump();
-        // Without the state of duplicate address detection, which ends by itself.
+        // Ignores the state of duplicate address detection, which changes without a write.
         let interfaces = || sh("ip -o addr show dev eth0").replace(" tentative", "");
         let interfaces_before = interfaces();
         let mut foreign = before.servers.clone();
@@ -541,8 +541,8 @@ fn removals_spare_foreign_entries() {
         assert!(found.rules.contains_key("filter KUBE-ROUTER-FOREIGN"));
         assert_eq!(interfaces(), interfaces_before);
         assert_eq!(node.resettle(), 0);
-        // A virtual server with a mark is read and counted as any other, and removed if it has our
-        // flag.
+        // A virtual server with a mark is read and counted like any other. It is removed if it has
+        // our flag.
         let of = |mark| VirtualServerKey::Mark {
             family: IpFamily::V4,
             mark,
@@ -608,7 +608,7 @@ fn routes() -> BTreeSet<String> {
     routes.lines().filter_map(address).collect()
 }
 
-/// Checks without pause, while something happens, that these addresses lead to this node.
+/// Checks continuously during `happens` that these addresses lead to this node.
 fn lead_here_while<T>(addresses: &BTreeSet<String>, happens: impl FnOnce() -> T) -> T {
     let mut asking = Command::new("ip")
         .args(["-batch", "-"])
@@ -682,8 +682,8 @@ fn routes_take_the_place_of_addresses_and_addresses_theirs() {
             );
             assert_eq!(node.resettle(), 0, "{damage}");
         }
-        // Routes of another protocol or on another link are not ours, and no virtual server is ours
-        // for them.
+        // Routes of another protocol or on another link are not ours. They do not prove that a
+        // virtual server is ours.
         sh("ipvsadm -A -t 10.96.7.8:80 -s rr; ip route add local 10.96.7.8 dev kube-ipvs0 table local proto 107
             ipvsadm -A -t 10.96.7.9:80 -s rr; ip route add local 10.96.7.9 dev lo table local proto 107
             ip route add local 10.96.7.10 dev kube-ipvs0 table local proto 4
@@ -717,7 +717,7 @@ fn routes_take_the_place_of_addresses_and_addresses_theirs() {
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn open_connections_drain() {
     on_a_node(|| {
-        // The node's own addresses stand for pods, and IPVS forwards to them as well.
+        // Addresses of the node stand in for pods. IPVS forwards to them as well.
         sh("ip addr add 10.244.1.5/32 dev lo; ip addr add 10.244.2.5/32 dev lo");
         let listener = TcpListener::bind("10.244.1.5:8080").unwrap();
         let mut node = Node::new();
@@ -743,7 +743,7 @@ fn open_connections_drain() {
 
         node.endpoints(&web, &["10.244.2.5@node1"]);
         node.settle();
-        // A reset leaves IPVS' state CLOSE, which lasts 10 s.
+        // A reset puts the IPVS connection into state CLOSE, which lasts 10 s.
         rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
         drop(client);
         let started = Instant::now();
@@ -805,8 +805,8 @@ fn two_thousand_services_at_once() {
     });
 }
 
-/// Reports whether the kernel looks up the source of packets on eth0 in its routing table. If so, a
-/// broadcast address counts as local, and a neighbour's does not.
+/// Reports whether the kernel looks up the source of packets on eth0 in its routing table. If it
+/// does, a broadcast address counts as local, and a neighbour's address does not.
 fn looks_up_sources() -> bool {
     let passes = |source: &str| {
         let asked = format!("route get 10.96.0.1 from {source} iif eth0");
@@ -817,7 +817,8 @@ fn looks_up_sources() -> bool {
     !passes("192.168.99.255")
 }
 
-/// With many addresses, the kernel's default search for a packet's source costs as many steps.
+/// With many addresses, the proxier makes the kernel look up a packet's source in its routing
+/// table. The kernel's default search takes more steps with each address.
 #[test]
 #[ignore = "needs a kernel with IPVS: run by make test in the lab"]
 fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
@@ -841,7 +842,7 @@ fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
         messages_for(&mut kernel, bind(0..4_095));
         assert!(routes().is_empty() && !looks_up_sources());
 
-        // Each run looks up the link first.
+        // Each run first queries the link.
         assert_eq!(messages_for(&mut kernel, bind(4_095..4_096)), 1 + 2);
         let landmark = BTreeSet::from(["127.107.0.2".to_owned()]);
         assert_eq!(routes(), landmark);
@@ -860,15 +861,14 @@ fn with_many_addresses_the_kernel_looks_sources_up_in_its_routing_table() {
             "nor after a restart"
         );
 
-        // A node that another kube-proxy programmed, or where another program has removed the
-        // route.
+        // The node of another kube-proxy, or a node where another program has removed the route.
         sh("ip route del local 127.107.0.2 dev kube-ipvs0 table local");
         restarted.dump(false).unwrap();
         let unbind = vec![Op::UnbindAddress(address(4_097))];
         assert_eq!(messages_for(&mut restarted, unbind), 1 + 2);
         assert_eq!(routes(), landmark);
 
-        // The route is removed with the link; the kernel's flag stays.
+        // The kernel removes the route with the link, but keeps its flag.
         sh(
             "ip link del kube-ipvs0; ip link add kube-ipvs0 type dummy; ip addr add 10.96.0.1/32 dev kube-ipvs0",
         );
@@ -947,7 +947,7 @@ fn refusals_have_reasons_and_stop_nothing() {
         }
         assert_done(&[&outcomes[2..3], &outcomes[4..5], &outcomes[6..]].concat());
 
-        // Entries that exist or are missing, unlike the recorded state.
+        // Entries that exist or are missing, contrary to the recorded state.
         let outcomes = apply(
             &mut kernel,
             [
@@ -969,13 +969,14 @@ fn refusals_have_reasons_and_stop_nothing() {
             let (reason, fault) = refusal(outcome);
             assert_eq!(fault, Fault::Belief, "{reason}");
         }
-        // Another program has just removed the virtual server: no fault, but it is read again.
+        // Another program has just removed the virtual server. The write is no fault, but the part
+        // is read again.
         assert_eq!(*without_link, Outcome::Unknown);
-        // And SetServer tells a missing scheduler from a missing virtual server.
+        // SetServer distinguishes a missing scheduler from a missing virtual server.
         let outcomes = apply(&mut kernel, [Op::SetServer(good, properties("nonesuch"))]);
         assert_eq!(refusal(&outcomes[0]).1, Fault::Scheduler);
 
-        // An entry to remove may be gone already.
+        // Removal of a missing entry succeeds.
         assert_done(&apply(
             &mut kernel,
             [
@@ -1130,7 +1131,7 @@ fn both_families_grow_their_sets_at_once() {
                     together.wait();
                     apply(&mut kernel, [Op::CreateSet(Set::ClusterIp, size)])
                 };
-                // Each waits for the other at the barrier.
+                // Each thread waits for the other at the barrier.
                 let outcomes: Vec<_> = (17..22).map(|power| 1 << power).flat_map(grow).collect();
                 assert_done(&outcomes);
                 let snapshot = kernel.dump(false).unwrap();
@@ -1159,8 +1160,8 @@ fn a_set_of_the_size_that_upstream_gives_is_filled_to_the_last_member() {
         let mut ops = vec![Op::CreateSet(Set::LoopBack, 65_536)];
         ops.extend((0..65_536).map(add));
         assert_done(&apply(&mut kernel, ops));
-        // All of them once more, and some more. Since Linux 5.6 it takes more than its size while
-        // these meet parts of its table that are not full, but not many.
+        // Adds all members again, and more. Since Linux 5.6, a set accepts a few members beyond its
+        // capacity while parts of its hash table are not full.
         let all: Vec<Op> = (0..70_000).map(add).collect();
         let outcomes = apply(&mut kernel, all.clone());
         assert_done(&outcomes[..65_536]);
@@ -1203,7 +1204,7 @@ fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
                     timeout,
                 }
             };
-            // The kernel's table may have any order and size, and may be rebuilt.
+            // The kernel may order, size and rebuild its hash table freely.
             let shown = || {
                 sh("ipvsadm -Sn; ipvsadm -Ln | grep -v size=; grep -v size= /proc/net/ip_vs | sort")
             };
@@ -1233,7 +1234,8 @@ fn the_note_of_a_node_port_is_kept_and_no_tool_shows_it() {
                 notes.collect::<Vec<_>>()
             };
             assert_eq!(notes(&mut kernel), [true; 3]);
-            // Our changes keep the route. Upstream does not know it, and removes only it.
+            // Our changes keep the note. Upstream does not know the flag, and removes only the
+            // flag.
             let change = Op::SetServer(key(2), noted(2, Properties::NODE_PORT));
             assert_done(&apply(&mut kernel, [change]));
             assert_eq!(notes(&mut kernel), [true; 3]);
@@ -1266,7 +1268,7 @@ fn a_scheduler_is_asked_for_and_nothing_is_left_of_the_question() {
         assert!(error.to_string().contains("1 to 15 bytes"), "{error}");
         assert_eq!(servers(), "");
 
-        // A leftover of a crash is removed, even if the kernel need not be asked again.
+        // The test removes the leftover of a crash, even if the kernel needs no new query.
         let others = "-A -t 10.0.0.1:80 -s wlc\n";
         for (there, wanted) in [("", "rr"), ("", "wlc"), (others, "wlc"), (others, "rr")] {
             sh(&format!(
@@ -1276,7 +1278,7 @@ fn a_scheduler_is_asked_for_and_nothing_is_left_of_the_question() {
             probe_scheduler(wanted).unwrap();
             assert_eq!(servers(), there, "{wanted}");
         }
-        // Another program serves there.
+        // Another program has a virtual server at the test address.
         sh("ipvsadm -C; ipvsadm -A -t 198.51.100.0:20000 -s wlc
             ipvsadm -a -t 198.51.100.0:20000 -r 10.0.0.1:80 -m");
         let before = servers();
@@ -1362,7 +1364,7 @@ fn a_link_that_was_set_up_goes_down_unless_ipv6_would_be_away_for_long() {
             let own = || sh("ip -6 -o addr show dev kube-ipvs0 scope link");
             sh("ip link set kube-ipvs0 up");
             assert!(is_up() && !own().is_empty());
-            // Only the family that binds IPv6 addresses sets the link down.
+            // Only the lane of IPv6 addresses sets the link down.
             assert!(four.read_addresses().unwrap().has_link);
             assert!(!six.read_addresses().unwrap().has_link);
             assert_done(&apply(&mut six, [Op::CreateLink]));
@@ -1370,7 +1372,7 @@ fn a_link_that_was_set_up_goes_down_unless_ipv6_would_be_away_for_long() {
             assert_eq!((is_up(), own().as_str()), (stays_up, ""));
             let left = if stays_up { usize::from(count) } else { 0 };
             assert_eq!((found.has_link, found.bound.len()), (true, left));
-            // The link gets no other address of its own.
+            // The link gets no additional address of its own.
             sh("ip link set kube-ipvs0 down; ip link set kube-ipvs0 up");
             assert_eq!(own().is_empty(), stays_up);
         });

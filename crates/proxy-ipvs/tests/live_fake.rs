@@ -1,4 +1,4 @@
-//! Compares the strict fake with the kernel: equal writes have equal outcomes, and leave equal
+//! Compares the strict fake with the kernel. Equal writes must have equal outcomes and leave equal
 //! states.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -15,7 +15,7 @@ use proxy_ipvs::{
     VirtualServer, VirtualServerKey,
 };
 
-/// Number of writes of each family, one after the other.
+/// Number of consecutive writes of each family.
 const WRITES: u64 = 2_000;
 /// Capacity of each set.
 const ROOM: u32 = 8;
@@ -33,7 +33,7 @@ struct Writes {
     chance: Chance,
 }
 
-/// Returns one of a few addresses of a family.
+/// Returns one of the few numbered addresses of a family.
 fn numbered(family: IpFamily, number: u8) -> IpAddr {
     match family {
         IpFamily::V4 => [10, 96, 0, number].into(),
@@ -42,7 +42,7 @@ fn numbered(family: IpFamily, number: u8) -> IpAddr {
 }
 
 impl Writes {
-    /// Returns a service address, rarely of the other family.
+    /// Returns a service address, sometimes of the other family.
     fn address(&mut self) -> IpAddr {
         let family = match (self.chance.small(25), self.family) {
             (0, IpFamily::V4) => IpFamily::V6,
@@ -97,7 +97,7 @@ impl Writes {
     }
 
     fn member(&mut self, set: Set) -> Member {
-        // Sometimes of another type.
+        // Sometimes the member has another type.
         let set = if self.chance.small(12) == 0 {
             self.set()
         } else {
@@ -137,7 +137,7 @@ impl Writes {
     }
 }
 
-/// Outcome of a write, without its words.
+/// Returns the outcome of a write without its message.
 fn told(kernel: &mut impl Kernel, op: &Op) -> Result<(), Option<Fault>> {
     let outcomes = kernel.apply(&Plan {
         ops: vec![op.clone()],
@@ -193,8 +193,8 @@ fn compare(family: IpFamily) {
         let op = writes.op();
         let (pretended, real) = (told(&mut fake, &op), told(&mut kernel, &op));
         refused += usize::from(real.is_err());
-        // The kernel counts a hash's members for each lock, and sometimes accepts one more than the
-        // capacity.
+        // The kernel counts a hash set's members per lock, so it sometimes accepts one more than
+        // the capacity.
         if let Op::AddMember(set, member) = &op
             && (pretended, real) == (Err(Some(Fault::Belief)), Ok(()))
             && let Some(members) = fake.state().snapshot.sets.get_mut(set)

@@ -1,9 +1,9 @@
-//! iptables on the running kernel, in a network namespace for each test: the choice of the backend,
-//! and rules that read back as they were written. The kernel decides which backends work: nft does
-//! not in Debian's User Mode Linux.
+//! Tests iptables on the running kernel, in a network namespace per test: the choice of the
+//! backend, and rules that read back unchanged. The kernel decides which backends work. In Debian's
+//! User Mode Linux, nft does not work.
 //!
-//! Needs root, `iptables` and `ipset`, but no IPVS; so the rule that matches IPVS connections is
-//! left to `live.rs`.
+//! Needs root, `iptables` and `ipset`, but no IPVS. So `live.rs` tests the rule that matches IPVS
+//! connections.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use iptables::SourcePort;
 use namespace::in_namespace;
 use proxy::{IpFamily, LocalDetector};
 use proxy_ipvs::{Backend, Config, Iptables, Rules, Set, SetKind, Shim};
-/// Runs a command line on `input`, and returns its output if it succeeded.
+/// Runs a command with `input`. Returns its output, or an error if it failed.
 fn run(command: &str, input: &str) -> Result<String, String> {
     let words: Vec<&str> = command.split(' ').collect();
     let (program, arguments) = words.split_first().unwrap();
@@ -51,7 +51,7 @@ fn works(backend: Backend) -> bool {
 #[test]
 fn hints_then_chains_then_rules_choose_the_backend() {
     in_namespace(|| {
-        // A preview names the backend that will be chosen.
+        // A preview names the backend that the daemon will choose.
         let chosen = || {
             let looked_at = Iptables::look(None).unwrap().backend();
             let chosen = Iptables::choose(None).unwrap().backend();

@@ -1,5 +1,6 @@
-//! Messages to a real kernel that lacks modules. The test unloads modules and disables loading, so
-//! it runs on a kernel that is thrown away afterwards: lane A of the lab.
+//! Tests messages on a real kernel that lacks modules. The test unloads modules and disables
+//! loading, so it needs a kernel that is discarded afterwards: lane A (a test virtual machine) of
+//! the lab.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -22,7 +23,7 @@ use support::{Whole as _, ip};
 
 const LOADER: &str = "/proc/sys/kernel/modprobe";
 
-/// Prevents the kernel from loading modules while it lives.
+/// Prevents the kernel from loading modules until it is dropped.
 struct NoLoading(String);
 
 impl NoLoading {
@@ -120,7 +121,7 @@ fn missing_modules_are_named() {
     };
     let sets = Set::all().map(|set| Op::CreateSet(set, 65_536));
     let ops = [Op::CreateLink, Op::AddServer(at.into(), properties)];
-    // Writes that depend on a refused one are refused, too, as expected.
+    // Writes that depend on a refused write are refused, too.
     let dependents = [
         Op::AddMember(Set::ClusterIp, at.into()),
         Op::BindAddress(at.address),

@@ -1,4 +1,4 @@
-//! The shim in nftables on the real kernel. The judge is `nft`. None of this needs IPVS.
+//! Tests the shim in nftables on the real kernel, without IPVS. `nft` shows the results.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -24,8 +24,8 @@ fn nft(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns the lines of our table in IPv4, sorted, since sets and chains are listed in the order of
-/// their creation.
+/// Returns the lines of our IPv4 table, sorted. `nft` lists sets and chains in the order of their
+/// creation.
 fn listed() -> Vec<String> {
     let listed = nft(&["list", "table", "ip", "kube-proxy-ipvs"]);
     let mut lines: Vec<String> = listed.lines().map(str::to_owned).collect();
@@ -58,7 +58,7 @@ fn write(kernel: &mut NetlinkKernel, ops: Vec<Op>) {
     assert_eq!(outcomes.len(), plan.ops.len());
 }
 
-/// Writes one entry of each kind.
+/// Returns one member of each kind.
 fn members(family: IpFamily) -> Vec<(Set, Member)> {
     let (vip, pod, nets) = match family {
         IpFamily::V4 => (
@@ -145,7 +145,7 @@ fn shim(family: IpFamily) -> Shim {
     }
 }
 
-/// In a user namespace, a process may not have a larger buffer than net.core.wmem_max.
+/// In a user namespace, a socket's buffer cannot exceed net.core.wmem_max.
 #[test]
 #[ignore = "needs nf_tables"]
 fn members_that_no_send_buffer_takes_at_once_are_written_in_pieces() {
@@ -241,7 +241,7 @@ fn all_of_it_lists_and_reads_back() {
             wanted.sort_unstable();
             assert_eq!(found, wanted);
         }
-        // Numbers: newer versions have more names for priorities.
+        // Numeric output, because newer versions have more names for priorities.
         let listed = nft(&["-y", "list", "ruleset"]);
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/nftables/ruleset");
         if std::env::var_os("WRITE").is_some() {
@@ -249,7 +249,7 @@ fn all_of_it_lists_and_reads_back() {
             fs::write(path, &listed).unwrap();
         }
         assert_eq!(listed, fs::read_to_string(path).unwrap());
-        // `nft` accepts its own listing, as if it had written the table.
+        // `nft` accepts its own listing as input.
         nft(&["flush", "ruleset"]);
         nft(&["-f", path]);
         for family in IpFamily::ALL {
@@ -258,8 +258,7 @@ fn all_of_it_lists_and_reads_back() {
     });
 }
 
-/// Chains are added, changed and deleted in one transaction each; a change of a member is its own
-/// transaction.
+/// Each addition, change and deletion of a chain is one transaction. So is each change of a member.
 #[test]
 fn one_shim_becomes_another_and_each_change_is_one_transaction() {
     in_namespace(|| {
@@ -296,7 +295,7 @@ fn one_shim_becomes_another_and_each_change_is_one_transaction() {
     });
 }
 
-/// A refusal concerns its set only, and a member that is gone counts as removed.
+/// A refusal affects only its set. A missing member counts as removed.
 #[test]
 fn a_wrong_belief_stops_no_other_write() {
     in_namespace(|| {
@@ -334,7 +333,7 @@ fn a_wrong_belief_stops_no_other_write() {
         let found = kernel.read_sets().unwrap().members;
         let sizes = sets.map(|set| found.get(&set).map(std::collections::BTreeSet::len));
         assert_eq!(sizes, [Some(2), None, Some(1)]);
-        // Rules that differ from the recorded state are refused as a whole.
+        // The kernel refuses rules as a whole if they contradict the recorded state.
         let outcome = kernel.apply(&Plan {
             ops: vec![Op::WriteRules {
                 wanted: Arc::default(),
@@ -348,7 +347,7 @@ fn a_wrong_belief_stops_no_other_write() {
     });
 }
 
-/// As many members as a plan ever has.
+/// Writes the largest number of members that a plan can have.
 #[test]
 fn very_many_members_are_one_transaction() {
     in_namespace(|| {
@@ -380,7 +379,7 @@ fn iptables_restore(rules: &str) {
     assert!(output.status.success(), "{said}");
 }
 
-/// Rules of the kubelet and of other programs start no program.
+/// Rules of the kubelet and of other programs do not start an iptables program.
 #[test]
 fn chains_of_iptables_are_told_without_a_program() {
     in_namespace(|| {
@@ -409,7 +408,7 @@ fn chains_of_iptables_are_told_without_a_program() {
     });
 }
 
-/// Another program has created one of our sets with another type: only that set is replaced.
+/// Another program has created one of our sets with another type. Only that set is replaced.
 #[test]
 fn a_set_of_another_type_is_replaced() {
     in_namespace(|| {
@@ -433,8 +432,8 @@ fn a_set_of_another_type_is_replaced() {
     });
 }
 
-/// A rule that looks up the set must be in the same table. Our rule returns with the set, and a
-/// foreign one is removed, as without the set.
+/// A rule that matches the set must be in the same table. Our rule returns with the new set. A
+/// foreign rule is removed.
 #[test]
 fn a_set_in_the_way_is_replaced_while_rules_look_into_it() {
     in_namespace(|| {
@@ -470,7 +469,7 @@ fn a_set_in_the_way_is_replaced_while_rules_look_into_it() {
             write(&mut kernel, vec![Op::WriteRules { wanted, installed }]);
             assert_eq!(listed(), before, "{strange}");
         }
-        // Likewise if our own rule looks up the set.
+        // The same holds if our own rule matches the set.
         let of_ours = "\
             flush chain ip kube-proxy-ipvs KUBE-IPVS-FILTER
             flush chain ip kube-proxy-ipvs nat-output
@@ -504,8 +503,8 @@ fn a_set_in_the_way_is_replaced_while_rules_look_into_it() {
     });
 }
 
-/// Another program has made our table dormant. The kernel accepts no new base chain in the
-/// transaction that activates it.
+/// Another program has made our table dormant. The kernel accepts no new base chain in a
+/// transaction that activates the table.
 #[test]
 fn a_table_that_was_switched_off_is_switched_on() {
     in_namespace(|| {

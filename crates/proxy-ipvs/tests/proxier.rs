@@ -1,4 +1,4 @@
-//! The proxier on the strict fake kernel: its writes, their order, and their number.
+//! Tests the writes of the proxier, their order and their number, on the strict fake kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -81,8 +81,7 @@ fn a_first_sync_makes_before_it_serves() {
     );
 }
 
-/// In one update, the virtual server stays, gets its new endpoints, and only then loses the old
-/// ones.
+/// In one update, the virtual server stays. It gets new endpoints before it loses the old ones.
 #[test]
 fn an_address_that_goes_over_to_another_service_is_served_throughout() {
     let at = |name: &str, cluster_ip: &str| Service {
@@ -215,7 +214,7 @@ fn a_restart_on_a_programmed_kernel_writes_nothing() {
     );
 }
 
-/// The work of one changed endpoint at 10,000 Services does not depend on their number.
+/// The cost of one changed endpoint does not depend on the number of Services, here 10,000.
 #[test]
 fn one_change_among_ten_thousand_services_costs_what_it_must() {
     const NODE_ADDRESSES: [&str; 3] = ["192.168.99.10", "192.168.98.10", "192.168.97.10"];
@@ -234,7 +233,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
     assert_eq!(world.sync().pending, 0);
     world.work();
 
-    // A remote endpoint more: one message for the one virtual server.
+    // A further remote endpoint costs one message, for its virtual server.
     world.slice(slice(
         "default/s77",
         &["10.244.1.5@node2", "10.244.2.5@node2", "10.244.3.5@node2"],
@@ -250,7 +249,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
     );
     assert!(matches!(&ops[..], [Op::AddDestination(..)]));
 
-    // A local endpoint more, the first one: the loop-back member needs its rule, once.
+    // The first local endpoint also needs the rule for its loop-back member, once.
     let local = [
         "10.244.1.5@node2",
         "10.244.2.5@node2",
@@ -268,8 +267,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         }
     );
 
-    // Another local one: one message for the loop-back member, one for the virtual server, no
-    // process.
+    // A second local endpoint costs one message for the loop-back member, one for the virtual
+    // server, and no process.
     let more = [&local[..], &["10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &more));
     world.sync();
@@ -281,8 +280,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         }
     );
 
-    // An endpoint without connections is replaced. The new one is added and the old one gets weight
-    // 0 at once; then the old one is removed.
+    // An endpoint without connections is replaced. The proxier adds the new endpoint and sets the
+    // old one's weight to 0. Then it removes the old one.
     let replaced = [&local[1..], &["10.244.1.6@node2", "10.244.9.10@node1"]].concat();
     world.slice(slice("default/s77", &replaced));
     world.sync();
@@ -300,7 +299,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
     world.sync();
     world.work();
 
-    // An endpoint without connections is removed: weight 0, removal, and the loop-back member.
+    // Removal of an idle endpoint: weight 0, removal, and removal of its loop-back member.
     world.slice(slice("default/s77", &local));
     world.sync();
     assert_eq!(
@@ -312,7 +311,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         }
     );
 
-    // One Service more: three members, the virtual server, two destinations, the address.
+    // A further Service: three members, the virtual server, two destinations, the address.
     world.service(service("default/new", "10.99.0.1", 80));
     world.slice(slice(
         "default/new",
@@ -327,8 +326,8 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
         }
     );
 
-    // One with a node port at three addresses, which is four virtual servers with its own: one
-    // message for each.
+    // A Service with a node port at three addresses has four virtual servers and costs one message
+    // for each.
     let mut exposed = service("default/exposed", "10.99.0.2", 80);
     exposed.kind = proxy::ServiceType::NodePort;
     exposed.ports = exposed
@@ -366,8 +365,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
     world.sync();
     assert_eq!(world.work().0, Work::default());
 
-    // A resync without drift reads, and writes nothing; the shim is read back once in a sync
-    // period.
+    // A resync without drift only reads. It reads the shim once in a sync period.
     world.check();
     world.sync();
     assert_eq!(
@@ -378,7 +376,7 @@ fn one_change_among_ten_thousand_services_costs_what_it_must() {
             ..Work::default()
         }
     );
-    // A tick may come a little early.
+    // A tick may arrive slightly early.
     world.wait(Duration::from_secs(29));
     world.check();
     world.sync();
@@ -593,7 +591,7 @@ fn node_ports_that_bear_no_note_are_taken_over_without_a_write() {
     world.service(web.clone());
     let mut world = world.listed();
     world.sync();
-    // As upstream leaves them.
+    // Upstream leaves virtual servers without the note.
     for server in world.kernel.state().snapshot.servers.values_mut() {
         server.properties.flags &= !Properties::NODE_PORT;
     }
@@ -624,7 +622,7 @@ fn a_virtual_server_that_cannot_be_removed_keeps_the_proof_that_it_is_ours() {
     assert!(world.kernel.state().snapshot.sets[&Set::ClusterIp].is_empty());
 }
 
-/// A member that is kept for its virtual server must not stay due, or the loop would not sleep.
+/// A kept member must not stay due, or the loop would not sleep.
 #[test]
 fn a_member_is_not_due_before_its_virtual_server() {
     let mut world = web();
@@ -668,8 +666,9 @@ fn later_virtual_servers_are_ours_by_the_same_proof() {
     world.wait(Duration::from_mins(1));
     world.check();
     world.settle();
-    // Its address is bound to the link. The first virtual server is at no address of this node; the
-    // sets name ours at the second one's address.
+    // Only the virtual server whose address is bound to the link is removed. The first one is at no
+    // address of this node. At the second one's address, the sets contain our virtual servers, but
+    // not this one.
     let mut written = world.written();
     written.retain(|op| op.starts_with("remove virtual server"));
     assert_eq!(written, ["remove virtual server 10.96.0.12:80/TCP"]);
@@ -698,7 +697,7 @@ fn a_node_that_is_late_is_told_from_one_bad_service() {
         (true, 1, 0, false),
         "it is wrong in itself"
     );
-    // Likewise if the kernel is to blame.
+    // The same holds if the kernel causes the refusal.
     let mut world = web();
     refuse(&world, "add virtual server 10.96.0.66:80/TCP");
     world.kernel.state().is_kernel_ill = true;
@@ -712,7 +711,7 @@ fn a_node_that_is_late_is_told_from_one_bad_service() {
     world.wait(Duration::from_mins(1));
     world.check();
     assert_eq!(fails(&mut world), (true, 1, 1, true));
-    // Nothing is retried before its time, and the failure remains.
+    // No write is retried early, and the failure remains.
     assert_eq!(fails(&mut world), (true, 1, 0, true));
     world.kernel.state().refusals.clear();
     world.wait(Duration::from_secs(1));
@@ -739,7 +738,7 @@ fn rules_do_not_come_back_for_a_member_that_stays() {
     }
 }
 
-/// A Service with a load balancer's address and these source ranges.
+/// Returns a Service with a load-balancer address and these source ranges.
 fn balanced(ranges: &[&str]) -> Service {
     let mut balanced = service("default/web", "10.96.0.10", 80);
     balanced.ingress_ips = vec![ip("192.0.2.1")];
@@ -762,7 +761,7 @@ fn the_address_given_counts_without_a_node_object() {
     assert_eq!(sources.len(), 1, "the node is within the source ranges");
 }
 
-/// Runs with `--ipvs-shim=lean`, whose rules name no empty set.
+/// Returns a world with `--ipvs-shim=lean`, whose rules match no empty set.
 fn lean() -> World {
     let config = Config {
         shim: ShimStyle::Lean,
@@ -809,7 +808,7 @@ fn an_address_stays_in_its_set_until_rules_ask_the_next_one() {
         assert_eq!(sets(&world), after);
         refuse_rules(&world);
     }
-    // Removals do not wait for rules.
+    // Removals do not wait for the rules.
     world.service(exposed(true));
     world.sync();
     world.delete_service("default/web");
@@ -817,7 +816,8 @@ fn an_address_stays_in_its_set_until_rules_ask_the_next_one() {
     assert_eq!(sets(&world), [false, false]);
 }
 
-/// The first source ranges on a node, while rules are refused: closed is better than open.
+/// The first source ranges on a node, while the kernel refuses rules: a closed port is safer than
+/// an open one.
 #[test]
 fn a_load_balancer_is_closed_to_others_though_rules_are_refused() {
     let mut world = lean();
@@ -830,7 +830,7 @@ fn a_load_balancer_is_closed_to_others_though_rules_are_refused() {
     world.service(balanced(&["10.0.0.0/8", "192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerFirewall), 1);
-    // A removed source range is not admitted any more.
+    // A removed source range is no longer admitted.
     world.service(balanced(&["192.168.0.0/16"]));
     world.sync();
     assert_eq!(held(&world, Set::LoadBalancerSourceCidr), 1);
@@ -964,7 +964,7 @@ fn a_removed_endpoint_with_connections_drains_and_returns_with_them() {
     let unnamed = world.proxier.drains(0);
     assert_eq!((unnamed.count, unnamed.first.len()), (1, 0));
     world.work();
-    // The endpoint returns: its weight is set, and nothing is deleted.
+    // The endpoint returns: it gets its weight back, and no entry is deleted.
     world.slice(slice("default/web", &PAIR));
     world.sync();
     assert_eq!(world.proxier.drains(10).count, 0);
@@ -1016,7 +1016,7 @@ fn drains_are_recognised_after_a_restart() {
     );
 }
 
-/// A node on which 10.244.2.5 and 10.244.3.5 have connections that never end.
+/// Returns a node on which 10.244.2.5 and 10.244.3.5 have connections that never end.
 fn stubborn(timeout: Option<Duration>) -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     for pod in ["10.244.2.5", "10.244.3.5"] {
@@ -1048,7 +1048,7 @@ fn a_drain_lasts_no_longer_than_it_may() {
     world.slice(slice("default/web", &[PAIR[0], "10.244.3.5@node2"]));
     world.sync();
     world.wait(Duration::from_secs(15));
-    // A second endpoint that is removed later has its own timeout, and does not extend the first
+    // A later removal of a second endpoint has a separate timeout, and does not extend the first
     // one's.
     world.slice(slice("default/web", &PAIR[..1]));
     world.sync();
@@ -1192,7 +1192,7 @@ fn of_two_services_that_claim_one_address_the_older_wins_until_it_goes() {
     );
 }
 
-/// In any order of events, the sets and rules are those of the winner alone.
+/// Sets and rules contain only the winner's entries, in any order of events.
 #[test]
 fn of_two_services_that_claim_one_address_only_the_winner_says_who_may_use_it() {
     let claimant = |at: &str, cluster_ip: &str, created| {
@@ -1373,8 +1373,8 @@ fn much_is_written_in_several_plans_and_in_order() {
     let adds = |op: &&Op| matches!(op, Op::AddDestination(..));
     assert_eq!(ops.iter().filter(adds).count(), 90_000);
 
-    // One message for each destination that drains, one for its removal; again everything in one
-    // sync.
+    // Each destination needs one message to drain and one for its removal. All removals again fit
+    // into one sync.
     for number in 0..services {
         world.slice(slice(&format!("default/s{number}"), &pods[..50]));
     }

@@ -1,4 +1,4 @@
-//! Compares a dump with the tables, piece by piece.
+//! Compares a dump with the tables in steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -15,7 +15,7 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::{Member, Set};
 use crate::tables::Tables;
 
-/// Entries per piece, about two milliseconds of work. Each 16 destinations count as one more entry.
+/// Entries per step, about two milliseconds of work. Each 16 destinations count as one more entry.
 const PIECE: usize = 4096;
 
 /// Remaining work of a comparison: first the entries in the tables, then entries that only the dump
@@ -31,7 +31,8 @@ pub(super) struct Comparison {
     /// Virtual servers of other programs in the dump, if it was complete.
     others: Vec<(VirtualServerKey, VirtualServer)>,
     has_servers: bool,
-    /// Virtual servers that are neither made here nor wanted, and that all evidence calls ours.
+    /// Virtual servers that the tables neither contain nor want, although all evidence shows that
+    /// they are ours.
     adopted: BTreeSet<VirtualServerKey>,
 }
 
@@ -47,18 +48,19 @@ pub(super) struct WrittenEntries {
     pub(super) sets: bool,
 }
 
-/// Findings of a piece.
+/// Result of one step.
 #[derive(Debug, Default)]
 pub(super) struct Differences {
-    /// Our virtual servers that differ, with the kernel's state.
+    /// Our virtual servers that differ, with the kernel's state of each.
     pub(super) servers: Vec<(VirtualServerKey, VirtualServer)>,
     /// All virtual servers of other programs, at the end of a complete dump.
     pub(super) others: Option<Vec<(VirtualServerKey, VirtualServer)>>,
-    /// True if the dump lacks virtual servers of the tables.
+    /// True if the dump lacks virtual servers that the tables contain.
     pub(super) has_lost_servers: bool,
-    /// Virtual servers that differ while a plan for them is being written.
+    /// Virtual servers that differ while a plan is writing them.
     pub(super) passed_over: Vec<VirtualServerKey>,
-    /// Members that exist and should not (true), or the other way round.
+    /// Members that differ: true if only the kernel has the member, false if only the tables have
+    /// it.
     pub(super) members: Vec<(Set, Member, bool)>,
     /// True if the addresses on the link differ.
     pub(super) has_other_addresses: bool,
@@ -103,8 +105,8 @@ impl WrittenEntries {
 }
 
 impl Comparison {
-    /// Begins to compare a dump. Parts that cannot be compared by entry are read again if they
-    /// differ, by the lane that writes them.
+    /// Begins to compare a dump. If a part differs but cannot be compared by entry, the lane that
+    /// writes the part reads it again.
     pub(super) fn new(
         servers: Option<BTreeMap<VirtualServerKey, VirtualServer>>,
         mut sets: Option<FoundSets>,
@@ -131,8 +133,8 @@ impl Comparison {
         if !touched.link && addresses.take_if(is_other).is_some() {
             state.ask(Part::Addresses);
         }
-        // A set may be larger than requested: one of ports has room for all. A set that is read
-        // again takes its members along.
+        // A set may be larger than requested: a bitmap of ports has room for all ports. A new read
+        // of a set includes its members.
         let is_too_small = |found: &mut FoundSets| {
             Set::all().any(|set| found.sizes.get(&set) < tables.sets.actual(&set))
         };
@@ -164,7 +166,7 @@ impl Comparison {
         }
     }
 
-    /// Compares a piece.
+    /// Compares the next entries.
     pub(super) fn piece(&mut self, tables: &Tables, in_flight: &WrittenEntries) -> Differences {
         let mut found = Differences::default();
         let mut room = PIECE;
@@ -182,7 +184,7 @@ impl Comparison {
                     } else if let Some(there) = there {
                         found.servers.push((key, there));
                     } else {
-                        // All of them are read again.
+                        // Their lane reads all of them again.
                         found.has_lost_servers = true;
                         self.believed_servers.clear();
                         self.servers.clear();
@@ -206,7 +208,7 @@ impl Comparison {
                 found.has_other_addresses |= is_there != is_believed && !is_touched;
             } else {
                 found.is_over = true;
-                // The lane that writes reads entries that were created meanwhile.
+                // The writing lane reads entries that were created in the meantime.
                 let touched = self.touched.servers.iter();
                 let mut touched = touched.chain(&in_flight.servers);
                 let is_touched = touched.any(|key| tables.foreign.stands_at(key));
@@ -219,8 +221,8 @@ impl Comparison {
         found
     }
 
-    /// Returns the virtual servers of other programs. One that made the kernel refuse ours
-    /// meanwhile counts, though it may be younger than the dump.
+    /// Returns the virtual servers of other programs. Includes a younger one than the dump if the
+    /// kernel refused ours because of it.
     fn take_others(&mut self, tables: &Tables) -> Vec<(VirtualServerKey, VirtualServer)> {
         let mut others = mem::take(&mut self.others);
         let known = tables.foreign.iter();
@@ -240,7 +242,7 @@ impl Comparison {
         Some((key, Some(server)))
     }
 
-    /// Takes the next member, and whether the dump holds it.
+    /// Takes the next member. The flag is true if the dump contains the member.
     fn next_member(&mut self) -> Option<(Set, Member, bool)> {
         if let Some((set, member)) = self.believed_members.pop() {
             let of = self.members.get_mut(&set);
@@ -255,7 +257,7 @@ impl Comparison {
         None
     }
 
-    /// Takes the next address, and whether the dump holds it.
+    /// Takes the next address. The flag is true if the dump contains the address.
     fn next_address(&mut self) -> Option<(IpAddr, bool)> {
         match self.believed_addresses.pop() {
             Some(address) => Some((address, self.addresses.remove(&address))),
@@ -264,8 +266,8 @@ impl Comparison {
     }
 }
 
-/// Returns virtual servers that are neither wanted nor in the tables, and that all evidence calls
-/// ours.
+/// Returns virtual servers that the tables neither contain nor want, although all evidence shows
+/// that they are ours.
 fn adopted(
     servers: &BTreeMap<VirtualServerKey, VirtualServer>,
     sets: &FoundSets,
@@ -292,8 +294,7 @@ fn adopted(
         .collect()
 }
 
-/// True if the dump differs from the tables in addresses of the other form. There are hardly ever
-/// any.
+/// True if dump and tables differ in addresses of the other form. Such addresses are rare.
 fn is_otherwise(found: &FoundAddresses, tables: &Tables) -> bool {
     let believed = tables.bound_otherwise.iter_actual();
     let believed: BTreeSet<IpAddr> = believed.map(|(address, ())| *address).collect();

@@ -19,7 +19,7 @@ const NO_FIT: &str = "the member does not fit the set's type or family";
 /// Number of members that fit into one message.
 const MEMBERS_PER_MESSAGE: usize = 1600;
 
-/// Work that the fake was asked for since the last look.
+/// Work of the fake since the last `take_work`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Work {
     /// Messages that write.
@@ -41,33 +41,33 @@ pub struct Work {
 /// State of the fake kernel.
 #[derive(Debug)]
 pub struct State {
-    /// Family that it serves.
+    /// IP family of the fake.
     pub family: IpFamily,
-    /// Shim that it carries.
+    /// Form of the shim.
     pub shim: ShimStyle,
-    /// Members of the other kind of shim's sets, at the first look.
+    /// Set members of the other form of shim, at the first read.
     pub former: BTreeMap<Set, BTreeSet<Member>>,
     /// Entries that a dump shows.
     pub snapshot: Snapshot,
-    /// Schedulers that it has.
+    /// Schedulers of this kernel.
     pub schedulers: BTreeSet<&'static str>,
     /// Open connections of destinations.
     pub connections: BTreeMap<(VirtualServerKey, Target), u32>,
     /// Writes to refuse, by their text, with the reason.
     pub refusals: BTreeMap<String, String>,
-    /// Addresses that the kernel never takes as a destination, like the broadcast address of a
-    /// node's subnet.
+    /// Addresses that the kernel refuses as a destination, like the broadcast address of a node's
+    /// subnet.
     pub forbidden: BTreeSet<IpAddr>,
-    /// True if these refusals are the kernel's fault, not the entries'.
+    /// True if the kernel is at fault for these refusals, false if the entries are.
     pub is_kernel_ill: bool,
-    /// True to lose the acknowledgements of the next plan, which takes effect all the same.
+    /// True to lose the acknowledgements of the next plan. The plan still takes effect.
     pub lose_acknowledgements: bool,
-    /// Virtual server that the next dump misses, as the kernel does when another one is removed
-    /// meanwhile.
+    /// Virtual server that the next dump skips. The kernel does that when another one is removed
+    /// during the dump.
     pub passed_over: Option<VirtualServerKey>,
     /// Parts that cannot be read, with the reason.
     pub unreadable: BTreeMap<&'static str, String>,
-    /// Carried-out writes in order.
+    /// Successful writes, in order.
     pub done: Vec<Op>,
     /// Costs so far.
     pub work: Work,
@@ -171,7 +171,7 @@ impl State {
                 members.insert(*member);
             }
             Op::RemoveMember(set, member) => {
-                // Without its set, a member does not exist.
+                // A member cannot exist without its set.
                 if let Some(members) = self.snapshot.sets.get_mut(set) {
                     if !fits(*set, member, self.family) {
                         return Err((NO_FIT, Fault::Belief));
@@ -271,7 +271,7 @@ impl State {
                 server.destinations = server.destinations.iter().map(edit).collect();
             }
             Op::RemoveDestination(key, target) => {
-                // Without its virtual server, a destination does not exist.
+                // A destination cannot exist without its virtual server.
                 if let Ok(server) = self.server(key) {
                     server.destinations = server
                         .destinations

@@ -1,4 +1,4 @@
-//! Origins of the entries that this mode leaves in the kernel.
+//! Origins of the kernel entries that this mode creates.
 
 use footprint::origin::{
     ADDRESSES, CLUSTER_IPS, ENTRY, FILTER, FORWARD, HAIRPIN, HEALTH, MARK, MASQUERADE, NAT,

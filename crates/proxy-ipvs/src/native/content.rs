@@ -14,11 +14,11 @@ use crate::sets::Set;
 /// Content that the lane of rules writes to the table.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Content {
-    /// Chains with their rules.
+    /// Chains of the table, with their rules.
     pub(crate) chains: BTreeMap<Name, HeldChain>,
     /// Addresses to which this node may not open connections.
     pub(crate) forbidden: BTreeSet<ServiceAddress>,
-    /// Tells whether packets reach the base chains.
+    /// State that decides whether packets reach the base chains.
     pub(crate) activity: Activity,
 }
 
@@ -35,7 +35,7 @@ pub(crate) const TABLE: &str = "kube-proxy-ipvs";
 /// Comment of the table.
 const COMMENT: &str = "rules for kube-proxy";
 
-/// Returns the change that creates the table, if it is missing.
+/// Returns the change that creates the table if the kernel lacks it.
 pub(crate) fn add_table(family: IpFamily) -> Change {
     Change::AddTable(table(family, TABLE))
 }
@@ -61,11 +61,11 @@ impl Content {
         self.chains.values().map(|chain| chain.rules.len()).sum()
     }
 
-    /// Returns the changes that lead from `installed` to this, in one transaction. Equal chains are
-    /// not named.
+    /// Returns the changes from `installed` to this content, in one transaction. Unchanged chains
+    /// are skipped.
     pub(crate) fn changes(&self, installed: &Self, family: IpFamily) -> Vec<Change> {
         let mut changes = vec![add_table(family)];
-        // Existing sets stay as they are. A rule needs its sets.
+        // Existing sets stay unchanged. The sets must exist before the rules that match them.
         let named = self.sets_named();
         changes.extend(
             named
@@ -119,13 +119,13 @@ impl Content {
         changes
     }
 
-    /// Returns the sets that the rules look into.
+    /// Returns the sets that the rules match.
     pub(crate) fn sets_named(&self) -> BTreeSet<Name> {
         let rules = self.chains.values().flat_map(|chain| &chain.rules);
         rules.flat_map(sets_of).cloned().collect()
     }
 
-    /// Returns the sets that these rules look into and no installed rule does.
+    /// Returns the sets that these rules match and the installed rules do not.
     pub(crate) fn uncovered(&self, installed: &Self, family: IpFamily) -> BTreeSet<Set> {
         let missing = self.chains.iter().flat_map(|(name, chain)| {
             let there = installed.chains.get(name);
@@ -138,7 +138,7 @@ impl Content {
         named.filter_map(|name| is_of(name, family)).collect()
     }
 
-    /// Describes chains, rules and flags for the operator, a line each.
+    /// Describes chains, rules and flags for the operator, one per line.
     pub(crate) fn lines(&self) -> BTreeSet<String> {
         let chains = self.chains.iter().flat_map(|(name, chain)| {
             let declared = format!("chain {name}");
@@ -155,7 +155,7 @@ impl Content {
     }
 }
 
-/// Returns the sets that a rule looks into.
+/// Returns the sets that a rule matches.
 pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     rule.expressions.iter().filter_map(|part| match part {
         Expression::Lookup {
@@ -166,7 +166,7 @@ pub(crate) fn sets_of(rule: &Rule) -> impl Iterator<Item = &Name> {
     })
 }
 
-/// Returns the family for a rule's text. Only the code of a reject differs between families.
+/// Returns the IP family for a rule's text. Only the code of a reject differs between families.
 fn family_of(rule: &Rule) -> Family {
     let unreachable = Expression::Reject { kind: 0, code: 4 };
     if rule.expressions.contains(&unreachable) {
@@ -185,11 +185,11 @@ pub(crate) fn forbidden_key(key: &ServiceAddress) -> Bytes {
     to.into_key()
 }
 
-/// Parses such a key; `None` for any other one.
+/// Parses a key of [`FORBIDDEN`], or returns `None` for any other key.
 pub(crate) fn forbidden_of(key: &[u8], family: IpFamily) -> Option<ServiceAddress> {
     let address = address_len(family) as usize;
     let (from, rest) = key.split_at_checked(address)?;
-    // The rest has the form of a member of this set.
+    // The remaining bytes have the form of a member of this set.
     let (set, to) = member(&Set::ClusterIp.name(family), rest, family)?;
     set.service_address(&to).filter(|_| rest.starts_with(from))
 }

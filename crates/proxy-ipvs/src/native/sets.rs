@@ -1,9 +1,10 @@
-//! The native sets: their types, and their members as elements.
+//! The nftables sets: their types, and their members as elements.
 //!
-//! Each set has the name of the ipset. `hash:ip,port,net` has no counterpart without intervals,
-//! whose concatenations the kernel copies completely in each commit (`nft_set_pipapo`). So there is
-//! one set for each prefix length in use, and a rule for each looks up so many bits of the source,
-//! as ipset does internally. Ranges may overlap, and a changed range is one element.
+//! Each set has the name of its ipset. An ipset of type `hash:ip,port,net` needs intervals in
+//! nftables, and the kernel copies a concatenation with intervals completely in each commit
+//! (`nft_set_pipapo`). So each used prefix length has a set of its own. A rule for each of these
+//! sets looks up that many bits of the source, as ipset does internally. Ranges may overlap, and a
+//! changed range is one element.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,9 +15,9 @@ use proxy::{IpFamily, Protocol};
 
 use crate::sets::{Member, Set, SetKind};
 
-/// Set of addresses to which this node may not open connections. No nftables expression asks IPVS.
-/// But packets from the node to a load-balancer address have that address as their source until
-/// IPVS takes them.
+/// Set of addresses to which this node may not open connections. nftables has no expression for
+/// IPVS connections. But a packet from the node to a load-balancer address has that address as its
+/// source until IPVS handles the packet.
 pub(crate) const FORBIDDEN: &str = "KUBE-IPVS-OUT-FILTER";
 
 /// Returns the length of an address in bytes.
@@ -27,14 +28,14 @@ pub(super) const fn address_len(family: IpFamily) -> u32 {
     }
 }
 
-/// Place of a member: the name of its set, and its key.
+/// Location of a member: the name of its set, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SetKey {
     pub(crate) set: Name,
     pub(crate) key: Bytes,
 }
 
-/// Returns the place of a member.
+/// Returns the set and key of a member.
 pub(crate) fn place(set: Set, member: &Member, family: IpFamily) -> SetKey {
     let key = Concatenation::new();
     let name = || Name::from(set.name(family));
@@ -65,15 +66,15 @@ pub(crate) fn prefix_set(set: Set, prefix: u8, family: IpFamily) -> Name {
     format!("{}-{prefix}", set.name(family)).into()
 }
 
-/// Returns the set that a kernel set is, or is a part of.
+/// Returns the set that a kernel set represents, completely or for one prefix length.
 pub(crate) fn is_of(name: &str, family: IpFamily) -> Option<Set> {
     Set::by_name(name, family).or_else(|| prefix_of(name, family).map(|_| PREFIXED))
 }
 
-/// The set that is split by prefix length.
+/// The set that nftables splits by prefix length.
 const PREFIXED: Set = Set::LoadBalancerSourceCidr;
 
-/// Returns the prefix length of a set's members, if it has one.
+/// Returns the prefix length of a set's members, or `None` for a set without prefix lengths.
 fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
     let number = name
         .strip_prefix(&*PREFIXED.name(family))?
@@ -82,13 +83,13 @@ fn prefix_of(name: &str, family: IpFamily) -> Option<u8> {
     (u32::from(prefix) <= address_len(family) * 8 && number == prefix.to_string()).then_some(prefix)
 }
 
-/// Returns the definition of an empty set under upstream's name; `None` for ranges, whose sets come
-/// with their members.
+/// Returns the definition of an empty set under upstream's name. Returns `None` for source ranges,
+/// whose sets are created with their members.
 pub(crate) fn definition(set: Set, family: IpFamily) -> Option<nftables_netlink::Set> {
     (set != PREFIXED).then(|| made(set.name(family).into(), types(set, family), set.comment()))
 }
 
-/// Returns the definition of any set of the table, by name.
+/// Returns the definition of a set of the table by its name.
 pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_netlink::Set> {
     if name == FORBIDDEN {
         let address = address_type(family);
@@ -103,7 +104,7 @@ pub(crate) fn definition_of(name: &str, family: IpFamily) -> Option<nftables_net
 fn made(name: Name, key: Vec<DataType>, comment: &str) -> nftables_netlink::Set {
     nftables_netlink::Set {
         comment: Some(comment.into()),
-        // The set grows by itself.
+        // The kernel grows the set.
         ..nftables_netlink::Set::new(name, key, nftables_netlink::SetKind::Set)
     }
 }
@@ -121,8 +122,8 @@ fn types(set: Set, family: IpFamily) -> Vec<DataType> {
     }
 }
 
-/// Parses an element of the named set as a member; `None` for an element that this proxy cannot
-/// express, and so cannot have written.
+/// Parses an element of the named set as a member. Returns `None` for an element that this proxy
+/// cannot express and so cannot have written.
 pub(crate) fn member(name: &str, key: &[u8], family: IpFamily) -> Option<(Set, Member)> {
     let set = is_of(name, family)?;
     let mut key = Key { rest: key, family };
@@ -226,7 +227,7 @@ mod tests {
             None
         );
         assert_eq!(is_of("OTHERS", IpFamily::V4), None);
-        // A key that is too short, and a protocol that no Service has.
+        // The first key is too short. The second has a protocol that no Service has.
         assert_eq!(member("KUBE-CLUSTER-IP", &[10, 0, 0], IpFamily::V4), None);
         let icmp = [10, 0, 0, 1, 1, 0, 0, 0, 0, 80, 0, 0];
         assert_eq!(member("KUBE-CLUSTER-IP", &icmp, IpFamily::V4), None);

@@ -1,15 +1,16 @@
 //! The link `kube-ipvs0`, the service addresses on it, and the other addresses of this node, over
 //! rtnetlink.
 //!
-//! The link is a dummy that is down: an address on it is still local to this node, and is announced
-//! to no other host. Like upstream, this proxy accepts a link of that name but another type. The
-//! kernel makes an address local by a route of type local. With [`VipMode::Route`] only that route
-//! exists, in the same table, with a protocol number that distinguishes it from the kernel's. The
-//! link must be ready for routes: IPv6 routes need it up, and IPv4 routes are removed with its last
-//! IPv4 address, so it keeps one without a use ([`ANCHOR`]).
+//! The link is a dummy that stays down. An address on it is still local to this node, and is not
+//! announced to other hosts. Like upstream, this proxy accepts a link of that name with another
+//! type. The kernel makes an address local by a route of type local. With [`VipMode::Route`], only
+//! that route exists, in the same table. Its protocol number distinguishes it from the kernel's
+//! routes. The link must be ready for routes: IPv6 routes need the link up. The kernel removes IPv4
+//! routes with the link's last IPv4 address, so the link keeps one otherwise unused address
+//! ([`ANCHOR`]).
 //!
-//! With very many addresses, one such route exists beside them ([`LANDMARK`]). Without it, the
-//! kernel searches a chain of all addresses for each incoming packet.
+//! With very many addresses, the link has one additional local route ([`LANDMARK`]). Without that
+//! route, the kernel searches a chain of all addresses for each incoming packet.
 //!
 //! Source: `net/ipv4/devinet.c`, `fib_semantics.c`, `fib_frontend.c`, `net/ipv6/addrconf.c`,
 //! `route.c`.
@@ -31,23 +32,24 @@ use crate::footprint::{ANCHOR, LINK, ROUTE_PROTOCOL};
 use crate::kernel::FoundAddresses;
 use crate::plan::{Op, Outcome};
 
-/// Local route that makes the kernel look up whether a packet's source is one of its own addresses.
-/// Without any such route it walks through a 256th of all addresses (`fib_validate_source`, where
-/// `rp_filter` is 0 and no foreign rules exist). The first such route over netlink sets
-/// `fib_has_custom_local_routes` until the network namespace ends. Like all of 127.0.0.0/8 the
-/// address is local anyway. As a route on the link it is in the dump that is read anyway, and
-/// disappears with the link.
+/// Local route that makes the kernel look up whether a packet's source is one of the node's own
+/// addresses. Without any such route, the kernel walks through a 256th of all addresses
+/// (`fib_validate_source`, if `rp_filter` is 0 and no foreign rules exist). The first such route
+/// over netlink sets `fib_has_custom_local_routes` until the network namespace ends. Like all of
+/// 127.0.0.0/8, the address is local anyway. As a route on the link, it appears in the usual dump
+/// and disappears with the link.
 const LANDMARK: Ipv4Addr = Ipv4Addr::new(127, 107, 0, 2);
 
-/// Number of addresses from which [`LANDMARK`] pays. With 2,000 the walk is cheaper, with 5,000
-/// both cost about the same, with 10,000 the walk is dearer (docs/operating.md).
+/// Number of addresses from which [`LANDMARK`] is worth its cost. With 2,000 addresses the walk is
+/// cheaper, with 5,000 both cost about the same, and with 10,000 the route is cheaper
+/// (docs/operating.md).
 const LANDMARK_FROM: usize = 4_096;
 
-/// Number of IPv6 addresses that can be bound again within some hundredths of a second. The time
-/// grows with the square (`netlink-batch/examples/address_cost.rs`).
+/// Number of IPv6 addresses that the kernel can bind again within some hundredths of a second. The
+/// time grows with the square (`netlink-batch/examples/address_cost.rs`).
 const SOON_BOUND_ADDRESSES: usize = 1_000;
 
-/// Longest time without a new kernel route until missing ones are given up.
+/// Longest wait without a new kernel route before missing routes are given up.
 const ROUTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Links and addresses of one family.
@@ -57,15 +59,15 @@ pub(super) struct Addresses {
     family: IpFamily,
     /// Form of the service addresses.
     pub(super) vip_mode: VipMode,
-    /// Addresses on the link with another prefix length than this proxy gives. A removal must name
-    /// it.
+    /// Addresses on the link with a prefix length that this proxy does not use. A removal must name
+    /// the prefix length.
     foreign_prefixes: BTreeMap<IpAddr, u8>,
     /// True if a dump has found [`ANCHOR`].
     is_anchored: bool,
-    /// Number of addresses on the link, from the last dump and the writes since.
+    /// Number of addresses on the link, from the last dump and later writes.
     bound: usize,
     landmark: Landmark,
-    /// True if the link could not be made ready. Then addresses fail without further surprise.
+    /// True if the link could not be made ready. The failures of its addresses are then expected.
     is_link_refused: bool,
 }
 
@@ -74,7 +76,7 @@ pub(super) struct Addresses {
 enum Landmark {
     Missing,
     There,
-    /// Refused by the kernel, and logged.
+    /// The kernel refused the route, and the refusal was logged.
     Refused,
 }
 
@@ -131,8 +133,8 @@ impl Addresses {
         if let Some(link) = link {
             found.has_link = match (self.vip_mode, self.family) {
                 (VipMode::Address, _) if link.state == LinkState::Down => true,
-                // Setting the link down removes its IPv6 addresses. The lane that binds them does
-                // that.
+                // Setting the link down removes its IPv6 addresses, so the lane that binds those
+                // addresses sets it down.
                 (VipMode::Address, IpFamily::V4) => {
                     let ipv6 = self.ipv6_on(link.index)?;
                     ipv6.own.is_empty() || ipv6.of_services > 0
@@ -156,16 +158,16 @@ impl Addresses {
         Ok(found)
     }
 
-    /// Returns the destinations of local routes of one protocol on the link.
+    /// Returns the destinations of the link's local routes with one protocol number.
     fn routes(&mut self, link: u32, protocol: u8) -> Result<BTreeSet<IpAddr>, Error> {
         let routes = self.rtnetlink.local_routes(self.family.into(), protocol)?;
         let on_link = routes.iter().filter(|route| route.link == link);
         Ok(on_link.map(|route| route.address).collect())
     }
 
-    /// Waits until the kernel has routes for IPv6 addresses that lack ours: a worker adds them a
-    /// little later. An address that never gets one (marked `dadfailed`) delays others only
-    /// briefly.
+    /// Waits until the kernel has routes for IPv6 addresses that lack ours. A kernel worker adds
+    /// its routes a little later. An address without a kernel route (marked `dadfailed`) delays the
+    /// other addresses only briefly.
     fn await_kernel_routes(&mut self, link: u32) -> Result<(), Error> {
         let mut missing = usize::MAX;
         let mut deadline = Instant::now() + ROUTED_WITHIN;
@@ -185,7 +187,7 @@ impl Addresses {
         }
     }
 
-    /// Creates the link if it is missing, and makes it ready for addresses or routes.
+    /// Creates the link if the kernel lacks it, and makes it ready for addresses or routes.
     pub(super) fn create_link(&mut self) -> Outcome {
         let mut outcome = self.try_create_link();
         if outcome == Outcome::Done {
@@ -238,10 +240,10 @@ impl Addresses {
         self.rtnetlink.set_link_state(LINK, LinkState::Up)
     }
 
-    /// Sets the link down, if it is up. Service addresses are local without, and a link that is up
-    /// has an IPv6 address of its own and takes part in neighbour discovery. Its IPv6 addresses are
-    /// lost and must be bound again. If that takes long, the link stays up and loses only its own
-    /// address.
+    /// Sets the link down if it is up. Service addresses are local on a link that is down. A link
+    /// that is up gets an own IPv6 address and takes part in neighbour discovery. Setting it down
+    /// removes its IPv6 addresses, so they must be bound again. If that takes long, the link stays
+    /// up and loses only its own address.
     fn set_link_down(&mut self) -> Result<(), Error> {
         let link = self.rtnetlink.link(LINK)?;
         let Some(link) = link.filter(|link| link.state == LinkState::Up) else {
@@ -249,7 +251,8 @@ impl Addresses {
         };
         let ipv6 = self.ipv6_on(link.index)?;
         if ipv6.own.is_empty() {
-            // The link is up because service addresses were routes, which would be lost.
+            // The link is up because service addresses were routes. Setting it down would remove
+            // these routes.
             return Ok(());
         }
         if ipv6.of_services <= SOON_BOUND_ADDRESSES {
@@ -267,8 +270,8 @@ impl Addresses {
         }
     }
 
-    /// Tells the kernel to give the link no link-local address when it is set up. A kernel that
-    /// cannot gives it one, which does no harm.
+    /// Configures the link to get no link-local address when it is set up. A kernel that cannot do
+    /// so adds one, which does no harm.
     fn go_without_own_address(&mut self) {
         let none = AddressGeneration::None;
         drop(self.rtnetlink.set_address_generation(LINK, none));
@@ -315,7 +318,7 @@ impl Addresses {
         let mut batch = Batch::new();
         for op in run {
             match op {
-                // The address beside it has a route of its own to the same destination.
+                // The address in the other form has a separate route to the same destination.
                 Op::BindAddress(address) if is_route => route(*address).push_new(&mut batch),
                 Op::UnbindAddress(address) if is_route => route(*address).push_del(&mut batch),
                 Op::UnbindOtherwise(address) if !is_route => route(*address).push_del(&mut batch),
@@ -352,7 +355,8 @@ impl Addresses {
         }
     }
 
-    /// Updates the number of addresses. The next dump corrects it after a refusal.
+    /// Updates the number of addresses. If the kernel refuses a write, the next dump corrects the
+    /// number.
     fn count(&mut self, run: &[Op]) {
         let of = |wanted: fn(&Op) -> bool| run.iter().filter(|op| wanted(op)).count();
         self.bound += of(|op| matches!(op, Op::BindAddress(_)));
@@ -373,13 +377,13 @@ impl Addresses {
             _ if self.is_link_refused => {
                 refused("ENODEV, there is no link kube-ipvs0; it could not be made".to_owned())
             }
-            // Another program has just removed the link: a read will tell.
+            // Another program has just removed the link. The next read shows the state.
             _ => Outcome::Unknown,
         }
     }
 }
 
-/// Turns the reply to a request about the link into an outcome.
+/// Converts the reply to a request about the link into an outcome.
 fn judged(result: Result<(), Error>, refused: impl FnOnce(&Refusal) -> Outcome) -> Outcome {
     match result {
         Ok(()) => Outcome::Done,
@@ -389,7 +393,7 @@ fn judged(result: Result<(), Error>, refused: impl FnOnce(&Refusal) -> Outcome) 
     }
 }
 
-/// Turns a reply into the state of [`LANDMARK`]. Only speed depends on it.
+/// Converts a reply into the state of [`LANDMARK`]. The route affects only speed.
 fn landmark(reply: Option<Reply>) -> Landmark {
     match reply {
         Some(Reply::Refused(refusal)) if refusal.errno != libc::EEXIST => {

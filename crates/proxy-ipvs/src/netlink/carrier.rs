@@ -1,13 +1,13 @@
-//! Carrier of the shim: iptables with ipset, or nftables.
+//! Carrier of the shim (the rules and sets next to IPVS): iptables with ipset, or nftables.
 
 use iptables::Iptables;
 
-/// Carrier of sets and rules.
+/// Kernel interface that carries sets and rules.
 #[derive(Debug, Clone)]
 pub enum Carrier {
     /// ipset and iptables.
     Iptables(Iptables),
-    /// A table of nftables. No program is ever started.
+    /// A table of nftables. It needs no external program.
     Nftables,
 }
 

@@ -1,12 +1,13 @@
-//! Errors of a machine that cannot carry the IPVS mode.
+//! Errors of a node that cannot run the IPVS mode.
 
 use iptables::IptablesError;
 
-/// This machine cannot carry the IPVS mode. The message names the missing part and the next step.
+/// Reason why this node cannot run the IPVS mode. The message names the missing part and the next
+/// step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The kernel has no IPVS, and it could not be loaded.
+    /// The kernel has no IPVS and could not load it.
     #[error(
         "cannot use IPVS: this kernel offers none and has not loaded it; {tried}. Run `modprobe ip_vs` on the host, or boot a kernel with CONFIG_IP_VS"
     )]
@@ -17,21 +18,21 @@ pub enum OpenError {
     /// IPVS cannot be used.
     #[error("cannot use IPVS: {0}")]
     Ipvs(#[source] ipvs_netlink::Error),
-    /// ipset cannot be used: missing, or without `CAP_NET_ADMIN`.
+    /// ipset cannot be used: the kernel lacks it, or the process lacks `CAP_NET_ADMIN`.
     #[error("cannot use ipset: {0}")]
     Ipset(#[source] ipset_netlink::Error),
-    /// nftables cannot be used, or not as the shim needs it.
+    /// nftables cannot be used, or lacks a feature that the shim needs.
     #[error("cannot use nftables: {0}")]
     Nftables(String),
     /// Links and addresses cannot be read.
     #[error("cannot use rtnetlink: {0}")]
     Route(#[source] netlink_batch::Error),
-    /// The kernel has no such scheduler, and could not load it.
+    /// The kernel lacks the scheduler and could not load it.
     #[error(
         "cannot use IPVS: the kernel has no scheduler `{name}`, nor could it load one: {reason}. Run `modprobe ip_vs_{name}` on the host, or choose another --ipvs-scheduler (ipvs.scheduler)"
     )]
     Scheduler {
-        /// `--ipvs-scheduler`.
+        /// Scheduler from `--ipvs-scheduler`.
         name: String,
         /// Message of the kernel.
         reason: String,
@@ -46,17 +47,18 @@ pub enum OpenError {
     Thread(#[from] std::io::Error),
 }
 
-/// A set with the name of ours and another type.
+/// A foreign set with the name of one of our sets and another type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetInTheWay {
-    /// True if the next write replaces it by ours. If false, it stays, and ours cannot be created.
+    /// True if the next write replaces the set. If false, the set stays and blocks the creation of
+    /// ours.
     pub is_replaced: bool,
     /// Message that names the set, its type, the consequence and the next step.
     pub message: String,
 }
 
 impl OpenError {
-    /// True if the kernel has no ipset at all. Another try changes nothing.
+    /// True if the kernel has no ipset at all. A retry would fail as well.
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::Ipset(ipset_netlink::Error::NoIpset))
     }

@@ -1,8 +1,8 @@
-//! Leftovers in places that this proxy does not write: of other modes, of a run with the other
-//! backend of iptables, or with another shim.
+//! Leftovers that this proxy does not overwrite: from other modes, from the other backend of
+//! iptables, or from another shim.
 //!
-//! With a shim in nftables, iptables programs are started only to clean up, if the kernel holds
-//! chains of theirs.
+//! With a shim in nftables, iptables programs are started only to remove chains of a kube-proxy
+//! that the kernel holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,13 +24,13 @@ use crate::leftovers::{LeftoverPlace, Leftovers};
 use crate::native::TABLE;
 use crate::sets::{Member, Set};
 
-/// Longest time until the nft backend releases a set after its rules.
+/// Longest time until the nft backend releases a set after the removal of its rules.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
 /// File that exists if the kernel has ipset, built in or loaded. A request to ipset would load it.
 const IPSET: &str = "/sys/module/ip_set";
 
-/// Places to look at.
+/// Places to search for leftovers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Former<'a> {
     pub(super) family: IpFamily,
@@ -43,11 +43,11 @@ pub(super) struct Former<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Certainty {
     All,
-    /// A part is missing; the next search may find it.
+    /// A part could not be read. The next search may find it.
     Some,
 }
 
-/// Returns what is known, or searches now. An incomplete result is searched again the next time.
+/// Returns the cached result, or searches. An incomplete result is not cached.
 pub(super) fn until_known<T: Clone>(
     known: &mut Option<T>,
     look: impl FnOnce() -> (T, Certainty),
@@ -62,10 +62,10 @@ pub(super) fn until_known<T: Clone>(
     found
 }
 
-/// Treatment of a backend whose content the kernel does not tell.
+/// Treatment of an iptables backend whose content cannot be read over netlink.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IfUnknown {
-    /// Its program is started.
+    /// Start the backend's program.
     Counts,
     LeftOut,
 }
@@ -102,7 +102,7 @@ impl Former<'_> {
                 Ok(left) => {
                     drop(found.insert(LeftoverPlace::Other(other.backend()), Arc::new(left)));
                 }
-                // A backend that can never be read holds no rules for packets.
+                // A backend with a permanent read error holds no rules for packets.
                 Err(error) if !error.kind().may_pass() => {}
                 Err(error) => unknown(&format!("iptables ({})", other.backend()), &error),
             }
@@ -174,7 +174,7 @@ impl Former<'_> {
         }
     }
 
-    /// Returns the members of the sets of the shim that is not in use.
+    /// Returns the set members of the unused shim.
     pub(super) fn members(self) -> Result<BTreeMap<Set, BTreeSet<Member>>, String> {
         match self.carrier {
             Carrier::Iptables(_) => {
@@ -204,8 +204,7 @@ impl Former<'_> {
         }
     }
 
-    /// Returns backends in which the kernel holds chains of kube-proxies that no program can
-    /// remove.
+    /// Returns backends with chains of a kube-proxy that no installed program can remove.
     fn out_of_reach(self) -> Result<Vec<Backend>, IptablesError> {
         let Carrier::Nftables = self.carrier else {
             return Ok(Vec::new());
@@ -218,8 +217,7 @@ impl Former<'_> {
         Ok(held)
     }
 
-    /// Returns backends in which the kernel holds chains of kube-proxies. Starts a program only for
-    /// these.
+    /// Returns backends with chains of a kube-proxy. Starts a program only for these backends.
     fn held_backends(self) -> Result<Vec<Iptables>, IptablesError> {
         let held = self.held(IfUnknown::Counts);
         if held.is_empty() {
@@ -242,7 +240,7 @@ impl Former<'_> {
         Backend::ALL.into_iter().filter(is_held).collect()
     }
 
-    /// Returns tables of other modes in nftables, and their places.
+    /// Returns nftables tables of other modes, each with its place.
     fn tables(self) -> impl Iterator<Item = (&'static str, LeftoverPlace)> {
         let others = self.modes.iter().filter(|mode| ***mode != FOOTPRINT);
         others.flat_map(|mode| {

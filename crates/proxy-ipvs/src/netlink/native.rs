@@ -1,8 +1,8 @@
-//! Sets and rules in our own table of nftables, over netlink: one transaction for each change.
+//! Sets and rules in our own nftables table, over netlink. Each change is one transaction.
 //!
-//! The kernel applies a transaction whole or not at all. Unlike ipset, it refuses to remove an
-//! element that is missing. So a refused transaction is tried again set by set, and adds each
-//! element before it removes it. Adding an existing element changes nothing.
+//! The kernel applies a transaction as a whole or not at all. Unlike ipset, nftables refuses to
+//! remove a missing element. So a refused transaction is split by set, and each element is added
+//! before it is removed. Adding an existing element changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::plan::{Op, Outcome};
 use crate::sets::{Member, Set};
 use crate::shim::native::everything;
 
-/// Our table of one family.
+/// Our nftables table of one family.
 #[derive(Debug)]
 pub(super) struct Native {
     nftables: Nftables,
@@ -66,7 +66,7 @@ impl Native {
         self.sent
     }
 
-    /// Returns our sets. A set of another type counts as missing.
+    /// Returns our sets. A set with another type counts as missing.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.nftables = self.own.open()?;
         let family = Family::from(self.family);
@@ -88,11 +88,11 @@ impl Native {
                 .iter()
                 .filter_map(|element| Some(member(name, &element.key, self.family)?.1));
             found.members.entry(set).or_default().extend(members);
-            // The set grows by itself.
+            // The kernel grows the set.
             found.sizes.insert(set, u32::MAX);
         }
         if !found.sizes.is_empty() {
-            // Its parts appear with their members.
+            // The kernel sets of its prefix lengths are created with their members.
             let ranges = Set::LoadBalancerSourceCidr;
             found.members.entry(ranges).or_default();
             found.sizes.insert(ranges, u32::MAX);
@@ -100,9 +100,10 @@ impl Native {
         Ok(found)
     }
 
-    /// Creates sets. After a refusal, tries each one alone.
+    /// Creates sets. After a refusal, tries each set separately.
     pub(super) fn create(&mut self, run: &[Op]) -> Vec<Outcome> {
-        // Linux 5.10 silently accepts a second definition of another type, so this looks first.
+        // Linux 5.10 silently accepts a second definition with another type, so this function
+        // checks the existing sets first.
         let mut stay = self.remove_strangers();
         if stay.is_empty() {
             match self.create_together(run) {
@@ -147,7 +148,7 @@ impl Native {
         Ok(there)
     }
 
-    /// Returns sets in the way, for the operator: the next write replaces them.
+    /// Returns foreign sets with our names, for the operator. The next write replaces these sets.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let family = Family::from(self.family).name();
         let told = |KernelSet { set, .. }: KernelSet| {
@@ -166,8 +167,8 @@ impl Native {
         Ok(self.strangers()?.into_iter().map(told).collect())
     }
 
-    /// Removes [`strangers`](Self::strangers): they cannot hold our members, and ours cannot be
-    /// created beside them. Returns those that cannot be removed, with reasons.
+    /// Removes [`strangers`](Self::strangers). They cannot hold our members, and they block the
+    /// creation of our sets. Returns the sets that cannot be removed, with reasons.
     fn remove_strangers(&mut self) -> BTreeMap<Name, Failure> {
         // The next write reports a set that cannot be read.
         let there = self.strangers().unwrap_or_default();
@@ -189,9 +190,10 @@ impl Native {
         stay
     }
 
-    /// Replaces sets that rules look into. Only rules of the same table can, and the table is ours
-    /// alone. Rules in our chains are written again in the same transaction. Other rules are drift,
-    /// and so is a rule that the kernel refuses with the new set.
+    /// Replaces sets that rules match. These rules are in our table, because nftables rules match
+    /// only sets of their table. The same transaction writes the rules of our chains again. Rules
+    /// of other chains are drift and are removed. A rule that the kernel refuses with the new set
+    /// is removed as well.
     fn replace(&mut self, strangers: &[Name]) -> Result<(), Failure> {
         let read = self.read();
         let there = read.map_err(|error| Failure::Unsent(error.to_string()))?;
@@ -239,7 +241,7 @@ impl Native {
                 }
                 outcomes
             }
-            // No packet needs all of them at the same moment.
+            // No packet needs all these members at the same moment.
             Err(Failure::TooLarge(_)) if run.len() > 1 => {
                 let (first, second) = run.split_at(run.len() / 2);
                 let mut outcomes = self.apply(first);
@@ -272,7 +274,7 @@ impl Native {
         changes.collect()
     }
 
-    /// Returns the change that creates a set which appears with its members.
+    /// Returns the change that creates a set together with its members.
     fn part(&self, name: &Name) -> Option<Change> {
         let is_part = is_of(name, self.family) == Some(Set::LoadBalancerSourceCidr);
         let definition = is_part.then(|| definition_of(name, self.family))?;
@@ -302,8 +304,8 @@ impl Native {
         }
     }
 
-    /// Reads chains, rules and forbidden addresses. Asks nothing more if the ruleset is unchanged
-    /// since the last read.
+    /// Reads chains, rules and forbidden addresses. Needs a single query if the ruleset is
+    /// unchanged since the last read.
     pub(super) fn read(&mut self) -> Result<Content, Error> {
         let generation = self.nftables.generation()?;
         if let Some((of, content)) = &self.read
@@ -347,8 +349,9 @@ impl Native {
     /// Changes chains and rules from the installed ones to the wanted ones.
     pub(super) fn write_content(&mut self, wanted: &Content, installed: &Content) -> Outcome {
         if installed.activity == Activity::Dormant {
-            // The kernel takes no new base chain in a transaction that enables the table. If it
-            // refuses this one, it refuses the next as well, with a reason.
+            // The kernel accepts no new base chain in a transaction that enables the table. So one
+            // transaction enables the table first. If the kernel refuses it, the next transaction
+            // fails with the same reason.
             drop(self.commit(vec![add_table(self.family)]));
         }
         let mut written = self.commit(wanted.changes(installed, self.family));
@@ -399,11 +402,11 @@ enum Failure {
     Refused(Refusal),
     /// The kernel refused the whole transaction.
     Whole(Refusal),
-    /// It exceeds the largest buffer of the socket, and was not sent.
+    /// The transaction exceeds the socket's largest buffer, and was not sent.
     TooLarge(String),
-    /// The reply was lost; it may have been applied.
+    /// The reply was lost. The kernel may have applied the transaction.
     Unknown,
-    /// It could not be sent, or its answer not be received.
+    /// The transaction could not be sent, or its reply could not be received.
     Unsent(String),
 }
 
@@ -427,9 +430,9 @@ impl Failure {
     }
 }
 
-/// Groups writes in a row by set and direction.
+/// Groups consecutive writes by set and direction.
 fn runs(writes: &[(Set, Direction, SetKey)]) -> Vec<Run> {
-    // Members of one set here may belong to several sets in the kernel.
+    // One set here may be several sets in the kernel.
     let mut runs: Vec<Run> = Vec::new();
     for (_, direction, SetKey { set, key }) in writes {
         let element = Element::of_set(key.clone());
@@ -447,7 +450,7 @@ fn runs(writes: &[(Set, Direction, SetKey)]) -> Vec<Run> {
     runs
 }
 
-/// Reports whether a set takes the elements that this one is to hold, as many and for as long.
+/// Reports whether a kernel set has the key type, capacity and timeout of the wanted set.
 fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     let kind = |of: &nftables_netlink::Set| nftables_netlink::Set {
         type_of: None,
@@ -457,8 +460,8 @@ fn is_alike(wanted: &nftables_netlink::Set, there: &KernelSet) -> bool {
     kind(wanted) == kind(&there.set) && there.other_flags == 0
 }
 
-/// True if a set of another type may be in the way: the kernel refuses its definition, or later its
-/// elements.
+/// True if a set with another type may be in the way. The kernel refuses our definition, or later
+/// its elements.
 fn may_be_a_strangers(refusal: &Refusal) -> bool {
     matches!(
         refusal.errno,
@@ -476,8 +479,8 @@ fn is_missing(error: &Error) -> bool {
     )
 }
 
-/// Returns the members that our table holds, for a shim in ipsets that takes over; empty if there
-/// is no table.
+/// Returns the members in our nftables table, for a shim in ipsets that replaces it. Returns none
+/// if the table does not exist.
 pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>>, Error> {
     match Native::open(family, Arc::default()) {
         Ok(mut native) => Ok(native.dump()?.members),
@@ -486,8 +489,8 @@ pub(super) fn members(family: IpFamily) -> Result<BTreeMap<Set, BTreeSet<Member>
     }
 }
 
-/// Tests whether the kernel can carry the shim, by a table with a chain of each kind and a rule
-/// with each expression. The table is not committed.
+/// Tests whether the kernel can carry the shim. The test table has a chain of each kind and a rule
+/// with each expression, and is never committed.
 pub(super) fn probe(family: IpFamily) -> Result<(), String> {
     let mut nftables = Nftables::open().map_err(|error| error.to_string())?;
     let all = everything(family);

@@ -1,5 +1,5 @@
-//! Opens the kernel for the IPVS mode: loads IPVS, and checks that this machine has everything
-//! needed.
+//! Opens the kernel for the IPVS mode: loads IPVS, and checks that this node has all required
+//! parts.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(super) fn nftables_missing(error: &nftables_netlink::Error) -> OpenError {
     OpenError::Nftables(error.to_string())
 }
 
-/// Checks that the kernel has ipset, which it may load to answer.
+/// Checks that the kernel has ipset. The query may load the module.
 ///
 /// # Errors
 ///
@@ -27,7 +27,7 @@ pub fn check_ipset() -> Result<(), OpenError> {
     Ipset::open().map(drop).map_err(OpenError::Ipset)
 }
 
-/// Checks that the kernel has nftables, which it may load to answer.
+/// Checks that the kernel has nftables. The query may load the module.
 ///
 /// # Errors
 ///
@@ -38,7 +38,7 @@ pub fn check_nftables() -> Result<(), OpenError> {
 }
 
 /// Tests whether nftables can carry the shim of a family, in the network namespace of the calling
-/// thread. Nothing of the test stays.
+/// thread. Leaves no object behind.
 ///
 /// # Errors
 ///
@@ -47,9 +47,9 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), OpenError> {
     native::probe(family).map_err(OpenError::Nftables)
 }
 
-/// Loads IPVS as [`open`](super::NetlinkKernel::open) does, and sets the timeouts of idle
-/// connections, as [`set_timeouts`](super::NetlinkKernel::set_timeouts). Needs no iptables, and
-/// writes no rule.
+/// Loads IPVS like [`open`](super::NetlinkKernel::open), and sets the timeouts of idle connections
+/// like [`set_timeouts`](super::NetlinkKernel::set_timeouts). Needs no iptables, and writes no
+/// rule.
 ///
 /// # Errors
 ///
@@ -63,7 +63,7 @@ pub fn prepare(tcp: Duration, tcp_fin: Duration, udp: Duration) -> Result<(), Op
     set.map_err(OpenError::Ipvs)
 }
 
-/// Opens IPVS, with `modprobe ip_vs` if the kernel does not load it by itself.
+/// Opens IPVS. Runs `modprobe ip_vs` if the kernel does not load the module.
 pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     match Servers::open(family) {
         Err(ipvs_netlink::Error::FamilyMissing) => {
@@ -77,7 +77,7 @@ pub(super) fn open_loading(family: IpFamily) -> Result<Servers, OpenError> {
     }
 }
 
-/// Runs `modprobe ip_vs`. Returns its result in words.
+/// Runs `modprobe ip_vs` and describes the result.
 fn modprobe_ip_vs() -> String {
     let Some(modprobe) = Program::find("modprobe") else {
         return "there is no `modprobe` here".to_owned();

@@ -1,8 +1,9 @@
-//! Tests whether a kernel has all that IPVS mode's sets and rules need, before anything depends on
-//! it (`--init-only`).
+//! Tests whether a kernel supports all sets and rules of the IPVS mode, before the node depends on
+//! them (`--init-only`).
 //!
-//! A set of each type is created and destroyed. While one exists, rules name it, in a chain that no
-//! packet reaches. The kernel loads modules for them if it can; nothing of the test stays.
+//! The test creates and destroys a set of each type. While a set exists, the test writes rules that
+//! match it, in a chain that no packet reaches. The kernel loads the needed modules if it can. The
+//! test leaves no object behind.
 
 use std::time::Duration;
 
@@ -10,20 +11,20 @@ use ipset_netlink::{Definition, Family, Ipset, SetType};
 use iptables::{Field, FlowState, Iptables, IptablesError, Match, Rule, SourcePort, Table, Target};
 use proxy::IpFamily;
 
-/// Longest time until the nft backend releases a set after its rules.
+/// Longest time until the nft backend releases a set after the removal of its rules.
 const RELEASED_WITHIN: Duration = Duration::from_secs(2);
 
-/// Types of all sets.
+/// Types of the shim's sets.
 const TYPES: [SetType; 5] = [
     SetType::BitmapPort,
     SetType::HashIpPort,
     SetType::HashIpPortIp,
     SetType::HashIpPortNet,
-    // Rules name the last one.
+    // The test rules match the last set.
     SetType::HashIp,
 ];
 
-/// Returns rules with each match and target that every cluster needs, for an existing set.
+/// Returns rules for an existing set, with each match and target that every cluster needs.
 fn rules(set: &str, family: IpFamily) -> [(Table, Rule); 5] {
     const MARK: u32 = 0x4000;
     let in_set = || Match::InSet(set.to_owned().into(), &[Field::Destination]);
@@ -61,7 +62,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), ProbeError> {
         IpFamily::V6 => ("KUBE-6-PROXY-PROBE", Family::Inet6),
     };
     let mut ipset = Ipset::open()?;
-    // Rules of an interrupted test go with those of this one, but their set cannot go before.
+    // This test removes the rules of an interrupted test along with its own. Only then can the old
+    // set be destroyed.
     if ipset.destroy_released(name, RELEASED_WITHIN).is_err() {
         let empty = |table| (table, Rule::new([], Target::Return));
         iptables.try_rules(family, &[Table::Nat, Table::Filter].map(empty))?;

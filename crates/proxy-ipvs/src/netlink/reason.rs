@@ -1,10 +1,10 @@
-//! Outcomes of refused writes, in words.
+//! Descriptions of refused writes.
 
 use netlink_batch::{Error, Refusal};
 
 use crate::plan::{Fault, Outcome};
 
-/// Names of errors as manuals and the web have them.
+/// Error names as in manual pages.
 const NAMES: [(i32, &str); 19] = [
     (libc::EPERM, "EPERM"),
     (libc::ENOENT, "ENOENT"),
@@ -35,7 +35,7 @@ pub(super) fn refused(reason: String) -> Outcome {
     }
 }
 
-/// Returns a refusal of an entry that is invalid, or unknown to this kernel.
+/// Returns a refusal of an entry that is invalid or that this kernel does not support.
 pub(super) fn wrong(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -43,7 +43,7 @@ pub(super) fn wrong(reason: String) -> Outcome {
     }
 }
 
-/// Returns a refusal that shows the tables to be wrong about the kernel.
+/// Returns a refusal that contradicts the tables: the kernel differs from the recorded state.
 pub(super) fn surprise(reason: String) -> Outcome {
     Outcome::Refused {
         reason,
@@ -51,7 +51,8 @@ pub(super) fn surprise(reason: String) -> Outcome {
     }
 }
 
-/// Classifies a refusal. One about rights, memory or existing entries is not the entry's fault.
+/// Classifies a refusal. A refusal about rights, memory or existing entries is not the entry's
+/// fault.
 pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     let said = said(refusal, next);
     match refusal.errno {
@@ -64,8 +65,8 @@ pub(super) fn refused_or_wrong(refusal: &Refusal, next: &str) -> Outcome {
     }
 }
 
-/// Formats the kernel's error with its name, and `next`, the next step. Rights and memory concern
-/// every write, so their next step is known here.
+/// Formats the kernel's error with its name and the next step. `next` is used unless the error
+/// concerns rights or memory, which have a step of their own.
 pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     let next = match refusal.errno {
         libc::EPERM => "CAP_NET_ADMIN is needed: run as root, or grant it",
@@ -79,7 +80,7 @@ pub(super) fn said(refusal: &Refusal, next: &str) -> String {
     }
 }
 
-/// Returns the outcome of a write whose batch could not be sent, or got no reply.
+/// Returns the outcome of a write whose batch could not be sent or got no reply.
 pub(super) fn unsent(error: &Error) -> Outcome {
     match error {
         Error::Permission { .. } => refused(error.to_string()),

@@ -1,9 +1,10 @@
-//! Asks whether the kernel has a scheduler: the node's at the start, because every virtual server
-//! needs it; a Service's when it is first named.
+//! Tests whether the kernel has a scheduler. The node's scheduler is tested at the start, because
+//! every virtual server needs it. A Service's scheduler is tested when a Service first names it.
 //!
-//! The kernel has no list of schedulers. It loads the module when a virtual server names it. So, as
-//! upstream does, this creates a virtual server at 198.51.100.0:20000, an address for documentation
-//! (RFC 5737), and removes it. A scheduler that an existing virtual server has needs no test.
+//! The kernel has no list of schedulers. It loads a scheduler's module when a virtual server names
+//! the scheduler. So, like upstream, the test creates and removes a virtual server at
+//! 198.51.100.0:20000, an address for documentation (RFC 5737). A scheduler of an existing virtual
+//! server needs no test.
 
 use std::fs;
 use std::path::Path;
@@ -16,15 +17,15 @@ use super::error::OpenError;
 use crate::footprint::PROBE;
 use crate::server::VirtualServerKey;
 
-/// Asks the kernel for a scheduler by name (`rr`, `mh`, ...), in the network namespace of the
+/// Tests whether the kernel has a scheduler (`rr`, `mh`, ...), in the network namespace of the
 /// calling thread. The kernel loads the module if it can. Removes the virtual server of an earlier,
-/// interrupted question.
+/// interrupted test.
 ///
 /// # Errors
 ///
 /// [`OpenError::Scheduler`]: the kernel has none of this name.
 pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
-    /// Lock for the one test address: two families may ask at once.
+    /// Lock for the test address, which both families share.
     static ASKING: Mutex<()> = Mutex::new(());
     let lacking = |reason: &dyn std::fmt::Display| OpenError::Scheduler {
         name: name.to_owned(),
@@ -38,7 +39,7 @@ pub fn probe_scheduler(name: &str) -> Result<(), OpenError> {
         Reply::Refused(refusal) if refusal.errno != libc::EEXIST => {
             Err(OpenError::Ipvs(refusal.into()))
         }
-        // Another program serves at that address, so the question cannot be asked.
+        // Another program has a virtual server at the test address, so the test cannot run.
         _ => Ok(()),
     }
 }
@@ -73,7 +74,8 @@ fn execute(
     Ok(reply.unwrap_or(Reply::Unknown))
 }
 
-/// True if a virtual server has a scheduler, apart from one left by an earlier question.
+/// True if an existing virtual server has a scheduler. Ignores the virtual server of an earlier
+/// test.
 fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
     let key = ServiceKey::from(VirtualServerKey::from(PROBE));
     there
@@ -81,8 +83,8 @@ fn is_used(scheduler: Name, there: &[ServiceEntry]) -> bool {
         .any(|entry| entry.service.scheduler == scheduler && entry.service.key != key)
 }
 
-/// Looks for a scheduler without a write. Returns a clause if the kernel lacks it; `None` also if
-/// that cannot be seen, as in a container without `/lib/modules`.
+/// Looks for a scheduler without a write. Returns a clause that explains its absence. Returns
+/// `None` if the kernel has it or the absence is unclear, as in a container without `/lib/modules`.
 pub fn foresee_scheduler(name: &str) -> Option<String> {
     let there = Ipvs::open().and_then(|mut ipvs| ipvs.services()).ok()?;
     let is_used = name.parse().is_ok_and(|name| is_used(name, &there));

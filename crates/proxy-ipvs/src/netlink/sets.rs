@@ -20,7 +20,7 @@ use crate::sets::{Member, Set, SetKind};
 pub(super) struct Sets {
     ipset: Ipset,
     family: IpFamily,
-    /// Sets that could not be created. Their members fail without further surprise.
+    /// Sets that could not be created. The failures of their members are expected.
     refused: BTreeSet<Set>,
 }
 
@@ -37,8 +37,8 @@ impl Sets {
         self.ipset.sent()
     }
 
-    /// Reads our sets one by one: other programs' may be huge. A set with our name and another type
-    /// counts as missing, so that its creation reports the reason.
+    /// Reads our sets one by one, because sets of other programs may be huge. A set with our name
+    /// and another type counts as missing. Its creation then reports the reason.
     pub(super) fn dump(&mut self) -> Result<FoundSets, Error> {
         self.ipset = Ipset::open()?;
         let mut dump = FoundSets::default();
@@ -52,7 +52,7 @@ impl Sets {
             };
             if serves_as(&found.header, set, self.family) {
                 dump.sizes.insert(set, size(&found.header));
-                // An entry that this proxy cannot express was not written by it.
+                // This proxy cannot have written an entry that it cannot express.
                 let members = found.entries.iter().filter_map(member).collect();
                 dump.members.insert(set, members);
             }
@@ -60,7 +60,7 @@ impl Sets {
         Ok(dump)
     }
 
-    /// Returns sets with our names and another type. They are not removed.
+    /// Returns foreign sets with our names and another type. This proxy does not remove them.
     pub(super) fn in_the_way(&mut self) -> Result<Vec<SetInTheWay>, Error> {
         let named = |header: &Header| Set::by_name(&header.name, self.family);
         let there = self.ipset.headers()?.into_iter();
@@ -124,8 +124,8 @@ impl Sets {
         }
     }
 
-    /// Replaces a set by a larger one with the same entries. The kernel cannot resize a set beyond
-    /// its `maxelem`. It swaps two sets of one type at once, so rules never miss a member.
+    /// Replaces a set by a larger one with the same entries, because the kernel cannot resize a set
+    /// beyond its `maxelem`. The kernel swaps both sets atomically, so rules never miss a member.
     fn grow(&mut self, name: &str, wanted: &Definition) -> Result<(), Error> {
         let spare = spare(self.family);
         let entries = self.ipset.list(name)?.entries;
@@ -145,7 +145,7 @@ impl Sets {
     /// Adds and removes members.
     pub(super) fn apply(&mut self, run: &[Op]) -> Vec<Outcome> {
         let writes: Vec<_> = run.iter().filter_map(write).collect();
-        // Writes in a row to one set, in one direction, are one change.
+        // Consecutive writes to one set in one direction are one change.
         let runs: Vec<_> = writes
             .chunk_by(|one, next| (one.0, one.1) == (next.0, next.1))
             .filter_map(|writes| {
@@ -208,8 +208,8 @@ impl Sets {
     }
 }
 
-/// Returns advice for removing a set that is in the way, depending on whether a rule uses it. Our
-/// rules may: they match it by name.
+/// Returns advice for removing a set that is in the way. The advice depends on whether a rule uses
+/// the set. Our own rules may, because they match it by name.
 fn way_out(exists: &Header) -> String {
     let name = &exists.name;
     match exists.references {
@@ -222,7 +222,7 @@ fn way_out(exists: &Header) -> String {
     }
 }
 
-/// Returns the capacity of a set; a bitmap has room for every port.
+/// Returns the capacity of a set. A bitmap has room for every port.
 fn size(header: &Header) -> u32 {
     let maxelem = header.definition.and_then(|there| there.maxelem());
     maxelem.unwrap_or(u32::MAX)
@@ -241,7 +241,7 @@ fn add_failure(outcome: ipset_netlink::Outcome, set: &str) -> Option<Error> {
     }
 }
 
-/// True if a set can hold the members of our set of this name, at any size.
+/// True if a set can hold the members of our set of this name, with any capacity.
 fn serves_as(header: &Header, set: Set, family: IpFamily) -> bool {
     let size = header.definition.and_then(|there| there.maxelem());
     header.matches(&definition(set, family).with_maxelem(size.unwrap_or_default()))

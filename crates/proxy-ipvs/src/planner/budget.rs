@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Number of writes in a plan. A plan ends at the virtual server that exhausts the budget. Without
 /// a limit, the first sync of 10,000 Services with 50 endpoints would hold 100 MB of writes,
-/// messages and replies. Where the kernel is slow, as while it searches its trash of destinations,
-/// other changes would wait.
+/// messages and replies. With a slow kernel, other changes would wait, for example while it
+/// searches its trash of destinations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
@@ -14,12 +14,12 @@ impl Budget {
     const LEAST: Self = Self(64);
     /// Budget of the first plan, before the kernel's speed is known.
     pub(super) const FIRST: Self = Self(256);
-    /// Time that a plan may take; and more for each pending virtual server, because the next plan
-    /// looks at all of them.
+    /// Time limit of a plan. Each pending virtual server adds to it, because the next plan examines
+    /// all of them.
     const TIME: Duration = Duration::from_millis(10);
     const LOOK: Duration = Duration::from_micros(2);
 
-    /// True if this many writes tell the kernel's speed.
+    /// True if this number of writes suffices to measure the kernel's speed.
     pub(crate) fn tells(ops: usize) -> bool {
         ops >= Self::LEAST.0
     }
@@ -36,7 +36,8 @@ impl Budget {
         ops >= self.0
     }
 
-    /// Returns the share of a Service or a namespace. Writes beyond it come after those of others.
+    /// Returns the share of one Service or namespace. Writes beyond the share come after those of
+    /// other Services.
     pub(super) fn share(self) -> usize {
         (self.0 / 2).min(2_048)
     }
@@ -55,7 +56,7 @@ mod tests {
     fn a_plan_is_as_long_as_the_kernel_is_fast() {
         let most = Budget::MOST;
         assert!(!most.is_used_up(32_767) && most.is_used_up(32_768));
-        // 3 microseconds each, and one millisecond.
+        // At 3 microseconds per write, the time limit allows 3,333 writes.
         let fast = Budget::after(1_000, Duration::from_millis(3), 0);
         assert_eq!(fast, Budget(3_333));
         assert_eq!(
@@ -68,12 +69,13 @@ mod tests {
             Budget::after(64, Duration::from_micros(640), 0),
             Budget(1_000)
         );
-        // With very many pending entries, looking at them takes no longer than writing.
+        // With very many pending entries, the planner examines them no longer than the kernel
+        // writes.
         assert_eq!(
             Budget::after(1_000, Duration::from_millis(50), 20_000),
             Budget(1_000)
         );
-        // A few writes say little: they may have been held up.
+        // A few writes do not show the speed, because an unrelated delay may dominate.
         assert!(!Budget::tells(63) && Budget::tells(64));
     }
 }

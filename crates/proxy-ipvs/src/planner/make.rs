@@ -36,7 +36,7 @@ pub(super) fn make(
     let is_urgent = |rank: Rank| rank < Rank::Other;
     let due = of.knows(Part::Servers).then(|| tables.servers.due(of.now));
     let due = due.into_iter().flatten();
-    // Among entries that are not urgent, the plan looks only at as many as fit.
+    // Among entries that are not urgent, the plan examines only as many as it can hold.
     let is_made = |key: &VirtualServerKey| makes(tables, key) && !waits_for_rules(tables, key, of);
     let due = due.filter(|key| !is_urgent(rank(&tables.servers, key)) || is_made(key));
     let servers = sorted(due).into_iter();
@@ -61,8 +61,9 @@ pub(super) fn make(
             .then(|| changing().exempted(set, member))?
     };
     let mut members = Vec::new();
-    // The set that drops all other clients waits for the rules that admit the allowed ones. If
-    // these rules are refused, the set is still filled: closed is safer.
+    // The set that drops all other clients waits for the rules that admit the allowed clients. If
+    // the kernel refuses these rules, the set is still filled: a closed port is safer than an open
+    // one.
     let are_guards_asked = !of.are_rules_pending
         || !are_rules_under_way(tables, of)
         || !GUARDS.iter().any(|set| of.cover.uncovered.contains(set));
@@ -81,7 +82,7 @@ pub(super) fn make(
         let is_ended = |set, member: &Member| exempted(set, member).is_some();
         ended = masquerading::end_exemptions(tables, of.now, is_ended);
     }
-    // The API server and DNS always get a plan of their own, before all else.
+    // The API server and DNS always get a separate plan, before all other Services.
     let has_urgent = servers
         .first()
         .is_some_and(|((rank, _), _)| is_urgent(*rank))
@@ -90,7 +91,7 @@ pub(super) fn make(
         members.retain(|(rank, ..)| is_urgent(*rank));
         servers.retain(|((rank, _), _)| is_urgent(*rank));
     }
-    // Members that admit clients come before members that drop all others.
+    // Members that admit clients come before members that drop all other clients.
     let refuses = |set: Set| set == Set::LoadBalancerFirewall;
     members.sort_unstable_by_key(|(_, set, member)| (refuses(*set), *set, *member));
     let members = members.into_iter();
@@ -108,8 +109,8 @@ pub(super) fn make(
     Plan { ops }
 }
 
-/// Rotates each rank so that it begins behind the last virtual server. Thus one with very many
-/// changes takes turns with the others. Ranks keep their order.
+/// Rotates each rank so that it begins after the last virtual server. So a virtual server with very
+/// many changes alternates with other ones. The order of the ranks stays.
 fn begin_behind<P: PartialEq>(
     servers: &mut [(P, VirtualServerKey)],
     last: Option<VirtualServerKey>,
@@ -127,7 +128,7 @@ fn creates(op: &Op, set: Set) -> bool {
     matches!(op, Op::CreateSet(of, _) if *of == set)
 }
 
-/// True if an entry must be added to a virtual server, or changed.
+/// True if a virtual server must be created or changed, or needs more destinations.
 pub(super) fn makes(tables: &Tables, key: &VirtualServerKey) -> bool {
     let Some(wanted) = tables.servers.wanted(key) else {
         return false;
@@ -148,7 +149,7 @@ fn is_lowered(there: RealServer, wanted: RealServer) -> bool {
     there.weight > wanted.weight
 }
 
-/// Adds destinations before it lowers weights, so that there is a destination at all times.
+/// Adds destinations before it lowers weights, so the virtual server always has a destination.
 fn make_server(
     tables: &Tables,
     key: VirtualServerKey,
@@ -162,7 +163,8 @@ fn make_server(
     };
     let actual = tables.servers.actual(&key);
     if actual.is_none() && tables.foreign.stands_at(&key) {
-        // The kernel refuses it while the foreign one exists, which gets no destination of ours.
+        // The kernel refuses the virtual server while the foreign one exists. The foreign one gets
+        // no destination of ours.
         ops.push(Op::AddServer(key, wanted.properties.clone()));
         return;
     }
@@ -198,7 +200,7 @@ fn make_server(
     }
 }
 
-/// True if removals no longer wait for all additions: some additions were refused, and other
+/// True if removals need not wait for all additions: some additions were refused, and other
 /// destinations serve.
 fn goes_on_without(
     tables: &Tables,
@@ -217,8 +219,8 @@ fn goes_on_without(
         && wanted.destinations.iter().any(serves)
 }
 
-/// Reports whether a virtual server that serves nobody yet must wait for rules. One that was
-/// created in the place of a foreign one has no rules yet: no set named it.
+/// Reports whether a virtual server without destinations must wait for rules. One that replaces a
+/// foreign virtual server has no rules yet, because no set contained it.
 fn waits_for_rules(tables: &Tables, key: &VirtualServerKey, of: &Situation<'_>) -> bool {
     let serves = |there: &VirtualServer| !there.destinations.is_empty();
     if !of.are_rules_pending || tables.servers.actual(key).is_some_and(serves) {

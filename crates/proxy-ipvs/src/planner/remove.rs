@@ -1,5 +1,5 @@
-//! Plans that remove destinations and virtual servers, and afterwards the set members that proved
-//! them ours.
+//! Plans that remove destinations and virtual servers, and then the set members that proved their
+//! ownership.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -15,12 +15,12 @@ use crate::plan::{Op, Plan};
 use crate::sets::{Member, Set};
 use crate::tables::{Tables, sorted};
 
-/// Removes destinations and virtual servers, the last ones first: the kernel's trash then finds
-/// returning ones at its head (see `order` of the writes).
+/// Removes destinations and virtual servers, in descending order. The kernel then finds returning
+/// destinations at the head of its trash (see `order` of the writes).
 pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
     let mut removed_servers = Vec::new();
-    // After a lost reply it is unknown who still gets packets.
+    // After a lost reply, it is unknown which destinations still get packets.
     let due = tables.servers.due(of.now);
     let due = due.filter(|key| !tables.uncertain.contains(*key));
     let due = due.filter(|key| tables.servers.actual(key).is_some());
@@ -36,13 +36,13 @@ pub(super) fn remove(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
         };
         let address = key.address().map(|at| at.address);
         match tables.servers.wanted(&key) {
-            // The address goes first. While it is local, another process of the node would get the
-            // clients.
+            // The address is removed first. Otherwise another process of the node would get the
+            // clients' packets while the address is local.
             None if address.is_some_and(|address| is_to_be_taken_off(tables, &address)) => {}
-            // A Service that is about to be read may want it again.
+            // A Service that will be read soon may want the virtual server again.
             None if address.is_some_and(|address| of.state.is_arriving(&address)) => {}
             None => removed_servers.push(Op::RemoveServer(key)),
-            // Additions come first.
+            // Additions precede removals.
             Some(_) if makes(tables, &key) => {}
             Some(wanted) => {
                 let before = ops.len();
@@ -70,9 +70,10 @@ fn is_to_be_taken_off(tables: &Tables, address: &IpAddr) -> bool {
             || (otherwise.actual(address).is_some() && !otherwise.is_failing(address)))
 }
 
-/// Removes set members.
+/// Removes set members that proved ownership of removed virtual servers.
 pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Plan {
-    // Members that filter and masquerade stay until nothing serves there and no packet can arrive.
+    // Members that filter and masquerade stay until no virtual server uses them and no packet can
+    // arrive.
     let is_unwanted_address = |address: &IpAddr| tables.addresses.wanted(address).is_none();
     if tables.servers.due(of.now).any(|key| is_left(tables, key))
         || tables.addresses.due(of.now).any(is_unwanted_address)
@@ -81,12 +82,12 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     }
     // Virtual servers whose removal failed, by port.
     let ports: HashSet<(Protocol, u16)> = left(tables).map(|at| (at.protocol, at.port)).collect();
-    // Addresses of virtual servers that no other set names (a member was refused). The set of
-    // addresses also rejects packets, so an address that became the node's own should leave it
-    // soon.
+    // Addresses of virtual servers without other set members, because a member was refused. The set
+    // of addresses also rejects packets. So an address that became the node's own should soon leave
+    // that set.
     let unnamed = left(tables).filter(|at| !is_named(tables, *at));
     let unnamed: HashSet<IpAddr> = unnamed.map(|at| at.address).collect();
-    // True if a member still proves one of these to be ours.
+    // True if a member still proves ownership of a remaining virtual server.
     let is_evidence = |set: Set, member: &Member| match (set, *member) {
         (Set::NodePortTcp, Member::Port(port)) => ports.contains(&(Protocol::Tcp, port)),
         (Set::NodePortUdp, Member::Port(port)) => ports.contains(&(Protocol::Udp, port)),
@@ -121,10 +122,10 @@ pub(super) fn forget(tables: &Tables, budget: Budget, of: &Situation<'_>) -> Pla
     Plan { ops }
 }
 
-/// Reports whether a virtual server will be served by another set or source range that does not
-/// cover it yet. Without both members, its clients would be rejected or dropped.
+/// Reports whether a member must stay until another set or source range covers its virtual server.
+/// Otherwise the rules would reject or drop the clients in between.
 fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>) -> bool {
-    // The firewall admits no one: without its ranges, it would drop all clients.
+    // The firewall set admits no clients. Without source ranges, it would drop all of them.
     if set == Set::LoadBalancerFirewall {
         return false;
     }
@@ -148,7 +149,7 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     }
     let mut uncovered = of.cover.uncovered.iter();
     if GUARDS.contains(&set) {
-        // If rules are refused, a withdrawn range is not admitted on that account.
+        // A refusal of the rules must not keep a withdrawn range admitted.
         return are_rules_under_way(tables, of)
             && wants(Set::LoadBalancerFirewall)
             && uncovered.any(|of| GUARDS.contains(of));
@@ -156,7 +157,7 @@ fn is_taken_over(tables: &Tables, set: Set, member: &Member, of: &Situation<'_>)
     uncovered.any(|of| *of != set && wants(*of))
 }
 
-/// True if a set names a virtual server by address and port, as proof that it is ours.
+/// True if a set contains a virtual server's address and port, which proves that it is ours.
 fn is_named(tables: &Tables, at: ServiceAddress) -> bool {
     let member = Member::from(at);
     let mut sets = Set::all().filter(|set| set.marks_ownership());

@@ -13,7 +13,7 @@ use crate::tables::{Tables, sorted};
 /// Returns the next plan for the shim or leftovers.
 pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     let mut ops = Vec::new();
-    // Rules name all sets; the kernel refuses rules whose set is missing.
+    // Rules match all sets, and the kernel refuses rules with a missing set.
     let awaits_sets = of.state.look(Part::Sets).is_awaited();
     let must_wait = awaits_sets || of.cover.awaits_emptying(tables, of.now);
     if must_wait || !of.knows(Part::Rules) {
@@ -22,7 +22,7 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     if are_sets_tried(tables) && (!tables.are_served_by_another_mode() || is_all_made(tables, of)) {
         ops.extend(write_rules(tables, of.now));
     }
-    // Leftovers wait for the shim: until then, its chains may lead into them.
+    // Leftovers wait for the shim. Until then, the shim's chains may jump into them.
     if ops.is_empty() && of.claims.may_delete && tables.rules.pending_len() == 0 {
         let places = sorted(tables.leftovers.due(of.now)).into_iter();
         let places = places.filter(|place| may_go(tables, *place, of));
@@ -35,15 +35,15 @@ pub(crate) fn rules(tables: &Tables, of: &Situation<'_>) -> Plan {
     Plan { ops }
 }
 
-/// True if a place holds leftovers that neither serve nor prove anything once the shim is
-/// installed.
+/// True if a place holds leftovers that are useless once the shim is installed: they neither serve
+/// nor prove ownership.
 fn may_go(tables: &Tables, place: LeftoverPlace, of: &Situation<'_>) -> bool {
     match place {
-        // The shim has replaced it, or its process has ended.
+        // The shim has replaced the leftovers, or their process has ended.
         LeftoverPlace::Beside(_) | LeftoverPlace::Ended => true,
-        // Its rules get packets first, and serve Services that this mode does not serve yet.
+        // These rules get packets first. They serve Services that this mode does not serve yet.
         LeftoverPlace::Other(_) | LeftoverPlace::Nftables => is_all_made(tables, of),
-        // Sets of another shim prove virtual servers ours, until those are gone.
+        // Sets of another shim prove the ownership of virtual servers while those exist.
         LeftoverPlace::OwnTable | LeftoverPlace::Ipsets => {
             of.knows(Part::Servers) && of.has_taken_over && left(tables).next().is_none()
         }
@@ -57,7 +57,7 @@ fn write_rules(tables: &Tables, now: Instant) -> Option<Op> {
     Some(Op::WriteRules { wanted, installed })
 }
 
-/// True if each set exists, or could not be created: rules name them all.
+/// True if each set exists or could not be created. The rules match all sets.
 fn are_sets_tried(tables: &Tables) -> bool {
     Set::all().all(|set| tables.sets.actual(&set).is_some() || tables.sets.is_failing(&set))
 }

@@ -1,4 +1,4 @@
-//! Context of plans, and questions that several plans ask.
+//! Context of plans, and queries that several plans share.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::server::{VirtualServer, VirtualServerKey};
 use crate::sets::Set;
 use crate::tables::Tables;
 
-/// Context of a plan beside the tables.
+/// Context of a plan in addition to the tables.
 pub(crate) struct Situation<'a> {
     pub(crate) claims: &'a Claims,
     pub(crate) cover: &'a Cover,
@@ -22,7 +22,7 @@ pub(crate) struct Situation<'a> {
     pub(crate) state: &'a State,
     /// True if the rules differ from the wanted ones.
     pub(crate) are_rules_pending: bool,
-    /// True if the owners of all found virtual servers are known.
+    /// True if the owners of all virtual servers found at the start are known.
     pub(crate) has_taken_over: bool,
     /// True if no event contradicts the addresses in the tables.
     pub(crate) has_all_addresses: bool,
@@ -35,8 +35,8 @@ impl Situation<'_> {
     }
 }
 
-/// Returns the share that the next virtual server of a plan falls in. Unwanted entries count for no
-/// one.
+/// Returns the share to which the next virtual server of a plan belongs. Unwanted entries belong to
+/// no Service's share.
 pub(super) fn share<'a>(
     shares: &mut Shares<'a>,
     tables: &'a Tables,
@@ -51,7 +51,7 @@ pub(super) fn share<'a>(
     }
 }
 
-/// Returns destinations to remove, the last ones first.
+/// Returns the destinations to remove, in descending order.
 pub(super) fn gone(actual: &VirtualServer, wanted: &VirtualServer) -> Vec<Target> {
     let pairs = actual.destinations.beside(&wanted.destinations);
     let gone = pairs.filter(|(_, wanted)| wanted.is_none());
@@ -60,15 +60,15 @@ pub(super) fn gone(actual: &VirtualServer, wanted: &VirtualServer) -> Vec<Target
     gone
 }
 
-/// True if the rules only need time to become the wanted ones.
+/// True if the wanted rules are still being installed and have not been refused.
 pub(super) fn are_rules_under_way(tables: &Tables, of: &Situation<'_>) -> bool {
     of.knows(Part::Rules) && !tables.rules.is_failing(&())
 }
 
-/// Sets whose members a load balancer's firewall admits.
+/// Sets of clients that a load balancer's firewall admits.
 pub(super) const GUARDS: [Set; 2] = [Set::LoadBalancerSourceCidr, Set::LoadBalancerSourceIp];
 
-/// True if a virtual server of ours, or possibly ours after a lost reply, is unwanted.
+/// True if an unwanted virtual server is ours, or may be ours after a lost reply.
 pub(super) fn is_left(tables: &Tables, key: &VirtualServerKey) -> bool {
     tables.is_ours(key) && tables.servers.wanted(key).is_none()
 }
@@ -80,7 +80,7 @@ pub(super) fn left(tables: &Tables) -> impl Iterator<Item = ServiceAddress> {
     left.filter_map(VirtualServerKey::address)
 }
 
-/// Returns the rank of an entry. At a cold start the API server's Service comes first, then DNS.
+/// Returns the rank of an entry. At a cold start, the API server's Service ranks first, then DNS.
 pub(super) fn rank<K, V>(table: &Table<K, V, Arc<Owner>>, key: &K) -> Rank
 where
     K: Clone + Eq + std::hash::Hash,

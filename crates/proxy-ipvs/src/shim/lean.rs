@@ -45,7 +45,7 @@ impl Shim {
             (Table::Nat, POSTROUTING) => self.postrouting(config),
             (Table::Nat, "KUBE-NODE-PORT") => self.lean_node_ports(config),
             (Table::Nat, "KUBE-LOAD-BALANCER") => self.lean_load_balancers(config),
-            // Network plug-ins jump into it, too.
+            // Network plug-ins also jump into this chain.
             (Table::Nat, MARK_MASQ) => vec![Rule::new([], mark(config))],
             (Table::Filter, FORWARD) => lean_forward(config),
             (Table::Filter, "KUBE-NODE-PORT") => {
@@ -102,7 +102,8 @@ impl Shim {
         ]
     }
 
-    /// A look-up of the port is the cheapest, one of the address in the routing table the dearest.
+    /// Orders the conditions by cost: the port's look-up is the cheapest, the address's look-up in
+    /// the routing table the most expensive.
     fn lean_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.is_filled(Set::node_port(*protocol)));
@@ -121,7 +122,7 @@ impl Shim {
         filled.map(rule_of).collect()
     }
 
-    /// Covers established flows, too: one that its source range no longer admits ends.
+    /// Also covers established flows. A flow ends when its source range is no longer admitted.
     fn lean_firewall(&self) -> Vec<Rule> {
         if !self.is_filled(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -159,7 +160,7 @@ impl Shim {
         vec![Rule::new(matches, Target::Reject(self.family))]
     }
 
-    /// An empty set needs no look-up.
+    /// Matches packets outside a set. An empty set needs no look-up.
     fn unless(&self, set: Set, fields: &'static [Field]) -> Option<Match> {
         self.is_filled(set).then_some(self.not_in_set(set, fields))
     }
@@ -169,7 +170,8 @@ impl Shim {
     }
 }
 
-/// Both rules accept. Nearly all packets belong to established flows and meet one rule.
+/// Accepts forwarded packets by two rules. Nearly all packets belong to established flows and
+/// evaluate only one.
 fn lean_forward(config: &Config) -> Vec<Rule> {
     let mut chain = Vec::from(kube_rules::forward(config.masquerade_mark));
     chain.reverse();
@@ -188,7 +190,7 @@ mod tests {
     use crate::config::ShimStyle;
     use crate::rules::Rules;
 
-    /// A packet with the fields that rules can see.
+    /// A packet with the fields that rules match.
     #[derive(Debug, Clone)]
     #[allow(
         clippy::struct_excessive_bools,
@@ -201,10 +203,10 @@ mod tests {
         state: FlowState,
         is_to_local: bool,
         is_from_bridge_port: bool,
-        /// True if a Service's own address sent it.
+        /// True if the source is a Service's own address.
         is_from_cluster_ip: bool,
         is_source_in_range: bool,
-        /// Sets that hold its destination, or its destination with its source.
+        /// Sets that contain the packet's destination, alone or together with its source.
         sets: BTreeSet<Set>,
         through: Option<ServiceAddress>,
         is_marked: bool,
@@ -217,7 +219,7 @@ mod tests {
                 (Set::LoadBalancerSourceCidr | Set::LoadBalancerSourceIp, _) => {
                     self.is_source_in_range && self.sets.contains(&set)
                 }
-                // These are sets of ports of one protocol.
+                // These sets contain ports of one protocol.
                 (Set::NodePortUdp | Set::NodePortLocalUdp, _) => {
                     self.protocol == Protocol::Udp && self.sets.contains(&set)
                 }
@@ -255,7 +257,7 @@ mod tests {
         }
     }
 
-    /// Rules of a shim, and the jumps into them.
+    /// Rules of a shim, and the jumps into its chains.
     struct Made {
         chains: Vec<(Table, &'static str, Vec<Rule>)>,
         jumps: Vec<(Table, &'static str, &'static str)>,
@@ -275,13 +277,13 @@ mod tests {
             let jumps = jumps.iter().map(|jump| (jump.table, jump.from, jump.to));
             Self {
                 chains,
-                // Each jump is inserted at the head.
+                // Each jump is inserted at the head of its chain.
                 jumps: jumps.rev().collect(),
             }
         }
 
-        /// Leads a packet through one hook of a table. Returns the target that ends its way, if one
-        /// does.
+        /// Evaluates a packet in one hook of a table. Returns the target that ends the evaluation,
+        /// if any.
         fn walk(&self, hook: (Table, &str), packet: &mut Packet) -> Option<String> {
             let jumps = self.jumps.iter().filter(|jump| (jump.0, jump.1) == hook);
             jumps
@@ -289,7 +291,7 @@ mod tests {
                 .find_map(|chain| through(&self.chains, hook.0, chain, packet))
         }
 
-        /// Returns the verdict for a packet in each hook. Marks last from the first hook to the
+        /// Returns the verdict for a packet in each hook. A mark stays from the first hook to the
         /// last.
         fn verdicts(&self, packet: &Packet) -> Vec<(Option<String>, bool)> {
             let mut packet = packet.clone();
@@ -348,7 +350,7 @@ mod tests {
         Set::by_name(name, IpFamily::V4).unwrap()
     }
 
-    /// Returns kinds of destinations: sets, and whether the address is the node's.
+    /// Returns kinds of destinations: sets, and true if the address is the node's.
     fn destinations() -> Vec<(Vec<Set>, bool)> {
         use Set::*;
         let limited = [LoadBalancer, LoadBalancerFirewall, IpvsIps];
@@ -356,7 +358,7 @@ mod tests {
             (vec![], false),
             (vec![], true),
             (vec![LoopBack], false),
-            // A port that no Service exposes.
+            // The port of this packet belongs to no Service.
             (vec![IpvsIps], true),
             (vec![ClusterIp, IpvsIps], true),
             (vec![ClusterIp, LoopBack, IpvsIps], true),
@@ -369,7 +371,7 @@ mod tests {
                 vec![LoadBalancer, LoadBalancerLocal, ExternalIpLocal, IpvsIps],
                 true,
             ),
-            // An address of another interface.
+            // The address belongs to another interface.
             (vec![ExternalIp], true),
             (vec![LoadBalancer], true),
             (vec![HealthCheckNodePort], true),
@@ -387,7 +389,7 @@ mod tests {
             for is_local in [true, false] {
                 all.push((vec![port], is_local));
                 all.push((vec![port, local], is_local));
-                // A NodePort at the address of a Service.
+                // NodePort at the address of a Service.
                 all.push((vec![port, IpvsIps], is_local));
             }
         }
@@ -400,7 +402,8 @@ mod tests {
             ("10.244.1.9", "cni0", true, false),
             ("10.244.1.9", "vethab12", false, false),
             ("172.35.0.9", "eth0", false, false),
-            // The node itself: from its own address, a Service's, and localhost.
+            // Packets of the node: from its own address, from a Service's address, and from
+            // localhost.
             ("172.35.0.100", "", false, false),
             ("10.96.0.10", "", false, true),
             ("127.0.0.1", "", false, false),
@@ -462,7 +465,7 @@ mod tests {
         all.map(|[upstream, lean]| (upstream, lean)).collect()
     }
 
-    /// Compares with all sets filled, and with only a packet's own sets filled.
+    /// Compares the shims with all sets filled, and with only a packet's own sets filled.
     #[test]
     fn every_packet_gets_upstreams_verdict() {
         let everything: BTreeSet<Set> = Set::all().collect();
@@ -564,7 +567,7 @@ mod tests {
             (jumps(&back, "-D "), jumps(&back, "-I ")),
             (vec![], unused.map(str::to_owned).to_vec())
         );
-        // It leaves nothing that upstream does not know: names of chains, and jumps.
+        // The lean shim has only chains and jumps of upstream's shim.
         let [upstream, lean] = texts(&all);
         assert!(lean.jumps.is_subset(&upstream.jumps));
         assert!(lean.chains.keys().eq(upstream.chains.keys()));

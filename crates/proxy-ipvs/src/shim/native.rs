@@ -42,16 +42,16 @@ const NODE_PORT: &str = "KUBE-NODE-PORT";
 const SOURCE_RANGES: &str = "KUBE-SOURCE-RANGES-FIREWALL";
 const ACCESS: &str = "KUBE-IPVS-FILTER";
 
-/// Priority before other programs' nat chains (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`). The
-/// kernel's place of translation does not move.
+/// Priority before the nat chains of other programs (`NF_IP_PRI_NAT_DST`, `NF_IP_PRI_NAT_SRC`). The
+/// kernel's translation keeps its own priority.
 const DNAT: i32 = -101;
 const SNAT: i32 = 99;
-/// `NF_IP_PRI_FILTER`.
+/// Priority of the filter chains (`NF_IP_PRI_FILTER`).
 const FILTER: i32 = 0;
-/// Priority behind IPVS at hook input (`ip_vs_ops4`: 98 and 99) and the kernel's own translation
-/// (100).
+/// Priority after IPVS at hook input (`ip_vs_ops4`: 98 and 99) and after the kernel's own
+/// translation (100).
 const BEHIND_IPVS: i32 = 101;
-/// Priority before IPVS at hook output (-99): `NF_IP_PRI_MANGLE`.
+/// Priority before IPVS at hook output (-99), equal to `NF_IP_PRI_MANGLE`.
 const BEFORE_IPVS: i32 = -150;
 
 /// Hook of a nat chain.
@@ -118,8 +118,8 @@ impl Shim {
         in_set(self.family, TO, self.set_name(set), Sense::IsNot)
     }
 
-    /// Marks packets for masquerading, and keeps packets to service addresses from the rules of
-    /// others.
+    /// Marks packets for masquerading. Keeps packets to service addresses away from nat rules of
+    /// other programs.
     fn nat(&self, way: Way, config: &Config) -> Vec<Rule> {
         let mark = || set_mark(config.masquerade_mark);
         let keep = || keep_destination(self.family);
@@ -146,7 +146,7 @@ impl Shim {
             let why = "node ports, for masquerade purpose";
             rules.push(rule([verdict(Verdict::Goto(NODE_PORT.into()))], why));
         }
-        // Incoming packets from such an address were seen on their way out.
+        // Incoming packets from such an address have passed the output hook before.
         if way == Way::Out && !rules.is_empty() {
             let from = source(self.family, Sense::Is, &loopback(self.family));
             let why = "what the node sends from localhost is left alone";
@@ -155,8 +155,8 @@ impl Shim {
         rules
     }
 
-    /// Marks packets to cluster IPs that do not come from a local pod. The node's own packets come
-    /// by no interface.
+    /// Marks packets to cluster IPs that do not come from a local pod. The node's own packets have
+    /// no input interface.
     fn mark_cluster_ips(&self, way: Way, config: &Config) -> Option<Rule> {
         let all = || self.packet_to(Set::ClusterIp);
         let (from, to) = match &config.detector {
@@ -201,7 +201,8 @@ impl Shim {
         ]
     }
 
-    /// A look-up of the port is the cheapest, one of the address in the routing table the dearest.
+    /// Orders the conditions by cost: the port's look-up is the cheapest, the address's look-up in
+    /// the routing table the most expensive.
     fn native_node_ports(&self, config: &Config) -> Vec<Rule> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter();
         let filled = protocols.filter(|protocol| self.has(Set::node_port(*protocol)));
@@ -225,7 +226,7 @@ impl Shim {
         filled.map(rule_of).collect()
     }
 
-    /// Masquerades pods that reach themselves, and marked packets.
+    /// Masquerades marked packets, and packets of pods that connect to themselves.
     fn nat_postrouting(&self, config: &Config) -> Vec<Rule> {
         let mut rules = Vec::new();
         if self.has(Set::LoopBack) {
@@ -247,7 +248,7 @@ impl Shim {
         rules
     }
 
-    /// Covers established flows, too: one that its source range no longer admits ends.
+    /// Also covers established flows. A flow ends when its source range is no longer admitted.
     fn firewall(&self) -> Vec<Rule> {
         if !self.has(Set::LoadBalancerFirewall) {
             return Vec::new();
@@ -296,8 +297,8 @@ impl Shim {
         )]
     }
 
-    /// Protects the node's own processes: service addresses are local, so ports that no Service
-    /// exposes would reach them (k/k#72236).
+    /// Protects the node's own processes. Service addresses are local, so packets to ports of no
+    /// Service would reach these processes (k/k#72236).
     fn native_access_filter(&self) -> Vec<Rule> {
         if !self.has(Set::IpvsIps) {
             return Vec::new();
@@ -319,7 +320,7 @@ impl Shim {
             .collect();
         let checks = Set::HealthCheckNodePort;
         if self.has(checks) {
-            // As in iptables' match, a set of ports is for these protocols alone.
+            // As in iptables, a set of ports applies only to these protocols.
             rules.extend([Protocol::Tcp, Protocol::Udp].map(|protocol| {
                 let to_port = port_in_set(protocol, self.set_name(checks));
                 rule([to_port, verdict(Verdict::Return)], checks.comment())
@@ -341,7 +342,7 @@ impl Shim {
     }
 }
 
-/// Returns the names of all chains and sets that the table of a family may hold, except sets of
+/// Returns the names of all chains and sets that a family's table may contain. Excludes sets of
 /// source ranges, one for each prefix length.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let chains = everything(family).chains.into_keys();
@@ -351,7 +352,7 @@ pub fn names(family: IpFamily) -> BTreeSet<String> {
     chains.chain(sets).chain([FORBIDDEN.to_owned()]).collect()
 }
 
-/// Returns everything that the shim may ever hold.
+/// Returns the content with every chain and set that the shim may ever have.
 pub(crate) fn everything(family: IpFamily) -> Content {
     let address = family.localhost();
     let shim = Shim {

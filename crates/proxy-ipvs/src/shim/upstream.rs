@@ -1,4 +1,4 @@
-//! `--ipvs-shim=upstream`: chains, their order and their rules as upstream has them
+//! `--ipvs-shim=upstream`: the same chains, order and rules as upstream
 //! (`pkg/proxy/ipvs/proxier.go`).
 
 use iptables::{Match, Rule, SourcePort, Table, Target};
@@ -42,8 +42,8 @@ impl Shim {
         }
     }
 
-    /// nat KUBE-SERVICES: marks packets for masquerading, and accepts the other packets to service
-    /// addresses.
+    /// Renders the nat chain KUBE-SERVICES. It marks packets for masquerading, and accepts other
+    /// packets to service addresses.
     fn services(&self, config: &Config) -> Vec<Rule> {
         let mut chain = vec![Rule::new(
             [Match::Source(loopback(self.family))],
@@ -73,8 +73,8 @@ impl Shim {
         chain
     }
 
-    /// Accepts packets to external IPs that come neither from a pod behind a bridge nor from the
-    /// node, or whose address is local.
+    /// Accepts packets to external IPs with a local destination, and packets that come neither from
+    /// a pod behind a bridge nor from the node.
     fn accept_external(&self, set: Set) -> [Rule; 2] {
         let to_set = || {
             let comment = Match::comment(set.comment());
@@ -87,7 +87,8 @@ impl Shim {
         ]
     }
 
-    /// nat KUBE-POSTROUTING: masquerades marked packets, and pods that reach themselves.
+    /// Renders the nat chain KUBE-POSTROUTING. It masquerades marked packets, and packets of pods
+    /// that connect to themselves.
     pub(super) fn postrouting(&self, config: &Config) -> Vec<Rule> {
         let hairpin = Target::Masquerade(SourcePort::Kept);
         let mut chain = self.if_filled(Set::LoopBack, DST_DST_SRC, hairpin);
@@ -129,8 +130,8 @@ impl Shim {
         chain
     }
 
-    /// filter KUBE-IPVS-FILTER: service addresses are local, so ports that no Service exposes must
-    /// not reach the node's own processes (k/k#72236).
+    /// Renders the filter chain KUBE-IPVS-FILTER. Service addresses are local, so packets to ports
+    /// of no Service must not reach the node's own processes (k/k#72236).
     fn access_filter(&self) -> Vec<Rule> {
         let exposed = [
             (Set::LoadBalancer, DST_DST),

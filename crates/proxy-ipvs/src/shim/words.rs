@@ -1,4 +1,4 @@
-//! Clauses of the shim's rules, as [`Line`] writes them.
+//! Clauses of the shim's nftables rules, written by [`Line`].
 
 use ipnet::IpNet;
 use iptables::SourcePort;
@@ -6,12 +6,12 @@ use kube_rules::nft::{DESTINATION, Field, Line, SOURCE, Sense, Side};
 use nftables_netlink::{Expression, Name, Verdict};
 use proxy::{IpFamily, LocalDetector, Protocol};
 
-/// Destination, protocol, port; and with the source before them.
+/// Fields of the destination, protocol and port, and the same fields after the source.
 pub(super) use kube_rules::nft::{ADDRESS_AND_PORT as TO, CONNECTION as FROM_TO};
 
-/// Source, protocol, port of the destination.
+/// Fields of the source, protocol and destination port.
 pub(super) const BY_SOURCE: &[Field] = &[SOURCE, Field::Protocol, Field::Port];
-/// Destination, protocol, port, and sender.
+/// Fields of the destination, protocol, port and source.
 pub(super) const TO_FROM: &[Field] = &[DESTINATION, Field::Protocol, Field::Port, SOURCE];
 
 pub(super) type Clause = Vec<Expression>;
@@ -20,27 +20,28 @@ fn clause(family: IpFamily, write: impl FnOnce(Line) -> Line) -> Clause {
     write(Line::new(family)).rule().expressions
 }
 
-/// Writes a clause that is equal in both families.
+/// Writes a clause that is the same in both families.
 fn any(write: impl FnOnce(Line) -> Line) -> Clause {
     clause(IpFamily::V4, write)
 }
 
-/// `ip daddr . meta l4proto . th dport @SET`
+/// Matches address, protocol and port: `ip daddr . meta l4proto . th dport @SET`.
 pub(super) fn in_set(family: IpFamily, fields: &[Field], set: Name, sense: Sense) -> Clause {
     clause(family, |line| line.in_set(fields, sense, set))
 }
 
-/// `ip daddr @SET`
+/// Matches the destination address: `ip daddr @SET`.
 pub(super) fn address_in_set(family: IpFamily, set: Name) -> Clause {
     in_set(family, &[DESTINATION], set, Sense::Is)
 }
 
-/// `… . ip saddr & 255.255.0.0 @SET`: only the first bits of the source count.
+/// Matches destination and source prefix: `… . ip saddr & 255.255.0.0 @SET`. Only the first bits of
+/// the source count.
 pub(super) fn in_set_by_prefix(family: IpFamily, prefix: u8, set: Name) -> Clause {
     clause(family, |line| line.in_set_of_nets(TO_FROM, prefix, set))
 }
 
-/// `tcp dport @SET`
+/// Matches the destination port: `tcp dport @SET`.
 pub(super) fn port_in_set(protocol: Protocol, set: Name) -> Clause {
     any(|line| {
         line.protocol(protocol)
@@ -48,12 +49,12 @@ pub(super) fn port_in_set(protocol: Protocol, set: Name) -> Clause {
     })
 }
 
-/// `th dport != @SET`, for a known protocol.
+/// Matches other destination ports: `th dport != @SET`. The rule must match the protocol before.
 pub(super) fn port_not_in_set(set: Name) -> Clause {
     any(|line| line.in_set(&[Field::Port], Sense::IsNot, set))
 }
 
-/// `ip saddr NET`, or `ip saddr != NET`.
+/// Matches source addresses inside or outside a network: `ip saddr NET`, or `ip saddr != NET`.
 pub(super) fn source(family: IpFamily, sense: Sense, net: &IpNet) -> Clause {
     clause(family, |line| line.in_net(Side::Source, sense, *net))
 }
@@ -64,42 +65,42 @@ pub(super) fn not_local(family: IpFamily, detector: &LocalDetector) -> Clause {
     line.map_or_else(Vec::new, |line| line.rule().expressions)
 }
 
-/// `ct state new`
+/// Matches the first packet of a flow: `ct state new`.
 pub(super) fn new_flow() -> Clause {
     any(Line::new_connection)
 }
 
-/// `fib daddr type local`
+/// Matches local destination addresses: `fib daddr type local`.
 pub(super) fn to_local() -> Clause {
     any(|line| line.of_this_node(Side::Destination))
 }
 
-/// `meta mark & MARK == MARK`
+/// Matches packets with a mark: `meta mark & MARK == MARK`.
 pub(super) fn marked(mark: u32) -> Clause {
     any(|line| line.marked_whole(mark))
 }
 
-/// `meta mark set meta mark | MARK`
+/// Sets bits of the packet mark: `meta mark set meta mark | MARK`.
 pub(super) fn set_mark(mark: u32) -> Clause {
     any(|line| line.set_mark(mark))
 }
 
-/// `meta mark set meta mark ^ MARK`
+/// Inverts bits of the packet mark: `meta mark set meta mark ^ MARK`.
 pub(super) fn flip_mark(mark: u32) -> Clause {
     any(|line| line.flip_mark(mark))
 }
 
-/// `masquerade`, or `masquerade fully-random`
+/// Masquerades packets: `masquerade`, or `masquerade fully-random`.
 pub(super) fn masquerade(port: SourcePort) -> Clause {
     any(|line| line.masquerade(port))
 }
 
-/// `dnat to ip daddr`: keeps the destination, so that no later rule changes it.
+/// Translates a destination to itself, so that no later rule changes it: `dnat to ip daddr`.
 pub(super) fn keep_destination(family: IpFamily) -> Clause {
     clause(family, Line::keep_destination)
 }
 
-/// `reject`: ICMP port unreachable.
+/// Rejects packets with ICMP port unreachable: `reject`.
 pub(super) fn reject(family: IpFamily) -> Clause {
     clause(family, Line::reject)
 }

@@ -1,6 +1,6 @@
-//! A slow kernel that loses replies, while Services change and another program damages entries. In
-//! any order of these, the end is the state of a fresh start. Threads make each run different; the
-//! seed decides only the events.
+//! Tests a slow kernel that loses replies, while Services change and another program damages
+//! entries. The final state equals that of a fresh start, in any order of events. Threads make each
+//! run different. The seed decides only the events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,12 +20,12 @@ use proxy_ipvs::{
 
 use super::*;
 
-/// Number of nodes.
+/// Number of nodes, one per seed.
 const SEEDS: u64 = 20;
 /// Number of events for each node.
 const MOMENTS: u32 = 150;
 
-/// Random numbers shared by several threads.
+/// Random numbers that several threads share.
 #[derive(Clone)]
 struct Shared(Arc<Mutex<Chance>>);
 
@@ -91,7 +91,7 @@ impl Kernel for Restless {
         self.0.load_scheduler(name)
     }
 
-    /// Applies a plan in pieces, so that others run between.
+    /// Applies a plan in parts, so that other threads run in between.
     fn apply(&mut self, plan: &Plan) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let mut rest = plan.ops.as_slice();
@@ -140,7 +140,7 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
         port.node_port = Some(30_000 + u16::from(number));
     }
     if chance.is_one_in(3) {
-        // Several Services may claim it.
+        // Several Services may claim the same external IP.
         varied.external_ips = vec![[198, 51, 100, chance.small(4)].into()];
     }
     if chance.is_one_in(4) {
@@ -153,7 +153,8 @@ fn varied(at: &str, number: u8, chance: &Shared) -> Service {
     varied
 }
 
-/// Changes entries as another program would, with the kernel's notification, if it sends one.
+/// Changes entries as another program would. Sends the kernel's notification for the change, if
+/// there is one.
 fn damage(world: &mut World<Restless>, chance: &Shared) {
     let told = {
         let mut state = world.kernel.state();
@@ -192,7 +193,7 @@ fn damage(world: &mut World<Restless>, chance: &Shared) {
     }
 }
 
-/// Runs without further events; while no thread works, the clock advances.
+/// Runs without further events. While no thread works, the clock advances.
 fn calm_down(world: &mut World<Restless>, ahead: &mut Duration) {
     let began = Instant::now();
     let mut rests = 0;
@@ -262,7 +263,7 @@ fn with_shim(shim: ShimStyle, seeds: RangeInclusive<u64>) {
         }
         calm_down(&mut world, &mut ahead);
         let told = kernel.state().snapshot.bound.clone();
-        // Changes without a notification need a check.
+        // Changes without a notification are found by a check.
         for _ in 0..2 {
             world.proxier.check(world.now);
             calm_down(&mut world, &mut ahead);

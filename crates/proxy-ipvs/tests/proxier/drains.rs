@@ -1,5 +1,5 @@
-//! Draining on the strict fake kernel: which destinations drain, when they are checked, and events
-//! meanwhile.
+//! Tests draining on the strict fake kernel: draining destinations, the times of their queries, and
+//! concurrent events.
 #![allow(
     clippy::indexing_slicing,
     reason = "a step names a Service, a virtual server or a pod by its number"
@@ -16,7 +16,7 @@ use proxy_ipvs::{Config, Op, RealServer, VirtualServerKey};
 use super::support::{World, ip, server, service, slice};
 
 const WEB: &str = "10.96.0.10:80";
-/// An address that two Services claim.
+/// External address that two Services claim.
 const SHARED: &str = "198.51.100.7:80";
 
 fn at(pod: &str) -> Target {
@@ -26,7 +26,7 @@ fn at(pod: &str) -> Target {
     }
 }
 
-/// Gives a Service these endpoints, all of them on another node.
+/// Gives a Service these endpoints, all on another node.
 fn endpoints(world: &mut World, of: &str, pods: &[&str]) {
     let pods: Vec<String> = pods.iter().map(|pod| format!("{pod}@node2")).collect();
     let pods: Vec<&str> = pods.iter().map(String::as_str).collect();
@@ -61,7 +61,7 @@ fn tell_slices(world: &mut World, is_whole: bool) {
     });
 }
 
-/// A synced world in which `default/web` has these endpoints.
+/// Returns a synced world in which `default/web` has these endpoints.
 fn web(pods: &[&str]) -> World {
     let mut world = World::new();
     world.service(service("default/web", "10.96.0.10", 80));
@@ -72,7 +72,7 @@ fn web(pods: &[&str]) -> World {
     world
 }
 
-/// Two Services `default/old` and `default/new` that claim one external address.
+/// Creates a Service that claims the shared external address.
 fn claimant(world: &mut World, at: &str, cluster_ip: &str) {
     let mut claimant = service(at, cluster_ip, 80);
     claimant.external_ips = vec![ip("198.51.100.7")];
@@ -91,7 +91,8 @@ fn conflict() -> World {
     world
 }
 
-/// Lets time pass as the daemon does, from one timer to the next, and says how many writes failed.
+/// Advances the clock from one timer to the next, as the daemon does. Calls `each` with the elapsed
+/// time and the number of failed writes.
 fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Duration, usize)) {
     let started = world.now;
     loop {
@@ -107,8 +108,8 @@ fn pass(world: &mut World, lasting: Duration, mut each: impl FnMut(&World, Durat
     }
 }
 
-/// Lets time pass. Returns the milliseconds at which connections were read, and the number of
-/// virtual servers.
+/// Advances the clock. Returns the milliseconds at which connections were read, each with the
+/// number of virtual servers.
 fn looks(world: &mut World, lasting: Duration) -> Vec<(u128, usize)> {
     let mut looks = Vec::new();
     pass(world, lasting, |world, since, _| {
@@ -147,7 +148,7 @@ fn a_drain_is_queried_soon_and_then_with_back_off() {
     );
     assert_eq!(times.len(), 80, "once in eight seconds in the end");
 
-    // The last connection ends: one more check, and no timer remains.
+    // The last connection ends. One more query follows, and no timer remains.
     world.kernel.state().connections.clear();
     assert_eq!(looks(&mut world, Duration::from_mins(10)).len(), 1);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -164,7 +165,7 @@ fn a_later_drain_is_queried_soon_as_well() {
     endpoints(&mut world, "default/web", &["10.244.2.1"]);
     let times = looks(&mut world, Duration::from_secs(1));
     assert_eq!(times, [(0, 1), (250, 1), (750, 1)]);
-    // An endpoint that returns does not hasten the checks of the other.
+    // A returning endpoint does not hasten the queries of the other endpoint.
     endpoints(&mut world, "default/web", &["10.244.2.1", "10.244.2.3"]);
     assert_eq!(looks(&mut world, Duration::from_millis(700)), []);
 }
@@ -181,7 +182,7 @@ fn new_endpoints_cause_no_query() {
 #[test]
 fn the_loser_of_a_conflict_drains_nothing() {
     let mut world = conflict();
-    // Events of the loser, and an idle endpoint of the winner, do not matter.
+    // Events of the loser and an idle endpoint of the winner have no effect.
     for pods in [
         &["10.244.2.2"][..],
         &["10.244.2.2", "10.244.2.3"],
@@ -205,7 +206,8 @@ fn the_next_owner_of_an_address_drains_its_destinations() {
         world.destinations(SHARED).unwrap(),
         ["10.244.2.1:8080=0", "10.244.2.2:8080=1"]
     );
-    // The older Service returns: the other's endpoint is removed, and its own gets its weight back.
+    // The older Service returns. The other Service's endpoint is removed, and the older one's
+    // endpoint gets its weight back.
     open(&world, SHARED, "10.244.2.2", 1);
     claimant(&mut world, "default/old", "10.96.0.1");
     world.sync();
@@ -248,7 +250,7 @@ fn a_deleted_service_drains_nothing() {
     world.wait(Duration::from_mins(1));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB), None);
-    // The virtual server is created again, without the former destinations.
+    // A new virtual server with the same key does not have the former destinations.
     world.service(service("default/web", "10.96.0.10", 80));
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
@@ -266,7 +268,7 @@ fn a_change_of_the_service_leaves_its_drains_alone() {
     world.service(sticky.clone());
     world.sync();
     assert_eq!(world.written(), ["change virtual server 10.96.0.10:80/TCP"]);
-    // Another port name makes another owner.
+    // Another port name changes the owner.
     sticky.ports[0].name = "http".into();
     let mut named = slice("default/web", &["10.244.2.1@node2"]);
     named.ports[0].name = "http".into();
@@ -291,7 +293,7 @@ fn foreign_changes_of_draining_destinations_are_undone_or_accepted() {
     world.sync();
     assert_eq!(world.written(), Vec::<String>::new(), "nothing has changed");
 
-    // One destination gets a weight, one is removed, and an unwanted one is added.
+    // Another program changes a weight, removes a destination and adds an unwanted one.
     edit(&world, WEB, |destinations| {
         let real = |pod, weight| RealServer::new(at(pod)).with_weight(weight);
         *destinations = vec![
@@ -370,7 +372,7 @@ fn while_one_destination_is_refused_others_drain_and_go() {
     );
     assert!((6..=12).contains(&tries), "{tries}");
     assert_eq!(written.len(), 4, "{written:#?}");
-    // Until one of them exists, existing destinations stay.
+    // Existing destinations stay until a new one exists.
     endpoints(&mut world, "default/web", &["10.244.2.66"]);
     looks(&mut world, Duration::from_mins(2));
     assert_eq!(
@@ -444,7 +446,8 @@ fn after_a_restart_drains_wait_until_the_sources_have_told_everything() {
         world.model.apply(Event::ListComplete { kind, is_whole });
     }
     tell_slices(&mut world, false);
-    // The connections have ended, and another endpoint was removed: both stay as they are.
+    // The connections have ended, and another endpoint was removed. Both destinations stay
+    // unchanged.
     world.kernel.state().connections.clear();
     world.work();
     assert_eq!(looks(&mut world, Duration::from_hours(1)), []);
@@ -462,29 +465,30 @@ fn after_a_restart_drains_wait_until_the_sources_have_told_everything() {
     assert_eq!(world.destinations(WEB).unwrap(), ["10.244.2.1:8080=1"]);
 }
 
-// ---- histories ----
+// ---- event sequences ----
 
 const PODS: [&str; 4] = ["10.244.2.1", "10.244.2.2", "10.244.2.3", "10.244.2.4"];
-/// Two Services that claim one address, with their own addresses; the first is the older one.
+/// Two Services with separate cluster IPs that claim one address. The first Service is the older
+/// one.
 const SERVICES: [(&str, &str); 2] = [("default/old", "10.96.0.1"), ("default/new", "10.96.0.2")];
 const SERVERS: [&str; 3] = ["10.96.0.1:80", "10.96.0.2:80", SHARED];
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// A Service gets the pods of these bits as endpoints.
+    /// A Service gets the pods with these bits as endpoints.
     Endpoints(usize, u8),
     Create(usize),
     Delete(usize),
-    /// A virtual server gets so many connections to a pod.
+    /// A virtual server gets this number of connections to a pod.
     Connections(usize, usize, u32),
-    /// Milliseconds pass.
+    /// This number of milliseconds passes.
     Wait(u64),
     Resync,
     /// Another program changes a destination's weight, and a resync finds it.
     Weigh(usize, usize, u16),
     /// Another program removes a destination, and a resync finds it.
     Remove(usize, usize),
-    /// The daemon restarts; true if the sources are complete.
+    /// The daemon restarts. The flag is true if its sources are complete.
     Restart(bool),
     /// The sources become complete.
     Whole,
@@ -508,7 +512,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Objects of the API, and the node that follows them.
+/// API objects, and the node that follows them.
 struct Story {
     world: World,
     exists: [bool; 2],
@@ -594,7 +598,7 @@ impl Story {
             Step::Whole => {
                 self.is_whole = true;
                 tell_slices(&mut self.world, true);
-                // As the daemon does.
+                // The daemon also checks when its sources become complete.
                 self.world.check();
             }
             Step::LoseAcknowledgements => self.world.kernel.state().lose_acknowledgements = true,
@@ -604,7 +608,7 @@ impl Story {
     /// Returns the endpoints of each wanted virtual server.
     fn wanted(&self) -> BTreeMap<VirtualServerKey, BTreeSet<Target>> {
         let mut wanted = BTreeMap::new();
-        // The older Service comes last, and wins.
+        // The older Service comes last and wins the shared address.
         for of in [1, 0].into_iter().filter(|of| self.exists[*of]) {
             let endpoints: BTreeSet<Target> = self.pods(of).into_iter().map(at).collect();
             wanted.insert(server(SERVERS[of]), endpoints.clone());
@@ -663,8 +667,8 @@ impl Story {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Endpoints have their weight at once. Other destinations get no new connection, and lose none
-    /// of theirs. In the end no leftover and no timer remains.
+    /// Endpoints get their weight immediately. Other destinations get no new connection and lose
+    /// none. In the end, no leftover and no timer remains.
     #[test]
     fn endpoints_serve_and_leftovers_drain(steps in proptest::collection::vec(step(), 1..40)) {
         let mut story = Story::new();

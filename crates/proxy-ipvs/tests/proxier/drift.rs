@@ -1,11 +1,11 @@
-//! Changes by other programs: found by a check while events continue, or by notifications;
-//! repaired, and reported.
+//! Tests changes by other programs. A check or a notification finds them while events continue.
+//! They are repaired and reported.
 
 use proxy::Notice;
 
 use super::*;
 
-/// Runs a check, and returns the writes that repair its findings.
+/// Runs a check and returns its repairs.
 fn check(world: &mut World) -> Vec<String> {
     world.work();
     world.wait(Duration::from_mins(1));
@@ -14,7 +14,7 @@ fn check(world: &mut World) -> Vec<String> {
     world.written()
 }
 
-/// Number of drifted entries of each kind.
+/// Returns the number of drifted entries of each kind.
 fn told(drift: &proxy::Drift) -> Vec<(&'static str, usize)> {
     let kinds = drift.kinds();
     kinds.map(|(kind, of)| (kind, of.count)).collect()
@@ -23,7 +23,7 @@ fn told(drift: &proxy::Drift) -> Vec<(&'static str, usize)> {
 #[test]
 fn every_kind_of_damage_is_found_repaired_and_told() {
     type Damage = fn(&mut Snapshot) -> bool;
-    /// The damage, one write that repairs it, and the number of drifted entries.
+    /// A damage, the write that repairs it, and the number of drifted entries by kind.
     type Case = (Damage, &'static str, &'static [(&'static str, usize)]);
     let real = |it: &mut Snapshot| {
         let server = it.servers.get_mut(&server("10.96.0.10:80")).unwrap();
@@ -154,7 +154,7 @@ fn events_go_on_during_a_check_and_are_not_taken_for_drift() {
     let mut world = web();
     world.wait(Duration::from_mins(1));
     world.check();
-    // The dump is older than all of these changes.
+    // The dump precedes all of these changes.
     world.slice(slice(
         "default/web",
         &["10.244.2.5@node2", "10.244.2.6@node2"],
@@ -249,7 +249,7 @@ fn an_address_that_is_taken_away_is_back_at_once() {
     assert_eq!(world.written(), ["bind 10.96.0.10 to kube-ipvs0"]);
     assert_eq!(told(&synced.drift), [("address", 1)]);
     assert_eq!(world.work().0.dumps, 0, "nothing has to be read");
-    // An address that this proxy removes causes a notification, too.
+    // Removal of an address by this proxy also causes a notification.
     world.delete_service("default/web");
     world.sync();
     world.work();
@@ -320,7 +320,7 @@ fn only_an_address_that_is_new_or_gone_is_worth_a_look() {
 
 // ---- changes without a notification ----
 
-/// A world with one Service, and a quick check every two seconds.
+/// Returns a world with one Service and a glance at the virtual servers every two seconds.
 fn glancing(family: IpFamily) -> (World, &'static str) {
     let (address, node) = match family {
         IpFamily::V4 => ("10.96.0.10", "192.168.99.10"),
@@ -337,7 +337,7 @@ fn glancing(family: IpFamily) -> (World, &'static str) {
     (world, address)
 }
 
-/// Returns the work of this many seconds, and the writes.
+/// Returns the work and the writes of this many seconds.
 fn glances(world: &mut World, seconds: u64) -> (Work, Vec<Op>) {
     world.work();
     for _ in 0..seconds {
@@ -353,13 +353,13 @@ fn virtual_servers_that_were_all_taken_away_are_noticed_at_a_glance() {
         let (mut world, address) = glancing(family);
         let (work, _) = glances(&mut world, 20);
         assert_eq!((work.glances, work.dumps), (10, 0), "{family}");
-        // Additions and removals by this proxy are as recorded.
+        // The record follows this proxy's additions and removals.
         world.service(service("default/other", &format!("{address}1"), 80));
         world.sync();
         assert_eq!(glances(&mut world, 4).0.dumps, 0, "{family}");
         world.kernel.state().snapshot.servers.clear();
         let (work, ops) = glances(&mut world, 3);
-        // One read by the check, and one by the writing lane.
+        // The check reads once, and the writing lane reads once.
         assert_eq!((work.dumps, ops.len()), (2, 2), "{family}: {ops:?}");
         assert_eq!(glances(&mut world, 10).0.dumps, 0, "{family}");
     }
@@ -381,6 +381,7 @@ fn sets_that_are_read_again_as_they_were_made_are_no_drift() {
     world.kernel.state().snapshot.rules = Some(Rules::default());
     world.wait(Duration::from_mins(1));
     world.check();
-    // A program that flushes the rules may also flush the sets, so these are read, too.
+    // A program that flushes the rules may also flush the sets, so the proxier reads the sets as
+    // well.
     assert_eq!(told(&world.settle().drift), [("chain", 11), ("rule", 29)]);
 }

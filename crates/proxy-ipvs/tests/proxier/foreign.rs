@@ -1,4 +1,4 @@
-//! Virtual servers of other programs where Services want their own.
+//! Tests virtual servers of other programs that have the keys of wanted ones.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use proxy::{Mode as _, Protocol, Service, Target};
 
 const TAKEN: &str = "192.0.2.10:80";
 
-/// Virtual server that keepalived makes for two servers of its own.
+/// Returns a virtual server as keepalived creates it for two of its servers.
 fn of_keepalived() -> VirtualServer {
     let real = |at: &str| RealServer {
         target: Target {
@@ -47,7 +47,7 @@ fn external() -> Service {
     }
 }
 
-/// A daemon on a node where keepalived has created this virtual server.
+/// Returns a daemon on a node where keepalived has created this virtual server.
 fn started(kernel: FakeKernel, of: Service) -> World {
     let mut world = World::with(Config::default(), kernel).listed();
     world.service(of);
@@ -60,7 +60,8 @@ fn is_untouched(world: &World, at: &str) -> bool {
     state.snapshot.servers.get(&server(at)) == Some(&of_keepalived())
 }
 
-/// Reports whether a kube-proxy takes it for its own at its start or cleanup.
+/// Reports whether a kube-proxy would adopt a virtual server at its start, or remove it in a
+/// cleanup.
 fn is_said_ours(world: &World, at: &str) -> bool {
     world.kernel.state().snapshot.says_ours(&server(at))
 }
@@ -87,7 +88,7 @@ fn a_foreign_virtual_server_is_left_alone_and_named() {
         let mut sets = state.snapshot.sets.values();
         assert!(!sets.any(|members| members.contains(&named)));
     }
-    // Checks, a restart, and the deletion of the Service do not change that.
+    // Checks, a restart, and the deletion of the Service do not affect the foreign virtual server.
     world.wait(Duration::from_secs(30));
     world.check();
     assert!(world.sync().foreign.is_empty(), "told once");
@@ -101,8 +102,8 @@ fn a_foreign_virtual_server_is_left_alone_and_named() {
     assert_eq!(world.kernel.state().snapshot.servers.len(), 1);
 }
 
-/// If another program has all virtual servers, the node is as healthy as it can be. If the kernel
-/// refuses the remaining ones, it is not.
+/// A node is healthy if other programs have all missing virtual servers. It is not healthy if the
+/// kernel refuses the remaining ones.
 #[test]
 fn foreign_virtual_servers_everywhere_make_the_node_neither_late_nor_stuck() {
     let only = "10.96.0.10:80";
@@ -132,7 +133,8 @@ fn foreign_virtual_servers_everywhere_make_the_node_neither_late_nor_stuck() {
     assert_eq!(world.proxier.standing().stuck_since, None);
 }
 
-/// Nor does the refusal of the only destinations: the virtual server refuses connections.
+/// The refusal of all destinations does not make the node unhealthy either. The virtual server
+/// refuses connections.
 #[test]
 fn refused_destinations_make_the_node_neither_late_nor_stuck() {
     let kernel = kernel();
@@ -244,7 +246,7 @@ fn a_kube_proxys_virtual_server_is_adopted_by_its_endpoints_alone() {
     assert!(touched.is_empty(), "{touched:?}");
 }
 
-/// No set names a mark: only the flag shows the owner of its virtual server.
+/// No set contains a mark. Only the flag shows the owner of its virtual server.
 #[test]
 fn a_virtual_server_of_a_mark_is_foreign_unless_it_bears_our_note() {
     let kernel = kernel();
@@ -279,7 +281,7 @@ fn a_virtual_server_of_a_mark_is_foreign_unless_it_bears_our_note() {
             .collect::<Vec<_>>()
     };
     assert_eq!(marks(&world), [(of(7), of_keepalived())]);
-    // Quick checks count it, so they find nothing missing.
+    // Glances count the virtual server with a mark, so they find none missing.
     world.kernel.take_work();
     for _ in 0..5 {
         world.wait(Duration::from_secs(2));
@@ -287,7 +289,7 @@ fn a_virtual_server_of_a_mark_is_foreign_unless_it_bears_our_note() {
     }
     let (work, _) = world.kernel.take_work();
     assert_eq!((work.glances, work.dumps), (5, 0));
-    // A check finds a virtual server that another program has created since.
+    // A check finds a virtual server that another program has created in the meantime.
     let mut state = world.kernel.state();
     state.snapshot.servers.insert(of(9), ours());
     drop(state);

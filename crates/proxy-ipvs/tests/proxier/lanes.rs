@@ -1,4 +1,5 @@
-//! Independent work does not wait: not for parts of the kernel that hang, are unreadable, or slow.
+//! Tests that independent work does not wait for parts of the kernel that hang, are unreadable, or
+//! slow.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ fn kernel() -> FakeKernel {
     FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")])
 }
 
-/// A node with kernel threads that serves `default/web`.
+/// Returns a node with kernel threads that serves `default/web`.
 fn serving() -> (World<Slow>, Held) {
     let held: Held = Arc::default();
     let mut world = World::threaded(Config::default(), kernel(), &held);
@@ -89,7 +90,7 @@ fn a_first_virtual_server_waits_for_the_rules_a_little_and_no_longer() {
     world.until("the other", serves("198.51.100.7:80", 0));
 }
 
-/// Until the rules exist, any client could use the address.
+/// Until the rules exist, all clients could use the address.
 #[test]
 fn an_address_with_source_ranges_is_not_served_without_them() {
     let mut world = web();
@@ -126,7 +127,7 @@ fn a_part_that_is_unreadable_at_the_start_stops_only_its_dependents() {
     for &part in Part::ALL {
         let left = web();
         {
-            // One of a Service that was deleted meanwhile, and a foreign one.
+            // One virtual server of a Service that was deleted in the meantime, and a foreign one.
             let mut state = left.kernel.state();
             let there = state.snapshot.servers[&server("10.96.0.10:80")].clone();
             let servers = &mut state.snapshot.servers;
@@ -147,7 +148,7 @@ fn a_part_that_is_unreadable_at_the_start_stops_only_its_dependents() {
         world.work();
         let synced = world.sync();
         assert_eq!(synced.unreadable[0].part, part.name());
-        // The rules have this head start.
+        // The virtual servers wait this long for the rules.
         world.wait(Duration::from_millis(500));
         assert!(world.settle().stuck.is_some(), "{part:?}");
         let written = world.written();
@@ -162,7 +163,7 @@ fn a_part_that_is_unreadable_at_the_start_stops_only_its_dependents() {
             has_evidence,
             "{part:?}: {written:?}"
         );
-        // The part is read again without a trigger, and then everything is normal.
+        // The part is read again without a trigger, and the failure ends.
         world.kernel.state().unreadable.clear();
         world.wait(Duration::from_secs(1));
         let synced = world.settle();
@@ -249,7 +250,7 @@ fn before_destination_of(address: &str, ops: &[Op]) -> usize {
 #[test]
 fn a_change_does_not_wait_for_a_very_large_service() {
     let mut world = World::new();
-    // Its address comes after all those of the other.
+    // This Service's address sorts after all addresses of the other Service.
     world.service(service("default/web", "203.0.113.10", 80));
     world.slice(slice("default/web", &["10.244.9.1@node2"]));
     let mut large = service("tenant/large", "10.96.0.9", 80);
@@ -276,7 +277,7 @@ fn a_change_does_not_wait_for_a_very_large_service() {
 #[test]
 fn a_change_does_not_wait_for_very_many_services_of_another_namespace() {
     let mut world = World::new();
-    // Its address comes after all those of the others.
+    // This Service's address sorts after all addresses of the other Services.
     world.service(service("default/web", "203.0.113.10", 80));
     world.slice(slice("default/web", &["10.244.9.1@node2"]));
     let mut world = world.listed();
@@ -300,7 +301,7 @@ fn a_change_does_not_wait_for_very_many_services_of_another_namespace() {
 
 // ---- unknown facts about the node ----
 
-/// A node with two addresses that serves a NodePort at both.
+/// Returns a node with two addresses that serves a NodePort at both.
 fn exposed() -> World {
     let addresses = ["192.168.99.10", "192.168.99.11"].map(ip);
     let mut world = World::with(Config::default(), FakeKernel::new(IpFamily::V4, &addresses));
@@ -348,12 +349,12 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
         assert_eq!(world.sync().pending, 0);
         assert_eq!(world.written(), Vec::<String>::new());
         assert_eq!(node_ports(&world), both);
-        // They still follow their endpoints.
+        // The virtual servers still follow their endpoints.
         world.slice(slice("default/web", &["10.244.2.9@node2"]));
         world.sync();
         let weights = world.destinations("192.168.99.11:30080").unwrap();
         assert_eq!(weights, ["10.244.2.9:8080=1"]);
-        // Now the addresses are known.
+        // Now the proxier knows the node's addresses.
         world.node(Node {
             name: support::NODE.into(),
             addresses: vec![ip("192.168.99.10")],
@@ -366,7 +367,7 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
     }
 }
 
-/// Like upstream, which reads all addresses of the node in each sync.
+/// Upstream also reads all addresses of the node in each sync.
 #[test]
 fn service_addresses_in_a_network_of_node_ports_serve_them_as_they_come_and_go() {
     let mut world = World::with(
@@ -384,7 +385,7 @@ fn service_addresses_in_a_network_of_node_ports_serve_them_as_they_come_and_go()
     world.sync();
     world.work();
     assert_eq!(node_ports(&world), ["10.96.0.10:30080/TCP"]);
-    // Another Service is added and deleted.
+    // The test adds and deletes another Service.
     world.service(service("default/other", "10.96.0.20", 80));
     world.slice(slice("default/other", &PAIR));
     world.sync();
@@ -410,8 +411,7 @@ fn service_addresses_in_a_network_of_node_ports_serve_them_as_they_come_and_go()
 
 // ---- events between a call and its reply ----
 
-/// Continues long enough for a check or a repair to start.
-/// Returns the drift and the repaired Services in reports.
+/// Runs until a check or a repair could start. Returns the reported drift and repaired Services.
 fn a_while(world: &mut World<Slow>) -> Vec<String> {
     let mut told = Vec::new();
     for _ in 0..300 {
@@ -510,7 +510,7 @@ fn writes_during_a_check_are_no_drift() {
     world.service(service("default/other", "10.96.0.11", 80));
     world.slice(slice("default/other", &PAIR));
     a_while(&mut world);
-    // Written, but not booked yet.
+    // The entry is written, but not booked yet.
     assert!(
         serves("10.96.0.11:80", 2)(&world.kernel) || {
             let state = world.kernel.state();
@@ -525,8 +525,8 @@ fn writes_during_a_check_are_no_drift() {
     assert!(serves("10.96.0.11:80", 2)(&world.kernel));
 }
 
-/// The kernel lists virtual servers by position: if one is removed meanwhile, another one is
-/// skipped.
+/// The kernel lists virtual servers by position. If one is removed during the dump, the dump skips
+/// another one.
 #[test]
 fn a_virtual_server_that_a_check_has_passed_over_is_not_made_again() {
     let mut world = web();
@@ -540,8 +540,8 @@ fn a_virtual_server_that_a_check_has_passed_over_is_not_made_again() {
     assert_eq!(world.written(), Vec::<String>::new());
 }
 
-/// The node gets an address that one Service names, so that this Service is computed again before
-/// the change of other Services is known.
+/// The node gets an address that one Service has. That Service is computed again before the proxier
+/// knows the changes of other Services.
 #[test]
 fn an_address_goes_on_to_its_heir_before_anybody_is_told() {
     const OF_THE_NODE: &str = "203.0.113.9";
@@ -553,13 +553,13 @@ fn an_address_goes_on_to_its_heir_before_anybody_is_told() {
     let (shared, other) = ("203.0.113.1", "203.0.113.2");
     let now = [OF_THE_NODE];
     for (one, two, [two_then, three_then]) in [
-        // Both release the address, and the third takes it at another port.
+        // Both Services release the address, and the third claims it at another port.
         (
             [OF_THE_NODE, shared],
             [shared].as_slice(),
             [[].as_slice(), &[shared]],
         ),
-        // The second gets the address of the first, and releases one to the third.
+        // The second Service gets the first one's address, and releases another to the third.
         (
             [OF_THE_NODE, shared],
             &[shared, other],

@@ -1,5 +1,5 @@
-//! The daemon's own turns beside the largest Service that the limits allow: a change of another Service
-//! waits for one of them, and for one plan.
+//! Measures turns of the daemon's loop with the largest Service that the limits allow. A change of
+//! another Service waits for at most one turn and one plan.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,7 +14,7 @@ use super::*;
 const PORTS: u16 = 99;
 const EXTERNAL_IPS: u8 = 40;
 const ENDPOINTS: u8 = 24;
-/// The longest that another Service may wait.
+/// Longest time that a change of another Service may wait.
 const LONGEST: Duration = Duration::from_millis(100);
 
 fn port_name(number: u16) -> Arc<str> {
@@ -37,7 +37,7 @@ fn largest() -> Service {
     }
 }
 
-/// Its endpoints, with another last one in each `turn`.
+/// Returns the Service's endpoints, with another last one in each `turn`.
 fn endpoints(turn: u8) -> EndpointSlice {
     let hosts = (1..ENDPOINTS).chain([100 + turn]);
     let all: Vec<String> = hosts.map(|host| format!("10.244.2.{host}@node2")).collect();
@@ -53,7 +53,7 @@ fn endpoints(turn: u8) -> EndpointSlice {
     }
 }
 
-/// Goes on until all is written; the longest turn.
+/// Runs until no write is pending, and returns the longest turn.
 fn longest_turn(world: &mut World<Slow>) -> Duration {
     let mut longest = Duration::ZERO;
     loop {

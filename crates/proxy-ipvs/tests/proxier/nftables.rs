@@ -1,4 +1,4 @@
-//! The shim in nftables: without processes, and changes between shims.
+//! Tests the shim in nftables: it starts no processes, and other shims can replace it.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ fn no_program_is_ever_started() {
     assert_eq!(world.work(), (expected, Vec::new()));
 }
 
-/// All lookups for a packet to a cluster IP.
+/// Lists all look-ups for a packet to a cluster IP.
 #[test]
 fn rules_for_a_packet_to_a_cluster_ip() {
     let world = web();
@@ -104,7 +104,7 @@ fn rules_for_a_packet_to_a_cluster_ip() {
     );
 }
 
-/// There is a rule for each prefix length, while it has ranges.
+/// A prefix length has a rule while source ranges use it.
 #[test]
 fn source_ranges_come_and_go_by_their_prefixes() {
     let mut world = web();
@@ -127,7 +127,7 @@ fn source_ranges_come_and_go_by_their_prefixes() {
     world.service(closed);
     assert_eq!(world.sync().pending, 0);
     assert!(!asks(&world, "24") && !asks(&world, "16") && asks(&world, "8"));
-    // The node is in no range.
+    // No source range contains the node.
     let forbidden = "element 203.0.113.10:80/TCP of set KUBE-IPVS-OUT-FILTER";
     assert!(
         lines(&world).iter().any(|line| line.ends_with(forbidden)),
@@ -139,7 +139,8 @@ fn source_ranges_come_and_go_by_their_prefixes() {
     assert!(!lines(&world).iter().any(|line| line.contains("SOURCE")));
 }
 
-/// Sets and rules of iptables serve until those of nftables do. Their members count as evidence.
+/// Sets and rules of iptables serve until those of nftables do. Members of the ipsets count as
+/// evidence.
 #[test]
 fn the_shim_in_iptables_goes_once_this_one_serves() {
     let kernel = kernel();
@@ -194,7 +195,7 @@ fn the_shim_in_iptables_goes_once_this_one_serves() {
     assert!(state.snapshot.leftovers.as_ref().unwrap().is_empty());
 }
 
-/// The shim prevents translation, so the table behind it no longer serves packets.
+/// The shim prevents translation, so the lower-priority table no longer serves packets.
 #[test]
 fn the_nftables_mode_serves_until_all_is_made() {
     let kernel = kernel();

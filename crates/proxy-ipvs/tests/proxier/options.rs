@@ -5,7 +5,7 @@ use proxy::options::SCHEDULER;
 
 use super::*;
 
-/// `default/web` with this scheduler; the empty one is the node's.
+/// Returns `default/web` with this scheduler. The empty name selects the node's scheduler.
 fn with(scheduler: &str) -> Service {
     Service {
         options: ServiceOptions::read([(SCHEDULER, scheduler)].into_iter()),
@@ -28,7 +28,7 @@ fn on(kernel: FakeKernel, scheduler: &str) -> World {
     world.listed()
 }
 
-/// The schedulers of `default/web` and `default/other`, with their flags.
+/// Returns the schedulers of `default/web` and `default/other`, with their flags.
 fn schedulers(world: &World) -> [(String, u32); 2] {
     let state = world.kernel.state();
     ["10.96.0.10:80", "10.96.0.11:80"].map(|at| {
@@ -56,7 +56,7 @@ fn a_service_has_its_own_scheduler_and_others_the_nodes() {
     assert_eq!(schedulers(&world), [("sh".to_owned(), 0), rr()]);
     assert_eq!(missing(&world), [""; 0]);
     assert_eq!(world.work().0.scheduler_questions, 1);
-    // mh has a flag, as if it were the node's scheduler.
+    // The mh scheduler gets its flag, as if it were the node's scheduler.
     world.service(with("mh"));
     world.sync();
     assert_eq!(
@@ -81,7 +81,7 @@ fn a_change_is_one_write_to_the_virtual_server() {
         let there = world.destinations("10.96.0.10:80").unwrap();
         assert_eq!(there, ["10.244.1.5:8080=1", "10.244.2.5:8080=1"]);
     }
-    // A known scheduler is not looked up again.
+    // A known scheduler is not queried again.
     assert_eq!(world.work().0.scheduler_questions, 0);
 }
 
@@ -93,7 +93,7 @@ fn a_restart_finds_it_and_writes_and_asks_nothing() {
         world.work();
         let mut world = on(world.kernel, "sh");
         if is_told_early {
-            // Before the kernel was read.
+            // The kernel has not been read yet.
             let changes = world.model.take_changes();
             world.proxier.update(&world.model, &changes, world.now);
         }
@@ -113,7 +113,7 @@ fn an_invalid_scheduler_falls_back_to_the_nodes() {
     assert_eq!(world.work().0.scheduler_questions, 0);
 }
 
-/// Many Services cause one lookup, and then as few as an installation may need.
+/// Many Services cause one query. Further queries are as rare as installations of modules.
 #[test]
 fn a_scheduler_that_the_kernel_lacks_costs_a_question() {
     let mut world = named("lblc");
@@ -141,7 +141,7 @@ fn a_scheduler_that_the_kernel_lacks_costs_a_question() {
         let (work, ops) = world.work();
         assert_eq!((work.scheduler_questions, ops), (questions, vec![]));
     }
-    // Its module is installed.
+    // The scheduler's module is installed.
     world.kernel.state().schedulers.insert("lblc");
     world.wait(Duration::from_mins(2));
     world.check();
@@ -151,7 +151,7 @@ fn a_scheduler_that_the_kernel_lacks_costs_a_question() {
     assert_eq!(world.work().1.len(), 61, "each is changed in place");
 }
 
-/// For example, another program has the address of the probe.
+/// A probe fails, for example, if another program has a virtual server at its address.
 #[test]
 fn a_scheduler_that_disappears_is_given_up() {
     let mut world = named("sh");
@@ -171,14 +171,14 @@ fn a_scheduler_that_disappears_is_given_up() {
     );
     assert_eq!(world.written(), [""; 0], "it is as it was");
 
-    // After a restart it is not even tried.
+    // After a restart, the scheduler is not even tried.
     world.delete_service("default/web");
     world.sync();
     world.service(with("sh"));
     let report = world.sync();
     assert_eq!((report.pending, report.failures.len()), (0, 0));
     assert_eq!(schedulers(&world), [rr(), rr()]);
-    // No Service names it any more.
+    // No Service names the scheduler any more.
     world.service(with(""));
     world.sync();
     world.wait(Duration::from_mins(6));

@@ -1,5 +1,5 @@
-//! A node that another mode has programmed: it serves until everything is written, then its
-//! leftovers are removed.
+//! Tests a node that another mode has programmed. The other mode's rules serve until all entries
+//! are written. Then the proxier removes them.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use proxy::{Event, Mode as _, Notice};
 const SAVED: &str = include_str!("../iptables-mode/iptables-save");
 const BESIDE: LeftoverPlace = LeftoverPlace::Beside(Backend::Legacy);
 
-/// A node that upstream's iptables mode serves.
+/// Returns a node that upstream's iptables mode serves.
 fn programmed() -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     {
@@ -61,7 +61,7 @@ fn while_not_all_can_be_read_the_iptables_mode_goes_on_serving() {
     position(&order, "bind ");
     let touches = |op: &String| op.starts_with("write ") || op.contains("of the iptables mode");
     assert!(!order.iter().any(touches), "{order:#?}");
-    // It is late, but a restart would not help.
+    // The write is late, but a restart would not help.
     let standing = world.proxier.standing();
     assert!(standing.pending_since.is_some() && standing.stuck_since.is_none());
     let is_whole = true;
@@ -144,8 +144,8 @@ fn leftovers_that_no_rule_leads_to_do_not_hold_up_the_rules() {
     );
 }
 
-/// The table of the nftables mode comes before IPVS, and takes the packets of Services that IPVS
-/// does not serve yet.
+/// The table of the nftables mode precedes IPVS. It gets the packets of Services that IPVS does not
+/// serve yet.
 #[test]
 fn the_nftables_mode_serves_until_all_is_made() {
     let addresses = proxy_ipvs::Part::Addresses.name();
@@ -178,7 +178,7 @@ fn the_nftables_mode_serves_until_all_is_made() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             let has_gone = is_gone(&world.kernel);
-            // Otherwise the threads would never end.
+            // Releases the threads, which would otherwise never end.
             held.lock().unwrap().clear();
             assert!(!has_gone, "no address is bound");
         }
@@ -187,7 +187,7 @@ fn the_nftables_mode_serves_until_all_is_made() {
     }
 }
 
-/// A node that a run with the other `--ipvs-vip-mode` has programmed.
+/// Returns a node that was programmed with the other `--ipvs-vip-mode`.
 fn bound_otherwise() -> World {
     let kernel = FakeKernel::new(IpFamily::V4, &[ip("192.168.99.10")]);
     let mut world = World::with(Config::default(), kernel);
@@ -222,7 +222,8 @@ fn the_other_vip_mode_serves_until_this_one_does() {
             "bind 10.96.0.10 to kube-ipvs0".to_owned(),
             otherwise("10.96.0.10"),
             otherwise("10.96.0.11"),
-            // Its address on the link, in either form, is evidence that it is ours.
+            // The service address on the link, in either form, proves that the virtual server is
+            // ours.
             "remove virtual server 10.96.0.11:80/TCP".to_owned(),
         ]
     );

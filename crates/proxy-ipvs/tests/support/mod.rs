@@ -1,4 +1,4 @@
-//! A node on the strict fake kernel, so that a test is a short story.
+//! A node on the strict fake kernel, for short test scenarios.
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
@@ -26,24 +26,24 @@ pub(crate) const NODE: &str = "node1";
 /// Pause before a part is read again, after its last read and after a notification.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Sum of all reports until nothing is left to do at once.
+/// Sum of all reports until no immediate work remains.
 #[derive(Debug, Default)]
 pub(crate) struct Synced {
     pub(crate) written: usize,
     pub(crate) failures: Vec<Failure>,
     pub(crate) failed_restores: usize,
     pub(crate) unreadable: Vec<Unreadable>,
-    /// The names of Services, sorted.
+    /// Names of Services, sorted.
     pub(crate) settled: Vec<String>,
     pub(crate) repaired: Vec<String>,
     pub(crate) drift: Drift,
-    /// Addresses that another program has taken, with their Service port.
+    /// Addresses of foreign virtual servers, each with the Service port that wants them.
     pub(crate) foreign: Vec<String>,
     pub(crate) pending: usize,
     pub(crate) failing: usize,
-    /// Time since which nothing could be written.
+    /// Start of the time without a successful write.
     pub(crate) stuck: Option<Instant>,
-    /// A kernel thread has ended.
+    /// Report of a kernel thread that has ended.
     pub(crate) gone: Option<String>,
     conflicts: Option<Vec<Conflict>>,
 }
@@ -69,7 +69,7 @@ impl Synced {
     }
 }
 
-/// Runs the daemon's loop until nothing is left to do at once.
+/// Runs the daemon's loop until no immediate work remains.
 pub(crate) fn settle<K: Kernel>(
     proxier: &mut Proxier<K>,
     model: &Model,
@@ -129,14 +129,14 @@ pub(crate) struct World<K: Kernel = FakeKernel> {
     pub(crate) kernel: FakeKernel,
     pub(crate) proxier: Proxier<K>,
     pub(crate) now: Instant,
-    /// The winner and loser of each conflict.
+    /// Winner and loser of each conflict.
     pub(crate) conflicts: Vec<Conflict>,
     has_updated: bool,
 }
 
-/// A kernel that is read as a whole.
+/// A kernel that can be dumped completely.
 pub(crate) trait Whole: Kernel {
-    /// Reads everything of this family; `with_rules` includes the shim and the leftovers of other
+    /// Dumps all entries of this family. `with_rules` includes the shim and leftovers of other
     /// modes.
     fn dump(&mut self, with_rules: bool) -> Result<Snapshot, Unreadable> {
         let FoundAddresses {
@@ -174,7 +174,7 @@ pub(crate) fn name(text: &str) -> NamespacedName {
     NamespacedName::new(namespace, name)
 }
 
-/// `10.0.0.1:80`, TCP.
+/// Parses the key of a virtual server, with TCP by default: `10.0.0.1:80`.
 pub(crate) fn server(text: &str) -> VirtualServerKey {
     let address: std::net::SocketAddr = text.parse().unwrap();
     ServiceAddress::new(address.ip(), address.port(), Protocol::Tcp).into()
@@ -194,7 +194,7 @@ pub(crate) fn service(at: &str, cluster_ip: &str, port: u16) -> Service {
     }
 }
 
-/// A slice for port 8080 with endpoints `ADDRESS@NODE`, all ready.
+/// Returns an EndpointSlice for port 8080 with ready endpoints `ADDRESS@NODE`.
 pub(crate) fn slice(of: &str, endpoints: &[&str]) -> EndpointSlice {
     let endpoints: Vec<_> = endpoints
         .iter()
@@ -231,7 +231,7 @@ pub(crate) fn slice(of: &str, endpoints: &[&str]) -> EndpointSlice {
 }
 
 impl World {
-    /// An IPv4 node with one address and an empty kernel; nothing has been listed yet.
+    /// Creates an IPv4 node with one address, an empty kernel and no listed objects.
     pub(crate) fn new() -> Self {
         Self::with(
             Config::default(),
@@ -246,7 +246,7 @@ impl World {
 }
 
 impl World<Slow> {
-    /// Uses kernel threads, each of which stops at the held parts.
+    /// Uses kernel threads. Each thread stops at the held parts.
     pub(crate) fn threaded(config: Config, kernel: FakeKernel, held: &Held) -> Self {
         let lane = || {
             let slow = Slow(kernel.clone(), held.clone());
@@ -256,7 +256,7 @@ impl World<Slow> {
         Self::on(config, kernel, lanes)
     }
 
-    /// Runs in real time until the condition holds, and returns the duration.
+    /// Runs in real time until the condition holds. Returns the duration.
     pub(crate) fn until(&mut self, what: &str, is_so: impl Fn(&FakeKernel) -> bool) -> Duration {
         let began = Instant::now();
         while !is_so(&self.kernel) {
@@ -273,16 +273,15 @@ impl World<Slow> {
     }
 }
 
-/// Parts of the kernel whose reads or writes are held, and results that are held: `READ` or
-/// `WRITTEN`.
+/// Held parts of the kernel, whose reads or writes wait; and held results, `READ` or `WRITTEN`.
 pub(crate) type Held = Arc<Mutex<BTreeSet<&'static str>>>;
 
-/// Holds addresses that were read, before the proxier gets them.
+/// Name that holds the addresses a thread has read, before the proxier gets them.
 pub(crate) const READ: &str = "addresses have been read";
-/// Likewise holds the results of writes to virtual servers, sets, the link and addresses.
+/// Name that holds the results of writes to virtual servers, sets, the link and addresses.
 pub(crate) const WRITTEN: &str = "all but rules has been written";
 
-/// The fake kernel, for a thread that may be held.
+/// The fake kernel, for a thread that can be held.
 pub(crate) struct Slow(FakeKernel, Held);
 
 impl Slow {
@@ -373,7 +372,7 @@ impl<K: Kernel> World<K> {
         self.go_on_at(Instant::now())
     }
 
-    /// Runs one turn at this moment.
+    /// Runs one turn of the daemon's loop at `now`.
     pub(crate) fn go_on_at(&mut self, now: Instant) -> Synced {
         let mut synced = Synced::default();
         self.now = now;
@@ -389,7 +388,7 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// Applies all of these events, and does the work.
+    /// Applies these events and runs the loop.
     pub(crate) fn take_over(&mut self, changes: &Changes) -> Synced {
         let synced = read_ahead(&mut self.proxier, &self.model, self.now);
         self.proxier.update(&self.model, changes, self.now);
@@ -407,7 +406,7 @@ impl<K: Kernel> World<K> {
         self
     }
 
-    /// Starts a daemon on this kernel, with nothing listed.
+    /// Starts a daemon on this kernel, without listed objects.
     pub(crate) fn restarted(self, config: Config) -> World {
         World::with(config, self.kernel)
     }
@@ -428,13 +427,13 @@ impl<K: Kernel> World<K> {
         self.model.apply(Event::ServiceDeleted(name(at)));
     }
 
-    /// Syncs the events so far, as the daemon's loop does.
+    /// Syncs all events, as the daemon's loop does.
     pub(crate) fn sync(&mut self) -> Synced {
         let changes = self.model.take_changes();
         self.take_over(&changes)
     }
 
-    /// Continues without new events.
+    /// Runs until no immediate work remains, without new events.
     pub(crate) fn settle(&mut self) -> Synced {
         self.settle_after(Synced::default())
     }
@@ -447,7 +446,7 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// Starts a check, as once in each sync period.
+    /// Starts a check, as the daemon does once in each sync period.
     pub(crate) fn check(&mut self) {
         self.proxier.check(self.now);
     }
@@ -456,7 +455,7 @@ impl<K: Kernel> World<K> {
         self.now += duration;
     }
 
-    /// Returns the writes since the last look, as text.
+    /// Returns the writes since the last call, as text.
     pub(crate) fn written(&self) -> Vec<String> {
         self.kernel
             .take_work()
@@ -470,7 +469,7 @@ impl<K: Kernel> World<K> {
         self.kernel.take_work()
     }
 
-    /// Destinations of a virtual server with their weights: `10.244.1.5:8080=1`.
+    /// Returns the destinations of a virtual server with their weights: `10.244.1.5:8080=1`.
     pub(crate) fn destinations(&self, at: &str) -> Option<Vec<String>> {
         let state = self.kernel.state();
         let server = state.snapshot.servers.get(&server(at))?;

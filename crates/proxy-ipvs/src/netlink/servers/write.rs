@@ -13,14 +13,14 @@ use crate::server::{Properties, RealServer, VirtualServerKey};
 
 const OF_ANOTHER: &str = "its virtual server is another program's";
 
-/// A run of writes, with the function that sends a batch and returns the replies.
+/// Consecutive writes, with the function that sends a batch and returns the replies.
 pub(super) struct Writing<'a, E> {
     family: Family,
     execute: E,
     takes_notes: &'a mut bool,
-    /// Refused virtual servers. Their destinations fail without further surprise.
+    /// Refused virtual servers. The failures of their destinations are expected.
     missing: BTreeSet<VirtualServerKey>,
-    /// Virtual servers that another program created first. They get none of our destinations.
+    /// Virtual servers that another program created first. They get no destinations of ours.
     taken: BTreeSet<VirtualServerKey>,
     batch: Batch,
 }
@@ -37,8 +37,8 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         }
     }
 
-    /// Writes in the order that is cheapest for the kernel. Returns one outcome for each write, in
-    /// the given order.
+    /// Writes in the cheapest order for the kernel. Returns one outcome for each write, in the
+    /// given order.
     pub(super) fn run(&mut self, run: &[Op]) -> Vec<Outcome> {
         let mut outcomes = vec![Outcome::Unknown; run.len()];
         let mut places: Vec<(&Op, &mut Outcome)> = run.iter().zip(&mut outcomes).collect();
@@ -52,13 +52,14 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
         outcomes
     }
 
-    /// Writes one part that fits into one send.
+    /// Writes a part that fits into one send.
     fn apply(&mut self, part: &[&Op]) -> Vec<Outcome> {
         let (mut outcomes, unnoted) = self.send(part);
         if unnoted.is_empty() {
             return outcomes;
         }
-        // A note must never cost a virtual server or its destinations: try again without.
+        // A refused note must not cost a virtual server or its destinations. Try again without the
+        // note.
         *self.takes_notes = false;
         self.missing.retain(|key| !unnoted.contains(key));
         let (again, places): (Vec<&Op>, Vec<&mut Outcome>) = part
@@ -183,17 +184,17 @@ impl<E: FnMut(&Batch) -> Result<Vec<Reply>, Error>> Writing<'_, E> {
     }
 }
 
-/// Brings removals that stand in a row into the order opposite to that in which destinations are
-/// added.
+/// Sorts consecutive removals into the reverse order of additions.
 ///
-/// The kernel does not free a destination when it is removed, alone or with its virtual server: it
-/// puts it at the head of one list, for two to three minutes, and searches that from its head for
-/// each destination that is added. What returns, as after an outage, is so the first that is found:
-/// 20,000 take 0.03 s instead of 0.6, and the difference grows with the square. For those that
-/// never were there no order helps. (`ipvs-netlink/examples/trash_cost.rs`)
+/// The kernel does not free a removed destination. It inserts the destination at the head of a
+/// trash list and keeps it there for two to three minutes. For each added destination, the kernel
+/// searches the trash from its head. With this order, destinations that return after an outage are
+/// found at the head. 20,000 of them then take 0.03 s instead of 0.6 s, and the difference grows
+/// with the square. New destinations gain nothing from any order
+/// (`ipvs-netlink/examples/trash_cost.rs`).
 ///
-/// The one that is to go is searched for among its virtual server's, from the youngest: that is the
-/// first one, too.
+/// The order also speeds up the removal itself. The kernel searches a virtual server's destinations
+/// from the youngest, and this order removes the youngest first.
 fn order(writes: &mut [(&Op, &mut Outcome)]) {
     let removed = |op: &Op| match *op {
         Op::RemoveServer(key) => Some((key, None)),
@@ -210,7 +211,7 @@ fn order(writes: &mut [(&Op, &mut Outcome)]) {
     }
 }
 
-/// Returns the virtual server that a write gives a note.
+/// Returns the virtual server to which a write adds the note, if it does.
 fn noted(op: &Op) -> Option<&VirtualServerKey> {
     match op {
         Op::AddServer(key, properties) | Op::SetServer(key, properties) => {
@@ -320,10 +321,10 @@ mod tests {
     const NEW_DEST: u8 = 5;
     const DEL_DEST: u8 = 7;
 
-    /// A kernel that takes only these flags.
+    /// A kernel that accepts only these flags.
     struct Strict {
         known: u32,
-        /// Attributes of each virtual server, and its flags.
+        /// Virtual servers by their attributes, each with its flags.
         servers: Vec<(Vec<u8>, u32)>,
         sends: usize,
     }
@@ -394,7 +395,8 @@ mod tests {
         ServiceAddress::new([192, 0, 2, 1].into(), port, Protocol::Tcp).into()
     }
 
-    /// Three virtual servers, of which the second serves a NodePort, each with a destination.
+    /// Returns the writes of three virtual servers with a destination each. The second one serves a
+    /// NodePort.
     fn three() -> Vec<Op> {
         let server = |(port, flags)| {
             let key = key(port);
@@ -423,7 +425,7 @@ mod tests {
         let outcomes = apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(outcomes, vec![Outcome::Done; 6]);
         assert_eq!((kernel.flags(), kernel.sends), (vec![0; 3], 2));
-        // The note is not tried again.
+        // The proxy does not try the note again.
         assert!(!takes_notes);
         apply(&mut kernel, &mut takes_notes, &three());
         assert_eq!(kernel.sends, 3);
@@ -435,7 +437,7 @@ mod tests {
         let execute = |batch: &Batch| {
             let commands = (0..batch.len()).filter_map(|at| batch.get(at));
             let commands: Vec<u8> = commands.map(|message| message.payload[0]).collect();
-            // The first virtual server exists.
+            // The first virtual server exists already.
             let is_first = sends.is_empty();
             let reply = |at: usize| match (is_first, at) {
                 (true, 0) => refuse(libc::EEXIST),
@@ -468,13 +470,13 @@ mod tests {
         let [Op::AddServer(_, properties), Op::AddDestination(..)] = &mut ops[2..4] else {
             panic!("{ops:?}");
         };
-        // This kernel has no such flag.
+        // This kernel does not support the flag.
         properties.flags |= Properties::MH_PORT;
         kernel.known = Properties::NODE_PORT;
         let outcomes = apply(&mut kernel, &mut takes_notes, &ops);
         let refused: Vec<_> = outcomes.iter().map(|one| *one != Outcome::Done).collect();
         assert_eq!(refused, [false, false, true, true, false, false]);
-        // The second of the two does not exist.
+        // The kernel lacks the second virtual server.
         let surprises = outcomes.iter().filter(|one| {
             matches!(
                 one,
@@ -488,10 +490,10 @@ mod tests {
         assert!(takes_notes);
     }
 
-    /// A virtual server and a destination of it, as attributes.
+    /// Attributes of a virtual server and of one of its destinations.
     type Pair = (Vec<u8>, Vec<u8>);
 
-    /// Lists in which the kernel keeps destinations. It searches from the head, and inserts there.
+    /// Lists of destinations as in the kernel, which inserts at the head and searches from there.
     #[derive(Default)]
     struct Lists {
         used: Vec<Pair>,
@@ -511,7 +513,7 @@ mod tests {
                         .map(|found| found.unwrap().payload.to_vec())
                 };
                 let server = next().unwrap();
-                // A destination begins with its name: family, address, port.
+                // A destination's attributes begin with its key: family, address, port.
                 let mut pair = || (server.clone(), next().unwrap()[..36].to_vec());
                 match message.payload[0] {
                     NEW_SERVICE => {}
@@ -574,7 +576,7 @@ mod tests {
         let mut ops = three();
         let keys: Vec<_> = ops.iter().filter_map(Op::server).copied().collect();
         ops.extend([keys[0], keys[2], keys[4]].map(Op::RemoveServer));
-        // Refuses the first removal.
+        // The kernel refuses the first removal.
         let mut is_first = true;
         let execute = |batch: &Batch| {
             let messages = (0..batch.len()).filter_map(|at| batch.get(at));
@@ -586,7 +588,7 @@ mod tests {
         };
         let outcomes = run(execute, &mut true, &ops);
         let refused = outcomes.iter().position(|one| *one != Outcome::Done);
-        // The one with the highest port.
+        // The destination with the highest port comes first.
         assert_eq!(keys[2], key(30_080));
         assert_eq!(refused, Some(7));
     }
