@@ -33,8 +33,8 @@ pub(crate) struct Row {
 const REASONS: [(&str, &str); 7] = [
     (
         "A",
-        "Every service address is an address of the node, so the kernel takes it as the source of the node's own packets to it, which has to \
-         be rewritten. In iptables mode the source is the node's address from the start.",
+        "Every service address is an address of the node, so the kernel takes it as the source of the node's own packets to it. It has to be \
+         rewritten. In iptables mode the source is the node's address from the start.",
     ),
     (
         "B",
@@ -346,10 +346,10 @@ where other modes differ, and the last one why:
   do the two layouts of nftables mode (`--nftables-layout`);
 * userspace mode differs for one reason (G), with redirects by nftables and by iptables.
 
-All of it is seen with real packets by the test that holds this table
-(`integration/scenarios/tests/matrix`), and all but the flat layout follows from a kernel state that
-is upstream's of the same mode. `kube-proxy explain` says the same: the test asks it about every
-row, in every mode, for who answers and whom the endpoint sees.
+The test that holds this table (`integration/scenarios/tests/matrix`) sees all of it with real
+packets. The kernel state, except in the flat layout, is upstream's of the same mode.
+`kube-proxy explain` says the same: the test asks it about every row, in every mode, for who answers
+and whom the endpoint sees.
 
 This file is made by `cargo test -p scenarios --test matrix -- --print > docs/packet-matrix.md`; the
 test fails where it is out of date.
