@@ -1,28 +1,29 @@
-//! Predicts how long cells take, so that no cell begins that cannot end in time.
+//! Predicts the duration of cells, so that no cell starts that cannot finish in time.
 //!
-//! The figures are of a quiet machine (2 cores of 2024, User Mode Linux). Another machine, or a
-//! busy one, differs by a factor, which is learned from the cells that are done. What other
-//! kube-proxies take is guessed from upstream's 1.36, and says nothing of the machine: each has a
-//! factor of its own.
+//! The durations were measured on an idle machine (2 cores of 2024, User Mode Linux). Another
+//! machine, or a busy one, differs by a factor. The budget learns this factor from finished cells.
+//! The durations of other kube-proxies are estimates from upstream's 1.36. They do not measure the
+//! machine, so each subject has a separate factor.
 
 use std::collections::BTreeMap;
 
 use crate::schema::{Axis, Cell, FLAT, Mode, SubjectKind};
 
-/// Boot, the nodes, and the end.
+/// Seconds for booting, setting up the nodes, and shutting down.
 const AROUND: f64 = 1.6;
-/// Cells that are believed before the machine's own figures count as much.
+/// Weight of the factor 1, in seconds. After this many seconds of cells, measured durations count
+/// as much.
 const PRIOR: f64 = 60.0;
 
-/// Times that cells took, against their expected times.
+/// Measured durations of cells, compared with their expected durations.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     ours: Account,
-    /// Times by subject.
+    /// Durations by subject.
     others: BTreeMap<String, Account>,
 }
 
-/// Seconds of cells that are done.
+/// Seconds of the finished cells.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
     expected: f64,
@@ -30,7 +31,7 @@ struct Account {
 }
 
 impl Budget {
-    /// Seconds that a cell will take, as things are.
+    /// Returns the expected seconds of a cell, from the durations measured before.
     pub(crate) fn expected(&self, cell: &Cell) -> f64 {
         let account = if cell.subject.kind.is_other() {
             self.others.get(&cell.subject.name).unwrap_or(&self.ours)
@@ -40,7 +41,7 @@ impl Budget {
         seconds(cell) * (PRIOR + account.took) / (PRIOR + account.expected)
     }
 
-    /// Takes account of a cell that is done.
+    /// Records the duration of a finished cell.
     pub(crate) fn learn(&mut self, cell: &Cell, took_s: f64) {
         let account = if cell.subject.kind.is_other() {
             let name = cell.subject.name.clone();
@@ -53,7 +54,7 @@ impl Budget {
     }
 }
 
-/// Seconds that a cell takes on a quiet machine.
+/// Returns the seconds that a cell takes on an idle machine.
 pub(crate) fn seconds(cell: &Cell) -> f64 {
     let services = f64::from(cell.size.services) / 1e4;
     let mode = match &cell.subject.kind {
@@ -73,8 +74,8 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Restart => 0.7 + start * if is_iptables { 1.6 } else { 0.4 },
         Axis::Add => 5.5 + if is_iptables { 22.0 * services } else { 0.5 },
         Axis::Change if mode.is_none() => 0.2,
-        // Until a sixth of the limit is over, a quarter of that before it counts, and ten changes
-        // at least.
+        // The changes take a sixth of the limit. The warm-up takes a quarter of that. At least ten
+        // changes are made.
         Axis::Change if cell.subject.kind.is_other() => {
             5.5 + limit / f64::from(cell.patience()) / 5.0 + 10.0 * services
         }
@@ -89,8 +90,8 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
         Axis::Delete => 5.5 + 8.0 * services,
         #[allow(clippy::cast_precision_loss, reason = "a few minutes")]
         Axis::Idle => 5.5 + cell.idle_s as f64,
-        // Two storms of ten seconds and what it takes until all is well again, and some quiet after
-        // everything.
+        // Two storms of ten seconds, the recovery after each, and a quiet period after every
+        // occasion.
         Axis::Api => 65.0,
         // The kernel walks all rules for each packet.
         Axis::First if is_iptables => 1.3 + services * services,
@@ -101,28 +102,29 @@ pub(crate) fn seconds(cell: &Cell) -> f64 {
     };
     let all = AROUND + start + rest;
     if cell.is_counting {
-        // strace, and the wait until it is calm.
+        // strace, and the wait until the subject is calm.
         all * 1.5 + 3.5
     } else {
         all
     }
 }
 
-/// Returns true if a cell's subject is not expected to be done within the time limit.
+/// Returns true if the subject of a cell is expected to exceed the time limit.
 pub(crate) fn is_over(cell: &Cell) -> bool {
     #[allow(clippy::cast_precision_loss, reason = "minutes")]
     let limit = cell.limit_s as f64;
     start(cell) > limit
 }
 
-/// Seconds from nothing until a subject has programmed its Services, the last look included.
+/// Returns the seconds from the start of a subject until it has programmed its Services, including
+/// the last look.
 fn start(cell: &Cell) -> f64 {
     let services = f64::from(cell.size.services) / 1e4;
     let endpoints = services * f64::from(cell.size.endpoints) / 2.0;
     let subject = &cell.subject.kind;
-    // For ten thousand. Addresses on a device cost by the square.
+    // Seconds per ten thousand. The cost of addresses on a device grows by the square.
     let (fixed, by_service, by_endpoint, by_square) = match subject {
-        // Some processes for each Service and endpoint.
+        // Upstream starts some processes for each Service and endpoint.
         SubjectKind::KubeProxy {
             mode: Mode::Ipvs,
             is_ours: false,
@@ -132,7 +134,7 @@ fn start(cell: &Cell) -> f64 {
             mode: Mode::Iptables,
             ..
         } => (1.0, 3.0, 4.0, 1.0),
-        // The kernel walks its list of maps for each.
+        // The kernel walks its list of maps for each Service.
         SubjectKind::KubeProxy {
             mode: Mode::Nftables,
             is_ours: false,

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 
 use crate::schema::Counts;
 
-/// The system calls that are named in the report.
+/// Number of system calls that the report names.
 const NAMED: usize = 12;
 
-/// Counts the lines of `strace -f -s 1000000 -o FILE`. Programs include the subject's own, where
-/// its start is in the trace.
+/// Counts the lines of `strace -f -s 1000000 -o FILE`. The number of programs includes the subject
+/// itself if the trace has its start.
 pub(crate) fn count(trace: &str) -> Counts {
     let mut counts = Counts::default();
     let mut by_name: BTreeMap<&str, u64> = BTreeMap::new();
     for line in trace.lines() {
-        // `123   sendto(5, ...) = 20`; the end of a call that another thread interrupted is `123
-        // <... read resumed>`, and `123 +++ exited with 0 +++`, `123 --- SIGCHLD ...` are no calls.
+        // A call looks like `123   sendto(5, ...) = 20`. The end of a call that another thread
+        // interrupted is `123 <... read resumed>`. `123 +++ exited with 0 +++` and `123 --- SIGCHLD
+        // ...` are not calls.
         let call = line
             .trim_start_matches(|c: char| c.is_ascii_digit())
             .trim_start();
@@ -32,7 +33,8 @@ pub(crate) fn count(trace: &str) -> Counts {
         counts.system_calls += 1;
         *by_name.entry(name).or_default() += 1;
         if matches!(name, "sendto" | "sendmsg" | "sendmmsg") {
-            // A transaction of nftables that is not ended is undone: a question, not a write.
+            // An nftables transaction without an end message is rolled back. It is a query, not a
+            // write.
             let is_undone =
                 rest.contains("NFNL_MSG_BATCH_BEGIN") && !rest.contains("NFNL_MSG_BATCH_END");
             for message in rest.split("nlmsg_len=").skip(1) {
@@ -67,21 +69,22 @@ fn is_replacement(arguments: &str) -> bool {
         && (option.contains("SO_SET_REPLACE") || option.starts_with("0x40"))
 }
 
-/// Returns the write that a message, from its length on, asks for; `None` if it only reads.
+/// Returns the write that a netlink message requests, or `None` if it only reads. The text begins
+/// at the message's length.
 fn write(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("nlmsg_type=")?;
     let kind: String = rest
         .chars()
         .take_while(|c| !matches!(c, ',' | ' '))
         .collect();
-    // rtnetlink's, on a socket that strace did not see opened: RTM_GETLINK. Generic families begin
+    // rtnetlink, on a socket whose opening strace did not see: RTM_GETLINK. Generic families begin
     // at 0x13.
     if kind == "0x12" {
         return None;
     }
     if kind == "IPVS" || kind.starts_with("0x") {
         // A generic family: the first byte of the content is the command. IPVS_CMD_GET_SERVICE,
-        // GET_DEST, GET_DAEMON, GET_CONFIG and GET_INFO read.
+        // GET_DEST, GET_DAEMON, GET_CONFIG and GET_INFO only read.
         let name = match command(rest) {
             Some(4 | 8 | 11 | 13 | 15) => return None,
             Some(1) => "IPVS_CMD_NEW_SERVICE",
@@ -100,7 +103,7 @@ fn write(message: &str) -> Option<String> {
     (!reads.iter().any(|read| kind.contains(read))).then_some(kind)
 }
 
-/// The first byte of a content that strace writes as a string: `}, "\x08\x01..."`.
+/// Returns the first byte of a content that strace writes as a string: `}, "\x08\x01..."`.
 fn command(message: &str) -> Option<u8> {
     let (_, content) = message.split_once("}, \"\\x")?;
     u8::from_str_radix(content.get(..2)?, 16).ok()

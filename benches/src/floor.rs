@@ -1,10 +1,10 @@
-//! The floor: a bare loader that sends the final state of the IPVS mode as messages that were
-//! encoded before the clock starts (set members: as they are sent), in the order that the daemon has:
-//! sets, members, rules, virtual servers with destinations, addresses.
+//! The floor: a bare loader that writes the final state of the IPVS mode. It encodes the messages
+//! before the clock starts. (It encodes set members while it sends them.) It follows the daemon's
+//! order: sets, members, rules, virtual servers with destinations, addresses.
 //!
-//! It has no API server, no model and no read-back. The shim is one `iptables-restore` for each
-//! family, as the daemon's. It prepares, stops itself (SIGSTOP), and starts its work when it is
-//! continued.
+//! The floor has no API server, no model and no read-back. Like the daemon, it writes the shim with
+//! one `iptables-restore` per family. It prepares, stops itself (SIGSTOP), and starts its work when
+//! it is continued.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddrV4};
@@ -25,14 +25,15 @@ use crate::objects::{CLUSTER_CIDR, Objects, PORT, changed};
 use crate::process::Process;
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// Least size of a set, as the daemon's.
+/// Minimum size of a set, equal to the daemon's.
 const LEAST_ROOM: u32 = 65_536;
 /// Line that the floor prints when it is ready.
 const READY: &str = "ready";
-/// Least limit for the preparation; before changes, the floor writes the whole state.
+/// Minimum timeout for the preparation. For the axis `change`, the preparation includes writing the
+/// whole state.
 const PREPARED_WITHIN: Duration = Duration::from_mins(2);
 
-/// Waits until a floor has prepared, and lets it go.
+/// Waits until a floor has prepared, and continues it.
 pub(crate) fn await_ready(mut process: Process, limit: Duration) -> Result<(Process, Instant)> {
     let asked = Instant::now();
     loop {
@@ -58,8 +59,8 @@ fn is_stopped(pid: u32) -> Result<bool> {
         .is_some_and(|(_, rest)| rest.starts_with('T')))
 }
 
-/// The verb `floor`: what a cell's floor does, in a process of its own. It waits at the end, to be
-/// looked at.
+/// Runs the verb `floor` in a separate process: the work of a cell's floor. At the end, the process
+/// waits so that its figures can be read.
 pub(crate) fn run(cell: &str) -> Result<()> {
     let cell: Cell = serde_json::from_str(cell).context("cannot read the cell")?;
     if matches!(
@@ -84,7 +85,7 @@ pub(crate) fn run(cell: &str) -> Result<()> {
     }
 }
 
-/// Says that it is ready, and stops until it is continued.
+/// Prints that the floor is ready, and stops until continued.
 pub(crate) fn pause() -> Result<()> {
     println!("{READY}");
     std::io::stdout().flush()?;
@@ -131,7 +132,7 @@ impl Floor {
         })
     }
 
-    /// Sends everything, and prints how long each part took.
+    /// Writes the whole state, and prints the duration of each part.
     fn load(&mut self) -> Result<()> {
         let mut lap = Instant::now();
         let mut took = |part: &str| {
@@ -154,7 +155,7 @@ impl Floor {
         took("write_rules");
         accepted(&self.ipvs.execute(&self.servers)?, "virtual servers")?;
         took("write_servers");
-        // The number of the link is not known before.
+        // The link's index is known only now.
         let addresses = addresses(&self.objects, link);
         accepted(&self.route.execute(&addresses)?, "addresses")?;
         took("write_addresses");
@@ -163,7 +164,7 @@ impl Floor {
     }
 }
 
-/// Fails with the first refusal.
+/// Fails with the first rejected message.
 fn accepted(replies: &[Reply], what: &str) -> Result<()> {
     let refused = replies.iter().find(|reply| **reply != Reply::Done);
     ensure!(refused.is_none(), "{what}: {refused:?}");
@@ -185,7 +186,7 @@ fn definition(set: Set, family: IpFamily) -> Definition {
     Definition::new(set_type, family)
 }
 
-/// The shim's rules with what the objects fill, as input of `iptables-restore`.
+/// Returns the shim's rules with addresses filled in, as input of `iptables-restore`.
 pub(crate) fn shim(family: IpFamily, style: ShimStyle) -> Result<String> {
     let filled = match family {
         IpFamily::V4 => [Set::ClusterIp, Set::IpvsIps, Set::LoopBack].into(),
@@ -224,7 +225,7 @@ fn restore(program: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// The members of the three sets.
+/// Returns the members of the three sets.
 fn members(objects: &Objects) -> [(&'static str, Vec<Entry>); 3] {
     let all = || (0..objects.services()).map(|service| IpAddr::V4(Objects::address(service)));
     let local = (0..objects.services()).flat_map(|service| objects.endpoints(service));
@@ -243,7 +244,7 @@ fn members(objects: &Objects) -> [(&'static str, Vec<Entry>); 3] {
 
 const TCP: IpProtocol = IpProtocol(6);
 
-/// A local endpoint, with itself as the source.
+/// Returns the set member of a local endpoint, with the endpoint's own address as the source.
 fn loop_back(at: SocketAddrV4) -> Entry {
     let ip = IpAddr::V4(*at.ip());
     Entry::IpPortIp {
@@ -254,7 +255,7 @@ fn loop_back(at: SocketAddrV4) -> Entry {
     }
 }
 
-/// Fails with the first member that was refused.
+/// Fails with the first rejected member.
 fn done(outcomes: &[ipset_netlink::Outcome]) -> Result<()> {
     let done = ipset_netlink::Outcome::Done;
     let refused = outcomes.iter().find(|outcome| **outcome != done);
@@ -295,16 +296,16 @@ fn addresses(objects: &Objects, link: u32) -> Batch {
     batch
 }
 
-/// The changes of the axis change, as the daemon makes them.
+/// The changes of the axis `change`, with the daemon's messages.
 struct Changes(Vec<OneChange>);
 
 struct OneChange {
     key: ServiceKey,
-    /// A destination more, and weight 0 for the one that goes.
+    /// Adds the new destination, and sets weight 0 for the old one.
     made: Batch,
-    /// Removal of the destination.
+    /// Removes the old destination.
     removed: Batch,
-    /// Members that the set of local endpoints loses.
+    /// Members to remove from the set of local endpoints.
     members: Vec<Entry>,
 }
 
@@ -334,13 +335,14 @@ impl Changes {
         Self(turns.collect())
     }
 
-    /// Sends one after another, and prints how long each took, in milliseconds.
+    /// Sends one change after another. Prints the duration of each in milliseconds.
     fn run(&self, ipvs: &mut Ipvs, ipset: &mut Ipset) -> Result<()> {
         let mut took = Vec::with_capacity(self.0.len());
         for change in &self.0 {
             let started = Instant::now();
             accepted(&ipvs.execute(&change.made)?, "a change")?;
-            // Whether it has connections left; here nobody has any.
+            // The daemon reads whether the destination still has connections. Here it never has
+            // any.
             ipvs.destinations(&change.key)?;
             accepted(&ipvs.execute(&change.removed)?, "a removal")?;
             done(&ipset.delete(LOOP_BACK, &change.members)?)?;

@@ -1,4 +1,4 @@
-//! Client of the API fixture, mostly for writes: HTTP/1.1 on one connection that is kept open.
+//! Client of the API fixture, mainly for writes. Uses HTTP/1.1 on one persistent connection.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::Value;
 
-/// `User-Agent` that tells this program's requests from the subject's.
+/// `User-Agent` that distinguishes this program's requests from the subject's.
 pub(crate) const USER_AGENT: &str = "bench";
 
 /// A connection to the fixture.
@@ -30,7 +30,7 @@ impl Api {
             .map(drop)
     }
 
-    /// Writes an object that is encoded already, and returns the object as it is stored.
+    /// Writes an encoded object, and returns the object as stored.
     pub(crate) fn put_encoded(&mut self, path: &str, object: &[u8]) -> Result<Vec<u8>> {
         self.send("PUT", path, object)
     }
@@ -43,7 +43,7 @@ impl Api {
         self.send("DELETE", path, b"").map(drop)
     }
 
-    /// Sends a request and reads its answer to the end.
+    /// Sends a request and reads its response to the end.
     fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<Vec<u8>> {
         let mut request = format!(
             "{method} {path} HTTP/1.1\r\nhost: fixture\r\nuser-agent: {USER_AGENT}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",

@@ -1,9 +1,8 @@
-//! The kernel of the node, read back: cheap looks while something is awaited, and all of it at the
-//! end.
+//! Reads back the node's kernel: cheap looks during a wait, and the whole state at the end.
 //!
-//! A subject is never asked whether it is done. While it works, a few entries are looked up by
-//! their keys, with the lowest priority that the scheduler has, so that it is not held up. When
-//! those are all there, everything is read and compared.
+//! No subject is asked whether it is done. While it works, this program looks up a few entries by
+//! their keys. The lookups run at the lowest scheduler priority, so that they do not slow the
+//! subject down. When all these entries exist, the whole state is read and compared.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -24,22 +23,22 @@ use crate::objects::{Objects, PORT};
 use crate::rules::{Rules, Servers};
 use crate::schema::{Mode, State};
 
-/// Sets with one member for each Service, or for each local endpoint.
+/// Sets with one member per Service or per local endpoint.
 pub(crate) const CLUSTER_IP: &str = "KUBE-CLUSTER-IP";
 pub(crate) const IPVS_IPS: &str = "KUBE-IPVS-IPS";
 pub(crate) const LOOP_BACK: &str = "KUBE-LOOP-BACK";
 
-/// The number that our daemon marks its routes by (`--ipvs-vip-mode=route`).
+/// The routing protocol number of our daemon's routes (`--ipvs-vip-mode=route`).
 const OWN_ROUTES: u8 = 107;
 
-/// Number of differences that are named.
+/// Number of differences that an outcome names.
 const NAMED: usize = 5;
 
-/// State that a kernel must hold, or holds, for the objects.
+/// State of a kernel, read back or derived from the objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Snapshot {
-    /// Virtual servers, or what packets reach in the nat table, with the destinations that get new
-    /// connections.
+    /// Virtual servers, or the destinations reachable through the nat table. Includes only
+    /// destinations that get new connections.
     pub(crate) servers: Servers,
     /// IPVS: members of the set of cluster IPs.
     pub(crate) cluster_ip: BTreeSet<SocketAddrV4>,
@@ -52,7 +51,7 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Returns the state that a mode must make of the objects.
+    /// Returns the state that a mode must program for the objects.
     pub(crate) fn wanted(objects: &Objects, mode: Mode) -> Self {
         let mut wanted = Self::default();
         for service in 0..objects.services() {
@@ -73,7 +72,7 @@ impl Snapshot {
         wanted
     }
 
-    /// Returns the size of the state, with a digest.
+    /// Returns the size and digest of the state.
     pub(crate) fn state(&self, rules: u64) -> State {
         let mut digest = DefaultHasher::new();
         (&self.servers, &self.cluster_ip, &self.ipvs_ips).hash(&mut digest);
@@ -89,7 +88,7 @@ impl Snapshot {
         }
     }
 
-    /// Services of which something is missing here.
+    /// Returns the Services with entries that are in `wanted` and missing here.
     pub(crate) fn lacking(&self, wanted: &Self) -> BTreeSet<Ipv4Addr> {
         let servers = wanted
             .servers
@@ -99,13 +98,13 @@ impl Snapshot {
         servers.map(|(at, _)| *at.ip()).chain(addresses).collect()
     }
 
-    /// Services that are here and should not be.
+    /// Returns the Services that exist here but not in `wanted`.
     pub(crate) fn excess(&self, wanted: &Self) -> impl Iterator<Item = Ipv4Addr> {
         let is_excess = |at: &&SocketAddrV4| !wanted.servers.contains_key(at);
         self.servers.keys().filter(is_excess).map(|at| *at.ip())
     }
 
-    /// Returns true if all that `wanted` has is here; more may be here.
+    /// Returns true if all entries of `wanted` exist here. More entries may exist.
     pub(crate) fn holds(&self, wanted: &Self) -> bool {
         self.lacking(wanted).is_empty()
             && self.cluster_ip.is_superset(&wanted.cluster_ip)
@@ -113,7 +112,7 @@ impl Snapshot {
             && self.loop_back.is_superset(&wanted.loop_back)
     }
 
-    /// The first differences, in words; empty if there is none.
+    /// Describes the first differences. Empty if the states are equal.
     pub(crate) fn differences(&self, wanted: &Self) -> String {
         let mut text = String::new();
         for (at, reals) in &wanted.servers {
@@ -168,16 +167,17 @@ fn compare<T: Ord + std::fmt::Display>(
     }
 }
 
-/// Place of IPVS mode's sets.
+/// Location of IPVS mode's sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SetsIn {
-    /// In ipset, like upstream's.
+    /// ipset, as in upstream.
     Ipset,
-    /// In a table of nftables, with the rules.
+    /// A table of nftables, together with the rules.
     Nftables,
 }
 
-/// The node's kernel. What a mode does not have is not opened: the kernel may not have it.
+/// Sockets to the node's kernel. Opens only the sockets that the mode needs, as the kernel may lack
+/// the other features.
 pub(crate) struct Kernel {
     place: Place,
     mode: Mode,
@@ -189,7 +189,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Opens sockets in a place.
+    /// Opens sockets in the network namespace of `place`.
     pub(crate) fn open(place: &Place, mode: Mode, sets: SetsIn) -> Result<Self> {
         let is_ipvs = mode == Mode::Ipvs;
         let has_ipset = is_ipvs && sets == SetsIn::Ipset;
@@ -212,7 +212,7 @@ impl Kernel {
 
     // ---- single entries ----
 
-    /// Returns true if a Service is carried and its new connections get to exactly these endpoints.
+    /// Returns true if a Service exists and its new connections reach exactly these endpoints.
     pub(crate) fn serves(
         &mut self,
         address: Ipv4Addr,
@@ -228,7 +228,7 @@ impl Kernel {
             Mode::Nftables => self
                 .tables()?
                 .serves(SocketAddrV4::new(address, PORT), wanted),
-            // The kernel has the daemon's port alone.
+            // In userspace mode, the kernel knows only the daemon's port.
             Mode::Userspace => {
                 let (table, _) = self.nat()?.read()?;
                 let targets = Rules::new(&table).targets(SocketAddrV4::new(address, PORT))?;
@@ -237,7 +237,8 @@ impl Kernel {
         }
     }
 
-    /// The destinations of a virtual server that get new connections; empty if there is none.
+    /// Returns the destinations of a virtual server that get new connections. Empty without the
+    /// virtual server.
     pub(crate) fn reals(&mut self, address: Ipv4Addr) -> Result<BTreeSet<SocketAddrV4>> {
         let key = ServiceKey::new(ipvs_netlink::Protocol::TCP, address.into(), PORT);
         let entries = self.ipvs()?.destinations(&key)?;
@@ -256,7 +257,7 @@ impl Kernel {
         Ok(self.route.way(&asked)?.is_ok_and(|way| way.is_local()))
     }
 
-    /// Returns the number of a set's members; 0 without the set.
+    /// Returns the number of a set's members, or 0 without the set.
     pub(crate) fn members(&mut self, set: &str) -> Result<u64> {
         if let Some(tables) = &mut self.tables {
             return Ok(tables.members(nft::SHIM, set)?.len() as u64);
@@ -270,7 +271,7 @@ impl Kernel {
         }
     }
 
-    /// The nat tables of iptables.
+    /// Returns the nat tables of iptables.
     pub(crate) fn nat(&self) -> Result<&Nat> {
         self.nat
             .as_ref()
@@ -293,8 +294,8 @@ impl Kernel {
             .context("this mode has no table of nftables")
     }
 
-    /// Returns the number of iptables rules for IPv4, with the ends of chains; 0 where iptables is
-    /// not used.
+    /// Returns the number of IPv4 iptables rules, including the final rules of chains. Returns 0
+    /// without iptables.
     pub(crate) fn rules(&self) -> Result<u64> {
         self.nat
             .as_ref()
@@ -311,7 +312,7 @@ impl Kernel {
         }
     }
 
-    /// Takes a Service out of the table of nftables mode.
+    /// Removes a Service from the table of nftables mode.
     pub(crate) fn take_out(&mut self, address: Ipv4Addr) -> Result<()> {
         self.tables()?.take_out(SocketAddrV4::new(address, PORT))
     }
@@ -341,8 +342,8 @@ impl Kernel {
         virtual_servers(&text)
     }
 
-    /// Reads everything. Where reading is dear or the kernel does not hold all, the rest is as it is
-    /// wanted.
+    /// Reads the whole state. If parts are expensive to read or not in the kernel, copies these
+    /// parts from `wanted`.
     pub(crate) fn snapshot(&mut self, wanted: &Snapshot) -> Result<Snapshot> {
         let servers = match self.mode {
             Mode::Ipvs => return self.virtual_state(),
@@ -351,7 +352,7 @@ impl Kernel {
             Mode::Userspace => {
                 let mut servers = Rules::new(&self.nat()?.read()?.0).servers()?;
                 for (at, targets) in &mut servers {
-                    // One port of the daemon's for each.
+                    // Each Service has one port of the daemon.
                     if let (1, Some(wanted)) = (targets.len(), wanted.servers.get(at)) {
                         targets.clone_from(wanted);
                     }
@@ -452,7 +453,7 @@ fn is_service(address: Ipv4Addr) -> bool {
     a == 10 && b & 0xf0 == 96
 }
 
-/// Reads `/proc/net/ip_vs`; destinations of weight 0 are left out.
+/// Parses `/proc/net/ip_vs`. Skips destinations of weight 0.
 fn virtual_servers(text: &str) -> Result<Servers> {
     let mut servers = Servers::new();
     let mut current: Option<&mut BTreeSet<SocketAddrV4>> = None;
@@ -478,7 +479,7 @@ fn virtual_servers(text: &str) -> Result<Servers> {
     Ok(servers)
 }
 
-/// Reads `0A600100:0050`.
+/// Parses `0A600100:0050`.
 fn hex(text: &str) -> Option<SocketAddrV4> {
     let (address, port) = text.split_once(':')?;
     Some(SocketAddrV4::new(

@@ -1,5 +1,5 @@
-//! `bench`: how fast the daemon is, beside a bare loader, the kernel's own tools and other
-//! kube-proxies.
+//! `bench`: measures how fast the daemon is, compared with a bare loader, the kernel's tools and
+//! other kube-proxies.
 //!
 //! ```text
 //!  bench run ──▶ for each cell: lab run -- bench cell JSON ──▶ one line of JSON ──▶ report.json ──▶ report.md, *.svg
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Measures one cell, and prints what came of it as one line.
+/// Measures one cell, and prints the outcome as one line.
 fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     ensure!(
         lab::in_lab(),
@@ -135,12 +135,12 @@ fn measure(cell: &str, into: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the page with the main figures, its charts, and the file with all of them.
+/// Writes the page with the main figures and its charts, and the file with all figures.
 fn publish(json: &Path, folder: &Path) -> Result<()> {
     let mut report = read(json)?;
     std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
     report::draw(&report, folder, false)?;
-    // Paths of programs say nothing to a reader.
+    // Program paths mean nothing to a reader.
     for one in &mut report.measurements {
         if let SubjectKind::KubeProxy { path, .. } = &mut one.cell.subject.kind {
             *path = path.file_name().unwrap_or_default().into();
@@ -151,8 +151,8 @@ fn publish(json: &Path, folder: &Path) -> Result<()> {
     std::fs::write(&copy, text).with_context(|| copy.display().to_string())
 }
 
-/// A kube-proxy that ends with a word about its flags does not know the mode, or the flag, that it
-/// is to be measured with.
+/// Returns a reason if another kube-proxy ended with an error about its flags. Such a kube-proxy
+/// does not support the mode or flag of the cell.
 fn refusal(cell: &Cell, why: &str) -> Option<String> {
     if why.contains("the kernel has no nf_tables") {
         return Some("this kernel has no nf_tables; that of lane B has (LANE=B)".to_owned());

@@ -1,5 +1,5 @@
-//! The nat tables of iptables: their length, cheaply, and the bytes of that of IPv4, which
-//! [`crate::rules`] reads.
+//! The nat tables of iptables. Returns their length cheaply, and the bytes of the IPv4 table for
+//! [`crate::rules`].
 
 use std::io;
 
@@ -7,13 +7,13 @@ use anyhow::{Context as _, Result, bail};
 use iptables::{LegacyTable, LegacyTables};
 use proxy::IpFamily;
 
-/// Number of attempts to read a table that is replaced meanwhile.
+/// Maximum number of attempts to read a table that is replaced during the read.
 const READINGS: u32 = 100;
 
-/// Length of a table. A replaced table may well have the same length.
+/// Length of a table. A replacement can have the same length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Length {
-    /// Number of rules, with the ends of chains.
+    /// Number of rules, including the final rules of chains.
     pub(crate) rules: u64,
     bytes: usize,
 }
@@ -27,7 +27,7 @@ impl Length {
     }
 }
 
-/// The nat tables of the network namespace of the thread that opened them.
+/// Sockets to the nat tables, in the network namespace of the thread that opened them.
 #[derive(Debug)]
 pub(crate) struct Nat {
     v4: LegacyTables,
@@ -35,7 +35,7 @@ pub(crate) struct Nat {
 }
 
 impl Nat {
-    /// Opens a socket for each family. From now on this process keeps the memory that it has had.
+    /// Opens a socket for each family. From now on, this process keeps freed memory.
     pub(crate) fn open() -> io::Result<Self> {
         keep_memory();
         Ok(Self {
@@ -52,12 +52,12 @@ impl Nat {
         Ok(!has_rules(&self.v4)? || has_rules(&self.v6)?)
     }
 
-    /// Returns the length of the IPv4 table; all zero without a table.
+    /// Returns the length of the IPv4 table, or zeros without a table.
     pub(crate) fn length(&self) -> Result<Length> {
         Ok(table(&self.v4)?.map_or_else(Length::default, |table| Length::of(&table)))
     }
 
-    /// Reads the table of IPv4 and its length; both are empty without a table.
+    /// Reads the IPv4 table and its length. Both are empty without a table.
     pub(crate) fn read(&self) -> Result<(Vec<u8>, Length)> {
         for _ in 0..READINGS {
             let Some(table) = table(&self.v4)? else {
@@ -65,7 +65,7 @@ impl Nat {
             };
             match self.v4.content(&table) {
                 Ok(content) => return Ok((content, Length::of(&table))),
-                // It was replaced since its size was asked for.
+                // The table was replaced after its size was read.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINVAL)) => {
                 }
                 Err(error) => return Err(error).context("cannot read the nat table"),
@@ -75,21 +75,21 @@ impl Nat {
     }
 }
 
-/// Makes the allocator keep what is freed. A table of 50,000 Services is 140 MB, read again and
-/// again while a subject works, and fresh pages for it take User Mode Linux ten times as long as
-/// the reading itself.
+/// Makes the allocator keep freed memory. A table of 50,000 Services has 140 MB and is read
+/// repeatedly while a subject works. In User Mode Linux, fresh pages for the table would take ten
+/// times as long as the read itself.
 #[allow(unsafe_code, reason = "no crate offers glibc's settings")]
 fn keep_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: both settings may be made at any time, and only say where memory comes from and when
-    // it is given back.
+    // SAFETY: both settings are allowed at any time. They only control when memory is returned to
+    // the kernel.
     unsafe {
         libc::mallopt(libc::M_MMAP_MAX, 0);
         libc::mallopt(libc::M_TRIM_THRESHOLD, libc::c_int::MAX);
     }
 }
 
-/// The nat table of a family, if the kernel has one.
+/// Returns the nat table of a family, or `None` without one.
 fn table(tables: &LegacyTables) -> Result<Option<LegacyTable>> {
     match tables.table("nat") {
         Ok(table) => Ok(Some(table)),

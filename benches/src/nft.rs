@@ -1,5 +1,5 @@
-//! The tables of nftables, as they are in the kernel: where a packet to a Service gets in the table
-//! of nftables mode, and the sets of the IPVS mode whose shim is nftables.
+//! Reads nftables tables from the kernel: the targets of a Service's packets in nftables mode, and
+//! the sets of IPVS mode with the nftables shim.
 
 mod flat;
 
@@ -14,17 +14,17 @@ use nftables_netlink::{
 
 use crate::rules::Servers;
 
-/// The table of nftables mode, ours and upstream's.
+/// The table of nftables mode, in our daemon and upstream.
 pub(crate) const TABLE: &str = "kube-proxy";
 /// Map of Service addresses in the table.
 const SERVICES: &str = "service-ips";
 /// The table of the IPVS mode's shim.
 pub(crate) const SHIM: &str = "kube-proxy-ipvs";
-/// A table that asks whether there can be one.
+/// A table whose creation tests whether the kernel supports its family.
 const PROBE: &str = "bench-probe";
 const PROTOCOL_TCP: u8 = 6;
 /// Number of Services up to which all endpoints are read at the end. Reading one Service takes a
-/// few requests, for each of which the kernel walks all maps.
+/// few requests. For each request, the kernel walks all maps.
 const WHOLE: usize = 12_000;
 /// Number of Services that are read if there are more than [`WHOLE`].
 const SAMPLE: usize = 1_000;
@@ -32,20 +32,21 @@ const SAMPLE: usize = 1_000;
 /// Layout of nftables mode's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layout {
-    /// A chain for each.
+    /// A chain per Service and per endpoint.
     Upstream,
-    /// Elements of maps that all share.
+    /// Elements in maps that all Services share.
     Flat,
 }
 
 /// A connection to nf_tables, in the network namespace of the thread that opened it.
 pub(crate) struct Tables {
     nft: Nftables,
-    /// Chains of Services, as of the last read of the map.
+    /// Chains of Services, from the last read of the map.
     chains: HashMap<SocketAddrV4, Name>,
-    /// Layout of nftables mode's table, once it exists.
+    /// Layout of nftables mode's table, once the table exists.
     layout: Option<Layout>,
-    /// Service that was not as wanted in this generation, so that it need not be read again.
+    /// Service with a wrong state in this generation. Its state is not read again before the
+    /// generation changes.
     unwanted: Option<(Ipv4Addr, Generation)>,
 }
 
@@ -53,7 +54,8 @@ impl Tables {
     pub(crate) fn open() -> Result<Self> {
         const NONE: &str = "the kernel has no nf_tables";
         let mut nft = Nftables::open().context(NONE)?;
-        // A kernel may have nf_tables without its families. This table is never there.
+        // A kernel may have nf_tables without its families. The probe adds and deletes a table in
+        // one transaction.
         let probe = Transaction {
             family: Family::Ip,
             table: PROBE.into(),
@@ -76,7 +78,7 @@ impl Tables {
         })
     }
 
-    /// Upstream's, as long as there is no table.
+    /// Returns the layout. Assumes upstream's while the table does not exist.
     fn layout(&mut self) -> Result<Layout> {
         if self.layout.is_none() && self.has_set(SERVICES)? {
             let is_flat = self.has_set(flat::MANY)?;
@@ -99,7 +101,7 @@ impl Tables {
         Ok(!is_in(Family::Ip) || is_in(Family::Ip6))
     }
 
-    /// Returns true if new connections to a Service get to exactly these endpoints. A Service
+    /// Returns true if new connections to a Service reach exactly these endpoints. A Service
     /// without endpoints may be absent.
     pub(crate) fn serves(
         &mut self,
@@ -115,21 +117,21 @@ impl Tables {
             self.unwanted = (!serves).then_some((*at.ip(), generation));
             return Ok(serves);
         }
-        // Which chain is a Service's does not change while it is there.
+        // A Service keeps its chain while it exists.
         if wanted.is_empty() || !self.chains.contains_key(&at) {
             self.read_chains()?;
         }
         let serves = match self.chains.get(&at).cloned() {
             None => wanted.is_empty(),
-            // It may have gone since.
+            // The chain may have been deleted since.
             Some(chain) => self.endpoints(&chain).is_ok_and(|found| found == *wanted),
         };
         self.unwanted = (!serves).then_some((*at.ip(), generation));
         Ok(serves)
     }
 
-    /// Returns all Services with their endpoints. If there are many, only a sample is read; the
-    /// others are assumed to be as wanted if the map leads to their chains.
+    /// Returns all Services with their endpoints. If there are many Services, reads only a sample.
+    /// Any other Service counts as correct if the map leads to its chain.
     pub(crate) fn servers(&mut self, wanted: &Servers) -> Result<Servers> {
         if self.layout()? == Layout::Flat {
             return self.flat_servers();
@@ -161,7 +163,7 @@ impl Tables {
         Ok(servers)
     }
 
-    /// The elements of a set; none if there is no such set.
+    /// Returns the elements of a set. Empty without the set.
     pub(crate) fn members(&mut self, table: &str, set: &str) -> Result<Vec<Element>> {
         match self.nft.elements(Family::Ip, table, set) {
             Err(error) if is_absent(&error) => Ok(Vec::new()),
@@ -169,7 +171,7 @@ impl Tables {
         }
     }
 
-    /// Takes a Service out of the map.
+    /// Removes a Service from the map.
     pub(crate) fn take_out(&mut self, at: SocketAddrV4) -> Result<()> {
         let (map, gone) = match self.layout()? {
             Layout::Flat => self.flat_elements(at)?,
@@ -204,7 +206,7 @@ impl Tables {
         Ok(())
     }
 
-    /// The endpoints that the one rule of a Service's chain chooses from.
+    /// Returns the endpoints that the only rule of a Service's chain chooses from.
     fn endpoints(&mut self, chain: &str) -> Result<BTreeSet<SocketAddrV4>> {
         let rules = self.nft.rules_of_chain(Family::Ip, TABLE, chain)?;
         let [rule] = rules.as_slice() else {
@@ -234,7 +236,7 @@ fn is_absent(error: &nftables_netlink::Error) -> bool {
     )
 }
 
-/// The address and port of a key that begins with address, protocol (TCP) and port.
+/// Parses the address and port of a key that begins with address, protocol (TCP) and port.
 pub(crate) fn address(key: &[u8]) -> Option<SocketAddrV4> {
     match key {
         [a, b, c, d, PROTOCOL_TCP, _, _, _, high, low, ..] => Some(SocketAddrV4::new(

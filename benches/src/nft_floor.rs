@@ -1,6 +1,7 @@
-//! The floor of nftables mode: a bare loader that sends the transactions of the mode itself. It has
-//! the mode write the objects and each change to a kernel that takes everything and notes it, encodes
-//! what was noted, and starts its clock then: it has no API server, no model and no read-back.
+//! The floor of nftables mode: a bare loader that sends the mode's own transactions. First, the
+//! mode writes the objects and each change to a recording kernel that accepts every transaction.
+//! The floor encodes the recorded transactions and then starts its clock. It has no API server, no
+//! model and no read-back.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -22,10 +23,11 @@ use crate::floor::pause;
 use crate::objects::{CLUSTER_CIDR, NAMESPACE, Objects, PORT, TARGET_PORT, changed};
 use crate::schema::{Axis, Cell, SubjectKind};
 
-/// More turns than any start takes.
+/// Maximum number of turns of a start. More turns are a bug.
 const MOST_TURNS: usize = 10_000;
 
-/// Does the work of a cell's floor, in a process of its own. It waits at the end, to be looked at.
+/// Runs the work of a cell's floor in a separate process. At the end, the process waits so that its
+/// figures can be read.
 pub(crate) fn run(cell: &Cell) -> Result<()> {
     let mut objects = Objects::new(cell.size);
     let mut modes = [IpFamily::V4, IpFamily::V6].map(|family| Recorded::new(family, cell));
@@ -79,7 +81,7 @@ pub(crate) fn run(cell: &Cell) -> Result<()> {
     }
 }
 
-/// Returns the transactions that changes of the model make.
+/// Returns the transactions that result from changes of the model.
 fn record(modes: &mut [Recorded; 2], model: &mut Model) -> Result<Vec<PreparedTransaction>> {
     let changes = model.take_changes();
     let mut all = Vec::new();
@@ -90,7 +92,7 @@ fn record(modes: &mut [Recorded; 2], model: &mut Model) -> Result<Vec<PreparedTr
     Ok(prepared.collect())
 }
 
-/// The mode, and what it has written.
+/// A mode with its recorded transactions.
 struct Recorded {
     mode: Proxier<Recorder>,
     written: Arc<Mutex<Vec<Transaction>>>,
@@ -138,7 +140,7 @@ impl Recorded {
     }
 }
 
-/// A kernel without a table that takes every transaction, and notes it.
+/// A kernel without a table. It accepts and records every transaction.
 #[derive(Clone)]
 struct Recorder {
     family: IpFamily,

@@ -1,9 +1,9 @@
-//! The objects that every subject is given: made from their numbers alone, so that each run has the
-//! same.
+//! The objects that every subject receives. They are derived from their numbers alone, so that each
+//! run has the same objects.
 //!
 //! Service `i` is `bench/svc-<i>` with one TCP port 80 on 10.96.1.0 + i. Its endpoints are at port
-//! 8080 of addresses from 10.128.1.0 on, one node in 100 being ours, in slices of at most 100, as
-//! the real controller makes them.
+//! 8080 of addresses from 10.128.1.0 on. One endpoint in 100 is on this node. Slices have at most
+//! 100 endpoints, like those of the real controller.
 
 mod served;
 
@@ -17,24 +17,24 @@ use serde_json::{Value, json};
 
 use crate::schema::Size;
 
-/// The namespace of all.
+/// Namespace of all objects.
 pub(crate) const NAMESPACE: &str = "bench";
-/// The port of every Service.
+/// Port of every Service.
 pub(crate) const PORT: u16 = 80;
-/// The port of every endpoint.
+/// Port of every endpoint.
 pub(crate) const TARGET_PORT: u16 = 8080;
-/// The range of pods: `--cluster-cidr`.
+/// Range of pod addresses: `--cluster-cidr`.
 pub(crate) const CLUSTER_CIDR: &str = "10.128.0.0/9";
 
 const FIRST_SERVICE: u32 = u32::from_be_bytes([10, 96, 1, 0]);
 const FIRST_ENDPOINT: u32 = u32::from_be_bytes([10, 128, 1, 0]);
-/// First address of the endpoints that replace others.
+/// First address of replacement endpoints.
 const FIRST_OTHER: u32 = u32::from_be_bytes([10, 192, 0, 0]);
 /// Number of nodes that share the endpoints. This node is the first.
 const NODES: u32 = 100;
-/// The controller's `--max-endpoints-per-slice`.
+/// Maximum number of endpoints in a slice, as in the controller's `--max-endpoints-per-slice`.
 const SLICE: usize = 100;
-/// Services or endpoints in one file: a file is in memory as a whole when it is read.
+/// Maximum number of Services or endpoints in one file. Reading a file needs all of it in memory.
 const FILE: usize = 20_000;
 
 /// Endpoint of a Service.
@@ -46,13 +46,13 @@ pub(crate) struct Endpoint {
     pub(crate) is_local: bool,
 }
 
-/// The objects of a size, and what was changed since.
+/// The objects of a size, with the changes made to them.
 #[derive(Debug, Clone)]
 pub(crate) struct Objects {
     size: Size,
     /// Number of Services that exist, from the first on.
     services: u32,
-    /// Services with other endpoints than those of their number.
+    /// Services with replaced endpoints.
     others: BTreeMap<u32, Vec<Endpoint>>,
     looks: Looks,
 }
@@ -60,10 +60,10 @@ pub(crate) struct Objects {
 /// Content of objects beyond the fields that a kube-proxy reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Looks {
-    /// Nothing.
+    /// No additional fields.
     #[default]
     Bare,
-    /// Fields that controllers and the API server write, so that sizes are realistic.
+    /// Fields that controllers and the API server write, for realistic sizes.
     Served,
 }
 
@@ -78,7 +78,7 @@ impl Objects {
         }
     }
 
-    /// Sets what else there is in them.
+    /// Sets the additional content of the objects.
     pub(crate) fn set_looks(&mut self, looks: Looks) {
         self.looks = looks;
     }
@@ -88,22 +88,22 @@ impl Objects {
         self.services
     }
 
-    /// Sets how many Services there are, from the first on.
+    /// Sets the number of Services.
     pub(crate) fn set_services(&mut self, services: u32) {
         self.services = services;
     }
 
-    /// The name of a Service, and of its first slice but for its `-0`.
+    /// Returns the name of a Service. Its first slice has the same name with the suffix `-0`.
     pub(crate) fn name(service: u32) -> String {
         format!("svc-{service:05}")
     }
 
-    /// The cluster IP of a Service.
+    /// Returns the cluster IP of a Service.
     pub(crate) fn address(service: u32) -> Ipv4Addr {
         Ipv4Addr::from_bits(FIRST_SERVICE + service)
     }
 
-    /// The endpoints of a Service.
+    /// Returns the endpoints of a Service.
     pub(crate) fn endpoints(&self, service: u32) -> Vec<Endpoint> {
         if let Some(others) = self.others.get(&service) {
             return others.clone();
@@ -117,8 +117,8 @@ impl Objects {
             .collect()
     }
 
-    /// Replaces an endpoint of a Service by one on another node whose address no other endpoint
-    /// has; each `turn` has its own.
+    /// Replaces an endpoint of a Service by an endpoint on another node. Each `turn` uses a new
+    /// address.
     pub(crate) fn replace(&mut self, service: u32, index: usize, turn: u32) -> Endpoint {
         let endpoint = Endpoint {
             at: SocketAddrV4::new(Ipv4Addr::from_bits(FIRST_OTHER + turn), TARGET_PORT),
@@ -132,7 +132,7 @@ impl Objects {
         endpoint
     }
 
-    /// The Service as an API object.
+    /// Returns the Service as an API object.
     pub(crate) fn service(service: u32) -> Value {
         json!({
             "apiVersion": "v1", "kind": "Service",
@@ -146,7 +146,7 @@ impl Objects {
         })
     }
 
-    /// The slices of a Service as API objects, with their names.
+    /// Returns the slices of a Service as API objects, with their names.
     pub(crate) fn slices(&self, service: u32) -> Vec<(String, Value)> {
         let owner = Self::name(service);
         let endpoints = self.endpoints(service);
@@ -164,7 +164,7 @@ impl Objects {
             .collect()
     }
 
-    /// Writes all into files that the API fixture reads.
+    /// Writes all objects into files that the API fixture reads.
     pub(crate) fn write(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let node = json!({
@@ -195,17 +195,18 @@ impl Objects {
     }
 }
 
-/// Which endpoint a change replaces: Services in a scattered order, then their next endpoints.
+/// Returns the Service and the endpoint index that a change replaces. Visits the Services in a
+/// scattered order, and then their next endpoints.
 pub(crate) fn changed(size: Size, turn: u32) -> (u32, usize) {
-    // A prime that divides no number of Services here, so that every Service has its turn before
-    // one has two.
+    // A prime that divides no number of Services used here. Every Service is therefore visited once
+    // before any is visited twice.
     const STEP: u32 = 7_919;
     let service = u64::from(turn) * u64::from(STEP) % u64::from(size.services);
     let index = turn / size.services % size.endpoints;
     (u32::try_from(service).unwrap_or_default(), index as usize)
 }
 
-/// `/api/v1/namespaces/bench/services/NAME`, or the collection.
+/// Returns `/api/v1/namespaces/bench/services/NAME`, or the path of the collection.
 pub(crate) fn path(version: &str, plural: &str, name: Option<&str>) -> String {
     let root = if version == "v1" { "api" } else { "apis" };
     let name = name.map(|name| format!("/{name}")).unwrap_or_default();

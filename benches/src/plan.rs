@@ -1,4 +1,4 @@
-//! Which cells there are, and in which order.
+//! The cells of a run, and their order.
 //!
 //! ```text
 //!  once each ─▶ counting ─▶ again, what is to be had often ─▶ a second time, the rest ─▶ what is left out without harm ─▶ counting others
@@ -26,17 +26,17 @@ const ALL: [&str; 11] = [
 /// Number of measurements of a point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Often {
-    /// The number that was asked for.
+    /// The number of repeats on the command line.
     All,
     Twice,
     Once,
-    /// Once if there is another kube-proxy to compare with; else as `Spare`.
+    /// Once if there is another kube-proxy to compare with, otherwise as `Spare`.
     Beside,
-    /// Once, after all others.
+    /// Once, after all other cells.
     Spare,
 }
 
-/// The points of a run without arguments, the most telling first: an axis, a size, and how often.
+/// The points of a run without arguments, the most informative first: axis, size and frequency.
 const POINTS: &str = include_str!("points.txt");
 
 impl Often {
@@ -52,14 +52,14 @@ impl Often {
     }
 }
 
-/// Reads a row of the points.
+/// Parses a row of the points.
 fn point(row: &str) -> Option<(Axis, Size, Often)> {
     let mut words = row.split(' ');
     let (axis, size) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     Some((axis, size, Often::named(words.next()?)?))
 }
 
-/// An axis, at sizes of the plan or at one of its own: `change@50000`.
+/// An axis, at the sizes of the plan or at a separate size: `change@50000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AxisChoice {
     pub(crate) axis: Axis,
@@ -81,12 +81,12 @@ impl FromStr for AxisChoice {
     }
 }
 
-/// Subjects, axes and sizes that were asked for.
+/// The requested subjects, axes and sizes.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
-    /// Empty: all axes.
+    /// Axes to measure. Empty for all axes.
     pub(crate) axes: &'a [AxisChoice],
-    /// Empty: each axis at the sizes where it says most.
+    /// Sizes to measure. Empty for the most informative sizes of each axis.
     pub(crate) sizes: &'a [Size],
     pub(crate) subjects: &'a [Subject],
     pub(crate) repeats: u32,
@@ -103,7 +103,7 @@ struct Point {
     axis: Axis,
     size: Size,
     often: Often,
-    /// AxisChoice for by itself, so that no subject is left to the end.
+    /// True if the command line names this point. Then no subject is postponed to the end.
     is_asked: bool,
 }
 
@@ -122,8 +122,8 @@ impl Point {
     }
 }
 
-/// Returns how often kube-proxies that are not ours are measured: only what the main table shows,
-/// because each cell may take minutes.
+/// Returns the frequency for other kube-proxies. Only the points of the main table are measured
+/// early, as each cell may take minutes.
 fn often_for_others(axis: Axis, size: Size) -> Often {
     let is_for_a_minute = size.services > MANY && axis != Axis::Cold;
     if !is_main(axis, size) || is_for_a_minute {
@@ -135,8 +135,8 @@ fn often_for_others(axis: Axis, size: Size) -> Often {
     }
 }
 
-/// Returns true if the main table shows an axis at a size when there is another kube-proxy. Without
-/// one, it does not show 1,000 Services.
+/// Returns true if the main table shows an axis at a size. Assumes another kube-proxy in the
+/// report; without one, the table does not show 1,000 Services.
 pub(crate) fn is_main(axis: Axis, size: Size) -> bool {
     let are_two = size.endpoints == 2;
     match axis {
@@ -173,7 +173,7 @@ impl Plan<'_> {
         cells
     }
 
-    /// Adds one repeat of all points that are measured this often.
+    /// Adds one repeat of all points whose frequency `is_had` accepts.
     fn repeat(
         &self,
         points: &[Point],
@@ -183,7 +183,8 @@ impl Plan<'_> {
     ) {
         for point in points {
             for subject in self.subjects {
-                // Without Services their number makes no difference.
+                // Without a Service, the number of Services makes no difference. One cell is
+                // enough.
                 let is_told = subject.kind == SubjectKind::Direct
                     && cells.iter().any(|cell| {
                         (cell.axis, cell.repeat) == (point.axis, repeat)
@@ -197,7 +198,7 @@ impl Plan<'_> {
         }
     }
 
-    /// The counting repeat of some subjects.
+    /// Adds the counting repeats of the subjects that `is_had` accepts.
     fn count(
         &self,
         points: &[Point],
@@ -233,7 +234,7 @@ impl Plan<'_> {
         cell
     }
 
-    /// Returns the points in their order.
+    /// Returns the points in order.
     fn points(&self) -> Vec<Point> {
         let is_whole = |axis| {
             let asks = |asked: &AxisChoice| asked.axis == axis && asked.size.is_none();
@@ -279,7 +280,7 @@ impl Plan<'_> {
         points
     }
 
-    /// The sizes at which an axis is measured that has them from the command line, or has all.
+    /// Returns the sizes of an axis: those on the command line, or all.
     fn sizes(&self, axis: Axis) -> Vec<Size> {
         let read = |texts: &[&str]| texts.iter().filter_map(|text| text.parse().ok()).collect();
         let fixed = |text| -> Vec<Size> { read(&[text]) };
@@ -301,7 +302,7 @@ impl Plan<'_> {
     }
 }
 
-/// Returns how often an axis is measured at a size that was asked for.
+/// Returns the frequency of an axis at a requested size.
 fn often(axis: Axis) -> Often {
     if matches!(axis, Axis::Idle | Axis::Memory) {
         Often::Once
@@ -310,8 +311,8 @@ fn often(axis: Axis) -> Often {
     }
 }
 
-/// Returns true if counting at a point says something new: at the largest size, and for changes
-/// also at the smallest, as both counts must be equal.
+/// Returns true if counting at a point adds information. The largest size does. For changes, the
+/// smallest size does too, as both counts must be equal.
 fn is_worth(points: &[Point], point: &Point) -> bool {
     let of_axis = points
         .iter()
@@ -326,7 +327,7 @@ fn is_worth(points: &[Point], point: &Point) -> bool {
 /// Returns true if a subject is measured on an axis.
 fn has(axis: Axis, subject: &SubjectKind) -> bool {
     match subject {
-        // The pieces are those of the shims, and of what is a table of nftables.
+        // The anatomy axis has the parts of the shims and of nftables tables.
         SubjectKind::KubeProxy {
             mode,
             flags,
@@ -341,14 +342,15 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
                     Mode::Iptables | Mode::Userspace => false,
                 }
         }
-        // What it costs to load modules is a question to one of them.
+        // One subject is enough to measure the cost of loading modules.
         SubjectKind::KubeProxy {
             mode,
             flags,
             is_ours,
             ..
         } if axis == Axis::Loaded => *is_ours && *mode == Mode::Ipvs && flags.is_empty(),
-        // Its endpoints are not in the kernel, and it answers a SYN itself.
+        // The kernel does not know the endpoints of userspace mode. The daemon accepts connections
+        // itself.
         SubjectKind::KubeProxy {
             mode: Mode::Userspace,
             ..
@@ -356,11 +358,11 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
             axis,
             Axis::Restart | Axis::Add | Axis::Change | Axis::Rolling | Axis::First
         ),
-        // The shim makes a difference to packets, and to how a state is written at once.
+        // The shim affects packets and the cost of writing a whole state.
         SubjectKind::KubeProxy { .. } if subject.is_lean() => {
             axis == Axis::Cold || axis.is_data_plane()
         }
-        // In which form addresses are local makes one to what is written.
+        // The form of local addresses affects the cost of writing.
         SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => {
             !matches!(axis, Axis::Idle | Axis::Memory | Axis::Big | Axis::Api)
                 && axis <= Axis::First
@@ -379,7 +381,7 @@ fn has(axis: Axis, subject: &SubjectKind) -> bool {
     }
 }
 
-/// Returns true if a cell takes much time for what it says.
+/// Returns true if a cell takes long compared with its information.
 fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
     let is_large = size.services > MANY || size.services * size.endpoints > 100_000;
     match subject {
@@ -387,12 +389,12 @@ fn is_dear(axis: Axis, size: Size, subject: &SubjectKind) -> bool {
             mode: Mode::Iptables,
             ..
         } => {
-            // A minute for twenty changes.
+            // Twenty changes take a minute.
             (size.services > MANY && !matches!(axis, Axis::Cold | Axis::First))
                 || size.services * size.endpoints > 100_000
         }
         SubjectKind::KubeProxy { .. } if subject.is_lean() => is_large && axis != Axis::First,
-        // It differs in what is written when addresses come and go.
+        // Routes differ from device addresses only when addresses are added and removed.
         SubjectKind::KubeProxy { .. } if subject.has(ROUTE) => match axis {
             Axis::Cold | Axis::Restart | Axis::Delete => false,
             Axis::Change => size.services > 100,
@@ -497,7 +499,7 @@ mod tests {
         assert!("cold@".parse::<AxisChoice>().is_err() && "warm".parse::<AxisChoice>().is_err());
     }
 
-    /// Subjects that are measured at a cold start.
+    /// Subjects of the cold start axis.
     const LOADERS: [&str; 6] = [
         "ipvs",
         "ipvs-route",
@@ -569,7 +571,7 @@ mod tests {
         subjects
     }
 
-    /// Returns the cells that are done within so many minutes on the reference machine.
+    /// Returns the cells that finish within this many minutes on the reference machine.
     fn done(subjects: &[Subject], minutes: u64) -> Vec<Cell> {
         let cells = plan(&[], &[], subjects).cells();
         let mut until = Duration::ZERO;
@@ -582,7 +584,7 @@ mod tests {
             .collect()
     }
 
-    /// Counts the cells of an axis, size and subject.
+    /// Returns the number of cells of an axis, size and subject.
     fn times(done: &[Cell], axis: Axis, size: &str, name: &str) -> usize {
         let size: Size = size.parse().unwrap();
         let is_it = |cell: &&Cell| {
@@ -592,7 +594,7 @@ mod tests {
         done.iter().filter(is_it).count()
     }
 
-    /// Asserts that the cells include all that the aims need.
+    /// Asserts that the cells include every cell that the aims need.
     fn assert_aims(done: &[Cell]) {
         let times = |axis, size, name| times(done, axis, size, name);
         for name in LOADERS {
@@ -618,7 +620,7 @@ mod tests {
         assert!(done.iter().any(restart));
     }
 
-    /// Asserts that the cells compare other kube-proxies at the sizes that all of them reach.
+    /// Asserts that the cells include other kube-proxies at every size that they can complete.
     fn assert_compared(done: &[Cell]) {
         let rows = [
             (Axis::Cold, "100"),
@@ -645,7 +647,7 @@ mod tests {
         assert_eq!(times(done, Axis::First, "10000", "upstream-ipvs"), 0);
     }
 
-    /// Checks the purpose of `make bench`.
+    /// Checks that `make bench` measures the aims and the comparison.
     #[test]
     fn forty_eight_minutes_are_enough_for_what_is_aimed_at() {
         assert_aims(&done(&subjects(), 48));

@@ -1,4 +1,4 @@
-//! A process that is measured: what it used, read from `/proc`.
+//! A measured process, and its resource use from `/proc`.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use lab::Signal;
 use rustix::process::{Pid, kill_process};
 
-/// A running program, killed when dropped. What it says goes to a file.
+/// A running program. Its output goes to a file. It is killed on drop.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -43,7 +43,7 @@ impl Process {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// The end of what it said.
+    /// Returns the end of the output.
     pub(crate) fn said(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -60,7 +60,7 @@ impl Process {
         Ok(kill_process(Pid::from_child(&self.child), signal)?)
     }
 
-    /// SIGTERM, then waits for its end; SIGKILL after 20 s.
+    /// Sends SIGTERM and waits for the process to end. Sends SIGKILL after 20 s.
     pub(crate) fn stop(mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         let limit = Instant::now() + Duration::from_secs(20);
@@ -70,18 +70,17 @@ impl Process {
         Ok(())
     }
 
-    /// CPU time of it and of the children that have ended, in seconds.
+    /// Returns the CPU time of the process and its ended children, in seconds.
     pub(crate) fn cpu_s(&self) -> Result<f64> {
         cpu_s(self.id())
     }
 
-    /// A field of `/proc/PID/status` in KiB: `VmHWM`, `VmRSS`.
+    /// Returns a field of `/proc/PID/status` in KiB: `VmHWM`, `VmRSS`.
     pub(crate) fn memory_kib(&self, field: &str) -> Result<u64> {
         status_field(self.id(), field)
     }
 
-    /// Returns how often its threads gave up the CPU by themselves so far. Each time, something
-    /// woke them before.
+    /// Returns the number of voluntary context switches of all threads. Each follows a wakeup.
     pub(crate) fn waits(&self) -> Result<u64> {
         let mut sum = 0;
         for task in fs::read_dir(format!("/proc/{}/task", self.id()))? {
@@ -99,12 +98,12 @@ impl Drop for Process {
     }
 }
 
-/// User and system time of a process and its ended children.
+/// Returns the user and system time of a process and its ended children.
 pub(crate) fn cpu_s(pid: u32) -> Result<f64> {
-    // Ticks of USER_HZ, which is 100 wherever Linux runs.
+    // Ticks per second (USER_HZ). The value is 100 on every Linux platform.
     const TICKS: f64 = 100.0;
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The second field is the program's name, which may hold anything.
+    // The second field is the program's name. It may contain any character.
     let (_, rest) = text
         .rsplit_once(')')
         .with_context(|| format!("/proc/{pid}/stat is not understood"))?;
@@ -117,7 +116,7 @@ pub(crate) fn cpu_s(pid: u32) -> Result<f64> {
     Ok(f64::from(ticks) / TICKS)
 }
 
-/// A number of `/proc/PID/status`.
+/// Returns a number of `/proc/PID/status`.
 pub(crate) fn status_field(pid: u32, name: &str) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
     field(&text, name).with_context(|| format!("/proc/{pid}/status has no {name}"))
@@ -130,7 +129,7 @@ fn field(status: &str, name: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// The kernel's own threads: the children of the second process.
+/// Returns the kernel's threads: the children of process 2.
 pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
     let mut threads = BTreeSet::new();
     for entry in fs::read_dir("/proc")? {
@@ -138,7 +137,7 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
         let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
             continue;
         };
-        // It may have ended by now.
+        // The process may have ended.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let parent = stat
             .rsplit_once(')')
@@ -150,8 +149,8 @@ pub(crate) fn kernel_threads() -> Result<BTreeSet<u32>> {
     Ok(threads)
 }
 
-/// Returns the number of processes and threads that this kernel has started so far, its own
-/// included.
+/// Returns the number of processes and threads that this kernel has started, including the kernel's
+/// own threads.
 pub(crate) fn forks() -> Result<u64> {
     let text = fs::read_to_string("/proc/stat")?;
     let line = text

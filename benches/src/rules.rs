@@ -1,4 +1,4 @@
-//! Follows packets through a table of iptables, read from its bytes as the kernel lays them out
+//! Follows packets through an iptables table. Parses the table from the kernel's binary layout
 //! (`struct ipt_entry`).
 //!
 //! ```text
@@ -20,29 +20,29 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// The part of a state that all modes have: who serves an address and port.
+/// Service addresses with their endpoints: the part of a state that all modes have.
 pub(crate) type Servers = BTreeMap<SocketAddrV4, BTreeSet<SocketAddrV4>>;
 
-/// Addresses that a packet may come to.
+/// Addresses that a packet may be sent to.
 type Targets = BTreeSet<SocketAddrV4>;
 
-/// The rules of a table of IPv4.
+/// The rules of an IPv4 table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules<'a> {
     entries: &'a [u8],
 }
 
-/// Rule of a table.
+/// A rule of a table.
 #[derive(Debug, Clone, Copy)]
 struct Rule<'a> {
     bytes: &'a [u8],
-    /// Offset of the target in the rule; the matches end there.
+    /// Offset of the target in the rule. The matches end there.
     target: usize,
     /// Offset of the next rule in the table.
     next: usize,
 }
 
-/// Result of matching a rule with a packet of which only some fields are known.
+/// Result of matching a rule with a partially known packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Takes {
     Never,
@@ -50,25 +50,25 @@ enum Takes {
     Always,
 }
 
-/// Fate of a packet that a rule takes.
+/// Verdict of a rule on a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// The next rule.
+    /// Continue with the next rule.
     On,
-    /// This chain, and back.
+    /// Call the chain at this offset.
     Jump(usize),
-    /// This chain, and back to where this one was called.
+    /// Go to the chain at this offset. Its end returns to the caller of this chain.
     Goto(usize),
-    /// Back to where this chain was called.
+    /// Return to the caller of this chain.
     Back,
-    /// Nothing more in this table.
+    /// End the traversal of this table.
     End,
-    /// The packet gets this address, and keeps its port if there is none here.
+    /// Translate the destination to this address. Without a port here, the packet keeps its port.
     To(Ipv4Addr, Option<u16>),
 }
 
-/// `struct ipt_ip`: addresses and their masks, interfaces' masks, protocol, flags and what is
-/// inverted.
+/// Offsets in `struct ipt_ip`: addresses and their masks, interface masks, protocol, flags, inverse
+/// flags.
 const SOURCE: usize = 0;
 const DESTINATION: usize = 4;
 const SOURCE_MASK: usize = 8;
@@ -77,28 +77,30 @@ const INTERFACE_MASKS: std::ops::Range<usize> = 48..80;
 const PROTOCOL: usize = 80;
 const FLAGS: usize = 82;
 const INVERTED: usize = 83;
-/// `IPT_F_FRAG`, `IPT_F_GOTO`
+/// Flags of `struct ipt_ip`: `IPT_F_FRAG`, `IPT_F_GOTO`.
 const FRAGMENT: u8 = 0x01;
 const GOTO: u8 = 0x02;
-/// `IPT_INV_DSTIP`, `IPT_INV_FRAG`, `IPT_INV_PROTO`
+/// Inverse flags of `struct ipt_ip`: `IPT_INV_DSTIP`, `IPT_INV_FRAG`, `IPT_INV_PROTO`.
 const NOT_DESTINATION: u8 = 0x10;
 const NOT_FRAGMENT: u8 = 0x20;
 const NOT_PROTOCOL: u8 = 0x40;
-/// `struct ipt_entry`: where the target is, where the next entry is, and its own end.
+/// Offsets in `struct ipt_entry`: the target's offset, the next entry's offset, and the end of the
+/// structure.
 const TARGET_OFFSET: usize = 88;
 const NEXT_OFFSET: usize = 90;
 const ENTRY: usize = 112;
-/// `struct xt_entry_match`, `struct xt_entry_target`: size, name, revision; then what is the
-/// extension's own.
+/// Offsets in `struct xt_entry_match` and `struct xt_entry_target`: size, name, revision, and the
+/// extension's data.
 const NAME: std::ops::Range<usize> = 2..31;
 const REVISION: usize = 31;
 const OWN: usize = 32;
-/// `XT_RETURN`
+/// Standard verdict `XT_RETURN`.
 const RETURN: i32 = -5;
-/// `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED`
+/// Range flags: `NF_NAT_RANGE_MAP_IPS`, `NF_NAT_RANGE_PROTO_SPECIFIED`.
 const HAS_ADDRESS: u32 = 1;
 const HAS_PORT: u32 = 2;
-/// Targets that end a packet's way through a table, or what we know of it; all others let it go on.
+/// Targets that end a packet's traversal, or that this program cannot follow. All other targets
+/// continue with the next rule.
 const ENDS: [&[u8]; 8] = [
     b"MASQUERADE",
     b"NETMAP",
@@ -109,18 +111,18 @@ const ENDS: [&[u8]; 8] = [
     b"SYNPROXY",
     b"TPROXY",
 ];
-/// Limit of nested chains; kube-proxies nest four.
+/// Maximum depth of nested chains. Kube-proxies nest four chains.
 const DEEP: usize = 32;
 
 impl<'a> Rules<'a> {
-    /// Reads the entries of a table whose first built-in chain is PREROUTING: nat's. Without
-    /// entries, the table does not exist.
+    /// Wraps the entries of a nat table, whose first built-in chain is PREROUTING. Without entries,
+    /// the table does not exist.
     pub(crate) fn new(entries: &'a [u8]) -> Self {
         Self { entries }
     }
 
-    /// Returns the addresses that a new TCP connection to this address and port may be sent to;
-    /// none if no rule takes it.
+    /// Returns the addresses that a new TCP connection to this address and port may be sent to.
+    /// Empty if no rule takes it.
     pub(crate) fn targets(&self, at: SocketAddrV4) -> Result<Targets> {
         let mut targets = Targets::new();
         if !self.entries.is_empty() {
@@ -129,8 +131,8 @@ impl<'a> Rules<'a> {
         Ok(targets)
     }
 
-    /// Returns all addresses and ports that rules for incoming packets match, and the targets of
-    /// their packets. Rules for whole networks, or for no certain port, are left out.
+    /// Returns every address and port that rules for incoming packets match, with the targets of
+    /// their packets. Skips rules for whole networks and rules without a single port.
     pub(crate) fn servers(&self) -> Result<Servers> {
         let mut found = BTreeMap::new();
         if !self.entries.is_empty() {
@@ -140,7 +142,7 @@ impl<'a> Rules<'a> {
         Ok(servers.map(|(at, (targets, _))| (at, targets)).collect())
     }
 
-    /// Follows a packet from a rule on. Whether it may come out at the end of the chain.
+    /// Follows a packet from a rule on. Returns true if the packet may pass the end of the chain.
     fn follow(
         &self,
         from: usize,
@@ -183,10 +185,10 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Goes through a chain and all that it calls but those that are for one address and port only:
-    /// these are followed with a packet for it. `found` has where such packets may be sent, and
-    /// whether they have all been by now. Whether other packets may come out at the end of the
-    /// chain does not matter: what they pass is looked at in any case.
+    /// Walks a chain and the chains that it calls. If a rule matches only one address and port,
+    /// follows a packet to that address instead. `found` maps each such address to the targets of
+    /// its packets, and records whether every packet has been taken. Packets to other addresses may
+    /// pass the end of the chain or not: the walk visits the later rules in any case.
     fn gather(
         &self,
         from: usize,
@@ -250,9 +252,9 @@ impl<'a> Rules<'a> {
 }
 
 impl<'a> Rule<'a> {
-    /// Matches the rule with a TCP packet for an address and port, from anywhere.
+    /// Matches the rule with a TCP packet to an address and port, from any source.
     fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
-        // Of tens of thousands of rules, nearly all are for another address.
+        // With tens of thousands of rules, nearly every rule is for another address.
         let wanted = self.number(DESTINATION)?;
         let mask = self.number(DESTINATION_MASK)?;
         let inverted = self.byte(INVERTED)?;
@@ -278,8 +280,8 @@ impl<'a> Rule<'a> {
         Ok(takes)
     }
 
-    /// The one address and port that it is for, if it is for one, from anywhere, whatever else it
-    /// asks.
+    /// Returns the single address and port that the rule matches, if any. Ignores its further
+    /// conditions.
     fn only(&self) -> Result<Option<SocketAddrV4>> {
         let is_one = self.number(DESTINATION_MASK)? == u32::MAX
             && self.byte(INVERTED)? & (NOT_DESTINATION | NOT_PROTOCOL) == 0
@@ -302,13 +304,13 @@ impl<'a> Rule<'a> {
         head.iter().all(|byte| *byte == 0) && self.target == ENTRY
     }
 
-    /// Returns the fate of a packet that the rule takes; `at` is the rule's offset.
+    /// Returns the rule's verdict on a packet. `at` is the rule's offset.
     fn fate(&self, at: usize) -> Result<Fate> {
         let target = Extension::at(self.bytes.get(self.target..).unwrap_or_default())
             .with_context(|| format!("the rule at byte {at} has no target"))?;
         let number = |at| target.number(at);
         Ok(match target.name {
-            // The kernel's own: a verdict, or where to go on.
+            // The standard target: a verdict, or the offset of a chain.
             b"" => match i32::from_ne_bytes(number(0)?.to_ne_bytes()) {
                 RETURN => Fate::Back,
                 verdict if verdict < 0 => Fate::End,
@@ -319,8 +321,8 @@ impl<'a> Rule<'a> {
                 },
             },
             b"DNAT" => {
-                // Revision 0: `struct nf_nat_ipv4_multi_range_compat`; 2: `struct nf_nat_range2`,
-                // addresses of 16 bytes.
+                // Revision 0 is `struct nf_nat_ipv4_multi_range_compat`. Revision 2 is `struct
+                // nf_nat_range2`, with addresses of 16 bytes.
                 let (flags, address, to, port) = match target.revision {
                     0 => (4, 8, 12, 16),
                     2 => (0, 4, 20, 36),
@@ -337,7 +339,7 @@ impl<'a> Rule<'a> {
                     (flags & HAS_PORT != 0).then_some(port),
                 )
             }
-            // Heads of chains, and the end of the table.
+            // Chain heads, and the end of the table.
             b"ERROR" => bail!("the chain before byte {at} has no end"),
             name if ENDS.contains(&name) => Fate::End,
             _ => Fate::On,
@@ -373,10 +375,10 @@ impl<'a> Rule<'a> {
     }
 }
 
-/// `IPPROTO_TCP` as `ipt_ip` has it.
+/// `IPPROTO_TCP`, in the byte order of `ipt_ip`.
 const TCP: [u8; 2] = 6_u16.to_ne_bytes();
 
-/// A match or target.
+/// A match or target of a rule.
 #[derive(Debug, Clone, Copy)]
 struct Extension<'a> {
     name: &'a [u8],
@@ -387,7 +389,7 @@ struct Extension<'a> {
 }
 
 impl<'a> Extension<'a> {
-    /// The one that begins here; `None` if there is none.
+    /// Returns the match or target that begins here, or `None` without one.
     fn at(bytes: &'a [u8]) -> Option<Self> {
         let size = usize::from(short(bytes, 0)?);
         let name = bytes.get(NAME)?;
@@ -399,7 +401,7 @@ impl<'a> Extension<'a> {
         })
     }
 
-    /// Matches a TCP packet for a port, from anywhere.
+    /// Matches a TCP packet to a port, from any source.
     fn takes(&self, packet: SocketAddrV4) -> Result<Takes> {
         match self.name {
             b"comment" => Ok(Takes::Always),
@@ -418,7 +420,7 @@ impl<'a> Extension<'a> {
         }
     }
 
-    /// The one port that a match takes, if it is one.
+    /// Returns the single port that a match accepts, if any.
     fn only_port(&self) -> Result<Option<u16>> {
         if self.name != b"tcp" {
             return Ok(None);
@@ -428,7 +430,7 @@ impl<'a> Extension<'a> {
         Ok(is_one.then_some(*tcp.to.start()))
     }
 
-    /// `struct xt_tcp`
+    /// Parses `struct xt_tcp`.
     fn tcp(&self) -> Result<Tcp> {
         let port = |at| short(self.own, at).context("a match of TCP is too short");
         let byte = |at| self.own.get(at).copied().unwrap_or_default();
@@ -454,14 +456,14 @@ impl<'a> Extension<'a> {
     }
 }
 
-/// `XT_TCP_INV_DSTPT`
+/// Inverse flag of `struct xt_tcp`: `XT_TCP_INV_DSTPT`.
 const NOT_TO_PORT: u8 = 0x02;
 
 /// Conditions of a TCP match.
 #[derive(Debug)]
 struct Tcp {
     to: std::ops::RangeInclusive<u16>,
-    /// True if it matches more than the destination port.
+    /// True if the match has more conditions than the destination port.
     asks_more: bool,
     inverted: u8,
 }
@@ -480,7 +482,7 @@ fn number(bytes: &[u8], at: usize) -> Option<u32> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Table that the kernel made of `leftovers.rules` and `ways.rules`; `examples/capture.rs`
+    /// A table that the kernel made of `leftovers.rules` and `ways.rules`. `examples/capture.rs`
     /// captured it.
     pub(crate) const LEFTOVERS: &str = include_str!("../tests/data/leftovers.hex");
     pub(crate) const WAYS: &str = include_str!("../tests/data/ways.hex");
@@ -501,7 +503,7 @@ pub(crate) mod tests {
     #[test]
     fn what_nothing_leads_to_is_not_reached() {
         let table = table(LEFTOVERS);
-        // The endpoint that was replaced is in the table, and nobody gets there.
+        // The replaced endpoint is in the table, but no rule leads to it.
         let old = [10, 128, 1, 1];
         assert!(table.as_chunks::<4>().0.contains(&old));
         assert_eq!(
@@ -512,7 +514,7 @@ pub(crate) mod tests {
             targets(&table, "10.96.1.1:80"),
             ["10.128.1.2:8080", "10.128.1.3:8080"]
         );
-        // So are the endpoints of what was deleted, and of what has lost its rule.
+        // The same holds for endpoints of deleted Services, and of Services without a rule.
         for gone in ["10.96.1.2:80", "10.96.1.3:80", "10.96.1.0:81"] {
             assert!(targets(&table, gone).is_empty(), "{gone}");
         }
@@ -563,7 +565,7 @@ pub(crate) mod tests {
             assert!(Rules::new(cut).targets(at).is_err());
             assert!(Rules::new(cut).servers().is_err());
         }
-        // Each byte of the rules that packets meet, changed: anything may come of it but a panic.
+        // Changes each byte of the rules that packets meet. Any result is fine except a panic.
         let mut bytes = whole;
         for index in 0..bytes.len() {
             *bytes.get_mut(index).unwrap() ^= 0xff;

@@ -1,5 +1,4 @@
-//! The host's side: cells one after another, within the limits, and the report of what came of
-//! them.
+//! The host's side: runs cells one after another within the limits, and writes the report.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,14 +24,15 @@ use crate::stage::beside;
 
 /// Version of the format of `report.json`.
 const VERSION: u32 = 1;
-/// Time for a cell on top of its limits: boot, surroundings, the fixture's start and a last look.
+/// Time for a cell in addition to its limits: boot, node setup, the fixture's start and a last
+/// look.
 const AROUND: Duration = Duration::from_mins(2);
-/// Limit for another kube-proxy to print its version, boot included.
+/// Timeout for another kube-proxy to print its version, boot included.
 const VERSION_LIMIT: Duration = Duration::from_secs(30);
-/// When all is over, of the hour that it may take with the build.
+/// Time limit of a run. With the build, a run takes at most an hour.
 const MINUTES: u64 = 48;
-/// Minutes by which each other kube-proxy prolongs the run: the time of upstream's IPVS mode for
-/// the main table.
+/// Additional minutes for each other kube-proxy: the time of upstream's IPVS mode for the main
+/// table.
 const MINUTES_FOR_ANOTHER: u64 = 10;
 
 /// Measures, and writes report.json, report.md and charts.
@@ -90,7 +90,7 @@ pub(crate) struct Run {
     out: Option<PathBuf>,
 }
 
-/// `upstream=/usr/bin/kube-proxy:ipvs`
+/// Parses `upstream=/usr/bin/kube-proxy:ipvs`.
 fn other(text: &str) -> Result<Subject, String> {
     let wrong =
         || format!("{text:?}: write NAME=PATH:MODE, with the mode ipvs, iptables or nftables");
@@ -114,7 +114,7 @@ fn other(text: &str) -> Result<Subject, String> {
 }
 
 impl Run {
-    /// Measures all, and writes the report.
+    /// Runs all cells and writes the report.
     pub(crate) fn run(&self) -> Result<()> {
         let started = (SystemTime::now(), Instant::now());
         let (subjects, not_named) = self.chosen_subjects()?;
@@ -180,7 +180,7 @@ impl Run {
                 None => match self.measure(cell, &folder, end) {
                     Ok(measurement) => measurement,
                     Err(error) => {
-                        // What there is by now is a report, too.
+                        // The measurements up to now are a report, too.
                         report::draw(&report, &folder, true)?;
                         return Err(error);
                     }
@@ -197,7 +197,7 @@ impl Run {
             println!("{line} ({:.0} s)", measurement.took_s);
             report.measurements.push(measurement);
             report.about.seconds = started.1.elapsed().as_secs();
-            // After each cell, so that nothing is lost with an interrupted run.
+            // The file is written after each cell, so that an interrupted run keeps its results.
             let json = folder.join("report.json");
             fs::write(&json, serde_json::to_vec_pretty(&report)?)
                 .with_context(|| format!("cannot write {}", json.display()))?;
@@ -243,13 +243,13 @@ impl Run {
         Ok(folder.canonicalize()?)
     }
 
-    /// The subjects, and the names of other kube-proxies that are none because they are not among
-    /// those asked for.
+    /// Returns the subjects. Also returns the names of other kube-proxies that `--subjects` does
+    /// not include.
     fn chosen_subjects(&self) -> Result<(Vec<Subject>, Vec<String>)> {
         self.chosen_from(&beside("kube-proxy")?)
     }
 
-    /// Chooses the subjects, with our daemon in a certain file.
+    /// Chooses the subjects, with `daemon` as our binary.
     fn chosen_from(&self, daemon: &Path) -> Result<(Vec<Subject>, Vec<String>)> {
         let ours = |name: &str, mode, flags: &[&str]| Subject {
             name: name.to_owned(),
@@ -264,7 +264,7 @@ impl Run {
             name: name.to_owned(),
             kind,
         };
-        // What this build cannot do yet it says itself, in the first cell that asks it to.
+        // If this build lacks a feature, it reports so in the first cell that uses the feature.
         let mut all = vec![
             ours("ipvs", Mode::Ipvs, &[]),
             ours("ipvs-route", Mode::Ipvs, &[ROUTE]),
@@ -336,8 +336,8 @@ impl Run {
         others
     }
 
-    /// Asks a program for its `--version`, in a guest: a program that ignores the flag does its
-    /// work there.
+    /// Runs `--version` of a program in a VM. A program that ignores the flag would otherwise do
+    /// its work on this host.
     fn version(&self, path: &Path, folder: &Path) -> String {
         let into = folder.join("version");
         let script = "exec \"$1\" --version > \"$2\" 2>&1";
@@ -356,7 +356,7 @@ impl Run {
         line.unwrap_or_default().to_owned()
     }
 
-    /// Returns the options of all guests.
+    /// Returns the options of all VMs.
     fn options(&self, folder: &Path) -> Options {
         let given = Options::from_env();
         Options {
@@ -367,7 +367,7 @@ impl Run {
         }
     }
 
-    /// Measures a cell in a guest of its own.
+    /// Measures a cell in a fresh VM.
     fn measure(&self, cell: &Cell, folder: &Path, end: Option<Instant>) -> Result<Measurement> {
         let into = folder.join("cell.json");
         let _ = fs::remove_file(&into);
@@ -378,8 +378,8 @@ impl Run {
             "--into".into(),
             into.clone().into(),
         ];
-        // What comes before, what is measured, and a whole second time for a state that comes out
-        // wrong.
+        // The limit covers the preparation and the measurement. It includes one more limit for a
+        // state that turns out wrong.
         let limit = Duration::from_secs(cell.limit_s * 2 + cell.idle_s) + AROUND;
         let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
         let is_cut = rest.is_some_and(|rest| rest < limit);
@@ -455,17 +455,17 @@ impl Run {
     }
 }
 
-/// Cells that are not begun, and the reasons.
+/// Cells that are skipped, and the reasons.
 #[derive(Debug, Default)]
 struct SkippedCells {
     /// Subjects that do not know their mode or flags.
     refused: BTreeMap<String, String>,
-    /// Cells that took too long.
+    /// Cells that exceeded their limit.
     over: Vec<Cell>,
 }
 
 impl SkippedCells {
-    /// Returns the outcome of a cell that is not begun, or `None` to begin it.
+    /// Returns the outcome of a skipped cell, or `None` to run it.
     fn why(&self, cell: &Cell, end: Option<Instant>, expected: Duration) -> Option<Outcome> {
         let is_repeat_of = |one: &Cell| {
             let counts = one.is_counting == cell.is_counting;
@@ -505,21 +505,21 @@ impl SkippedCells {
     }
 }
 
-/// `cold 10000x2 ipvs #0`
+/// Returns the title of a cell: `cold 10000x2 ipvs #0`.
 fn title(cell: &Cell) -> String {
     let counting = if cell.is_counting { " counting" } else { "" };
     let (axis, size, name) = (cell.axis, cell.size, &cell.subject.name);
     format!("{axis} {size} {name} #{}{counting}", cell.repeat)
 }
 
-/// When all is over if nothing else is said.
+/// Returns the default time limit of a run, in minutes.
 pub(crate) fn default_minutes(subjects: &[Subject]) -> u64 {
     let others = subjects.iter().filter(|one| one.kind.is_other());
     MINUTES + MINUTES_FOR_ANOTHER * others.count() as u64
 }
 
-/// The cells, with the seconds that each takes by experience; `None`: one before it says that it
-/// would take too long.
+/// Returns the cells with their expected durations in seconds. The duration is `None` if an earlier
+/// cell shows that the cell would exceed its limit.
 pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
     let mut left_out = SkippedCells::default();
     let mut foreseen = Vec::new();
@@ -533,7 +533,7 @@ pub(crate) fn foreseen(cells: &[Cell]) -> Vec<(&Cell, Option<f64>)> {
     foreseen
 }
 
-/// The cells, a line for each, with the minutes until it is done.
+/// Lists the cells, one per line, with the cumulated minutes.
 fn planned(cells: &[Cell]) -> String {
     let (mut text, mut until) = (String::new(), 0.0);
     for (cell, seconds) in foreseen(cells) {
@@ -598,7 +598,7 @@ fn short(outcome: &Outcome) -> String {
     words.join(", ")
 }
 
-/// Returns the output of a program; empty if it cannot be run.
+/// Returns the output of a program. Empty if the program cannot run.
 fn said(program: &str, arguments: &[&str]) -> String {
     Command::new(program)
         .args(arguments)
@@ -618,14 +618,15 @@ fn cpu() -> String {
     format!("{} × {model}", models.len())
 }
 
-/// `2026-11-21T11:45:00Z`
+/// Formats a time: `2026-11-21T11:45:00Z`.
 fn utc(time: SystemTime) -> String {
     let seconds = time.duration_since(SystemTime::UNIX_EPOCH);
     let seconds = i64::try_from(seconds.unwrap_or_default().as_secs()).unwrap_or_default();
     jiff::Timestamp::from_second(seconds).map_or_else(|_| String::new(), |at| at.to_string())
 }
 
-/// The command line without the folders of this machine, which say nothing about what was measured.
+/// Returns the command line without this machine's folders, which are irrelevant to the
+/// measurement.
 fn command(arguments: impl Iterator<Item = String>) -> String {
     let mut words = Vec::new();
     let mut before = String::new();
@@ -646,7 +647,7 @@ fn command(arguments: impl Iterator<Item = String>) -> String {
     words.join(" ")
 }
 
-/// The value of a flag without the folder of the file that it names, if it names one.
+/// Returns a flag's value. If the value is a path, returns only the file name.
 fn without_folder(flag: &str, value: &str) -> String {
     let (name, path) = match flag {
         "--kernel" => ("", value),
@@ -676,8 +677,8 @@ mod tests {
         assert_eq!(command(text.split(' ').map(str::to_owned)), wanted);
     }
 
-    /// Returns the subjects that a command line chooses, and those that it leaves out. Our own
-    /// daemon is any file here.
+    /// Returns the subjects that a command line chooses, and the subjects that it excludes. Any
+    /// file serves as our daemon here.
     fn chosen(arguments: &str) -> Result<(Vec<String>, Vec<String>)> {
         #[derive(Debug, clap::Parser)]
         struct Line {

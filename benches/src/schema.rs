@@ -1,4 +1,5 @@
-//! Cells, outcomes and the report: all that host and guest exchange, and all of `report.json`.
+//! Cells, outcomes and the report: the data that host and VM exchange, and the format of
+//! `report.json`.
 //!
 //! ```text
 //!  run (host) ── Cell ──▶ lab run -- bench cell JSON ── Outcome ──▶ run ── Report ──▶ report.json ──▶ report (drawn)
@@ -12,7 +13,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// Question that a cell asks about a subject.
+/// Quantity that a cell measures.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ValueEnum,
 )]
@@ -20,38 +21,38 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Axis {
     /// Cold start: from exec to the whole state in an empty kernel.
     Cold,
-    /// A cold start with the kernel modules loaded before.
+    /// A cold start with preloaded kernel modules.
     Loaded,
-    /// Restart: from exec to the end of the first sync on a kernel that holds the state already.
+    /// Restart: from exec to the end of the first sync. The kernel already holds the state.
     Restart,
     /// Addition of a Service.
     Add,
-    /// Replacement of one endpoint of one Service, many times; each is seen in the kernel before
-    /// the next.
+    /// Replacement of one endpoint of one Service, many times. Each change must be in the kernel
+    /// before the next.
     Change,
     /// 100 endpoints replaced, one object after another without waiting.
     Rolling,
     /// Deletion of all Services.
     Delete,
-    /// Nothing happens.
+    /// An idle daemon.
     Idle,
-    /// A cold start; peak and steady memory.
+    /// Peak and steady memory of a cold start.
     Memory,
-    /// Service with as many endpoints as the size says.
+    /// One Service with many endpoints. The size sets their number.
     Big,
     /// Requests to the API server, and its responses.
     Api,
     /// The first packet of a new flow.
     First,
-    /// New connections in a second.
+    /// New connections per second.
     Connect,
-    /// Requests on a connection that is kept.
+    /// Requests per second on a persistent connection.
     Keptalive,
-    /// Datagrams.
+    /// Datagrams per second.
     Udp,
-    /// Bytes in a second.
+    /// Bytes per second.
     Throughput,
-    /// Cost that each piece of the shim adds to a first packet, at one Service.
+    /// Cost that each part of the shim adds to a first packet, at one Service.
     Anatomy,
 }
 
@@ -60,13 +61,13 @@ impl Axis {
         Self::value_variants().iter().copied()
     }
 
-    /// Returns true if packets are measured, not writes.
+    /// Returns true if the axis measures packets instead of writes.
     pub(crate) fn is_data_plane(self) -> bool {
         self >= Self::First
     }
 }
 
-/// The word on the command line and in the report.
+/// Formats the axis as on the command line and in the report.
 impl fmt::Display for Axis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.to_possible_value();
@@ -89,18 +90,18 @@ impl FromStr for Axis {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// IPVS.
+    /// IPVS mode.
     Ipvs,
-    /// iptables.
+    /// iptables mode.
     Iptables,
-    /// nftables.
+    /// nftables mode.
     Nftables,
-    /// Sockets of the daemon itself.
+    /// Userspace mode, in which the daemon relays packets through its sockets.
     Userspace,
 }
 
 impl Mode {
-    /// The value of `--proxy-mode`.
+    /// Returns the value of `--proxy-mode`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ipvs => "ipvs",
@@ -111,10 +112,10 @@ impl Mode {
     }
 }
 
-/// Subject of measurements: a column of the report.
+/// Subject of measurements, and a column of the report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Subject {
-    /// Name in the report.
+    /// Name of the subject in the report.
     pub(crate) name: String,
     /// Kind of the subject.
     #[serde(flatten)]
@@ -127,16 +128,17 @@ pub(crate) struct Subject {
 pub(crate) enum SubjectKind {
     /// A kube-proxy binary.
     KubeProxy {
-        /// The binary.
+        /// Path of the binary.
         path: PathBuf,
-        /// `--proxy-mode`.
+        /// Value of `--proxy-mode`.
         mode: Mode,
         /// Further flags.
         flags: Vec<String>,
-        /// True if it is built from this repository, so that flags of our own may be used.
+        /// True if the binary is built from this repository. Only then our additional flags are
+        /// allowed.
         is_ours: bool,
     },
-    /// The bare loader: the same final state of the IPVS mode as messages encoded beforehand.
+    /// The bare loader of IPVS mode. It sends the same final state as messages encoded beforehand.
     Floor,
     /// A bare loader of nftables mode.
     NftFloor,
@@ -144,31 +146,30 @@ pub(crate) enum SubjectKind {
     NftFlatFloor,
     /// `ipvsadm -R`, `ipset restore` and `ip -batch` with the same final state.
     Tools,
-    /// Data plane: virtual servers and nothing else: no sets, no rules.
+    /// Data plane: only virtual servers, without sets and rules.
     BareIpvs,
-    /// Data plane: no Service at all; the pod is asked directly.
+    /// Data plane: no Service. The client connects directly to the pod.
     Direct,
 }
 
-/// Prefix of the series of the axis `anatomy` that belong to a node which a daemon has programmed.
-/// The name of the subject follows.
+/// Prefix of `anatomy` series from a node that a daemon has programmed. The subject's name follows.
 pub(crate) const WHOLE: &str = "by the daemon: ";
-/// The series of the axis anatomy in which addresses are translated, and no rule says how.
+/// The series of the axis `anatomy` with address translation enabled and no translating rule.
 pub(crate) const NAT_ALONE: &str = "translation of addresses, no rule";
-/// Why a cell is not run after its run's time.
+/// Reason for skipping a cell after the run's time limit.
 pub(crate) const NO_TIME: &str =
     "it would not have been done in the time of the whole run (--minutes)";
-/// The flag of our leaner shim.
+/// The flag for our lean shim.
 pub(crate) const LEAN: &str = "--ipvs-shim=lean";
-/// The flag of the shim that is a table of nftables.
+/// The flag for the nftables shim.
 pub(crate) const NATIVE: &str = "--ipvs-shim=nftables";
-/// The flag of the flat layout of nftables mode.
+/// The flag for the flat layout of nftables mode.
 pub(crate) const FLAT: &str = "--nftables-layout=flat";
-/// The flag that has service addresses as routes.
+/// The flag that makes service addresses local by routes.
 pub(crate) const ROUTE: &str = "--ipvs-vip-mode=route";
 
 impl Outcome {
-    /// Describes a cell that is not measured, for this reason.
+    /// Returns the outcome of a cell that is skipped for this reason.
     pub(crate) fn skipped(why: impl Into<String>) -> Self {
         Self::Skipped {
             why: why.into(),
@@ -178,17 +179,17 @@ impl Outcome {
 }
 
 impl SubjectKind {
-    /// Returns true for a kube-proxy that is not of this repository.
+    /// Returns true for a kube-proxy from another source.
     pub(crate) fn is_other(&self) -> bool {
         matches!(self, Self::KubeProxy { is_ours: false, .. })
     }
 
-    /// Returns true if the shim is the lean one.
+    /// Returns true if the subject has the lean shim.
     pub(crate) fn is_lean(&self) -> bool {
         self.has(LEAN)
     }
 
-    /// Returns true for a kube-proxy that has this flag of its own.
+    /// Returns true for a kube-proxy with this additional flag.
     pub(crate) fn has(&self, wanted: &str) -> bool {
         matches!(self, Self::KubeProxy { flags, .. } if flags.iter().any(|flag| flag == wanted))
     }
@@ -197,9 +198,9 @@ impl SubjectKind {
 /// Number of Services and endpoints: `10000x2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) struct Size {
-    /// Services, of one TCP port each.
+    /// Number of Services. Each has one TCP port.
     pub(crate) services: u32,
-    /// Endpoints of each.
+    /// Number of endpoints per Service.
     pub(crate) endpoints: u32,
 }
 
@@ -212,7 +213,7 @@ impl fmt::Display for Size {
 impl FromStr for Size {
     type Err = String;
 
-    /// `10000` (two endpoints each) or `10000x50`.
+    /// Parses `10000` (two endpoints each) or `10000x50`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (services, endpoints) = text.split_once('x').unwrap_or((text, "2"));
         let number = |text: &str| {
@@ -228,29 +229,30 @@ impl FromStr for Size {
     }
 }
 
-/// Measurement in a fresh guest of its own.
+/// Measurement in a fresh VM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Cell {
     pub(crate) axis: Axis,
     pub(crate) subject: Subject,
     pub(crate) size: Size,
-    /// Number of the repeat, from 0. Repeats of one axis, subject and size are one point of the
+    /// Number of the repeat, from 0. The repeats of one axis, subject and size are one point of the
     /// report.
     pub(crate) repeat: u32,
-    /// The subject runs under `strace -f`: what it does is counted, and its times mean nothing.
+    /// True if the subject runs under `strace -f`. The cell then counts system calls, and its
+    /// durations are meaningless.
     pub(crate) is_counting: bool,
-    /// The time limit, in seconds, of what is measured, and of what has to be there before each.
+    /// Time limit in seconds. It applies to the measurement, and to the preparation of each step.
     pub(crate) limit_s: u64,
     /// Number of changes of the axis `change`.
     pub(crate) changes: u32,
-    /// Seconds for which the axis `idle` looks.
+    /// Duration of the axis `idle`, in seconds.
     pub(crate) idle_s: u64,
 }
 
 impl Cell {
-    /// Returns the factor of the run's time limit for this cell. strace slows everything down.
-    /// Another kube-proxy gets more at up to 1,000 Services, where it may take minutes and is to be
-    /// compared.
+    /// Returns the factor of the run's time limit for this cell. strace slows the subject down. At
+    /// up to 1,000 Services, other kube-proxies may take minutes. They get more time so that a
+    /// comparison is possible.
     pub(crate) fn patience(&self) -> u32 {
         let is_slow = self.subject.kind.is_other() && self.size.services <= 1_000;
         if self.is_counting || is_slow { 2 } else { 1 }
@@ -261,66 +263,67 @@ impl Cell {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "kebab-case")]
 pub(crate) enum Outcome {
-    /// Figures, of a state that was compared with what it must be.
+    /// Figures of a correct state.
     Measured(Box<Measured>),
-    /// The time limit passed: a result, "over N s".
+    /// The time limit passed. The result is "over N s".
     Over {
-        /// The limit; in JSON by another name than the cell's, which it stands beside.
+        /// The limit. In JSON, its name differs from the cell's limit in the same object.
         #[serde(rename = "over_s")]
         limit_s: u64,
-        /// State that was reached by then.
+        /// State at the limit.
         reached: String,
     },
-    /// Done, and the kernel holds something else than it must.
+    /// The subject was done, but the kernel's state is wrong.
     Wrong {
         /// The first differences.
         differences: String,
     },
-    /// Could not be measured.
+    /// The measurement failed.
     Failed {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Was not measured: the subject does not know its mode or flags, its cold start takes too
-    /// long, or there was no time.
+    /// Skipped: the subject does not support its mode or flags, its cold start takes too long, or
+    /// the run's time was over.
     Skipped {
-        /// Why.
+        /// The reason.
         why: String,
-        /// The time limit, in seconds, that a cold start of no more than this has passed: the cell
-        /// would have, too.
+        /// Time limit in seconds that a cold start of this or a smaller size exceeded. This cell
+        /// would have exceeded it, too.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cold_over_s: Option<u64>,
     },
 }
 
-/// Figures of a cell. What an axis does not have is absent.
+/// Figures of a cell. Figures that the axis does not measure are absent.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Measured {
-    /// Wall time of the whole, in seconds.
+    /// Wall time of the whole measurement, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wall_s: Option<f64>,
-    /// CPU time of the subject and the processes it started, user and system, in seconds.
+    /// CPU time of the subject and its child processes, user and system, in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_s: Option<f64>,
-    /// CPU time of the API fixture meanwhile, on the same CPU: part of the wall time.
+    /// CPU time of the API fixture during the measurement. The fixture shares the CPU, so this time
+    /// is part of the wall time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fixture_cpu_s: Option<f64>,
-    /// The subject's `VmHWM`, in KiB.
+    /// `VmHWM` of the subject, in KiB.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_kib: Option<u64>,
-    /// The subject's `VmRSS` when all was done and a while had passed, in KiB.
+    /// `VmRSS` of the subject, in KiB, a while after it finished its work.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) steady_kib: Option<u64>,
     /// Distributions by name: `all` for change; `first`, `middle`, `last` and `direct` for the data
     /// plane.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) series: BTreeMap<String, Distribution>,
-    /// Further figures; the name ends in the unit: `write_sets_s`, `wakeups_per_s`,
+    /// Additional figures. The name ends in the unit: `write_sets_s`, `wakeups_per_s`,
     /// `connections_per_s`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) figures: BTreeMap<String, f64>,
-    /// Cost of the subject at the API server, on each occasion.
+    /// Load of the API server on each occasion.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) server: BTreeMap<Occasion, ServerCost>,
     /// Counts of a counting repeat.
@@ -329,15 +332,15 @@ pub(crate) struct Measured {
     /// Release and machine of the guest's kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kernel: Option<String>,
-    /// The kernel's state at the end, as it was read and found right.
+    /// The kernel's state at the end, read back and found correct.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) state: Option<State>,
 }
 
-/// Many values in short.
+/// Summary of many values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Distribution {
-    /// `ms`, `us`, `ns`, `per_s`.
+    /// Unit of the values: `ms`, `us`, `ns`, `per_s`.
     pub(crate) unit: String,
     pub(crate) n: usize,
     pub(crate) min: f64,
@@ -367,21 +370,21 @@ impl Distribution {
     }
 }
 
-/// When the API server is asked.
+/// Occasion on which a subject sends requests to the API server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Occasion {
-    /// The subject starts.
+    /// First start of the subject.
     First,
-    /// Stop and start of the subject.
+    /// Restart of the subject.
     Restart,
     /// Endpoints change.
     Watch,
     /// Break of all connections of many clients at once.
     Reconnect,
-    /// The server answers watches with 504 for a while.
+    /// The server returns 504 to watches for a while.
     WatchStorm,
-    /// Break of all connections, with lists refused for a while.
+    /// All connections break. For a while, the server rejects lists, too.
     Storm,
 }
 
@@ -411,12 +414,12 @@ impl Occasion {
 /// Work of an API server.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ServerCost {
-    /// Bytes that it sent, on the wire.
+    /// Bytes that the server sent on the wire.
     pub(crate) bytes: u64,
     pub(crate) requests: u64,
-    /// Requests that it answered with all objects of a kind.
+    /// Requests whose response contained all objects of a kind.
     pub(crate) lists: u64,
-    /// CPU time of its process, in seconds.
+    /// CPU time of the server process, in seconds.
     pub(crate) cpu_s: f64,
 }
 
@@ -431,18 +434,18 @@ pub(crate) struct Counts {
     /// Netlink messages that write, by command or type.
     #[serde(default)]
     pub(crate) writes_by_name: BTreeMap<String, u64>,
-    /// Tables that the legacy iptables replaced (`IPT_SO_SET_REPLACE`); the other one writes by
-    /// netlink.
+    /// Tables that legacy iptables replaced (`IPT_SO_SET_REPLACE`). iptables-nft writes over
+    /// netlink instead.
     #[serde(default)]
     pub(crate) table_writes: u64,
-    /// Programs started (`execve`), its own not counted.
+    /// Programs that the subject started (`execve`).
     pub(crate) processes: u64,
-    /// The dearest system calls: name, and calls.
+    /// The most expensive system calls: name, and number of calls.
     #[serde(default)]
     pub(crate) by_name: BTreeMap<String, u64>,
 }
 
-/// Size of the kernel's state, and a digest of all of it.
+/// Size and digest of the kernel's state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     pub(crate) servers: u64,
@@ -451,11 +454,11 @@ pub(crate) struct State {
     pub(crate) addresses: u64,
     /// iptables rules of both tables.
     pub(crate) rules: u64,
-    /// Equal for equal states.
+    /// Digest of the state. Equal states have equal digests.
     pub(crate) digest: String,
 }
 
-/// A cell with what came of it.
+/// A cell with its outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurement {
     #[serde(flatten)]
@@ -466,10 +469,10 @@ pub(crate) struct Measurement {
     pub(crate) took_s: f64,
 }
 
-/// `report.json`.
+/// Content of `report.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Report {
-    /// Changes when what is written here changes its meaning.
+    /// Format version. Incremented when a field changes its meaning.
     pub(crate) version: u32,
     pub(crate) about: About,
     /// Measurements in their order.
@@ -480,43 +483,43 @@ pub(crate) struct Report {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct About {
-    /// UTC, `2026-11-21T11:45:00Z`.
+    /// Start time in UTC: `2026-11-21T11:45:00Z`.
     pub(crate) started: String,
     pub(crate) seconds: u64,
     /// Number of planned cells. A report with fewer measurements was interrupted.
     pub(crate) cells: usize,
-    /// The commit that was measured; `-dirty` behind it if there were changes.
+    /// The measured commit, with the suffix `-dirty` if there were uncommitted changes.
     pub(crate) commit: String,
-    /// The arguments, to run it again.
+    /// The command line of the run.
     pub(crate) command: String,
-    /// The lab's lane: `host`, `A` or `B`.
+    /// Lane of the lab, which selects the kernel of the VMs: `host`, `A` or `B`.
     pub(crate) lane: String,
-    /// The kernel of the guest: `6.1.0 x86_64`.
+    /// Kernel of the VMs: `6.1.0 x86_64`.
     pub(crate) kernel: String,
     /// The model and number of the host's CPUs.
     pub(crate) cpu: String,
-    /// Memory of the guest.
+    /// Memory of the VMs.
     pub(crate) memory: String,
-    /// The 1-minute load of the host when it started.
+    /// The host's 1-minute load at the start.
     pub(crate) load: String,
-    /// True if the limits were lifted.
+    /// True if the run had no limits (`--full`).
     pub(crate) is_full: bool,
     /// Subjects, in the order of the columns.
     pub(crate) subjects: Vec<String>,
-    /// The subjects that are not of this repository.
+    /// The subjects from other sources.
     pub(crate) others: Vec<Other>,
-    /// Kube-proxies that were given and are no subjects, because `--subjects` does not name them.
+    /// Kube-proxies that were given but are not among `--subjects`.
     pub(crate) not_named: Vec<String>,
 }
 
-/// A kube-proxy that is not of this repository.
+/// A kube-proxy from another source.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Other {
-    /// The subject.
+    /// Name of the subject.
     pub(crate) name: String,
     /// Output of `--version`; empty without output.
     pub(crate) version: String,
-    /// SHA-256 of the file, in hex; empty if it cannot be read.
+    /// SHA-256 of the file in hex. Empty if the file cannot be read.
     pub(crate) sha256: String,
 }
 

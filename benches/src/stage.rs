@@ -1,4 +1,4 @@
-//! Stage of a cell: a node, the API fixture beside it with all objects, and the subject.
+//! Stage of a cell: a node, the API fixture with all objects, and the subject.
 //!
 //! ```text
 //!  node1 ── Kernel (probes)          fixture: a process on node1's loopback, so that its CPU can be told apart
@@ -23,11 +23,10 @@ use crate::wait::{self, WaitEnd};
 
 /// Address of the fixture, on node1.
 pub(crate) const API: &str = "127.0.0.1:18080";
-/// Limit for the start of the fixture. A second for each thousand objects is far more than it
-/// needs.
+/// Timeout for the start of the fixture. It allows more than a second per thousand objects.
 const FIXTURE_LIMIT: Duration = Duration::from_mins(5);
-/// iptables' programs, which go by other names where iptables-nft is the default. The guest's
-/// kernel need not have nftables.
+/// Legacy programs of iptables. They have separate names if iptables-nft is the default. The VM's
+/// kernel may lack nftables.
 const IPTABLES: [&str; 6] = [
     "iptables",
     "iptables-save",
@@ -37,14 +36,14 @@ const IPTABLES: [&str; 6] = [
     "ip6tables-restore",
 ];
 
-/// The surroundings of a subject.
+/// The environment of a subject.
 pub(crate) struct Stage {
     pub(crate) cell: Cell,
-    /// World, for more pods and hosts.
+    /// World of the lab, to add pods and hosts.
     pub(crate) world: World,
-    /// Node of the subject: 172.35.0.100; pods in 10.200.1.0/24.
+    /// Node of the subject: 172.35.0.100. Its pods are in 10.200.1.0/24.
     pub(crate) node: Node,
-    /// Objects, changed before [`Stage::serve`] or together with the fixture's.
+    /// Objects. They change before [`Stage::serve`], or together with the objects of the fixture.
     pub(crate) objects: Objects,
     pub(crate) kernel: Kernel,
     folder: PathBuf,
@@ -53,10 +52,10 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// A node without anything.
+    /// Creates an empty node.
     pub(crate) fn new(cell: &Cell) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("bench-{}", std::process::id()));
-        // On the host's own kernel, that of the cell before has the same number.
+        // On the host's own kernel, a previous cell's process can have had the same id.
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
         let has_legacy = prefer_legacy_iptables(&folder)?;
@@ -75,7 +74,7 @@ impl Stage {
         })
     }
 
-    /// Goes on with another subject, on another node, which has an API fixture of its own.
+    /// Continues with another subject on another node with a separate API fixture.
     pub(crate) fn go_on(&mut self, node: Node, subject: Subject) -> Result<()> {
         self.fixture = None;
         self.cell.subject = subject;
@@ -84,22 +83,22 @@ impl Stage {
         Ok(())
     }
 
-    /// The mode whose state is wanted.
+    /// Returns the mode of the subject.
     pub(crate) fn mode(&self) -> Mode {
         mode(&self.cell)
     }
 
-    /// A folder for files.
+    /// Returns a folder for files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Returns true if `iptables` is the legacy one.
+    /// Returns true if `iptables` is the legacy variant.
     pub(crate) fn has_legacy_iptables(&self) -> bool {
         self.has_legacy
     }
 
-    /// The time limit.
+    /// Returns the time limit.
     pub(crate) fn limit(&self) -> Duration {
         Duration::from_secs(self.cell.limit_s)
     }
@@ -137,12 +136,12 @@ impl Stage {
         Ok(())
     }
 
-    /// CPU time of the fixture so far, in seconds; 0 if there is none.
+    /// Returns the CPU time of the fixture, in seconds, or 0 without a fixture.
     pub(crate) fn fixture_cpu_s(&self) -> Result<f64> {
         self.fixture.as_ref().map_or(Ok(0.0), Process::cpu_s)
     }
 
-    /// A connection to the fixture.
+    /// Returns a connection to the fixture.
     pub(crate) fn api(&self) -> Result<Api> {
         let to: SocketAddr = API.parse()?;
         Api::new(self.node.enter(|| TcpStream::connect(to))?)
@@ -153,7 +152,7 @@ impl Stage {
         self.folder.join("trace")
     }
 
-    /// Waits until the kernel holds what the objects say.
+    /// Waits until the kernel holds the state of the objects.
     pub(crate) fn until_programmed(
         &mut self,
         subject: &mut Process,
@@ -193,7 +192,7 @@ fn sets(cell: &Cell) -> SetsIn {
     }
 }
 
-/// A program of this workspace, built as this one was.
+/// Returns the path of a program of this workspace from the same build.
 pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let file = own.with_file_name(name);
@@ -205,8 +204,8 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Puts links to the legacy programs first in this process's search path, where there are any:
-/// whether there are.
+/// Puts links to the legacy iptables programs first into this process's search path. Returns false
+/// if there are none.
 #[allow(unsafe_code, reason = "set_var is unsafe")]
 fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {
     let bin = folder.join("bin");
@@ -224,8 +223,8 @@ fn prefer_legacy_iptables(folder: &Path) -> Result<bool> {
             has_legacy = true;
         }
     }
-    // SAFETY: this process has one thread yet: a cell is measured by a process of its own, and this
-    // comes first in it.
+    // SAFETY: this process still has one thread. A cell runs in a separate process, and this call
+    // comes first.
     unsafe { std::env::set_var("PATH", format!("{}:{path}", bin.display())) };
     Ok(has_legacy)
 }

@@ -1,4 +1,4 @@
-//! Starts subjects. A subject does all its work and goes on, or waits.
+//! Starts subjects. A subject does all its work and then keeps running.
 
 use std::process::Command;
 use std::time::Instant;
@@ -11,14 +11,14 @@ use crate::schema::SubjectKind;
 use crate::stage::{API, Stage};
 use crate::{floor, tools};
 
-/// Starts the subject; when it was, too.
+/// Starts the subject. Also returns the start time.
 pub(crate) fn start(stage: &Stage) -> Result<(Process, Instant)> {
     let log = stage.folder().join("subject.log");
     if matches!(
         stage.cell.subject.kind,
         SubjectKind::Floor | SubjectKind::NftFloor | SubjectKind::NftFlatFloor
     ) {
-        // It prepares, stops itself, and writes when it is continued.
+        // The subject prepares, stops itself, and writes when it is continued.
         let process = Process::start(command(stage)?, &log)?;
         floor::await_ready(process, stage.limit())
     } else {
@@ -38,8 +38,8 @@ fn command(stage: &Stage) -> Result<Command> {
         } => {
             let mut command = if stage.cell.is_counting {
                 let mut command = stage.node.command("strace");
-                // -D: the child is the subject, which signals are for. Everything that is sent,
-                // whole.
+                // With -D, the child process is the subject and receives the signals. The other
+                // options log every sent byte.
                 command
                     .args(["-D", "-f", "-qq", "-s", "1000000", "-o"])
                     .arg(stage.trace());
@@ -54,14 +54,15 @@ fn command(stage: &Stage) -> Result<Command> {
                 .arg(format!("--cluster-cidr={CLUSTER_CIDR}"))
                 .args([
                     "--hostname-override=node1",
-                    // Only the initial network namespace may size the connection tracking table.
+                    // Only the initial network namespace may set the size of the connection
+                    // tracking table.
                     "--conntrack-max-per-core=0",
                     "--ipvs-min-sync-period=0s",
                     "--iptables-min-sync-period=0s",
                 ])
                 .args(flags);
             if *is_ours && stage.has_legacy_iptables() && lab::iptables_backend() == "nft" {
-                // Others have what `iptables` is; ours would look for nftables itself.
+                // Other kube-proxies use the program `iptables`. Our daemon would detect nftables.
                 command.arg("--iptables-backend=legacy");
             }
             Ok(command)

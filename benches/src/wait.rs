@@ -1,4 +1,4 @@
-//! Waiting until the kernel holds what it must.
+//! Waits until the kernel holds the wanted state.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -13,28 +13,28 @@ use crate::objects::{Objects, PORT};
 use crate::rules::Rules;
 use crate::schema::{Mode, Outcome, State};
 
-/// Number of Services that are looked up before everything is read.
+/// Number of Services that are looked up before the whole state is read.
 const SAMPLE: u32 = 100;
-/// Pause between two looks at a state of many entries: a look takes two system calls, less than 2 %
+/// Pause between two looks at a state of many entries. A look takes two system calls, less than 2 %
 /// of the pause.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Least factor between the CPU time of a look and the pause after it, as some looks read a whole
-/// table. A look in the background takes nothing from the subject, so that its pause is as long as
-/// the look.
+/// Minimum factor between the CPU time of a look and the pause after it, as some looks read a whole
+/// table. A look in the background takes no CPU time from the subject. Its pause is as long as the
+/// look.
 const REST: u32 = 10;
 /// Pause between two reads of a whole state that has too many entries.
 const WHOLE_PAUSE: Duration = Duration::from_millis(50);
 
-/// This thread runs only when no other wants to (`SCHED_IDLE`), as long as this is held. What it
-/// starts meanwhile would too.
+/// Guard that runs this thread at `SCHED_IDLE` priority until dropped. Threads and processes
+/// started in the meantime inherit the priority.
 #[derive(Debug)]
 pub(crate) struct Background;
 
 impl Background {
     pub(crate) fn enter() -> Result<Self> {
         schedule(libc::SCHED_IDLE)?;
-        // Whoever can run does so now: the kernel notices a change of policy at its next tick only,
-        // 10 ms away.
+        // Yields the CPU to other threads. The kernel notices a change of policy only at its next
+        // tick, up to 10 ms later.
         std::thread::yield_now();
         Ok(Self)
     }
@@ -49,7 +49,7 @@ impl Drop for Background {
 #[allow(unsafe_code, reason = "no crate offers this system call")]
 fn schedule(policy: libc::c_int) -> Result<()> {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the structure outlives the call, which only reads it; 0 is the calling thread.
+    // SAFETY: the structure outlives the call, which only reads it. 0 is the calling thread.
     let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
     ensure!(
         result == 0,
@@ -62,15 +62,15 @@ fn schedule(policy: libc::c_int) -> Result<()> {
 /// End of a wait.
 #[derive(Debug)]
 pub(crate) enum WaitEnd {
-    /// The state is as wanted: since when, as the cheap looks saw it, and the state.
+    /// The state is correct. Has the time of the first correct cheap look, and the state.
     Done(Instant, State),
-    /// The wait took too long, or the state is wrong.
+    /// The wait timed out, or the state is wrong.
     Not(Outcome),
 }
 
-/// Waits until the kernel holds `wanted` of these Services, and no others of them, and rules in
-/// both families where there are any (a family that has no Service has its shim nevertheless), at
-/// most until `limit` after `started`. `alive` fails when the subject has ended.
+/// Waits until the kernel holds `wanted`: exactly these Services, and rules in both families. (A
+/// family without Services has its shim nevertheless.) Gives up `limit` after `started`. `alive`
+/// fails when the subject has ended.
 pub(crate) fn until(
     kernel: &mut Kernel,
     mode: Mode,
@@ -80,15 +80,15 @@ pub(crate) fn until(
     limit: Duration,
     mut alive: impl FnMut() -> Result<()>,
 ) -> Result<WaitEnd> {
-    // Not in the background: a subject that goes on to look at what it wrote would hide when it was
-    // there.
+    // Not in the background: while the subject keeps working after its write, a background look
+    // would notice the state too late.
     let mut looks = match mode {
         Mode::Ipvs => Looks::Servers(sample(services)),
         Mode::Nftables => Looks::Elements(sample(services)),
         Mode::Iptables | Mode::Userspace => Looks::Table {
             services: sample(services),
-            // What has enough rules before anything is done (a restart, a change, a deletion) does
-            // not say by their number when it is done.
+            // After a restart, a change or a deletion, the table has enough rules from the start.
+            // The number of rules then does not show the end of the work.
             unwanted: Some(kernel.nat()?.length()?)
                 .filter(|length| are_enough(mode, wanted, *length)),
         },
@@ -154,32 +154,31 @@ pub(crate) fn until(
     }
 }
 
-/// Part of the kernel's state that is looked at during a wait.
+/// Part of the kernel's state that a wait looks at.
 enum Looks {
-    /// Virtual servers, by their keys: Services that were not seen as wanted yet; and how many
-    /// members the sets have.
+    /// Virtual servers of the Services not yet found correct, by their keys, and the number of set
+    /// members.
     Servers(Vec<Ipv4Addr>),
-    /// Chains of nftables mode, and the map that leads to them: of Services that were not seen as
-    /// wanted yet.
+    /// nftables mode: chains and map elements of the Services not yet found correct.
     Elements(Vec<Ipv4Addr>),
-    /// The nat table, which is replaced as a whole, and read as a whole.
+    /// The nat table, which is replaced and read as a whole.
     Table {
-        /// Services that were not seen as wanted yet.
+        /// Services not yet found correct.
         services: Vec<Ipv4Addr>,
-        /// Length of the table when it was not as wanted. Before the first time, only the length is
-        /// waited for.
+        /// Length of the table at the last wrong state. Before the first read, the wait only
+        /// watches the length.
         unwanted: Option<Length>,
     },
 }
 
-/// CPU time of this thread: what a look takes from the subject.
+/// Returns the CPU time of this thread, which the subject loses.
 fn own_cpu() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
 
-/// Services to look up: the first, the last, and some between them in no order that a program might
-/// have too.
+/// Returns Services to look up: the first, the last, and others in a scattered order that no
+/// subject is likely to share.
 fn sample(services: u32) -> Vec<Ipv4Addr> {
     // A prime, so that the steps visit the Services in a scattered order.
     const STEP: u32 = 7_919;
@@ -192,13 +191,13 @@ fn sample(services: u32) -> Vec<Ipv4Addr> {
 
 /// Result of a look.
 enum Look {
-    /// All entries of the look are there, since then.
+    /// All entries were correct at this time.
     Done(Instant),
-    /// An entry is missing; the next pause is at least so many times the CPU time of this look.
+    /// An entry is missing. The next pause is at least `rest` times the CPU time of this look.
     NotYet { rest: u32 },
 }
 
-/// Looks at virtual servers; those that are as wanted need not be looked at again.
+/// Looks at virtual servers. Removes correct Services from the list.
 fn seen(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) -> Result<Look> {
     while let Some(&address) = services.last() {
         let reals = wanted.servers.get(&SocketAddrV4::new(address, PORT));
@@ -224,7 +223,7 @@ fn seen(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) ->
     Ok(Look::Done(Instant::now()))
 }
 
-/// Looks at chains of Services; those that are as wanted need not be looked at again.
+/// Looks at chains of Services. Removes correct Services from the list.
 fn carried(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>) -> Result<Look> {
     let none = BTreeSet::new();
     while let Some(&address) = services.last() {
@@ -237,8 +236,7 @@ fn carried(kernel: &mut Kernel, wanted: &Snapshot, services: &mut Vec<Ipv4Addr>)
     Ok(Look::Done(Instant::now()))
 }
 
-/// Looks at where packets to these Services get; those that get where they must need not be looked
-/// at again.
+/// Looks at the targets of packets to these Services. Removes correct Services from the list.
 fn reached(
     kernel: &mut Kernel,
     mode: Mode,
@@ -254,8 +252,8 @@ fn reached(
     if unwanted.is_none() {
         return Ok(Look::Done(since));
     }
-    // It may have been replaced by one of the same length, which only reading it says. That takes
-    // long, so the subject goes first.
+    // The table may have been replaced by a table of the same length, which only a read shows. A
+    // read takes long, so it runs in the background.
     let background = if *unwanted == Some(length) {
         Some(Background::enter()?)
     } else {
@@ -271,7 +269,7 @@ fn reached(
             .servers
             .get(&at)
             .map_or(!targets.is_empty(), |reals| match mode {
-                // Which port of the daemon's it is does not matter.
+                // Any port of the daemon is correct.
                 Mode::Userspace => targets.len() != 1,
                 _ => *reals != targets,
             })
@@ -281,12 +279,12 @@ fn reached(
         }
         services.pop();
     }
-    // In the background, any time may have gone by since the length was asked for.
+    // A background read takes an unknown time after the query of the length.
     Ok(Look::Done(background.map_or(since, |_| Instant::now())))
 }
 
-/// Returns true if a nat table may be long enough: each destination takes three rules, each Service
-/// one; in userspace mode, a Service takes one on each of two ways.
+/// Returns true if a nat table may be long enough. Each destination takes three rules, and each
+/// Service one. In userspace mode, a Service takes one rule in each of two chains.
 fn are_enough(mode: Mode, wanted: &Snapshot, length: Length) -> bool {
     let services = wanted.servers.len();
     let reals: usize = wanted.servers.values().map(BTreeSet::len).sum();
@@ -319,7 +317,7 @@ mod tests {
 
     const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
 
-    /// A host with a file's rules, and some of IPv6.
+    /// Creates a host with the rules of a file, and with some IPv6 rules.
     fn host_with(world: &mut World, rules: &str) -> Place {
         let host = world.host("host", "172.35.0.200/24").unwrap();
         let script = "iptables-legacy-restore < \"$1\"; ip6tables-legacy -t nat -N KUBE-SERVICES";
@@ -357,7 +355,7 @@ mod tests {
         };
         assert!(serves(0, &reals(["10.128.1.0:8080", "10.192.0.7:8080"])));
         assert!(!serves(0, &reals(["10.128.1.0:8080", "10.128.1.1:8080"])));
-        // Its chains are there, and its rule in KUBE-SERVICES is not.
+        // The Service's chains exist, but its rule in KUBE-SERVICES does not.
         assert!(!serves(3, &reals(["10.128.1.6:8080"])));
         assert!(serves(3, &reals([])));
     }

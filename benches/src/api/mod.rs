@@ -1,5 +1,5 @@
-//! Measures what a kube-proxy costs the API server: one subject, one occasion after another, in one
-//! guest.
+//! Measures the load that a kube-proxy puts on the API server. One subject goes through all
+//! occasions (start, restart, storm) in one VM.
 //!
 //! ```text
 //!  changes without anybody who watches (their own price)
@@ -33,21 +33,22 @@ use crate::wait::WaitEnd;
 use replay::Clients;
 use traffic::{Mark, Request, Traffic};
 
-/// Number of clients that reconnect at once, unless fewer changes are made.
+/// Maximum number of clients that reconnect at the same time. Runs with few changes use fewer
+/// clients.
 const CLIENTS: u32 = 500;
-/// Number of clients that watch the changes besides the subject, so that the cost of one stands out
-/// of the noise.
+/// Additional clients that watch the changes. With this many, the cost of one client stands out of
+/// the noise.
 const MORE: u32 = 20;
-/// Number of changes below which a run only shows that the axis works.
+/// A run with fewer changes is a smoke test: it only shows that the axis works.
 const FEW: u32 = 100;
-/// Pause between two looks at the server.
+/// Interval between two queries of the server's log.
 const LOOK: Duration = Duration::from_millis(100);
-/// Files that a process may have open: a socket for each request that is played again.
+/// Open file limit of this process and the fixture. Each replayed request takes a socket.
 const FILES: u64 = 65_536;
 
-/// Measures a cell of the axis api. In the lab.
+/// Measures a cell of the axis `api`. Runs in the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
-    // The fixture inherits it.
+    // The fixture inherits this limit.
     let files = Rlimit {
         current: Some(FILES),
         maximum: Some(FILES),
@@ -89,7 +90,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     run.quiet(&stage, &mut subject, &phase)?;
     run.end(&stage, &phase, Occasion::Watch)?;
     if let Some(cost) = run.costs.get_mut(&Occasion::Watch) {
-        // Of one of those that watch, without what the changes cost when nobody does.
+        // The cost per watching client, without the cost of the changes themselves.
         cost.cpu_s = (cost.cpu_s - own).max(0.0) / f64::from(MORE + 1);
     }
     if let Some(outcome) = programmed(&mut stage, &mut subject, Instant::now())? {
@@ -118,12 +119,13 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     })))
 }
 
-/// Returns the number of clients that reconnect at once.
+/// Returns the number of clients that reconnect at the same time.
 fn clients(cell: &Cell) -> u32 {
     CLIENTS.min(cell.changes)
 }
 
-/// Waits until the kernel holds what the objects say; an outcome if it does not in time.
+/// Waits until the kernel holds the state of the objects. Returns an outcome if the time limit
+/// passes first.
 fn programmed(
     stage: &mut Stage,
     subject: &mut Process,
@@ -135,12 +137,12 @@ fn programmed(
     })
 }
 
-/// Durations that no subject decides.
+/// Durations that are the same for every subject.
 #[derive(Clone, Copy)]
 struct Pace {
     /// Time for which the server refuses requests.
     storm: Duration,
-    /// Time without a request or a response after which a client counts as done.
+    /// A client is done after this long without a request or response.
     quiet: Duration,
 }
 
@@ -158,18 +160,18 @@ impl Pace {
     }
 }
 
-/// State of a run: the changes so far, and the costs.
+/// State of a run: the number of changes made, and the server's costs.
 struct Run {
     pace: Pace,
     api: Api,
-    /// Number of changes so far.
+    /// Number of changes made.
     turn: u32,
-    /// The kinds that the subject watches.
+    /// Resource kinds that the subject watches.
     watched: Vec<String>,
     costs: BTreeMap<Occasion, ServerCost>,
 }
 
-/// An occasion that has begun.
+/// Start of an occasion, as a base for its cost.
 struct Phase {
     since: Mark,
     cpu_s: f64,
@@ -183,7 +185,7 @@ impl Run {
         })
     }
 
-    /// Takes account of an occasion.
+    /// Records the server's cost of a finished occasion.
     fn end(&mut self, stage: &Stage, phase: &Phase, occasion: Occasion) -> Result<()> {
         let cpu_s = stage.fixture_cpu_s()? - phase.cpu_s;
         let traffic = Traffic::read(&mut self.api, Some(phase.since))?;
@@ -206,7 +208,8 @@ impl Run {
         Ok(())
     }
 
-    /// Measures a change while more clients watch the same objects as the subject.
+    /// Measures the cost of a change while additional clients watch the same objects as the
+    /// subject.
     fn change_watched(&mut self, stage: &mut Stage, requests: &[Request]) -> Result<()> {
         let mut more = Clients::ask(stage, requests, MORE)?;
         let is_over = AtomicBool::new(false);
@@ -220,14 +223,14 @@ impl Run {
         more.read(self.pace.quiet).map(drop)
     }
 
-    /// Returns the seconds of CPU that the changes cost the server when nobody watches.
+    /// Returns the CPU seconds that the changes cost the server without any watching client.
     fn cpu_of_changes(&mut self, stage: &mut Stage) -> Result<f64> {
         let before = stage.fixture_cpu_s()?;
         self.change(stage)?;
         Ok(stage.fixture_cpu_s()? - before)
     }
 
-    /// Lets many clients make the requests of one, at once.
+    /// Replays one client's requests from many clients at the same time.
     fn reconnect(&mut self, stage: &Stage, requests: &[Request]) -> Result<()> {
         let clients = clients(&stage.cell);
         let before = stage.fixture_cpu_s()?;
@@ -245,7 +248,7 @@ impl Run {
         Ok(())
     }
 
-    /// Waits until the server has nothing more to do.
+    /// Waits until the server is idle.
     fn quiet(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
         let started = Instant::now();
         let read = |api: &mut Api| Traffic::read(api, Some(phase.since));
@@ -260,8 +263,7 @@ impl Run {
         Ok(before)
     }
 
-    /// Waits until the subject watches all that it watched before, and the server has nothing more
-    /// to do.
+    /// Waits until the subject has restored its watches and the server is idle.
     fn well(&mut self, stage: &Stage, subject: &mut Process, phase: &Phase) -> Result<Traffic> {
         let started = Instant::now();
         while Traffic::read(&mut self.api, Some(phase.since))?.watched() != self.watched {
@@ -281,7 +283,7 @@ impl Run {
         Ok(())
     }
 
-    /// Breaks all connections, and answers requests of some kinds with 504 for a while.
+    /// Closes all connections. For a while, the server then returns 504 to requests of some kinds.
     fn storm(
         &mut self,
         stage: &Stage,

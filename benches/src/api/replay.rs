@@ -1,4 +1,4 @@
-//! Requests that one client made, played again by many at once.
+//! Replays one client's requests from many clients at the same time.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -12,14 +12,14 @@ use super::traffic::Request;
 use crate::http;
 use crate::stage::{API, Stage};
 
-/// Clients that have made their requests, each on a connection of its own.
+/// Clients that have sent their requests. Each has a separate connection.
 pub(super) struct Clients {
     sockets: Vec<TcpStream>,
     buffer: Vec<u8>,
 }
 
 impl Clients {
-    /// Lets as many clients make these requests.
+    /// Opens `clients` connections and sends these requests on each.
     pub(super) fn ask(stage: &Stage, requests: &[Request], clients: u32) -> Result<Self> {
         let to: SocketAddr = API.parse()?;
         let open = || {
@@ -37,7 +37,8 @@ impl Clients {
         })
     }
 
-    /// Reads until nothing has come for so long; watches stay open. How many bytes came.
+    /// Reads until no data arrives for `quiet`. Watches stay open. Returns the number of bytes
+    /// read.
     pub(super) fn read(&mut self, quiet: Duration) -> Result<u64> {
         let mut bytes = 0;
         while let Some(count) = self.read_once(quiet)? {
@@ -46,7 +47,7 @@ impl Clients {
         Ok(bytes)
     }
 
-    /// Reads whatever comes until told to stop.
+    /// Reads all arriving data until `stop` is set.
     pub(super) fn read_until(&mut self, stop: &AtomicBool) -> Result<()> {
         while !stop.load(Ordering::Relaxed) {
             self.read_once(Duration::from_millis(50))?;
@@ -54,7 +55,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Reads once; returns `None` if nothing has come for so long.
+    /// Reads once. Returns `None` if no data arrives within `quiet`.
     fn read_once(&mut self, quiet: Duration) -> Result<Option<u64>> {
         let waiting = |socket| PollFd::new(socket, PollFlags::IN);
         let mut waiting: Vec<_> = self.sockets.iter().map(waiting).collect();

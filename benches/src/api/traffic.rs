@@ -1,4 +1,4 @@
-//! Requests and responses of the fixture, from its own log.
+//! Requests and responses of the fixture, read from its log.
 
 use std::collections::BTreeSet;
 
@@ -8,26 +8,26 @@ use serde::Deserialize;
 use crate::http::{self, Api};
 use crate::schema::ServerCost;
 
-/// Requests and responses so far, without those of this program.
+/// Requests and responses, without those of this program.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Traffic {
-    /// Requests from some request on.
+    /// Requests since the mark.
     requests: Vec<Request>,
     /// Bytes of all responses, on the wire.
     sent_bytes: u64,
-    /// Number of all requests, this program's included.
+    /// Number of all requests, including those of this program.
     count: usize,
 }
 
-/// A moment, to compare with.
+/// A point in the fixture's log, as a base for comparison.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     sent_bytes: u64,
     count: usize,
 }
 
-/// A request, and what was sent for it so far.
+/// A request, and the bytes sent in response.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Request {
@@ -38,15 +38,15 @@ pub(super) struct Request {
     kind: Option<String>,
     pub(super) accept: String,
     pub(super) accept_encoding: String,
-    /// Status code; `None` before there is a response.
+    /// Status code, or `None` before the response.
     code: Option<u16>,
     sent_bytes: u64,
 }
 
 impl Traffic {
-    /// Reads the traffic since a moment; without one, since now.
+    /// Reads the traffic since a mark. Without a mark, the traffic begins now.
     pub(super) fn read(api: &mut Api, since: Option<Mark>) -> Result<Self> {
-        // The fixture's time counts: it is not to tell what nobody reads.
+        // The fixture's CPU time counts, so it must not list requests that are not read.
         let from = since.map_or(u32::MAX as usize, |mark| mark.count);
         let path = format!("/fixture/requests?from={from}&without={}", http::USER_AGENT);
         serde_json::from_value(api.get(&path)?).context("the fixture's requests are not understood")
@@ -59,7 +59,7 @@ impl Traffic {
         }
     }
 
-    /// The kinds of which a watch was begun, in order.
+    /// Returns the resource kinds with a watch, in the order of the requests.
     pub(super) fn watched(&self) -> Vec<String> {
         let watches = self.requests.iter().filter(|request| {
             request.code == Some(200) && ["watch", "streamed-list"].contains(&&*request.asked)
@@ -68,14 +68,14 @@ impl Traffic {
         kinds.into_iter().cloned().collect()
     }
 
-    /// Returns the requests that were read.
+    /// Returns the requests that read objects.
     pub(super) fn reads(self) -> Vec<Request> {
         let all = self.requests.into_iter();
         all.filter(|request| request.method == "GET").collect()
     }
 
-    /// Returns the requests and bytes of the server since `since`, the moment that this was read
-    /// from.
+    /// Returns the server's cost since the mark `since`. This traffic must have been read from the
+    /// same mark.
     pub(super) fn cost(&self, since: Mark, cpu_s: f64) -> ServerCost {
         let lists = self
             .requests
@@ -91,8 +91,8 @@ impl Traffic {
 }
 
 impl Request {
-    /// Returns true for a list of all objects that is no further page. (A list with a limit of 1
-    /// only asks how far the server is.)
+    /// Returns true for a list of all objects, except for its further pages. (A list with a limit
+    /// of 1 only queries the resource version.)
     pub(super) fn is_full_list(&self) -> bool {
         let is_probe = self.query.split('&').any(|pair| pair == "limit=1");
         self.code == Some(200) && ["list", "streamed-list"].contains(&&*self.asked) && !is_probe

@@ -1,4 +1,4 @@
-//! Control plane: what it costs to write a state.
+//! Control plane: measures the cost of writing a state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,21 +20,21 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::{Background, WaitEnd};
 
-/// Number of Services that the axis `add` adds, one after another; fewer are added when counting.
+/// Number of Services that the axis `add` adds, one after another. A counting repeat adds fewer.
 const ADDED: u32 = 20;
 const ADDED_COUNTING: u32 = 5;
 /// Number of endpoints that the axis `rolling` replaces.
 const ROLLED: u32 = 100;
-/// Pause for a subject that is done, to calm down.
+/// Pause after a subject has finished its work.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Time without output of strace after which a subject counts as calm.
 const CALM: Duration = Duration::from_secs(3);
-/// Number of changes before the ones that count.
+/// Number of warm-up changes that are not measured.
 const WARM_UP: u32 = 20;
-/// Least number of changes, however long they take.
+/// Minimum number of changes, regardless of their duration.
 const LEAST: u32 = 10;
 
-/// Measures a cell of the axes cold to big. In the lab.
+/// Measures a cell of the control plane axes, from `cold` to `big`. Runs in the lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
     let is_kube_proxy = matches!(cell.subject.kind, SubjectKind::KubeProxy { .. });
@@ -47,7 +47,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let fixture_before = stage.fixture_cpu_s()?;
     let (mut subject, started) = subject::start(&stage)?;
     if cell.axis == Axis::Change && !is_kube_proxy {
-        // It makes the changes too, and is done when the last is.
+        // The floor makes the changes too. It is done after the last change.
         for turn in 0..cell.changes {
             let (service, index) = changed(cell.size, turn);
             stage.objects.replace(service, index, turn);
@@ -83,7 +83,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
         axis => bail!("{axis} is measured elsewhere"),
     }
     if cell.is_counting {
-        // Times under strace mean nothing.
+        // Times under strace are meaningless.
         measured = Measured {
             counts: Some(counted(&stage, 0)?),
             state: measured.state,
@@ -95,8 +95,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// Loads what the rules and sets of IPVS mode need; what the kernel has built in, `modprobe` passes
-/// over.
+/// Loads the kernel modules of IPVS mode. `modprobe` skips features that are built into the kernel.
 fn load_modules() -> Result<()> {
     let of_both = |table| ["ip", "ip6"].map(|family| format!("{family}{table}"));
     let tables = ["_tables", "table_nat", "table_filter"]
@@ -113,8 +112,8 @@ fn load_modules() -> Result<()> {
     Ok(())
 }
 
-/// Parses what a floor or the tools print about their parts: `write_sets_s 0.12`, or with a start
-/// and an end.
+/// Parses the times that a floor or the tools print for their parts: `write_sets_s 0.12`, or a
+/// start and an end.
 fn parts(log: &str, measured: &mut Measured) {
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -141,18 +140,17 @@ fn parts(log: &str, measured: &mut Measured) {
     }
 }
 
-/// Waits until strace has nothing more to write, and counts what it wrote from a byte of its file
-/// on.
+/// Waits until strace stops writing. Counts the lines of its file from byte `from` on.
 fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let trace = stage.trace();
-    // It may not have begun to write yet.
+    // strace may not have written yet.
     let length = || fs::metadata(&trace).map_or(0, |file| file.len());
     let (mut before, mut since) = (length(), Instant::now());
     let deadline = Instant::now() + stage.limit();
     while (before == 0 || since.elapsed() < CALM) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
         let now = length();
-        // An idle daemon's timers write a line now and then.
+        // The timers of an idle daemon write a line from time to time.
         if now > before + 2_000 {
             (before, since) = (now, Instant::now());
         }
@@ -162,14 +160,14 @@ fn counted(stage: &Stage, from: u64) -> Result<crate::schema::Counts> {
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let mut counts = counts::count(&String::from_utf8_lossy(&text));
-    // Its own start is none that it caused.
+    // The subject's own start is not a process that the subject started.
     counts.processes -= u64::from(from == 0 && counts.processes > 0);
     Ok(counts)
 }
 
-/// Figures of a phase that begins now.
+/// Figures at the start of a phase.
 struct Phase {
-    /// Bytes that strace has written before.
+    /// Bytes that strace wrote before the phase.
     traced: u64,
     cpu_s: f64,
     fixture_cpu_s: f64,
@@ -178,7 +176,7 @@ struct Phase {
 impl Phase {
     fn begin(stage: &Stage, subject: &Process) -> Result<Self> {
         if stage.cell.is_counting {
-            // Let it write what belongs to before.
+            // strace first writes the system calls of the previous phase.
             std::thread::sleep(CALM);
         }
         Ok(Self {
@@ -198,8 +196,8 @@ impl Phase {
     }
 }
 
-/// Waits until the kernel holds the present objects. Returns the time of the last cheap look and
-/// the state, or the outcome of a failure.
+/// Waits until the kernel holds the present objects. Returns the state and the time of the last
+/// cheap look. On failure, returns the outcome.
 fn settled(
     stage: &mut Stage,
     subject: &mut Process,
@@ -211,8 +209,9 @@ fn settled(
     })
 }
 
-/// Stops the subject, takes one Service out of the kernel, and starts it again: the time until it
-/// has noticed. In a counting repeat nothing is taken out, and what it does is counted.
+/// Restarts the subject and measures the time until it repairs one missing Service. The Service is
+/// removed from the kernel while the subject is stopped. A counting repeat removes no Service and
+/// counts the system calls of the start.
 fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
     subject.stop()?;
     if stage.cell.is_counting {
@@ -244,7 +243,7 @@ fn restart(mut stage: Stage, subject: Process) -> Result<Outcome> {
     })))
 }
 
-/// Takes the last Service out of the kernel.
+/// Removes the last Service from the kernel.
 fn take_out(stage: &mut Stage) -> Result<()> {
     let last = Objects::address(stage.objects.services().saturating_sub(1));
     match stage.mode() {
@@ -273,7 +272,7 @@ fn take_out(stage: &mut Stage) -> Result<()> {
     }
 }
 
-/// Adds Services, each after the one before is seen.
+/// Adds Services. Waits for each in the kernel before adding the next.
 fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -302,14 +301,14 @@ fn add(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     finish(stage, subject, &phase, took)
 }
 
-/// Replaces one endpoint after another, each after the one before is seen.
+/// Replaces endpoints. Waits for each in the kernel before replacing the next.
 fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
     let size = stage.cell.size;
     let mut phase = None;
     let warm_up = if stage.cell.is_counting { 0 } else { WARM_UP };
-    // Whoever is slow makes fewer, and the report says how many.
+    // A slow subject makes fewer changes. The report shows the number.
     let share = if stage.cell.is_counting { 12 } else { 6 };
     let enough = stage.limit() / stage.cell.patience() / share;
     let begun = Instant::now();
@@ -356,8 +355,8 @@ fn change(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// When the fixture sent the event of a change, by what it answered to the request for it; on the
-/// clock of [`monotonic_ms`].
+/// Returns the time at which the fixture sent the event of a change. The object's resource version
+/// in `answer` identifies the event. The clock is that of [`monotonic_ms`].
 fn sent_ms(sent: &serde_json::Value, answer: &[u8]) -> Result<f64> {
     let object: serde_json::Value = serde_json::from_slice(answer)?;
     let version = object.pointer("/metadata/resourceVersion");
@@ -368,7 +367,7 @@ fn sent_ms(sent: &serde_json::Value, answer: &[u8]) -> Result<f64> {
     Ok(time? / 1e6)
 }
 
-/// `CLOCK_MONOTONIC`, which all processes share.
+/// Returns `CLOCK_MONOTONIC`, which all processes share, in milliseconds.
 #[allow(
     clippy::cast_precision_loss,
     reason = "of a guest that is up for minutes"
@@ -378,7 +377,7 @@ fn monotonic_ms() -> f64 {
     tv_sec as f64 * 1e3 + tv_nsec as f64 / 1e6
 }
 
-/// Replaces endpoints of as many Services without waiting between them.
+/// Replaces one endpoint in each of many Services without waiting between the changes.
 fn rolling(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -400,8 +399,8 @@ fn rolling(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     whole(stage, &mut subject, &phase, started)
 }
 
-/// Deletes everything while the subject is stopped, and lets it go on: what it does then is its
-/// own, not the API server's.
+/// Deletes all objects while the subject is stopped, and then continues the subject. This separates
+/// the subject's own work from that of the API server.
 fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     std::thread::sleep(SETTLE);
     let mut api = stage.api()?;
@@ -420,7 +419,7 @@ fn delete(stage: &mut Stage, mut subject: Process) -> Result<Outcome> {
     whole(stage, &mut subject, &phase, started)
 }
 
-/// Looks at a subject that has nothing to do.
+/// Measures an idle subject.
 fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
     std::thread::sleep(SETTLE);
     let phase = Phase::begin(stage, subject)?;
@@ -430,7 +429,7 @@ fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
     std::thread::sleep(Duration::from_secs(stage.cell.idle_s));
     let seconds = started.elapsed().as_secs_f64();
     let (waits, forks) = (subject.waits()? - waits, process::forks()? - forks);
-    // Workers of the kernel are not the subject's.
+    // The kernel's worker threads do not belong to the subject.
     let kernel = process::kernel_threads()?.difference(&kernel).count() as u64;
     let mut measured = phase.end(stage, subject)?;
     measured.steady_kib = Some(subject.memory_kib("VmRSS")?);
@@ -438,7 +437,7 @@ fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
     let per_minute = |count: u64| per(count, seconds / 60.0);
     let figures = [
         ("wakeups_per_min", per_minute(waits)),
-        // Threads count too; this program starts none meanwhile.
+        // The count includes threads. This program starts none in the meantime.
         (
             "processes_per_min",
             per_minute(forks.saturating_sub(kernel)),
@@ -454,9 +453,9 @@ fn idle(stage: &Stage, subject: &Process) -> Result<Measured> {
     Ok(measured)
 }
 
-/// Waits until new connections to one Service get to its endpoints and to no others; an outcome if
-/// they do not in time. In the background: what the subject does next counts, as the next event
-/// would have to wait for it.
+/// Waits until new connections to one Service reach exactly its endpoints. Returns an outcome if
+/// the time limit passes first. Polls at background priority. The time therefore includes the
+/// subject's remaining work, which would delay the next event.
 fn until_served(
     stage: &mut Stage,
     subject: &mut Process,
@@ -484,7 +483,7 @@ fn until_served(
     }
 }
 
-/// The end of an axis whose steps were each seen: everything is compared once more.
+/// Ends an axis whose steps were each seen in the kernel. Compares the whole state once more.
 fn finish(
     stage: &mut Stage,
     mut subject: Process,
@@ -516,7 +515,7 @@ fn finish(
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// The end of an axis that is one step.
+/// Ends an axis that consists of one step.
 fn whole(
     stage: &mut Stage,
     subject: &mut Process,

@@ -1,5 +1,5 @@
-//! Measures what each piece of a mode's rules adds to the first packet of a flow: of the shim of
-//! IPVS mode (upstream's, the lean one, the one in nftables) and of nftables mode.
+//! Measures the time that each part of a mode's rules adds to the first packet of a flow. Covers
+//! the shims of IPVS mode (upstream's, the lean one, the nftables one) and nftables mode.
 //!
 //! ```text
 //!  step 0: routed to the pod   1: + virtual servers   2: + their addresses   …   n: all rules
@@ -36,21 +36,22 @@ use crate::schema::{
 };
 use crate::stage::Stage;
 
-/// Flows in a block, and blocks of each step. Together with all steps few enough for the table of
-/// connections.
+/// Flows in a block, and blocks of each step. All steps together must fit into the connection
+/// table.
 const BLOCK: u16 = 48;
 const ROUNDS: usize = 24;
-/// Packets before each block: the node's own tables come back into the caches.
+/// Packets sent before each block, to bring the node's tables back into the CPU caches.
 const BEFORE: u16 = 6;
-/// The chain that no packet meets: rules in it make the kernel do what they need.
+/// A chain that no packet traverses. Rules in this chain make the kernel set up the features that
+/// they need.
 const UNUSED: &str = "BENCH-UNUSED";
 
-/// Chains of a table, each with its rules from `-A` on.
+/// Chains of a table, each with its rules (the text after `-A`).
 type Chains = BTreeMap<(String, String), Vec<String>>;
 /// A rule with its table.
 type Rule = (String, String);
 
-/// Piece that a node has more than the node before.
+/// Addition to a node that the previous node does not have.
 #[derive(Debug)]
 struct Step {
     title: String,
@@ -62,15 +63,15 @@ enum Add {
     Nothing,
     /// Virtual servers of all Services.
     Servers,
-    /// Commands.
+    /// Shell commands.
     Script(String),
-    /// Rules of the shim, with the sets that they ask.
+    /// Rules of the shim, with the sets that they use.
     Rules(Vec<Rule>),
-    /// Connections are followed, by nf_tables.
+    /// Connection tracking, enabled by nf_tables.
     Tracking,
-    /// Addresses are translated, by nf_tables.
+    /// Address translation, enabled by nf_tables.
     Translation,
-    /// This many pieces of a table instead of fewer; `None` for all.
+    /// The first rules of a table, up to this number. `None` writes all rules.
     Pieces(Option<usize>),
 }
 
@@ -83,7 +84,7 @@ impl Step {
     }
 }
 
-/// Nodes with a client each, to which packets are sent in turns.
+/// Nodes with one client each. They receive packets in turns.
 struct Track {
     server: Place,
     sender: Sender,
@@ -98,12 +99,12 @@ impl Track {
             sender: Sender::new(&server)?,
             server,
             lanes: Vec::new(),
-            // The first is the stage's own.
+            // The first node belongs to the stage.
             nodes: 1,
         })
     }
 
-    /// Adds a node, and returns it with its number.
+    /// Adds a node. Returns the node and its number.
     fn node(&mut self, stage: &mut Stage) -> Result<(Node, u8)> {
         self.nodes += 1;
         let third = self.nodes;
@@ -116,7 +117,7 @@ impl Track {
         Ok((node, third))
     }
 
-    /// A client at a node that has all that it is to have.
+    /// Adds a client at a fully configured node to the track.
     fn enter(
         &mut self,
         stage: &mut Stage,
@@ -136,7 +137,7 @@ impl Track {
         Ok(())
     }
 
-    /// Blocks of packets in turns.
+    /// Sends blocks of packets to all nodes in turns.
     fn run(mut self) -> Result<Measured> {
         let mut values: Vec<Vec<f64>> = vec![Vec::new(); self.lanes.len()];
         for _ in 0..ROUNDS {
@@ -155,7 +156,7 @@ impl Track {
     }
 }
 
-/// Measures all steps, and whole modes beside them.
+/// Measures all steps, and complete modes next to them.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     let mut stage = Stage::new(cell)?;
     let mut track = Track::new(&mut stage)?;
@@ -211,7 +212,8 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(track.run()?)))
 }
 
-/// Programs the stage's node by the daemon, and ends the daemon. Returns the outcome if that fails.
+/// Programs the stage's node by the daemon and stops the daemon. Returns the outcome if programming
+/// fails.
 fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     match programmed(stage, &mut Measured::default())? {
         Ok(subject) => {
@@ -224,7 +226,7 @@ fn program(stage: &mut Stage) -> Result<Option<Outcome>> {
     }
 }
 
-/// Modes that are measured whole beside the pieces of a subject, in the same kernel.
+/// Returns the complete modes that are measured next to the parts of a subject, in the same kernel.
 fn beside(subject: &Subject) -> Vec<Subject> {
     let SubjectKind::KubeProxy { path, mode, .. } = &subject.kind else {
         return Vec::new();
@@ -251,14 +253,14 @@ fn beside(subject: &Subject) -> Vec<Subject> {
     all
 }
 
-/// The way of a packet that IPVS takes.
+/// Hooks that a packet traverses to a virtual server.
 const THROUGH_IPVS: [Hook; 4] = [
     Hook::Prerouting,
     Hook::Input,
     Hook::Output,
     Hook::Postrouting,
 ];
-/// The way of a packet that is forwarded.
+/// Hooks that a forwarded packet traverses.
 const FORWARDED: [Hook; 3] = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
 
 /// Steps of a subject, and the source of their rules.
@@ -266,7 +268,8 @@ struct Steps {
     all: Vec<Step>,
     chains: Chains,
     pieces: Option<Pieces>,
-    /// The first that gets packets to the Service; those before are asked for the pod.
+    /// Index of the first step at which packets reach the Service. Packets of earlier steps go to
+    /// the pod.
     first: usize,
 }
 
@@ -276,7 +279,7 @@ impl Steps {
     }
 }
 
-/// The steps of a shim of iptables.
+/// Returns the steps of an iptables shim.
 fn rule_steps(stage: &Stage, subject: &SubjectKind) -> Result<Steps> {
     let style = if subject.is_lean() {
         ShimStyle::Lean
@@ -296,7 +299,7 @@ fn rule_steps(stage: &Stage, subject: &SubjectKind) -> Result<Steps> {
     })
 }
 
-/// The steps of a table of nf_tables.
+/// Returns the steps of an nf_tables table.
 fn piece_steps(pieces: Pieces, is_shim: bool) -> Steps {
     let mut all = vec![Step::new("routed to the pod, no Service", Add::Nothing)];
     if is_shim {
@@ -386,7 +389,7 @@ fn conntrack_step() -> Step {
     Step::new("sysctl net.ipv4.vs.conntrack=1", Add::Script(lines))
 }
 
-/// Returns the steps of a shim of iptables.
+/// Returns the steps of an iptables shim.
 fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     let script = |lines: &str| Add::Script(lines.replace("UNUSED", UNUSED));
     let mut steps = vec![
@@ -437,8 +440,8 @@ fn steps(objects: &Objects, chains: &Chains) -> Vec<Step> {
     steps
 }
 
-/// Adds the rules of a chain, each followed by those of the chain that it jumps to: what a packet
-/// of a pod meets. It is not masqueraded.
+/// Adds the rules of a chain that a pod's packet meets. Each jump is followed by the rules of the
+/// called chain. The packet is not masqueraded.
 fn walk(chains: &Chains, table: &str, chain: &str, met: &mut Vec<Rule>) {
     let rules = chains.get(&(table.to_owned(), chain.to_owned()));
     for line in rules.into_iter().flatten() {
@@ -455,7 +458,7 @@ fn walk(chains: &Chains, table: &str, chain: &str, met: &mut Vec<Rule>) {
     }
 }
 
-/// Reads the input of `iptables-restore`; what is inserted comes before what was there.
+/// Parses the input of `iptables-restore`. Inserted rules come before earlier rules.
 fn parse(text: &str) -> Chains {
     let mut chains = Chains::new();
     let mut table = "";
@@ -481,7 +484,7 @@ fn parse(text: &str) -> Chains {
     chains
 }
 
-/// The input of `iptables-restore` for all chains and some rules.
+/// Returns the input of `iptables-restore` for all chains and some rules.
 fn restore_text(rules: &[&Rule], chains: &Chains) -> String {
     let mut text = String::new();
     for table in ["nat", "filter"] {
@@ -498,7 +501,7 @@ fn restore_text(rules: &[&Rule], chains: &Chains) -> String {
     text
 }
 
-/// A rule without its comment: `nat KUBE-SERVICES -s 127.0.0.0/8 -j RETURN`.
+/// Returns a rule without its comment: `nat KUBE-SERVICES -s 127.0.0.0/8 -j RETURN`.
 fn short((table, line): &Rule) -> String {
     let line = line.strip_prefix("-A ").unwrap_or(line);
     let line = match line.split_once("-m comment --comment \"") {

@@ -1,4 +1,4 @@
-//! Data plane: what a packet, a connection, a request costs that goes through a subject's state.
+//! Data plane: measures the cost of a packet, a connection and a request through a subject's state.
 //!
 //! ```text
 //!  client (pod of node1) ── node1: the subject's state ── fabric ── server: has the addresses of all endpoints
@@ -34,34 +34,35 @@ use crate::stage::Stage;
 use crate::subject;
 use crate::wait::WaitEnd;
 
-/// The range that the server has whole: all endpoints are in it, no client is.
+/// Address range of the server. It contains all endpoints and no client.
 pub(crate) const SERVERS: &str = "10.128.0.0/10";
 /// The range of Service addresses.
 const SERVICES: &str = "10.96.0.0/12";
 /// A pod that is no endpoint of any Service.
 const POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 190, 0, 1), TARGET_PORT);
-/// The pod that asks.
+/// Address of the client pod.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 200, 1, 2);
 /// The endpoint of the UDP Service.
 const UDP_POD: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 191, 0, 1), TARGET_PORT);
-/// The series of what goes to the pod without a Service.
+/// Name of the series of packets to the pod without a Service.
 const DIRECT: &str = "direct";
-/// Pause for the rest of the sync before packets are measured.
+/// Pause before packets are measured, so that the sync can finish.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Flows in a block of first packets; few enough that IPVS' table of connections (4096 buckets)
-/// stays as it is.
+/// Flows in a block of first packets. The number is small enough that IPVS' connection table (4096
+/// buckets) keeps its shape.
 const BLOCK: u16 = 128;
 const ROUNDS: usize = 21;
-/// Blocks that are answered.
+/// Number of rounds with replies.
 const ANSWERED_ROUNDS: usize = 9;
-/// Least number of rounds. Slow packets (milliseconds each) get no more than that.
+/// Minimum number of rounds. Slow packets (milliseconds each) get only these.
 const LEAST_ROUNDS: usize = 7;
 const ENOUGH: Duration = Duration::from_secs(10);
 
-/// A destination under the name of its series.
+/// A series name and its destination address.
 type Target = (&'static str, SocketAddrV4);
 
-/// Measures a cell of the axes first, connect, keptalive, udp, throughput and anatomy. In the lab.
+/// Measures a cell of the axes first, connect, keptalive, udp, throughput and anatomy. Runs in the
+/// lab.
 pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     if cell.axis == Axis::Anatomy {
         return anatomy::measure(cell);
@@ -90,7 +91,7 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     };
     if let Some(subject) = &subject {
         std::thread::sleep(SETTLE);
-        // One that carries the packets itself has to go on.
+        // In userspace mode, the daemon carries the packets and must keep running.
         if stage.mode() != Mode::Userspace {
             subject.signal(Signal::STOP)?;
         }
@@ -106,27 +107,27 @@ pub(crate) fn measure(cell: &Cell) -> Result<Outcome> {
     Ok(Outcome::Measured(Box::new(measured)))
 }
 
-/// A host that answers for all endpoints.
+/// Adds a host that replies for all endpoints.
 fn serving_host(world: &mut World) -> Result<Place> {
     let server = world.host("server", "172.35.0.200/24")?;
     let_answer(&server)?;
     Ok(server)
 }
 
-/// A host that drops what comes for an endpoint, and says nothing.
+/// Adds a host that silently drops packets to endpoints.
 fn silent_host(world: &mut World) -> Result<Place> {
     let server = world.host("server", "172.35.0.200/24")?;
     server.read(["ip", "route", "add", "blackhole", SERVERS])?;
     Ok(server)
 }
 
-/// Makes a host answer for all endpoints: where nothing listens, by a reset.
+/// Makes a host reply for all endpoints. A port without a listener replies with a reset.
 fn let_answer(host: &Place) -> Result<()> {
     host.read(["ip", "route", "add", "local", SERVERS, "dev", "lo"])?;
     Ok(())
 }
 
-/// Brings the state of the subject into the node; the process that did it, or why it is not there.
+/// Programs the subject's state into the node. Returns the process, or the outcome of a failure.
 fn programmed(
     stage: &mut Stage,
     measured: &mut Measured,
@@ -151,8 +152,7 @@ fn programmed(
     })
 }
 
-/// Virtual servers, and one route that makes their addresses local: nothing but the kernel's own
-/// table.
+/// Creates only virtual servers and one route that makes their addresses local.
 fn bare(stage: &mut Stage) -> Result<()> {
     stage
         .node
@@ -184,7 +184,7 @@ fn write_servers(kernel: &mut Kernel, objects: &Objects) -> Result<()> {
     })
 }
 
-/// The first, the middle and the last Service, as far as they are different ones, and the pod.
+/// Returns the first, the middle and the last Service, without duplicates, and the pod.
 fn targets(stage: &Stage) -> Result<Vec<Target>> {
     let mut targets = Vec::new();
     if stage.cell.subject.kind != SubjectKind::Direct {
@@ -201,9 +201,9 @@ fn targets(stage: &Stage) -> Result<Vec<Target>> {
     Ok(targets)
 }
 
-/// The Services' addresses in the order that the kernel has them.
+/// Returns the Services' addresses in the order of the kernel's rules.
 fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
-    // The others do not search one after another.
+    // Other modes do not search linearly.
     if stage.mode() != Mode::Iptables {
         return Ok((0..stage.objects.services())
             .map(Objects::address)
@@ -220,7 +220,7 @@ fn order(stage: &Stage) -> Result<Vec<Ipv4Addr>> {
     Ok(order)
 }
 
-/// The addresses that KUBE-SERVICES sends on to a Service's chain, in order.
+/// Returns the addresses that KUBE-SERVICES dispatches to Service chains, in order.
 fn rule_order(saved: &str) -> Vec<Ipv4Addr> {
     let rules = saved
         .lines()
@@ -234,7 +234,7 @@ fn rule_order(saved: &str) -> Vec<Ipv4Addr> {
         .collect()
 }
 
-/// Adds a UDP Service after all others, and waits until it answers.
+/// Adds a UDP Service after all other Services, and waits until it replies.
 fn udp_targets(stage: &mut Stage, client: &Place, server: &Place) -> Result<Vec<Target>> {
     traffic::serve_udp(server, POD)?;
     traffic::serve_udp(server, UDP_POD)?;
@@ -305,8 +305,8 @@ fn udp_objects(address: Ipv4Addr) -> (serde_json::Value, serde_json::Value) {
     (service, slice)
 }
 
-/// First packets: blocks of new flows to each target; then some that are answered by a reset, which
-/// takes its way back within the time of the packet.
+/// Measures first packets. Sends blocks of new flows to each target, and then blocks whose packets
+/// are reset. The reset travels back within the measured time.
 fn first(
     client: &Place,
     server: &Place,
@@ -323,7 +323,7 @@ fn first(
     Ok(series)
 }
 
-/// Blocks of new flows, one to each target in turn: nanoseconds for a packet.
+/// Sends blocks of new flows to each target in turns. Returns the nanoseconds per packet.
 fn in_turns(
     sender: &mut packets::Sender,
     lanes: &[(&str, packets::Lane)],

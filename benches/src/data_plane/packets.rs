@@ -1,10 +1,11 @@
-//! Packets in blocks: what one costs from the client's socket to the server's network stack.
+//! Packets in blocks: measures the cost of one packet from the client's socket to the server's
+//! network stack.
 //!
-//! A raw socket sends a block of TCP SYNs with one `sendmmsg`; each is forwarded, all the way,
-//! within that call, because this kernel has one CPU. The server has no listener but counts what
-//! arrives; a packet that is lost fails the measurement. Where it answers, by a reset, that is
-//! forwarded to the client within the call, too. The clock's own system call is spread over the
-//! block.
+//! A raw socket sends a block of TCP SYNs with one `sendmmsg`. This kernel has one CPU, so it
+//! forwards each packet completely within that call. The server has no listener but counts the
+//! arriving packets. A lost packet fails the measurement. If the server replies with a reset, the
+//! kernel forwards the reset to the client within the call, too. The time of the system call itself
+//! is divided by the packets of the block.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -22,7 +23,7 @@ use rustix::net::{
 
 /// IPv4 and TCP headers without options.
 const PACKET: usize = 40;
-/// Packets before the first block: neighbours get known, and the code and tables come into the
+/// Packets before the first block. They resolve neighbours and bring the code and tables into the
 /// CPU's caches.
 const WARM_UP: u16 = 16;
 const ARRIVED_WITHIN: Duration = Duration::from_secs(2);
@@ -36,7 +37,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Opens it in `client`, which has the address `source`.
+    /// Opens the socket in `client`, which has the address `source`.
     pub(crate) fn open(client: &Place, source: Ipv4Addr, to: SocketAddrV4) -> Result<Self> {
         let socket = client
             .enter(|| {
@@ -51,11 +52,11 @@ impl Lane {
     }
 }
 
-/// Sends blocks, and sees them arrive.
+/// Sends blocks of packets and counts their arrival.
 #[derive(Debug)]
 pub(crate) struct Sender {
     arrivals: Arrivals,
-    /// The source port of the next new flow: none is used twice in a guest.
+    /// Source port of the next new flow. No port is used twice in a VM.
     port: u16,
 }
 
@@ -67,16 +68,16 @@ impl Sender {
         })
     }
 
-    /// Makes the way known.
+    /// Sends packets until all neighbours on the path are resolved.
     pub(crate) fn warm_up(&mut self, lane: &Lane) -> Result<()> {
-        // The very first packets wait for neighbours to be found, and the rest with them.
+        // The first packets wait for neighbour resolution, and later packets wait behind them.
         for _ in 0..3 {
             self.new_flows(lane, 1)?;
         }
         self.new_flows(lane, WARM_UP).map(drop)
     }
 
-    /// A block of first packets: nanoseconds for each.
+    /// Sends a block of first packets. Returns the nanoseconds per packet.
     pub(crate) fn new_flows(&mut self, lane: &Lane, count: u16) -> Result<f64> {
         let end = self
             .port
@@ -130,13 +131,13 @@ impl Sender {
     }
 }
 
-/// Counter of the IPv4 packets that have come to a place.
+/// Counter of the IPv4 packets that a node or host has received.
 #[derive(Debug)]
 struct Arrivals(File);
 
 impl Arrivals {
     fn open(place: &Place) -> io::Result<Self> {
-        // The file stays that of the network namespace in which it was opened.
+        // The file stays bound to the network namespace in which it was opened.
         place
             .enter(|| File::open("/proc/thread-self/net/snmp"))
             .map(Self)
@@ -154,7 +155,7 @@ impl Arrivals {
     }
 }
 
-/// A SYN with right checksums; the kernel fills in the IPv4 header's.
+/// Returns a SYN with valid checksums. The kernel fills in the IPv4 header's checksum.
 fn syn(source: Ipv4Addr, port: u16, to: SocketAddrV4) -> [u8; PACKET] {
     let mut packet = Vec::with_capacity(PACKET);
     packet.extend([0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0]);
@@ -176,7 +177,7 @@ fn syn(source: Ipv4Addr, port: u16, to: SocketAddrV4) -> [u8; PACKET] {
     whole
 }
 
-/// The ones' complement sum of 16-bit words (RFC 1071).
+/// Returns the ones' complement sum of 16-bit words (RFC 1071).
 fn sum(bytes: &[u8]) -> u16 {
     let mut sum: u32 = bytes
         .chunks(2)
@@ -201,7 +202,7 @@ mod tests {
         let to = "10.96.1.0:80".parse().unwrap();
         let packet = syn(Ipv4Addr::new(10, 200, 1, 2), 1_024, to);
         assert_eq!(packet.len(), PACKET);
-        // What is checked sums up to all ones.
+        // Data with a valid checksum sums up to all ones.
         let pseudo = [&packet[12..20], &[0, 6, 0, 20]].concat();
         assert_eq!(sum(&[pseudo.as_slice(), &packet[20..]].concat()), 0xffff);
         assert_eq!(packet[20..24], [4, 0, 0, 80]);

@@ -1,5 +1,5 @@
-//! A table of nf_tables that a daemon has written, read back, and written again rule by rule into
-//! other network namespaces.
+//! Reads back an nf_tables table that a daemon has written. Writes it rule by rule into other
+//! network namespaces.
 
 use std::collections::BTreeSet;
 
@@ -10,9 +10,10 @@ use nftables_netlink::{
     Register, Rule, Table, TableDump, Transaction, Verdict,
 };
 
-/// The table with what a rule needs of the kernel, and no packet meets.
+/// A table with helper rules that no packet meets. They make the kernel enable features that other
+/// rules need.
 const BENCH: &str = "bench";
-/// IPVS takes a packet at the hook input at this priority: what comes later does not meet it.
+/// Priority at which IPVS takes a packet at the hook input. Later chains never see the packet.
 const IPVS: i32 = 99;
 
 /// A table, and the rules of its base chains in the order in which a packet meets them.
@@ -20,12 +21,12 @@ const IPVS: i32 = 99;
 pub(super) struct Pieces {
     whole: TableDump,
     name: Name,
-    /// Indices of the rules in the table.
+    /// Indices of the rules in the table, in the order in which a packet meets them.
     met: Vec<usize>,
 }
 
 impl Pieces {
-    /// Reads a table; a packet goes through `hooks`, in this order.
+    /// Reads a table. A packet traverses `hooks` in this order.
     pub(super) fn read(place: &Place, name: &str, hooks: &[Hook]) -> Result<Self> {
         let mut nft = open(place)?;
         let whole = nft.read(Family::Ip, name);
@@ -61,18 +62,18 @@ impl Pieces {
         }
     }
 
-    /// Returns the number of rules that a packet meets, each counted with the chains that it leads
-    /// to.
+    /// Returns the number of rules that a packet meets. Each rule counts together with the chains
+    /// that it calls.
     pub(super) fn len(&self) -> usize {
         self.met.len()
     }
 
-    /// Returns the number of other rules in base chains.
+    /// Returns the number of base chain rules that the packet does not meet.
     pub(super) fn others(&self) -> usize {
         self.base_rules().count().saturating_sub(self.met.len())
     }
 
-    /// A rule in words: its chain, and its comment or where it leads.
+    /// Describes a rule: its chain, and its comment or target.
     pub(super) fn title(&self, piece: usize) -> String {
         let Some(found) = self.met.get(piece).and_then(|at| self.whole.rules.get(*at)) else {
             return String::new();
@@ -89,7 +90,7 @@ impl Pieces {
         format!("{}: {what}", found.chain)
     }
 
-    /// Returns true if this many pieces translate destinations.
+    /// Returns true if the first `pieces` rules translate destinations.
     pub(super) fn translates(&self, pieces: usize) -> bool {
         let is_in_prerouting = |index: &usize| {
             let rule = self.whole.rules.get(*index);
@@ -103,7 +104,7 @@ impl Pieces {
         last.is_some_and(|last| last < pieces)
     }
 
-    /// Writes the table with the first pieces, or with all rules.
+    /// Writes the table with its first `pieces` rules, or with all rules.
     pub(super) fn write(&self, place: &Place, pieces: Option<usize>) -> Result<()> {
         let with: BTreeSet<usize> = match pieces {
             Some(pieces) => self.met.iter().copied().take(pieces).collect(),
@@ -153,7 +154,7 @@ impl Pieces {
     }
 }
 
-/// Makes the kernel track connections, by a rule that no packet meets.
+/// Enables connection tracking in the kernel by a rule that no packet meets.
 pub(super) fn track(place: &Place) -> Result<()> {
     let unused: Name = "unused".into();
     let state = Expression::Ct {
@@ -177,8 +178,8 @@ pub(super) fn track(place: &Place) -> Result<()> {
     commit(place, BENCH, changes)
 }
 
-/// Makes the kernel translate addresses, by a chain without rules, at the last hook where a packet
-/// could meet it.
+/// Enables address translation in the kernel by a chain without rules, at the last hook where a
+/// packet could meet it.
 pub(super) fn translate(place: &Place) -> Result<()> {
     let chain = Chain {
         name: "nat".into(),
@@ -285,7 +286,7 @@ mod tests {
         assert_eq!(pieces.others(), 1);
         let translates: Vec<bool> = (0..=4).map(|pieces_| pieces.translates(pieces_)).collect();
         assert_eq!(translates, [false, false, true, true, true]);
-        // One that is forwarded never comes to IPVS.
+        // Forwarded packets never reach IPVS.
         let hooks = [Hook::Prerouting, Hook::Forward, Hook::Postrouting];
         assert_eq!(Pieces::new(whole(&chains, &rules), "t", &hooks).len(), 3);
     }

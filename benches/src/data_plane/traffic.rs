@@ -1,5 +1,5 @@
-//! Connections, requests, datagrams and bytes in a second, by ordinary sockets: their system calls
-//! are part of each figure.
+//! Connections, requests, datagrams and bytes per second, over ordinary sockets. The sockets'
+//! system calls are part of each figure.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -16,14 +16,14 @@ use crate::schema::Axis;
 const ROUNDS: usize = 7;
 const CONNECTIONS: u32 = 200;
 const REQUESTS: u32 = 1_000;
-/// Time for which bytes are sent in a round.
+/// Duration of a round of the throughput axis.
 const STREAM: Duration = Duration::from_millis(250);
-/// Limit for an answer.
+/// Timeout for a reply.
 const PATIENCE: Duration = Duration::from_secs(5);
 const MESSAGE: [u8; 64] = [b'x'; 64];
 const CHUNK: u32 = 256 * 1024;
 
-/// Measures an axis: series, unit and a value for each round. Targets take turns.
+/// Measures an axis. Returns the series, the unit and one value per round. Targets take turns.
 pub(crate) fn measure(
     axis: Axis,
     client: &Place,
@@ -64,7 +64,7 @@ pub(crate) fn measure(
     Ok(series)
 }
 
-/// Sends back what comes on TCP connections, one after another, or throws it away.
+/// Accepts TCP connections one after another. Echoes the received bytes, or discards them.
 fn serve_tcp(server: &Place, is_sink: bool) -> Result<()> {
     let listener = server.enter(|| TcpListener::bind(("0.0.0.0", TARGET_PORT)))?;
     std::thread::spawn(move || {
@@ -82,7 +82,7 @@ fn serve_tcp(server: &Place, is_sink: bool) -> Result<()> {
     Ok(())
 }
 
-/// Sends back datagrams that come to an address.
+/// Echoes datagrams that arrive at an address.
 pub(crate) fn serve_udp(server: &Place, at: SocketAddrV4) -> Result<()> {
     let socket = server.enter(|| UdpSocket::bind(at))?;
     std::thread::spawn(move || {
@@ -96,7 +96,7 @@ pub(crate) fn serve_udp(server: &Place, at: SocketAddrV4) -> Result<()> {
     Ok(())
 }
 
-/// Returns true if a datagram from a new socket is answered.
+/// Returns true if a datagram from a new socket gets a reply.
 pub(crate) fn answers_udp(client: &Place, to: SocketAddrV4) -> io::Result<bool> {
     client.enter(|| {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -114,7 +114,7 @@ pub(crate) fn answers_udp(client: &Place, to: SocketAddrV4) -> io::Result<bool> 
                         | ErrorKind::NetworkUnreachable
                 ) =>
             {
-                // An error comes at once.
+                // An error returns immediately.
                 std::thread::sleep(Duration::from_millis(20));
                 Ok(false)
             }
@@ -132,7 +132,7 @@ fn ask(socket: &UdpSocket) -> io::Result<()> {
     }
 }
 
-/// Connections in a second: each is opened, asked one byte, and reset.
+/// Measures connections per second. Each connection is opened, exchanges one byte, and is reset.
 fn connect(to: SocketAddr) -> io::Result<f64> {
     rate(CONNECTIONS, || {
         let mut stream = TcpStream::connect(to)?;
@@ -142,7 +142,7 @@ fn connect(to: SocketAddr) -> io::Result<f64> {
     })
 }
 
-/// Requests in a second on one connection.
+/// Measures requests per second on one connection.
 fn keptalive(to: SocketAddr) -> io::Result<f64> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_nodelay(true)?;
@@ -154,7 +154,7 @@ fn keptalive(to: SocketAddr) -> io::Result<f64> {
     })
 }
 
-/// Datagrams in a second that are answered, from one socket.
+/// Measures answered datagrams per second, from one socket.
 fn datagrams(to: SocketAddr) -> io::Result<f64> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.set_read_timeout(Some(PATIENCE))?;
@@ -162,7 +162,7 @@ fn datagrams(to: SocketAddr) -> io::Result<f64> {
     rate(REQUESTS, || ask(&socket))
 }
 
-/// Datagrams in a second that are answered, each from a new socket.
+/// Measures answered datagrams per second, each from a new socket.
 fn new_sockets(to: SocketAddr) -> io::Result<f64> {
     rate(CONNECTIONS, || {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -172,7 +172,7 @@ fn new_sockets(to: SocketAddr) -> io::Result<f64> {
     })
 }
 
-/// Gigabits in a second on one connection, until the last byte is taken.
+/// Measures gigabits per second on one connection, until the server has read the last byte.
 fn throughput(to: SocketAddr) -> io::Result<f64> {
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -183,7 +183,7 @@ fn throughput(to: SocketAddr) -> io::Result<f64> {
         sent += 1;
     }
     stream.shutdown(std::net::Shutdown::Write)?;
-    // The server closes when it has all.
+    // The server closes the connection after the last byte.
     let rest = stream.read(&mut [0])?;
     debug_assert_eq!(rest, 0, "a sink says nothing");
     Ok(f64::from(sent) * f64::from(CHUNK) * 8.0 / 1e9 / started.elapsed().as_secs_f64())

@@ -1,9 +1,10 @@
-//! The flat layout of nftables mode, as it is in the kernel: which endpoints a packet to a Service
-//! may come to.
+//! Reads the flat layout of nftables mode from the kernel: the endpoints that a packet to a Service
+//! can reach.
 //!
-//! A packet that `service-ips` leads nowhere asks the maps of Services with one, two and three
-//! endpoints; one that it leads to `endpoints-of-tcp-N` asks the map of all others. The key is a number below
-//! that of the endpoints, then address and port.
+//! A packet without an entry in `service-ips` is looked up in the maps of Services with one, two
+//! and three endpoints. A packet that `service-ips` sends to `endpoints-of-tcp-N` is looked up in
+//! the map of all other Services. The key is a number below the number of endpoints, followed by
+//! address and port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddrV4;
@@ -14,7 +15,7 @@ use nftables_netlink::{Element, ElementData, Family, Name, Verdict};
 use super::{PROTOCOL_TCP, SERVICES, TABLE, Tables, address, endpoint};
 use crate::rules::Servers;
 
-/// The map of Services with more endpoints than a few.
+/// Map of the Services with many endpoints.
 pub(super) const MANY: &str = "endpoints-tcp";
 /// Maps of the Services with few endpoints, by the number of endpoints.
 const FEW: [(u32, &str); 3] = [
@@ -45,8 +46,8 @@ impl Tables {
         })
     }
 
-    /// Returns the endpoints that new connections to a Service get to; none if it is absent or
-    /// incomplete.
+    /// Returns the endpoints that new connections to a Service reach. Empty if the Service is
+    /// absent or incomplete.
     pub(super) fn flat_endpoints(&mut self, at: SocketAddrV4) -> Result<BTreeSet<SocketAddrV4>> {
         let service = service_key(at);
         let (mut map, mut count) = (MANY, 0);
@@ -94,7 +95,7 @@ impl Tables {
         Ok(servers)
     }
 
-    /// The elements that a Service of few endpoints has, with their map.
+    /// Returns the elements of a Service with few endpoints, and their map.
     pub(super) fn flat_elements(
         &mut self,
         at: SocketAddrV4,
@@ -112,7 +113,8 @@ impl Tables {
     }
 }
 
-/// The endpoints of each Service; `count` says of how many one is chosen, if it is reached at all.
+/// Returns the endpoints of each Service. `count` returns the number of endpoints that a Service
+/// chooses from, or `None` if packets do not reach it.
 fn of_services(
     elements: Vec<Element>,
     count: impl Fn(SocketAddrV4) -> Option<u32>,
@@ -130,7 +132,7 @@ fn of_services(
     let mut servers = Servers::new();
     for (at, ends) in found {
         if let Some(count) = count(at) {
-            // A number that has no endpoint leads packets nowhere.
+            // A number without an endpoint would drop packets.
             let is_whole = ends.keys().copied().eq(0..count);
             let ends = ends.into_values().filter(|_| is_whole);
             servers.insert(at, ends.collect());
@@ -139,7 +141,7 @@ fn of_services(
     Ok(servers)
 }
 
-/// Parses the number of endpoints that a chain chooses from: `endpoints-of-tcp-4`.
+/// Parses the number of endpoints from a chain name: `endpoints-of-tcp-4`.
 fn choices(chain: &str) -> Result<u32> {
     let count = chain
         .strip_prefix("endpoints-of-tcp-")
@@ -152,13 +154,13 @@ fn service_key(at: SocketAddrV4) -> Vec<u8> {
     [at.ip().octets(), [PROTOCOL_TCP, 0, 0, 0], [high, low, 0, 0]].concat()
 }
 
-/// The key of one of a Service's endpoints.
+/// Returns the key of one of a Service's endpoints.
 fn slot(number: u32, at: SocketAddrV4) -> Vec<u8> {
     let [high, low] = at.port().to_be_bytes();
     [number.to_ne_bytes(), at.ip().octets(), [high, low, 0, 0]].concat()
 }
 
-/// The number and the Service of a key.
+/// Parses the number and the Service of a key.
 fn served(key: &[u8]) -> Option<(u32, SocketAddrV4)> {
     let (number, at) = key.split_first_chunk::<4>()?;
     Some((u32::from_ne_bytes(*number), endpoint(at)?))

@@ -1,15 +1,15 @@
-//! Adds the fields that controllers and the API server write into objects, and no kube-proxy reads:
-//! field managers, owners, the pods behind endpoints. They are copied from a kubeadm cluster with
-//! Kubernetes 1.36, with other names.
+//! Adds fields that controllers and the API server write and that no kube-proxy reads: field
+//! managers, owners, the pods behind endpoints. The fields are copied from a kubeadm cluster with
+//! Kubernetes 1.36, with different names.
 
 use serde_json::{Map, Value, json};
 
-/// When everything happened.
+/// Timestamp of every field.
 const TIME: &str = "2026-11-22T10:00:00Z";
-/// The zones of nodes.
+/// Zones of the nodes.
 const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
-/// Adds the fields of a Service that was applied by hand.
+/// Adds the fields of a Service that `kubectl apply` created.
 pub(super) fn service(service: &mut Value) {
     let fields = json!({
         "f:metadata": { "f:annotations": { ".": {}, "f:kubectl.kubernetes.io/last-applied-configuration": {} } },
@@ -34,7 +34,7 @@ pub(super) fn service(service: &mut Value) {
     manage(metadata, "kubectl-client-side-apply", "v1", &fields);
 }
 
-/// Adds the fields of a slice that the controller made for a Service.
+/// Adds the fields of a slice that the controller created for a Service.
 pub(super) fn slice(slice: &mut Value, owner: &str) {
     let uid = uid(owner);
     let fields = json!({
@@ -95,7 +95,7 @@ fn manage(metadata: &mut Map<String, Value>, manager: &str, api_version: &str, f
     metadata.insert("managedFields".into(), managed);
 }
 
-/// Returns a UUID for a name. It compresses as badly as a real one.
+/// Returns a UUID derived from a name. It is as incompressible as a real one.
 fn uid(name: &str) -> String {
     // FNV-1a, 128 bits.
     let hash = name.bytes().fold(

@@ -1,4 +1,4 @@
-//! Aims, each with its figure from this run, met or missed.
+//! The aims, and whether this run meets or misses each.
 
 use super::axes::{COLD, SHOWN};
 use super::point::{self, cell};
@@ -7,20 +7,20 @@ use super::{anatomy, api};
 use crate::objects::{Objects, changed};
 use crate::schema::{Axis, Cell, Measured, Outcome, Report, Size};
 
-/// The aims: a text, its kind and bound, and the figures of the report that it is told from, as `axes.txt`
-/// has them.
+/// The aims: a text, a kind with its bound, and the source figures of the report. The figures are
+/// those of `axes.txt`.
 const AIMS: &str = include_str!("aims.txt");
 
-/// A figure in words, and whether it is what was aimed at; some have no bound.
+/// A figure as text, and whether it meets the aim. Some aims have no bound.
 type Figure = (String, Option<bool>);
 
-/// Aim: its text, and its figure, if this run has it.
+/// An aim: its text, and its figure if this run has it.
 struct Aim {
     text: &'static str,
     figure: Option<Figure>,
 }
 
-/// A table of all aims; empty if this run says nothing about any of them.
+/// Draws a table of all aims. Empty if this run has no figure for any aim.
 pub(super) fn table(report: &Report) -> String {
     let aims = aims(report);
     if aims.iter().all(|aim| aim.figure.is_none()) {
@@ -53,7 +53,7 @@ fn aims(report: &Report) -> Vec<Aim> {
     AIMS.split("\n\n").filter_map(aim).collect()
 }
 
-/// The figure of an aim of a kind, from the figures of the report that it names.
+/// Returns the figure of an aim, computed from the report's figures that the aim names.
 fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
     let cell = |at: usize| {
         let mut words = rows.get(at).map_or("", |row| row).split(" | ");
@@ -94,7 +94,7 @@ fn figure(report: &Report, kind: &[&str], rows: &[&str]) -> Option<Figure> {
     }
 }
 
-/// A figure that has a table of its own, by its title there.
+/// Returns a figure that has a separate table, by the table's title.
 fn point(report: &Report, axis: Axis, title: &str, subject: &str, size: &str) -> point::Cell {
     let metric = SHOWN
         .iter()
@@ -116,7 +116,7 @@ fn ratio(ours: Option<f64>, base: Option<f64>, most: f64) -> Option<Figure> {
     Some((figure, Some(ours / base <= most)))
 }
 
-/// A ratio without a bound.
+/// Returns a ratio without a bound.
 fn compared(ours: Option<f64>, base: Option<f64>) -> Option<Figure> {
     ratio(ours, base, f64::INFINITY).map(|(figure, _)| (figure, None))
 }
@@ -138,7 +138,7 @@ fn surplus(addresses: Option<f64>, routes: Option<f64>) -> Option<Figure> {
     Some((format!("{} s ({percent:+.0} %)", short(more)), None))
 }
 
-/// The floor's own account at 50,000 Services.
+/// Returns the time that the floor reports for its parts at 50,000 Services.
 fn tables(report: &Report) -> Option<Figure> {
     let part = |name: &'static str| {
         let of = |one: &Measured| one.figures.get(name).copied();
@@ -176,14 +176,15 @@ fn growth(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     Some((figure, Some(ours <= 1.5 * bare.max(0.0))))
 }
 
-/// Returns the growth of our time, and of the kernel's own part of it, in milliseconds.
+/// Returns the growth of our time and of the kernel's part of it, in milliseconds.
 fn grown(ours: [Option<f64>; 2], bare: [Option<f64>; 2]) -> Option<Figure> {
     let by = |[from, to]: [Option<f64>; 2]| Some(short(to? - from?));
     let figure = format!("{} ms, bare loader {} ms", by(ours)?, by(bare)?);
     Some((figure, None))
 }
 
-/// A ratio of rates that is 1, but for what the repeats of each differ by, or for 5 %.
+/// Compares two rates whose ratio should be 1. Accepts a difference within the spread of the
+/// repeats, or within 5 %.
 fn equal(ours: &point::Cell, base: &point::Cell) -> Option<Figure> {
     let (point::Cell::Point(ours), point::Cell::Point(base)) = (ours, base) else {
         return None;
@@ -204,12 +205,12 @@ fn writes(report: &Report) -> Option<Figure> {
     Some((figure, Some(writes + tables == 0)))
 }
 
-/// The messages for all endpoints that were replaced, by what they are.
+/// Returns the messages per replaced endpoint, grouped by type.
 fn writes_for_change(report: &Report) -> Option<Figure> {
     let (cell, measured) = counted(report, Axis::Change)?;
     let counts = measured.counts.as_ref()?;
     if counts.writes_by_name.is_empty() && counts.netlink_writes > 0 {
-        // Of a run that did not name them.
+        // The run did not name the messages.
         return None;
     }
     let of_step = |turn: &u32| {

@@ -1,4 +1,5 @@
-//! The first packet of a flow, piece by piece, and whole modes beside each other.
+//! The first packet of a flow: the cost of each part of the rules, and a comparison of complete
+//! modes.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +9,10 @@ use crate::schema::{
     Axis, Cell, Distribution, Measured, NAT_ALONE, NATIVE, Outcome, Report, Size, WHOLE,
 };
 
-/// Subject that the others are compared with.
+/// Subject that the other subjects are compared with.
 const BASE: &str = "iptables";
 
-/// The best block of one kernel, against that of iptables mode in the same.
+/// The best block of one kernel, compared with the best block of iptables mode in the same kernel.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Against {
     pub(super) best: f64,
@@ -24,8 +25,8 @@ impl Against {
     }
 }
 
-/// A whole mode against iptables mode, at one Service: of the kernels that had both, the one in the
-/// middle by what they say.
+/// Compares a complete mode with iptables mode, at one Service. Uses the kernels that ran both
+/// modes, and returns the median kernel.
 pub(super) fn against(report: &Report, subject: &str) -> Option<Against> {
     of_kernels(report, &format!("{WHOLE}{subject}"), |_| true)
 }
@@ -54,7 +55,7 @@ fn of_kernels(report: &Report, name: &str, is_meant: fn(&Cell) -> bool) -> Optio
     found.get(found.len() / 2).copied()
 }
 
-/// Draws all modes that a daemon has programmed, and the cost without any rule.
+/// Draws all modes that a daemon has programmed, and the cost without rules.
 pub(super) fn whole(report: &Report) -> String {
     let mut names: Vec<&str> = report
         .measurements
@@ -76,7 +77,7 @@ pub(super) fn whole(report: &Report) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    // Without a table of iptables.
+    // This cell has no iptables table.
     let bare = of_kernels(report, NAT_ALONE, |cell| cell.subject.kind.has(NATIVE));
     let what = "IPVS, connection tracking and translation of addresses, no rule".to_owned();
     rows.extend(bare.map(|found| row(what, found)));
@@ -102,14 +103,14 @@ fn row(name: String, found: Against) -> Vec<String> {
     ]
 }
 
-/// The name of a series without its number.
+/// Returns the name of a series without its number.
 fn title(step: &str) -> &str {
     step.split_once(' ').map_or(step, |(_, name)| name)
 }
 
-/// Draws what each piece of a subject's shim adds: a table and a chart.
+/// Draws the cost of each part of a subject's shim: a table and a chart.
 pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Option<String>) {
-    // All repeats of a step together: they are blocks of packets like the others.
+    // All repeats of a step count together, as blocks of packets.
     let mut steps: BTreeMap<&str, Vec<&Distribution>> = BTreeMap::new();
     let of_both = measured(report, Axis::Anatomy, size);
     for (_, measured) in of_both.filter(|(name, _)| *name == subject) {
@@ -128,7 +129,7 @@ pub(super) fn pieces(report: &Report, subject: &str, size: Size) -> (String, Opt
         let least = of(|one| one.min).first().copied().unwrap_or_default();
         let medians = of(|one| one.p50);
         let median = medians.get(medians.len() / 2).copied().unwrap_or_default();
-        // The slowest tenth are interruptions of the guest.
+        // The slowest tenth are interruptions of the VM.
         let high = of(|one| one.p90).last().copied().unwrap_or_default();
         let added = |now: f64, before: Option<f64>| {
             before.map_or_else(|| "–".to_owned(), |before| format!("{:+.0}", now - before))

@@ -1,4 +1,4 @@
-//! Table of the API server's work, occasion by occasion.
+//! Table of the API server's work by occasion.
 
 use super::others::{self, Pair};
 use super::point::{sizes, subjects};
@@ -6,7 +6,7 @@ use super::table::{short, table};
 use super::{measured, services};
 use crate::schema::{Axis, Occasion, Report, ServerCost, Size};
 
-/// Column for an occasion: its name, and its value.
+/// A column of the table: its name and its value.
 type Column = (&'static str, fn(&ServerCost) -> f64);
 
 #[allow(clippy::cast_precision_loss, reason = "below 2^52")]
@@ -17,10 +17,10 @@ const COLUMNS: [Column; 4] = [
     ("CPU of the server, ms", |cost| cost.cpu_s * 1e3),
 ];
 
-/// More bytes than this, against another's, are more.
+/// Byte counts within this factor are equal.
 const NOISE: f64 = 1.05;
 
-/// A table for each size.
+/// Draws a table for each size.
 pub(super) fn tables(report: &Report) -> String {
     let names = subjects(report, Axis::Api);
     let pairs = others::pairs(report);
@@ -63,7 +63,7 @@ pub(super) fn tables(report: &Report) -> String {
     text
 }
 
-/// Numbers whole, figures by the digits that count.
+/// Formats a number: whole numbers without decimals, other figures with their significant digits.
 fn written(value: f64) -> String {
     if value.fract() == 0.0 {
         format!("{value:.0}")
@@ -72,7 +72,7 @@ fn written(value: f64) -> String {
     }
 }
 
-/// An occasion, with how many it was of.
+/// Returns the name of an occasion, with the number of its clients or changes.
 fn told(report: &Report, size: Size, occasion: Occasion) -> String {
     let figure = |name: &str| {
         let mut all = measured(report, Axis::Api, size);
@@ -88,7 +88,7 @@ fn told(report: &Report, size: Size, occasion: Occasion) -> String {
     occasion.name().to_owned() + &count.unwrap_or_default()
 }
 
-/// The middle of the repeats.
+/// Returns the median of the repeats.
 fn median(
     report: &Report,
     subject: &str,
@@ -103,8 +103,8 @@ fn median(
     values.get(values.len() / 2).copied()
 }
 
-/// The bytes of ours against those of others, at the largest size, and whether they are no more
-/// anywhere.
+/// Compares our byte count with that of other kube-proxies at the largest size. Also returns
+/// whether ours is no larger at any size.
 pub(super) fn bytes(report: &Report) -> Option<(String, Option<bool>)> {
     let size = *sizes(report, Axis::Api).last()?;
     let (_, bytes) = COLUMNS.first()?;

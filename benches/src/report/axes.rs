@@ -1,4 +1,4 @@
-//! The axes in words, and the figures that each has: `axes.txt`.
+//! Descriptions of the axes and their figures, from `axes.txt`.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use crate::schema::{Axis, Cell, Distribution, Measured, Occasion};
 
 const TEXT: &str = include_str!("axes.txt");
 
-/// The section of an axis: its title, what was measured, and its figures.
+/// Returns the section of an axis: its title, an explanation, and its figures.
 fn section(axis: Axis) -> (&'static str, &'static str) {
     let mut sections = TEXT.split("\n\n").filter_map(|text| text.split_once(": "));
     let (_, section) = sections
@@ -16,7 +16,7 @@ fn section(axis: Axis) -> (&'static str, &'static str) {
     section.split_once('\n').expect("a section has two lines")
 }
 
-/// An axis as a heading.
+/// Returns the heading of an axis.
 pub(super) fn title(axis: Axis) -> &'static str {
     section(axis).0
 }
@@ -38,10 +38,10 @@ pub(super) fn counted(cell: &Cell, measured: &Measured) -> String {
     }
 }
 
-/// The title of the time of a cold start.
+/// Title of the duration of a cold start.
 pub(super) const COLD: &str = "until the kernel holds everything";
 
-/// The figures with tables of their own; the first of an axis has the chart.
+/// Figures with separate tables. The first figure of an axis has the chart.
 pub(super) static SHOWN: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let of_axis = |axis| {
         let rows = section(axis).1.lines();
@@ -50,7 +50,7 @@ pub(super) static SHOWN: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     Axis::all().flat_map(of_axis).collect()
 });
 
-/// The figures of the main table.
+/// Figures of the main table.
 pub(super) static HEADLINE: LazyLock<Vec<Metric>> = LazyLock::new(|| {
     let rows = TEXT.lines().filter_map(|row| row.strip_prefix("= "));
     let rows = rows.filter_map(|row| row.split_once(" | "));
@@ -70,11 +70,11 @@ fn metric(axis: Axis, row: &'static str) -> Metric {
     }
 }
 
-/// Place of a figure in a cell.
+/// Location of a figure in a cell.
 #[derive(Clone, Copy)]
 pub(super) struct Of {
     statistic: &'static str,
-    /// Names of the series or figure; of several the first that is there.
+    /// Names of the series or figure. The first existing name is used.
     names: &'static str,
 }
 
@@ -84,7 +84,7 @@ impl Of {
         Self { statistic, names }
     }
 
-    /// The value, if the cell has it.
+    /// Returns the value if the cell has it.
     pub(super) fn value(self, one: &Measured) -> Option<f64> {
         let mut names = self.names.split('/');
         let mut series =

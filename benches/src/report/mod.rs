@@ -1,8 +1,8 @@
 //! The report, drawn from `report.json` alone: `report.md`, and charts as SVG.
 //!
-//! Each figure is the median of its repeats, with the best and the spread. What was not done in
-//! time, came out wrong or could not be measured stands where its figure would be, and why at the
-//! end.
+//! Each figure is the median of its repeats, with the best and the spread. If a cell exceeded its
+//! limit, had a wrong state or failed, the outcome replaces the figure. The end of the report has
+//! the reasons.
 
 mod aims;
 mod anatomy;
@@ -26,7 +26,7 @@ use charts::Line;
 use point::{Cell, Metric, Unit, cell, sizes, subjects};
 use table::{brief, count, full, short, table};
 
-/// Subjects that ratios are taken against, besides every other kube-proxy.
+/// Subjects that ratios compare with, in addition to every other kube-proxy.
 const BASES: [&str; 4] = ["floor", "tools", "iptables", "bare-ipvs"];
 
 /// Explanation of the columns.
@@ -35,10 +35,10 @@ const COLUMNS: &str = "`ipvs`, `ipvs-route`, `ipvs-lean`, `iptables`: our daemon
     `--nftables-layout=flat`, in userspace mode; `nft-floor`, `nft-flat-floor`: bare loaders of these two layouts; `floor`: a bare loader of the IPVS mode's state; `tools`: `ipvsadm -R`, `ipset restore`, `ip -batch` with it; `bare-ipvs`: \
     virtual servers without sets and rules; `direct`: the pod itself";
 
-/// Text above the list of figures where ours is not ahead.
+/// Text above the list of figures for which our daemon is not faster.
 const BESIDE: &str = "Beside other kube-proxies, each in the same mode; *ahead* is by more than the spread of the repeats, and than 5 %:\n\n";
 
-/// Why a kube-proxy that was given is not in a report.
+/// Reason for the absence of a given kube-proxy from a report.
 const NOT_NAMED: &str = "it was given by --kube-proxy, and --subjects does not name it";
 
 /// A figure of the report.
@@ -49,12 +49,12 @@ struct Figure {
     size: Size,
 }
 
-/// Says of a page with the main figures where the others are.
+/// Text on a page with the main figures that links to the other figures.
 const MAIN_FIGURES: &str = "For who wants to know how fast it is: the short answer is the table below. This page has the main figures; `bench report` of a copy \
     of [report.json](report.json) draws all of them.\n\n";
 
-/// Writes `report.md` and the charts that it shows into `folder`; without `is_whole`, the main
-/// figures alone.
+/// Writes `report.md` and its charts into `folder`. Without `is_whole`, writes only the main
+/// figures.
 pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()> {
     let write = |name: &str, text: &str| {
         let file = folder.join(name);
@@ -134,7 +134,7 @@ pub(crate) fn draw(report: &Report, folder: &Path, is_whole: bool) -> Result<()>
     write("report.md", &lab::pages::wrapped(&text))
 }
 
-/// True if a figure beside the first of its axis helps to size a node.
+/// Returns true if a secondary figure of an axis helps to size a node.
 fn is_of_use(metric: &Metric) -> bool {
     ["memory", "CPU time of the program", "99th percentile"]
         .iter()
@@ -150,7 +150,7 @@ fn repeats(report: &Report) -> u32 {
     counted.map(|one| one.cell.repeat + 1).max().unwrap_or(0)
 }
 
-/// The kernel as the guests say.
+/// Returns the kernel version that the VMs reported.
 fn kernel(report: &Report) -> String {
     let kernels: BTreeSet<&str> = report
         .measurements
@@ -242,7 +242,7 @@ fn not_shown(report: &Report) -> String {
     text
 }
 
-/// The headline figures: a row for each and each size, a column for each subject.
+/// Draws the main table: a row for each figure and size, a column for each subject.
 fn main_table(report: &Report) -> String {
     let names: Vec<&str> = report
         .about
@@ -294,13 +294,13 @@ fn main_table(report: &Report) -> String {
     table(&head, &rows) + COLUMNS + &others + ".\n\n"
 }
 
-/// The figures of the main table.
+/// Returns the figures of the main table.
 fn main_figures(report: &Report) -> Vec<Figure> {
     let are_others = others::are_there(report);
     let mut figures = Vec::new();
     for metric in HEADLINE.iter() {
         let mut sizes = sizes(report, metric.axis);
-        // Of ours alone, these say no more than the others do.
+        // Without another kube-proxy, these figures add nothing to the rest.
         let is_main =
             |&size: &Size| is_main(metric.axis, size) && (are_others || size.services != 1_000);
         if sizes.iter().any(is_main) {
@@ -315,7 +315,7 @@ fn main_figures(report: &Report) -> Vec<Figure> {
     figures
 }
 
-/// The first figure of each axis, at all sizes.
+/// Returns the first figure of each axis, at all sizes.
 fn first_figures(report: &Report) -> Vec<Figure> {
     let first = |axis| SHOWN.iter().find(|one| one.axis == axis);
     let mut figures = Vec::new();
@@ -334,12 +334,12 @@ fn services(size: Size) -> String {
     format!("{} × {}", count(size.services), count(size.endpoints))
 }
 
-/// A figure of all subjects at all sizes, and its ratios if they are wanted.
+/// Draws a figure of all subjects at all sizes, with ratios if `has_ratios` is set.
 fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     let names = subjects(report, metric.axis);
     let sizes = sizes(report, metric.axis);
     let of = |name: &str, size| cell(report, metric, name, size);
-    // Rows and columns without a figure say nothing; the end of the report says why they have none.
+    // Rows and columns without any figure are skipped. The end of the report has the reasons.
     let has_figure = |name: &str, size| {
         !matches!(of(name, size), Cell::Absent | Cell::Skipped)
             && (has_ratios || !matches!(of(name, size), Cell::Over(_)))
@@ -348,7 +348,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         .into_iter()
         .filter(|name| sizes.iter().any(|&size| has_figure(name, size)))
         .collect();
-    // The pod itself is measured once, whatever the number of Services.
+    // The pod without a Service is measured once, for all numbers of Services.
     let is_direct_alone = names == ["direct"];
     let sizes: Vec<Size> = sizes
         .into_iter()
@@ -378,7 +378,7 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
         &row(&|size| names.iter().map(|name| full(&of(name, size))).collect()),
     );
 
-    // Columns, and which of them ours are compared with.
+    // Columns, and the subjects that our subjects are compared with.
     let others = others::names(report);
     let is_base = |ours: &str, base: &str| match ours {
         "ipvs" => BASES.contains(&base) || others.contains(&base),
@@ -414,7 +414,8 @@ fn figures(report: &Report, metric: &Metric, has_ratios: bool) -> String {
     text
 }
 
-/// A line for each subject over the number of Services, of the sizes with the fewest endpoints.
+/// Draws a line for each subject over the number of Services. Uses the sizes with the fewest
+/// endpoints.
 fn chart(report: &Report, metric: &Metric) -> Option<String> {
     let all = sizes(report, metric.axis);
     let endpoints = all.iter().map(|size| size.endpoints).min()?;
@@ -464,7 +465,7 @@ fn pairs<'a>(subjects: Vec<&'a str>, sizes: &[Size]) -> impl Iterator<Item = (&'
         .flat_map(|subject| sizes.iter().map(move |size| (subject, *size)))
 }
 
-/// Subjects, and what was measured of them.
+/// Returns subjects with their measurements on an axis at a size.
 fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&str, &Measured)> {
     let of_axis = report
         .measurements
@@ -476,7 +477,8 @@ fn measured(report: &Report, axis: Axis, size: Size) -> impl Iterator<Item = (&s
     })
 }
 
-/// Draws the time that floor and tools spend on each part, from their own lines `write_NAME_s`.
+/// Draws the time that floor and tools spend on each part. The times are from their output lines
+/// `write_NAME_s`.
 fn parts(report: &Report, axis: Axis) -> String {
     let mut values: BTreeMap<(&str, Size), BTreeMap<&str, Vec<f64>>> = BTreeMap::new();
     for one in &report.measurements {
@@ -570,7 +572,7 @@ fn counted(report: &Report) -> String {
     )
 }
 
-/// Cells without figures, and why.
+/// Lists cells without figures, with the reasons.
 fn not_measured(report: &Report) -> String {
     let mut rows = Vec::new();
     for one in &report.measurements {
@@ -641,7 +643,7 @@ fn not_measured(report: &Report) -> String {
     text
 }
 
-/// Cells that were not run, by subject and reason.
+/// Returns the skipped cells, by subject and reason.
 fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> {
     let mut left_out: BTreeMap<(&str, &str), Vec<&crate::schema::Cell>> = BTreeMap::new();
     for one in &report.measurements {
@@ -653,7 +655,8 @@ fn left_out(report: &Report) -> BTreeMap<(&str, &str), Vec<&crate::schema::Cell>
     left_out
 }
 
-/// Draws what addresses on a device cost more than routes to it, which is the kernel's own price.
+/// Draws the additional time of addresses on a device, compared with routes to it. The kernel
+/// causes this difference.
 fn surplus(report: &Report) -> String {
     let Some(metric) = HEADLINE.iter().find(|one| one.axis == Axis::Cold) else {
         return String::new();

@@ -1,5 +1,5 @@
-//! Kube-proxies that are not of this repository: which they are, and where ours is not ahead of
-//! them. Both come from the data alone, so that a report says it whoever likes it.
+//! Kube-proxies from other sources: their versions, and the figures for which ours is not faster.
+//! Both are generated from the data, so no author can leave them out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,27 +9,28 @@ use super::table::{brief, short};
 use super::{Figure, services};
 use crate::schema::{Mode, Report, SubjectKind};
 
-/// Two figures that differ by less are equal, however little the repeats do.
+/// Two figures within this relative difference are equal, even if their repeats differ less.
 const NOISE: f64 = 0.05;
 
-/// Pair of another kube-proxy, and ours in the same mode without flags of its own.
+/// Another kube-proxy, and our subject in the same mode with default flags.
 pub(super) struct Pair<'a> {
     pub(super) ours: &'a str,
     pub(super) other: &'a str,
 }
 
-/// Relation of a figure of ours to another's.
+/// Relation of our figure to another kube-proxy's figure.
 #[derive(Debug, PartialEq, Eq)]
 enum Verdict {
     Ahead,
     /// The difference is within the spread of the repeats.
     Equal,
     Behind,
-    /// The other has no figure, and was not too slow for one either; or neither has one.
+    /// The other kube-proxy has no figure for another reason than the time limit, or both have
+    /// none.
     Unknown,
 }
 
-/// Which other kube-proxies were measured, and what each says it is.
+/// Lists the measured other kube-proxies with their reported versions.
 pub(super) fn named(report: &Report) -> String {
     let names = names(report);
     if names.is_empty() {
@@ -72,8 +73,8 @@ pub(super) fn named(report: &Report) -> String {
     text
 }
 
-/// Lists the figures where ours is not ahead of another kube-proxy in the same mode; empty if there
-/// is none to compare with.
+/// Lists the figures for which ours is not faster than another kube-proxy in the same mode. Empty
+/// without another kube-proxy.
 pub(super) fn not_ahead(report: &Report, figures: &[Figure]) -> String {
     let mut text = String::new();
     for Pair { ours, other } in pairs(report) {
@@ -152,7 +153,7 @@ pub(super) fn files(report: &Report) -> String {
     }
 }
 
-/// The other kube-proxies of which a cell was planned, in the order of the columns.
+/// Returns the other kube-proxies with a planned cell, in the order of the columns.
 pub(super) fn names(report: &Report) -> Vec<&str> {
     let names: BTreeSet<&str> = report
         .measurements
@@ -190,7 +191,7 @@ pub(super) fn pairs(report: &Report) -> Vec<Pair<'_>> {
         .collect()
 }
 
-/// The first kube-proxy like this, and its mode.
+/// Returns the mode of the first kube-proxy that `is_it` accepts.
 fn mode(report: &Report, is_it: impl Fn(&str, &SubjectKind) -> bool) -> Option<(&str, Mode)> {
     report.measurements.iter().find_map(|one| {
         let subject = &one.cell.subject;

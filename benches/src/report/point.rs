@@ -1,4 +1,4 @@
-//! Points: what all repeats of one axis, subject and size say together.
+//! Points: the combined repeats of one axis, subject and size.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,14 @@ use crate::schema::{Axis, Measurement, Outcome, Report, Size, SubjectKind};
 #[derive(Clone, Copy)]
 pub(super) struct Metric {
     pub(super) axis: Axis,
-    /// Title of the figure, behind that of the axis.
+    /// Title of the figure, appended to the axis's title.
     pub(super) title: &'static str,
     pub(super) unit: Unit,
-    /// Value of the figure in one cell.
+    /// Function that returns the figure of one cell.
     pub(super) of: Of,
 }
 
-/// Unit of a figure, which also says if more is better.
+/// Unit of a figure. Implies whether more is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     Seconds,
@@ -29,7 +29,7 @@ pub(super) enum Unit {
     MillisecondsPerMinute,
     /// Number; more is better.
     Count,
-    /// Ratio of two figures of the same guest; for rates, so that more is better.
+    /// Ratio of two figures of the same VM. More is better, as for rates.
     Share,
 }
 
@@ -70,30 +70,30 @@ impl Unit {
     }
 }
 
-/// The repeats of a figure at one size, of one subject.
+/// The repeats of one figure at one size, of one subject.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Point {
     pub(super) median: f64,
-    /// The best: the least, of rates the most.
+    /// The best repeat: the maximum of rates, otherwise the minimum.
     pub(super) best: f64,
-    /// (max - min) / median.
+    /// Relative spread: (max - min) / median.
     pub(super) spread: f64,
     pub(super) repeats: usize,
     /// Number of attempts.
     pub(super) tried: usize,
 }
 
-/// Content of a table's cell.
+/// Content of a table cell.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Point(Point),
-    /// Over the limit of so many seconds.
+    /// The time limit of this many seconds passed.
     Over(u64),
-    /// Measured, and wrong.
+    /// The measured state was wrong.
     Wrong,
     /// Failed measurement.
     Failed,
-    /// Left out, for a reason that the report gives.
+    /// Skipped, for a reason in the report.
     Skipped,
     /// Absent from the plan.
     Absent,
@@ -115,7 +115,7 @@ impl Cell {
     }
 }
 
-/// Subjects that were measured on an axis, in the order of the columns.
+/// Returns the subjects measured on an axis, in the order of the columns.
 pub(super) fn subjects(report: &Report, axis: Axis) -> Vec<&str> {
     let has = |name: &str| {
         report.measurements.iter().any(|one| {
@@ -127,7 +127,7 @@ pub(super) fn subjects(report: &Report, axis: Axis) -> Vec<&str> {
     names.filter(|name| has(name)).collect()
 }
 
-/// Sizes at which an axis was measured.
+/// Returns the sizes at which an axis was measured.
 pub(super) fn sizes(report: &Report, axis: Axis) -> Vec<Size> {
     let of_axis = report
         .measurements
@@ -139,14 +139,15 @@ pub(super) fn sizes(report: &Report, axis: Axis) -> Vec<Size> {
     sizes
 }
 
-/// A figure of a subject at a size.
+/// Returns a figure of a subject at a size.
 pub(super) fn cell(report: &Report, metric: &Metric, subject: &str, size: Size) -> Cell {
     let all: Vec<&Measurement> = report
         .measurements
         .iter()
         .filter(|one| {
             let cell = &one.cell;
-            // Without Services their number makes no difference, and it is measured once.
+            // Without a Service, the number of Services makes no difference. The subject is
+            // measured once.
             let is_size = cell.size == size || cell.subject.kind == SubjectKind::Direct;
             cell.axis == metric.axis && cell.subject.name == subject && is_size
         })

@@ -1,4 +1,4 @@
-//! Figures as text, and Markdown tables.
+//! Formats figures as text and as Markdown tables.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ pub(super) use charts::short;
 
 use super::point::Cell;
 
-/// A Markdown table; the first column is text, the others are figures.
+/// Formats a Markdown table. The first column is text, the other columns are figures.
 pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
     let line = |cells: &[String]| {
         let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
@@ -25,12 +25,12 @@ pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A number of Services: `10,000`.
+/// Formats a number of Services: `10,000`.
 pub(super) fn count(number: u32) -> String {
     grouped(f64::from(number))
 }
 
-/// Median, with the best and the spread if there was more than one.
+/// Formats the median. With several repeats, adds the best and the spread.
 pub(super) fn full(cell: &Cell) -> String {
     let Cell::Point(point) = cell else {
         return brief(cell);
@@ -50,7 +50,7 @@ pub(super) fn full(cell: &Cell) -> String {
     text
 }
 
-/// The median only.
+/// Formats only the median.
 pub(super) fn brief(cell: &Cell) -> String {
     match cell {
         Cell::Point(point) => short(point.median),
