@@ -1,4 +1,4 @@
-//! Answers, as HTTP has them: their headers, their bodies, and how these are compressed.
+//! HTTP responses: headers, bodies and their compression.
 
 use std::convert::Infallible;
 use std::io::Write as _;
@@ -19,10 +19,9 @@ use crate::media::{Accepted, Coding, Media};
 use crate::object::Object;
 use crate::status::Status;
 
-/// Longer bodies are compressed for those who take that, in bytes (`defaultGzipThresholdBytes` of
-/// the real server).
+/// Minimum size of a compressed body, in bytes (`defaultGzipThresholdBytes` of the real server).
 const WORTH_COMPRESSING: usize = 128 << 10;
-/// The least level of zlib-rs that packs as well as level 1 of Go, which the real server has
+/// The lowest level of zlib-rs that compresses as well as Go's level 1, which the real server uses
 /// (`defaultGzipContentEncodingLevel`).
 const LEVEL: Compression = Compression::new(2);
 /// Approximate amount of compressed data in a chunk, in bytes.
@@ -30,7 +29,7 @@ const CHUNK: usize = 16 << 10;
 
 pub(crate) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Objects are as good as streams: with faults, a body may end anywhere.
+/// Returns the response for an object. Compresses large objects in chunks, like lists.
 pub(crate) fn object(code: u16, object: &Object, accepted: Accepted) -> Response<Body> {
     let bytes = object.bytes(accepted.media).clone();
     if bytes.len() > WORTH_COMPRESSING && accepted.coding == Coding::Gzip {
@@ -46,7 +45,8 @@ pub(crate) fn list(list: List, accepted: Accepted) -> Response<Body> {
     streamed(accepted.media.content_type(), stream::iter(list.chunks))
 }
 
-/// The events of a watch that begins with a list, compressed: what has come can be read at once.
+/// Returns the compressed events of a watch that begins with a list. Each chunk can be decompressed
+/// as soon as it arrives.
 pub(crate) fn compressed_events(
     events: impl Stream<Item = Bytes> + Send + 'static,
     media: Media,
@@ -54,7 +54,7 @@ pub(crate) fn compressed_events(
     let encoder = GzEncoder::new(Vec::with_capacity(CHUNK), LEVEL);
     let state = (Box::pin(events), Some(encoder));
     let packed = stream::unfold(state, async |(mut events, mut encoder)| {
-        // Finished: the events have ended.
+        // The encoder is finished after the last event.
         let open = encoder.as_mut()?;
         let piece = if let Some(piece) = events.next().await {
             open.write_all(&piece).expect("a Vec takes all");
@@ -71,7 +71,7 @@ pub(crate) fn compressed_events(
     response
 }
 
-/// The events of a watch, as they are.
+/// Returns the uncompressed events of a watch.
 pub(crate) fn events(
     events: impl Stream<Item = Bytes> + Send + 'static,
     media: Media,
@@ -96,7 +96,7 @@ pub(crate) fn json(code: u16, body: &Value) -> Response<Body> {
     whole(code, Media::Json.content_type(), body.to_string().into())
 }
 
-/// Refuses a request as the filters in front of a real server do.
+/// Rejects a request as the filters in front of a real server do.
 pub(crate) fn refusal(code: u16, retry_after_s: Option<u64>) -> Response<Body> {
     let text = Bytes::from_static(b"refused, as told\n");
     let mut response = whole(code, "text/plain; charset=utf-8", text);
@@ -126,7 +126,7 @@ fn compressed(
 }
 
 struct Compressed<I> {
-    /// Encoder; `None` after the last chunk.
+    /// Encoder, or `None` after the last chunk.
     encoder: Option<GzEncoder<Vec<u8>>>,
     chunks: I,
 }

@@ -1,4 +1,4 @@
-//! The objects, their history and the one resource version that numbers every change.
+//! The objects, their change history, and the resource version that numbers every change.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -15,41 +15,39 @@ use crate::resource::Kind;
 use crate::selector::Scope;
 use crate::status::Status;
 
-/// The state of an API server, shared by those that serve it and those that edit it in-process. A
-/// clone is a handle to the same state; it outlives its server, so that another can be started on
-/// it.
+/// The state of an API server. The server and in-process editors share it. A clone is a handle to
+/// the same state. The state outlives its server, so that another server can start on it.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     state: Arc<Mutex<State>>,
-    /// The latest resource version; woken watches read the history.
+    /// The latest resource version. Each change wakes the watches, which read the history.
     changed: Arc<watch::Sender<u64>>,
 }
 
-/// Why [`Cluster::apply_yaml`] stopped. Objects before the one named stay applied.
+/// Reason why [`Cluster::apply_yaml`] stopped. Earlier objects stay applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The text is not YAML.
     #[error("cannot read the YAML: {0}")]
     Yaml(#[from] Box<serde_saphyr::Error>),
-    /// An object was refused.
+    /// The server rejected an object.
     #[error("document {document} ({object}) is refused")]
     Refused {
-        /// Which document of the text, from 1.
+        /// Number of the document in the text, from 1.
         document: usize,
-        /// Kind, namespace and name, as far as the object says them.
+        /// Kind, namespace and name, if the object has them.
         object: String,
-        /// Why.
+        /// The rejection.
         #[source]
         status: Box<Status>,
     },
 }
 
 impl Cluster {
-    /// An empty cluster but for the `ServiceCIDR` that a real one starts with, and the Service
-    /// `default/kubernetes` if the options want it. What only a server needs of the options is not
-    /// used.
+    /// Creates a cluster with the `ServiceCIDR` of a new real cluster. Adds the Service
+    /// `default/kubernetes` if the options include it. Ignores options that only a server needs.
     pub fn new(options: &Options) -> Self {
-        // The first range's family is the default one.
+        // The family of the first range is the default family.
         let cidrs: Vec<IpNet> = options
             .service_cidrs
             .iter()
@@ -95,25 +93,24 @@ impl Cluster {
         }
     }
 
-    /// Creates or replaces an object, its status included if it has one. Identity (uid, creation
-    /// time) stays; a `resourceVersion` in the object is not looked
-    /// at. Returns the object as stored.
+    /// Creates or replaces an object, including its status. Keeps the identity (uid, creation time)
+    /// of an existing object and ignores `resourceVersion` in the new one. Returns the object as
+    /// stored.
     pub fn apply(&self, object: Value) -> Result<Value, Status> {
         let object = self.write(|state| state.apply(object))?;
         Ok(object.value())
     }
 
-    /// Keeps an EndpointSlice as it is now, for [`Self::replay`].
+    /// Records an EndpointSlice in its present version, for [`Self::replay`].
     pub fn recording(&self, namespace: &str, name: &str) -> Option<Recording> {
         let kind = Kind::EndpointSlice;
         let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
         Some(Recording::new(kind, &object))
     }
 
-    /// Stores each of `recordings` in turn, in one step: watches see all of them at once. Each is
-    /// stored as it was recorded but for its resource version, which is the next; so a generation
-    /// may go back. It is for more changes a second than [`Self::apply`] could read, compare and
-    /// encode.
+    /// Stores each of `recordings` in one step, so that watches see all of them together. Each
+    /// keeps its recorded content and gets the next resource version. (Its generation can therefore
+    /// decrease.) Use this for higher change rates than [`Self::apply`] can process.
     pub fn replay<'a>(&self, recordings: impl IntoIterator<Item = &'a mut Recording>) {
         self.write(|state| {
             for slice in recordings {
@@ -122,15 +119,15 @@ impl Cluster {
         });
     }
 
-    /// Applies every object of a YAML (or JSON) text: several documents, and lists. Returns how
-    /// many there were.
+    /// Applies every object of a YAML or JSON text. The text may have several documents and lists.
+    /// Returns the number of objects.
     pub fn apply_yaml(&self, text: &str) -> Result<usize, ApplyError> {
-        // JSON is YAML too, but as JSON it is read many times faster, and benchmarks bring much of
-        // it.
+        // A JSON parser reads JSON many times faster than a YAML parser. Benchmarks load large JSON
+        // files.
         let documents: Vec<Value> = if let Ok(document) = serde_json::from_str(text) {
             vec![document]
         } else {
-            // Their files are beyond any budget made for strangers' input.
+            // Large fixture files exceed the budget, which protects against untrusted input.
             let options = serde_saphyr::options! { budget: None };
             serde_saphyr::from_multiple_with_options(text, options).map_err(Box::new)?
         };
@@ -149,13 +146,13 @@ impl Cluster {
         Ok(count)
     }
 
-    /// Deletes an object; `namespace` is empty for a kind that has none.
+    /// Deletes an object. `namespace` is empty for a kind without namespaces.
     pub fn delete(&self, kind: Kind, namespace: &str, name: &str) -> Result<(), Status> {
         self.write(|state| state.delete(kind, &(namespace.into(), name.into())))
             .map(drop)
     }
 
-    /// An object as it is now.
+    /// Returns the present version of an object.
     pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<Value> {
         let object = self.lock().get(kind, &(namespace.into(), name.into()))?;
         Some(object.value())
@@ -167,30 +164,30 @@ impl Cluster {
         objects.iter().map(|object| object.value()).collect()
     }
 
-    /// The Events that clients have posted.
+    /// Returns the Events that clients have posted.
     pub fn events(&self) -> Vec<Value> {
         self.list(Kind::Event)
     }
 
-    /// The resource version of the latest change.
+    /// Returns the resource version of the latest change.
     pub fn version(&self) -> u64 {
         self.lock().version
     }
 
-    /// Forgets the history: a watch or a paged list that goes on from before now gets 410 Expired.
-    /// Watches that are under way go on. etcd does this every five minutes.
+    /// Compacts the history, as etcd does every five minutes. A new watch or a further page from an
+    /// older version gets 410 Expired. Open watches continue.
     pub fn compact(&self) {
         let mut state = self.lock();
         state.compacted = state.version;
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in a test's thread must not take the server's state with it: every write is
-        // complete or not begun.
+        // Ignores poisoning: a panic of a test thread leaves the state valid, as every write is
+        // atomic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Edits, and wakes the watches if that made a version.
+    /// Edits the state. Wakes the watches if the edit created a version.
     pub(crate) fn write<T>(&self, edit: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let result = edit(&mut state);
@@ -204,8 +201,8 @@ impl Cluster {
     }
 }
 
-/// Finds the first change after a version. Searches back from the latest, because a watch lacks
-/// few: halving a long history would walk through cold memory.
+/// Finds the first change after a version. Searches back from the latest change, because a watch
+/// lags only a few changes behind. A binary search in a long history would read cold memory.
 fn first_after(changes: &VecDeque<Change>, after: u64) -> usize {
     let is_after = |at: usize| changes.get(at).is_some_and(|change| change.version > after);
     let (mut low, mut high, mut step) = (0, changes.len(), 1);
@@ -227,7 +224,7 @@ fn first_after(changes: &VecDeque<Change>, after: u64) -> usize {
     low
 }
 
-/// The objects of a document: those of a list, the one it is, or none.
+/// Returns the objects of a document: a list's items, or a single object, or none.
 fn items(mut document: Value) -> Vec<Value> {
     let text = |name: &str| {
         document
@@ -242,7 +239,7 @@ fn items(mut document: Value) -> Vec<Value> {
         document.get_mut("items").map(Value::take),
     ) {
         (Some(kind), Some(Value::Array(mut items))) => {
-            // In a ServiceList the items need not say that they are Services.
+            // The items of a ServiceList may lack `apiVersion` and `kind`.
             for item in items
                 .iter_mut()
                 .filter_map(Value::as_object_mut)
@@ -276,11 +273,11 @@ fn describe(object: &Value) -> String {
     }
 }
 
-/// State behind the lock. Writes are in [`crate::write`].
+/// State behind the lock. [`crate::write`] has the writes.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) version: u64,
-    /// History up to here counts as gone.
+    /// Version up to which the history is compacted.
     compacted: u64,
     /// Number of changes that each collection keeps.
     history: usize,
@@ -292,18 +289,18 @@ pub(crate) struct State {
 struct Collection {
     objects: BTreeMap<Key, Arc<Object>>,
     changes: VecDeque<Change>,
-    /// The version of the last change that was dropped from `changes`.
+    /// The version of the last change removed from `changes`.
     dropped: u64,
 }
 
-/// Page of a collection as it was at a version.
+/// Page of a collection at a version.
 #[derive(Debug)]
 pub(crate) struct Page {
     pub(crate) version: u64,
     pub(crate) objects: Vec<Arc<Object>>,
-    /// Keys behind the page, whether the selectors match them or not.
+    /// Number of keys after the page, including objects that the selectors do not match.
     pub(crate) remaining: usize,
-    /// The last key that was looked at.
+    /// The last key that the page examined.
     pub(crate) last: Option<Key>,
 }
 
@@ -319,20 +316,21 @@ impl State {
             .flat_map(|collection| collection.objects.values())
     }
 
-    /// The oldest version from which the history of `kind` is whole.
+    /// Returns the oldest version with a complete history of `kind`.
     pub(crate) fn oldest(&self, kind: Kind) -> u64 {
         self.compacted.max(self.dropped(kind))
     }
 
-    /// The version from which a watch under way must not be: it has lost changes.
+    /// Returns the version of the last removed change. An open watch at an earlier version has lost
+    /// changes.
     fn dropped(&self, kind: Kind) -> u64 {
         self.collections
             .get(&kind)
             .map_or(0, |collection| collection.dropped)
     }
 
-    /// Returns up to `limit` changes after `after`, and the version up to which they are complete;
-    /// `None` if some are lost.
+    /// Returns up to `limit` changes after `after`, and the version up to which they are complete.
+    /// Returns `None` if some changes are lost.
     pub(crate) fn changes(
         &self,
         kind: Kind,
@@ -360,8 +358,8 @@ impl State {
             })
     }
 
-    /// The objects of `scope` behind the key `after` as they were at `version`, at most `limit` (0:
-    /// all). The history must reach back to `version`.
+    /// Returns the objects of `scope` after the key `after`, in their state at `version`. Returns
+    /// at most `limit` objects (0: all). The history must reach back to `version`.
     pub(crate) fn page(
         &self,
         kind: Kind,
@@ -370,8 +368,8 @@ impl State {
         after: Option<&Key>,
         limit: usize,
     ) -> Page {
-        // The past is the present with the later changes undone: of each object touched since, what
-        // its first such change found.
+        // Computes the past state by undoing the later changes. Maps each object changed since to
+        // its state before the first change.
         let mut past: HashMap<&Key, Option<&Arc<Object>>> = HashMap::new();
         for change in self.later(kind, version) {
             past.entry(&change.object.key)
@@ -414,7 +412,8 @@ impl State {
         page
     }
 
-    /// Stores `object`, or removes it if `deleted`, under the next version, which is the object's.
+    /// Records a new version of `object`, or its deletion if `deleted`. The object's version is the
+    /// next resource version.
     pub(crate) fn record(&mut self, kind: Kind, object: Arc<Object>, deleted: bool) {
         let collection = self.collections.entry(kind).or_default();
         let before = if deleted {
@@ -438,7 +437,7 @@ impl State {
         });
     }
 
-    /// A version 4 UUID that no other object of this cluster has.
+    /// Returns a version 4 UUID that is unique in this cluster.
     pub(crate) fn uid(&self) -> String {
         let (a, b) = (
             self.uids.hash_one((self.version, 'a')),
@@ -463,7 +462,7 @@ mod tests {
     fn changes_begin_where_all_of_them_say() {
         let object = json!({ "metadata": { "name": "a", "namespace": "b" } });
         for length in [0, 1, 2, 3, 4, 5, 7, 8, 9, 100] {
-            // As where other kinds have versions, too.
+            // Changes of other kinds take versions in between.
             let changes: VecDeque<Change> = (0..length)
                 .map(|number| 3 * number + 10)
                 .map(|version| Change {

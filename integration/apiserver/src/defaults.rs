@@ -1,14 +1,14 @@
-//! Adds defaults to an object, as an API server does. It allocates neither addresses nor
-//! ports: whoever wants them says which. Nor does it look for more mistakes than those without which
-//! the defaults make no sense.
+//! Sets an object's default values like an API server. Does not allocate addresses or ports;
+//! clients must set them. Detects only the errors that prevent defaulting.
 //!
-//! Source of the rules: `pkg/apis/*/v1/defaults.go` and `pkg/registry/core/service` of Kubernetes 1.36.
+//! Source of the rules: `pkg/apis/*/v1/defaults.go` and `pkg/registry/core/service` of Kubernetes
+//! 1.36.
 
 use serde_json::{Map, Value, json};
 
 use crate::resource::Kind;
 
-/// The field that is wrong, and what is.
+/// The invalid field, and the reason.
 #[derive(Debug)]
 pub(crate) struct Invalid {
     pub(crate) field: String,
@@ -22,7 +22,7 @@ fn invalid(field: impl Into<String>, why: impl Into<String>) -> Invalid {
     }
 }
 
-/// Completes `object`, which is `old` in a new version, in place.
+/// Completes `object` in place. `old` is its previous version.
 pub(crate) fn fill(kind: Kind, object: &mut Value, old: Option<&Value>) -> Result<(), Invalid> {
     let object = object
         .as_object_mut()
@@ -114,8 +114,8 @@ fn service(service: &mut Map<String, Value>, old: Option<&Value>) -> Result<(), 
     Ok(())
 }
 
-/// Completes `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` from each other. A Service
-/// keeps the addresses that it had.
+/// Completes `clusterIP`, `clusterIPs`, `ipFamilies` and `ipFamilyPolicy` from each other. A
+/// Service keeps its previous addresses.
 fn cluster_ips(
     spec: &mut Map<String, Value>,
     old: Option<&Map<String, Value>>,
@@ -148,7 +148,7 @@ fn cluster_ips(
     Ok(())
 }
 
-/// Sets what is absent or null.
+/// Sets a value that is absent or null.
 fn default(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     let slot = map.entry(name).or_insert(Value::Null);
     if slot.is_null() {
@@ -156,7 +156,7 @@ fn default(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     }
 }
 
-/// A nested object, made if it is absent or null.
+/// Returns a nested object. Creates it if it is absent or null.
 fn section<'a>(
     map: &'a mut Map<String, Value>,
     name: &str,
@@ -167,7 +167,7 @@ fn section<'a>(
         .ok_or_else(|| invalid(name, "must be an object"))
 }
 
-/// A nested list of objects; absent or null is empty.
+/// Returns a nested list of objects. An absent or null list is empty.
 fn maps<'a>(
     map: &'a mut Map<String, Value>,
     name: &str,

@@ -1,8 +1,8 @@
-//! Faults that a server can be told to have.
+//! Faults that a test can inject into a server.
 //!
-//! A [`Rule`] spoils later requests: they are refused or not answered, or their bodies are cut,
-//! stopped or slowed. [`Faults::cut`] and [`Faults::freeze`] act on bodies under way. The cluster
-//! is not affected: changes made meanwhile are there afterwards.
+//! A [`Rule`] affects later requests: the server rejects them or does not respond, or it cuts,
+//! stalls or slows their bodies. [`Faults::cut`] and [`Faults::freeze`] affect open responses.
+//! Faults do not affect the cluster: it records changes during a fault.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,14 +17,14 @@ use tokio::sync::watch;
 
 use crate::resource::Kind;
 
-/// Enough for what was written before to leave.
+/// Time for earlier data to leave the socket.
 const FLUSH: Duration = Duration::from_millis(5);
 
-/// Fault of a request. Lengths are of the body, in bytes; a shorter body is not changed.
+/// Fault of a request. Lengths are body bytes. A shorter body is not affected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// Refusal with this code, as plain text, as the filters in front of a real server refuse.
+    /// Rejection with this code, as plain text, like that of the filters in front of a real server.
     Refuse {
         /// The HTTP status code, from 400 to 599.
         code: u16,
@@ -32,30 +32,30 @@ pub enum Fault {
         #[serde(default)]
         retry_after: Option<u64>,
     },
-    /// The history that it needs is gone: 410 to a list, an event `ERROR` to a watch.
+    /// The requested history is compacted: 410 for a list, an event `ERROR` for a watch.
     Expire,
-    /// The version that it names is still to come: 504 with that cause to a list, an event `ERROR`
-    /// to a watch.
+    /// The requested version is in the future: 504 with this cause for a list, an event `ERROR` for
+    /// a watch.
     Ahead,
-    /// Timeout, whatever the version: 504 to a list, an event `ERROR` to a watch.
+    /// Timeout, regardless of the version: 504 for a list, an event `ERROR` for a watch.
     Timeout,
-    /// Response of a server that does not stream initial lists: 422 Invalid.
+    /// Response of a server without streamed initial lists: 422 Invalid.
     NoWatchList,
-    /// The connection is closed instead of an answer.
+    /// The server closes the connection without a response.
     Drop,
-    /// No response, while the connection stays open.
+    /// No response, on an open connection.
     Silence,
-    /// The connection breaks after so much of the body.
+    /// The connection breaks after this many bytes of the body.
     CutAfter(usize),
-    /// The body ends after so much of it, as if that were all.
+    /// The body ends normally after this many bytes.
     EndAfter(usize),
-    /// Stall after so much of the body, while the connection stays open.
+    /// The body stalls after this many bytes, on an open connection.
     StallAfter(usize),
-    /// The body comes in pieces of this size, with a pause before each.
+    /// The body arrives in chunks of this size, with a pause before each.
     Slow {
-        /// Bytes to a piece, at least 1.
+        /// Bytes per chunk, at least 1.
         piece: usize,
-        /// The pause.
+        /// Pause before each chunk.
         pause: Duration,
     },
 }
@@ -64,9 +64,9 @@ pub enum Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Asked {
-    /// A list, or the first page of one.
+    /// A list, or its first page.
     List,
-    /// A page behind the first.
+    /// A further page of a list.
     NextPage,
     /// A watch that begins with a list.
     StreamedList,
@@ -76,7 +76,7 @@ pub enum Asked {
     Other,
 }
 
-/// Which requests a fault is for: all, for ever, unless narrowed.
+/// Requests that a fault affects: all requests, unless narrowed.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -90,7 +90,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Limits the rule to requests for this.
+    /// Limits the rule to requests with this purpose.
     #[must_use]
     pub fn on(self, asked: Asked) -> Self {
         Self {
@@ -129,14 +129,14 @@ impl From<Fault> for Rule {
     }
 }
 
-/// The faults of a server. A clone is a handle to the same.
+/// The faults of a server. A clone is a handle to the same faults.
 #[derive(Debug, Clone)]
 pub struct Faults {
     rules: Arc<Mutex<Vec<Rule>>>,
     bodies: Arc<watch::Sender<Bodies>>,
 }
 
-/// Numbers of bodies that were cut and frozen under way.
+/// Numbers of [`Faults::cut`] and [`Faults::freeze`] calls so far. Open responses watch them.
 #[derive(Debug, Clone, Copy, Default)]
 struct Bodies {
     cuts: u64,
@@ -151,27 +151,27 @@ impl Faults {
         }
     }
 
-    /// Adds a rule for requests from now on. The oldest rule that matches a request counts.
+    /// Adds a rule for new requests. The oldest matching rule applies to a request.
     pub fn add(&self, rule: impl Into<Rule>) {
         self.lock().push(rule.into());
     }
 
-    /// Removes all rules for new requests. Responses that are silent or slow already stay so.
+    /// Removes all rules for new requests. Silent and slow responses stay so.
     pub fn clear(&self) {
         self.lock().clear();
     }
 
-    /// Breaks the connections on which a list or a watch is being sent.
+    /// Breaks the connections of open lists and watches.
     pub fn cut(&self) {
         self.bodies.send_modify(|bodies| bodies.cuts += 1);
     }
 
-    /// The lists and watches that are being sent say nothing any more, nor do they end.
+    /// Stalls the open lists and watches. They neither continue nor end.
     pub fn freeze(&self) {
         self.bodies.send_modify(|bodies| bodies.freezes += 1);
     }
 
-    /// The fault that a request meets.
+    /// Returns the fault of a request.
     pub(crate) fn meet(&self, asked: Asked, kind: Option<Kind>) -> Option<Fault> {
         let mut rules = self.lock();
         let rule = rules.iter_mut().find(|rule| {
@@ -183,7 +183,7 @@ impl Faults {
         Some(rule.fault)
     }
 
-    /// A body as it goes out: cut and frozen with all others, and with a fault of its own.
+    /// Wraps a response body, so that cuts, freezes and the request's fault apply to it.
     pub(crate) fn spoil(
         &self,
         body: impl Stream<Item = Bytes> + Send + 'static,
@@ -221,10 +221,10 @@ impl Faults {
     }
 }
 
-/// A body that is being sent.
+/// A body in transmission.
 struct Sent {
     body: BoxStream<'static, Bytes>,
-    /// Taken from the body, and not sent yet.
+    /// Data taken from the body and not yet sent.
     unsent: Bytes,
     fault: Option<Fault>,
     /// Bytes until the fault.
@@ -239,7 +239,7 @@ impl Sent {
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let mut bodies = self.bodies.clone();
         let began = self.began;
-        // Nobody is left to cut it when the sender is gone.
+        // Without the sender, no cut can occur.
         let cut = async {
             if bodies.wait_for(|now| now.cuts != began.cuts).await.is_err() {
                 std::future::pending::<()>().await;

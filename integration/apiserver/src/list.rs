@@ -15,10 +15,10 @@ use crate::route::Query;
 use crate::selector::Scope;
 use crate::status::Status;
 
-/// Approximate size of a response's chunk, in bytes; it ends with a whole object.
+/// Approximate size of a response chunk, in bytes. A chunk ends with a complete object.
 pub(crate) const CHUNK: usize = 64 << 10;
 
-/// The version that must have come before a query for a list is answered from the watch cache.
+/// Returns the version that a list from the watch cache must wait for.
 pub(crate) fn awaited(query: &Query) -> Option<u64> {
     let version = query.number("resourceVersion").ok()??;
     let is_exact = match query.text("resourceVersionMatch") {
@@ -28,7 +28,7 @@ pub(crate) fn awaited(query: &Query) -> Option<u64> {
     (!is_exact && query.text("continue").is_empty()).then_some(version)
 }
 
-/// The page that a query asks for, with its `continue` token if there is more.
+/// Returns the page of a query. The page has a `continue` token if more objects follow.
 pub(crate) fn page(
     cluster: &Cluster,
     kind: Kind,
@@ -42,7 +42,7 @@ pub(crate) fn page(
     let asked = query.number("resourceVersion")?;
     let mut limit = usize::try_from(query.number("limit")?.unwrap_or(0)).unwrap_or(usize::MAX);
 
-    // What is left of a limit (0: none) where any version will do.
+    // Effective limit of a list of any version (0: unlimited).
     let unpaged = |limit| match cache {
         WatchCache::Present => 0,
         WatchCache::Absent => limit,
@@ -59,7 +59,7 @@ pub(crate) fn page(
                 limit = unpaged(limit);
                 (current, None)
             }
-            // A resource version with a limit has always meant exactly that version.
+            // With a limit, a resource version always means exactly this version.
             Some(version) if limit > 0 => (version, None),
             Some(version) if version > current => return Err(Status::too_large(version, current)),
             _ => (current, None),
@@ -136,7 +136,7 @@ pub(crate) fn page(
     Ok((page, on))
 }
 
-/// A List, encoded.
+/// An encoded list.
 pub(crate) struct List {
     /// Length of all chunks in bytes, without separators between items.
     pub(crate) length: usize,
@@ -144,13 +144,13 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// `on` is the continue token, empty at the end.
+    /// Encodes a page. `on` is the continue token, empty for the last page.
     pub(crate) fn new(kind: Kind, page: Page, on: &str, scope: &Scope, media: Media) -> Self {
         let resource = kind.resource();
         let mut metadata = json!({ "resourceVersion": page.version.to_string() });
         if let (false, Some(metadata)) = (on.is_empty(), metadata.as_object_mut()) {
             metadata.insert("continue".into(), on.into());
-            // How many more a selector matches is not counted.
+            // With a selector, the number of remaining matches is unknown.
             if !scope.selects() {
                 metadata.insert("remainingItemCount".into(), page.remaining.into());
             }
@@ -182,7 +182,7 @@ impl List {
 
 pub(crate) struct Chunks {
     media: Media,
-    /// Beginning of the next chunk; None after the last.
+    /// Start of the next chunk, or `None` after the last.
     next: Option<Vec<u8>>,
     objects: std::vec::IntoIter<Arc<Object>>,
     first: bool,
@@ -213,8 +213,8 @@ impl Iterator for Chunks {
     }
 }
 
-/// A continue token: the snapshot's version, or `-` for whatever is current, and the last key of
-/// the page before.
+/// Returns a continue token: the snapshot's version, or `-` for the current version, and the last
+/// key of the previous page.
 fn token(version: Option<u64>, (namespace, name): &Key) -> String {
     let version = version.map_or_else(|| "-".to_owned(), |version| version.to_string());
     format!("{version}/{namespace}/{name}")

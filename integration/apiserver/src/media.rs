@@ -1,4 +1,4 @@
-//! Encodings of an answer, and the part of it that is asked for.
+//! Encodings of a response, and their negotiation.
 
 use bytes::Bytes;
 
@@ -27,17 +27,14 @@ pub(crate) enum Coding {
 }
 
 impl Accepted {
-    /// Parses the values of `Accept` and `Accept-Encoding`; empty without the header.
+    /// Parses the values of `Accept` and `Accept-Encoding`. A missing header is the empty string.
     ///
     /// # Errors
     ///
-    /// 406 if the client accepts no encoding that is served.
-    ///
-    /// # Errors
-    /// 406 if nothing is served that is accepted.
+    /// 406 if the client accepts no supported encoding.
     pub(crate) fn negotiate(accept: &str, encodings: &str) -> Result<Self, Status> {
         let media = Media::negotiate(accept).ok_or_else(|| Status::not_acceptable(accept))?;
-        // The real server takes the word wherever it stands in the list, too.
+        // Like the real server, accepts `gzip` at any position of the list.
         let coding = if encodings.split(',').any(|name| name.trim() == "gzip") {
             Coding::Gzip
         } else {
@@ -50,7 +47,7 @@ impl Accepted {
 impl Media {
     pub(crate) const ALL: [Self; 2] = [Self::Json, Self::Protobuf];
 
-    /// `Content-Type` of what is no watch.
+    /// Returns the `Content-Type` of responses except watches.
     pub(crate) fn content_type(self) -> &'static str {
         match self {
             Self::Json => "application/json",
@@ -58,7 +55,7 @@ impl Media {
         }
     }
 
-    /// `Content-Type` of a watch.
+    /// Returns the `Content-Type` of a watch.
     pub(crate) fn of_watch(self) -> &'static str {
         match self {
             Self::Json => "application/json",
@@ -66,7 +63,7 @@ impl Media {
         }
     }
 
-    /// The first that will do of the ranges in an `Accept`, the better liked ones first.
+    /// Returns the first supported media type of `Accept`, in the client's order of preference.
     fn negotiate(accept: &str) -> Option<Self> {
         if accept.is_empty() {
             return Some(Self::Json);
@@ -78,7 +75,7 @@ impl Media {
             .find_map(|range| Self::ALL.into_iter().find(|media| range.is_met_by(*media)))
     }
 
-    /// A `Status` by itself.
+    /// Encodes a `Status` as a complete response body.
     pub(crate) fn status(self, status: &Status) -> Bytes {
         match self {
             Self::Json => status.to_json().to_string().into(),
@@ -86,7 +83,7 @@ impl Media {
         }
     }
 
-    /// Writes an event of a watch; `object` stands as it does alone.
+    /// Writes a watch event. `object` is encoded as in a single-object response.
     pub(crate) fn event(self, what: &str, object: &[u8], out: &mut Vec<u8>) {
         match self {
             Self::Json => {
@@ -104,7 +101,7 @@ impl Media {
         }
     }
 
-    /// The event that ends a watch.
+    /// Returns the event that ends a watch.
     pub(crate) fn error(self, status: &Status) -> Bytes {
         let mut out = Vec::new();
         self.event("ERROR", &self.status(status), &mut out);
@@ -120,7 +117,7 @@ struct Range<'a> {
 }
 
 impl<'a> Range<'a> {
-    /// Parses a range; `None` if the server cannot serve it.
+    /// Parses a range. Returns `None` if the server does not support it.
     fn parse(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let name = parts.next()?;
@@ -139,8 +136,8 @@ impl<'a> Range<'a> {
     }
 
     fn is_met_by(&self, media: Media) -> bool {
-        // A Table is for people, who get the object; anything else that an object may be
-        // transformed to is not served.
+        // A request for a Table (from kubectl) gets the object. Other transformations are not
+        // supported.
         let is_known = |parameter: &&str| match parameter.split_once('=') {
             Some(("as", form)) => form == "Table" && media == Media::Json,
             Some(("stream", what)) => what == "watch",

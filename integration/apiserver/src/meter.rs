@@ -1,4 +1,4 @@
-//! The bytes that a connection sends, counted with the request that is being answered.
+//! Counts the bytes that a connection sends, per request.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -9,14 +9,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::request::Entry;
 
-/// A connection whose bytes are counted.
+/// A connection with a byte counter.
 #[derive(Debug)]
 pub(crate) struct Metered<S> {
     stream: S,
     meter: Meter,
 }
 
-/// Request that a connection's bytes are counted for. Clones share it.
+/// The request that a connection currently serves. Its byte counter increases. Clones share the
+/// request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter(Arc<Mutex<Option<Arc<Entry>>>>);
 

@@ -1,4 +1,4 @@
-//! A stored object: its bytes, and what selectors ask about.
+//! A stored object: its bytes, and the values for selectors.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,38 +11,39 @@ use crate::media::Media;
 use crate::protobuf::{self, Mistyped};
 use crate::resource::Kind;
 
-/// Namespace (empty where there is none) and name: the order of lists.
+/// Namespace (empty without one) and name. Lists have this order.
 pub(crate) type Key = (Box<str>, Box<str>);
 
-/// Version of an object. Never changes once stored.
+/// Version of an object. Immutable.
 #[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) key: Key,
     pub(crate) version: u64,
-    /// Sorted by key.
+    /// Labels, sorted by key.
     labels: Box<[(Box<str>, Box<str>)]>,
-    /// The values of the resource's selectable fields, in its row's order.
+    /// Values of the resource's selectable fields, in the order of the resource's row.
     fields: Box<[(&'static str, Box<str>)]>,
     json: Encoded,
     protobuf: Encoded,
 }
 
-/// An object in one encoding: made once, for whoever reads it.
+/// An object in one encoding, encoded once for all readers.
 #[derive(Debug)]
 struct Encoded {
-    /// The object with its kind, as it stands alone or in an event.
+    /// The object with its kind, as in a single-object response or an event.
     whole: Bytes,
-    /// Range of the object without its kind: items of a Go server's list have none.
+    /// Range of the object without its kind. Items of a Go server's list have no kind.
     body: Range<usize>,
 }
 
-/// Step in the history of a collection.
+/// A change in the history of a collection.
 #[derive(Debug, Clone)]
 pub(crate) struct Change {
     pub(crate) version: u64,
-    /// Object before the change; `None` if it was created.
+    /// The object before the change, or `None` if the change created it.
     pub(crate) before: Option<Arc<Object>>,
-    /// The object after the change; at a deletion as it last was, at the version of the deletion.
+    /// The object after the change. After a deletion, its last state with the version of the
+    /// deletion.
     pub(crate) object: Arc<Object>,
     pub(crate) deleted: bool,
 }
@@ -78,7 +79,7 @@ impl Object {
             resource.api_version()
         );
         let body = serde_json::to_vec(&body).expect("a map of JSON values is JSON");
-        // Without its opening brace.
+        // Removes the opening brace.
         let body = body.get(1..).unwrap_or_default();
         let json = [head.as_bytes(), body].concat();
         let message = protobuf::encode(kind, value)?;
@@ -120,7 +121,7 @@ impl Object {
             .map(|(_, value)| &**value)
     }
 
-    /// The value of a selectable field; empty if the object has none.
+    /// Returns the value of a selectable field. Empty if the object lacks it.
     pub(crate) fn field(&self, name: &str) -> &str {
         match name {
             "metadata.name" => self.name(),
@@ -133,12 +134,12 @@ impl Object {
         }
     }
 
-    /// The object as it stands alone or in a watch event.
+    /// Returns the object as in a single-object response or a watch event.
     pub(crate) fn bytes(&self, media: Media) -> &Bytes {
         &self.encoded(media).whole
     }
 
-    /// The object as an item of a list: without its kind, and in JSON without its opening brace.
+    /// Returns the object as a list item: without its kind, and in JSON without its opening brace.
     pub(crate) fn item(&self, media: Media) -> &[u8] {
         let encoded = self.encoded(media);
         encoded.whole.get(encoded.body.clone()).unwrap_or_default()
@@ -181,8 +182,8 @@ impl Object {
     }
 }
 
-/// An object that can be stored again and again, each time under another version: see
-/// [`crate::Cluster::replay`]. It is encoded but once for all versions of as many digits.
+/// An object that can be stored repeatedly with different versions: see [`crate::Cluster::replay`].
+/// It is encoded once per number of digits in the version.
 #[derive(Debug)]
 pub struct Recording {
     kind: Kind,
@@ -268,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_recording_is_the_object_at_any_version() {
-        // The version stands elsewhere, too.
+        // The digits of the version also occur elsewhere in the object.
         let given = json!({
             "kind": "EndpointSlice", "apiVersion": "discovery.k8s.io/v1", "addressType": "IPv4",
             "metadata": {

@@ -8,11 +8,11 @@ use crate::tls::Tls;
 /// Options of a server and its cluster.
 #[derive(Debug)]
 pub struct Options {
-    /// Address to listen at, unless `listener` is given. The default is a free port of 127.0.0.1.
+    /// Listen address, unless `listener` is given. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
-    /// A socket that listens already, in whatever network namespace it was made.
+    /// A listening socket. It may belong to another network namespace.
     pub listener: Option<std::net::TcpListener>,
-    /// True to serve streamed initial lists (KEP-3157). Otherwise a request for one gets 422
+    /// True to support streamed initial lists (KEP-3157). Otherwise a request for one gets 422
     /// Invalid.
     pub watch_list: bool,
     /// Form of streamed lists.
@@ -21,19 +21,19 @@ pub struct Options {
     pub watch_cache: WatchCache,
     /// Interval of bookmarks for watches that want them.
     pub bookmark_interval: Duration,
-    /// True for a Service `default/kubernetes` at 10.96.0.1.
+    /// True to create the Service `default/kubernetes` at 10.96.0.1.
     pub kubernetes_service: bool,
-    /// Ranges of cluster IPs, also in the first `ServiceCIDR`: an IPv4 range that holds 10.96.0.1,
-    /// and an IPv6 one.
+    /// Ranges of cluster IPs, also used in the first `ServiceCIDR`: an IPv4 range with 10.96.0.1,
+    /// and an IPv6 range.
     pub service_cidrs: [&'static str; 2],
-    /// True to note when events of changes are sent, for `GET /fixture/sent`.
+    /// True to record the send times of change events, for `GET /fixture/sent`.
     pub notes_sent: bool,
-    /// Number of changes of each kind that a watch can go back.
+    /// Number of changes kept per kind. A watch can resume within them.
     pub history: usize,
-    /// HTTPS instead of HTTP.
+    /// Certificates for HTTPS. Without them, the server uses HTTP.
     pub tls: Option<Tls>,
-    /// The bearer tokens that are good; without, everybody may ask (unless [`Tls::clients`] is
-    /// given).
+    /// Accepted bearer tokens. Without this list, every client is authorized (unless
+    /// [`Tls::clients`] is given).
     pub tokens: Option<Vec<String>>,
 }
 
@@ -59,21 +59,20 @@ impl Default for Options {
 /// Presence of a watch cache, for lists and objects of any version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WatchCache {
-    /// No pages; requests wait for a version that is still to come.
+    /// Lists have no pages. Requests wait for a future version.
     #[default]
     Present,
-    /// Lists have pages where they are asked for, and a version that is still to come is refused at
-    /// once.
+    /// Lists have pages on request. A request for a future version fails immediately.
     Absent,
 }
 
 /// Form of streamed lists for clients that accept gzip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StreamedLists {
-    /// Not compressed, as from servers before Kubernetes 1.37.
+    /// Uncompressed, like servers before Kubernetes 1.37.
     #[default]
     Plain,
-    /// Compressed (`WatchListCompression`): the whole watch that begins with the list, each piece so
-    /// that it can be read at once.
+    /// Compressed (`WatchListCompression`). Applies to the whole watch that begins with the list.
+    /// Each chunk can be decompressed as soon as it arrives.
     Compressed,
 }

@@ -1,9 +1,9 @@
-//! A proxy that clients reach a server through: HTTP `CONNECT`, also over TLS, or SOCKS5 (RFC 1928,
-//! RFC 1929).
+//! A proxy between clients and a server: HTTP `CONNECT`, also over TLS, or SOCKS5 (RFC 1928, RFC
+//! 1929).
 //!
-//! It takes one command, to connect, and answers as real proxies do: with the codes for what it may
-//! not, cannot or does not know. Names are looked up in what it is told, so that a test sees who
-//! resolves them.
+//! It supports only the connect command. Like real proxies, it has separate error codes for
+//! forbidden, unreachable and unknown targets. It resolves names only from its options, so that a
+//! test sees whether the client or the proxy resolves them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,27 +24,28 @@ use crate::tls::{self, Tls};
 /// Protocol of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Speaks {
-    /// HTTP/1.1, where `CONNECT` opens a tunnel.
+    /// HTTP/1.1 with `CONNECT` tunnels.
     #[default]
     Http,
-    /// SOCKS, version 5.
+    /// SOCKS version 5.
     Socks5,
 }
 
 /// Options of a proxy.
 #[derive(Clone)]
 pub struct ProxyOptions {
-    /// Address to listen at. The default is a free port of 127.0.0.1.
+    /// Listen address. The default is a free port of 127.0.0.1.
     pub address: SocketAddr,
     /// Protocol of the proxy.
     pub speaks: Speaks,
-    /// TLS to the proxy itself.
+    /// Certificates for TLS to the proxy itself.
     pub tls: Option<Tls>,
-    /// The name and password that it asks for; without, it takes who comes, but no password.
+    /// The required name and password. Without them, the proxy accepts clients without a password,
+    /// and no others.
     pub user: Option<(String, String)>,
-    /// The addresses of names that it knows; it knows no others.
+    /// Addresses of the names that the proxy can resolve.
     pub names: BTreeMap<String, IpAddr>,
-    /// True to refuse every target: 403, or "not allowed by ruleset".
+    /// True to reject every target: 403, or "not allowed by ruleset".
     pub refuses: bool,
 }
 
@@ -71,7 +72,7 @@ impl fmt::Debug for ProxyOptions {
     }
 }
 
-/// A proxy that runs until it is dropped, and its tunnels with it.
+/// A running proxy. Dropping it closes its tunnels.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -79,19 +80,19 @@ pub struct Proxy {
     task: JoinHandle<()>,
 }
 
-/// Why there is no tunnel.
+/// Reason for rejecting a tunnel.
 enum Refusal {
-    /// Name or password are wrong or missing.
+    /// The name or password is wrong or missing.
     Unknown,
-    /// No authentication method that the client offers is accepted.
+    /// The client offers no supported authentication method.
     Unacceptable,
-    /// The target is refused.
+    /// The target is forbidden.
     Forbidden,
-    /// The name is unknown.
+    /// The target's name is unknown.
     Nameless,
-    /// The target cannot be connected to.
+    /// The proxy cannot connect to the target.
     Unreachable,
-    /// The client speaks something else, or is gone.
+    /// The client violates the protocol, or has disconnected.
     Broken,
 }
 
@@ -102,8 +103,8 @@ impl From<io::Error> for Refusal {
 }
 
 impl Proxy {
-    /// Serves from a task of the current runtime. The error is that of the socket, or of the
-    /// certificate.
+    /// Serves from a task of the current runtime. Fails if the socket or the certificate is
+    /// unusable.
     #[expect(
         clippy::unused_async,
         reason = "it needs a runtime, and says so by its type"
@@ -134,12 +135,12 @@ impl Proxy {
         })
     }
 
-    /// The address that is listened on.
+    /// Returns the listen address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The targets that were asked for, as the clients named them, in order: `name:port`,
+    /// Returns the requested targets as the clients named them, in order: `name:port`,
     /// `[::1]:port`.
     pub fn targets(&self) -> Vec<String> {
         let targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
@@ -176,7 +177,7 @@ impl Service {
             Speaks::Http => self.connect(&mut client).await,
             Speaks::Socks5 => self.socks(&mut client).await,
         };
-        // Who is gone is told nothing.
+        // A disconnected client gets no reply.
         match opened {
             Ok(mut server) => _ = copy_bidirectional(&mut client, &mut server).await,
             Err(answer) => {
@@ -186,7 +187,7 @@ impl Service {
         }
     }
 
-    /// Takes a `CONNECT`; the error is what to answer.
+    /// Handles a `CONNECT` request. The error is the reply to the client.
     async fn connect<C>(&self, client: &mut C) -> Result<TcpStream, Vec<u8>>
     where
         C: AsyncBufReadExt + AsyncWriteExt + Unpin,
@@ -235,8 +236,8 @@ impl Service {
         self.open(host, port).await
     }
 
-    /// Takes a SOCKS greeting, a password if it asks for one, and a request; the error is what to
-    /// answer.
+    /// Handles a SOCKS greeting, an optional password, and a request. The error is the reply to the
+    /// client.
     async fn socks<C>(&self, client: &mut C) -> Result<TcpStream, Vec<u8>>
     where
         C: AsyncReadExt + AsyncWriteExt + Unpin,
@@ -337,7 +338,7 @@ async fn read<const N: usize>(client: &mut (impl AsyncReadExt + Unpin)) -> io::R
     Ok(bytes)
 }
 
-/// A text behind its length.
+/// Reads a length-prefixed text.
 async fn text(client: &mut (impl AsyncReadExt + Unpin)) -> io::Result<String> {
     let [length] = read(client).await?;
     let mut text = vec![0; length.into()];

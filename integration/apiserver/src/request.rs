@@ -1,4 +1,4 @@
-//! Requests as they arrived, and what was answered: what tests and benchmarks count.
+//! Log of requests and their responses, for tests and benchmarks.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,50 +14,50 @@ use crate::faults::Asked;
 use crate::resource::Kind;
 use crate::route::{Query, Target};
 
-/// A request as it arrived, and its answer.
+/// A received request, and its response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// `GET`, `POST`, …
+    /// Method: `GET`, `POST`, …
     pub method: String,
-    /// The path, still percent-encoded.
+    /// The percent-encoded path.
     pub path: String,
-    /// The query, still percent-encoded; empty if there is none.
+    /// The percent-encoded query. Empty without one.
     pub query: String,
     /// Purpose of the request.
     pub asked: Asked,
-    /// Kind of its objects; none if the server does not have it.
+    /// Kind of the requested objects. `None` if the server does not have it.
     pub kind: Option<Kind>,
-    /// `User-Agent`; empty if there is none.
+    /// Header `User-Agent`. Empty without it.
     pub user_agent: String,
-    /// `Accept`; empty if there is none.
+    /// Header `Accept`. Empty without it.
     pub accept: String,
-    /// `Accept-Encoding`; empty if there is none.
+    /// Header `Accept-Encoding`. Empty without it.
     pub accept_encoding: String,
-    /// `Authorization`; empty if there is none.
+    /// Header `Authorization`. Empty without it.
     pub authorization: Credentials,
-    /// Response; `None` before there is one, and if the connection was closed instead.
+    /// The response. `None` before it, or if the server closed the connection without a response.
     pub answer: Option<Answer>,
-    /// Bytes sent for it so far on the wire (below TLS): headers, and the body as compressed.
+    /// Bytes sent in response so far, below TLS: headers and compressed body.
     pub sent_bytes: u64,
 }
 
-/// Outcome of a request.
+/// Response to a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// The HTTP status code.
     pub code: u16,
-    /// `Content-Type`
+    /// Header `Content-Type`.
     pub content_type: String,
-    /// `Content-Encoding`; empty if there is none.
+    /// Header `Content-Encoding`. Empty without it.
     pub content_encoding: String,
 }
 
-/// Credentials of a client. Shown only on request by name, never in a log.
+/// Credentials of a client. [`Self::reveal`] returns them; logs never contain them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials(String);
 
 impl Credentials {
-    /// The header's value.
+    /// Returns the header's value.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -125,7 +125,7 @@ fn asked(method: &str, path: &str, query: &str) -> (Asked, Option<Kind>) {
     (asked, Some(kind))
 }
 
-/// The value of a header, empty if it is absent or no text.
+/// Returns the value of a header. Empty if it is absent or not text.
 pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
     headers
         .get(name)
@@ -137,7 +137,7 @@ pub(crate) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> &'a str {
 #[derive(Debug, Default)]
 pub(crate) struct Log(Mutex<Vec<Arc<Entry>>>);
 
-/// A request, and what came of it.
+/// A request, its response and its byte count.
 #[derive(Debug)]
 pub(crate) struct Entry {
     request: Request,
@@ -156,13 +156,13 @@ impl Log {
         entry
     }
 
-    /// Returns all requests, as of now.
+    /// Returns all requests with their present byte counts.
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.entries().iter().map(|entry| entry.now()).collect()
     }
 
-    /// Returns the requests from `from` on, their total of sent bytes without those of one
-    /// `User-Agent` (if not empty), and the present number of requests.
+    /// Returns the requests from number `from` on, the total of sent bytes, and the number of all
+    /// requests. Requests and bytes exclude the `User-Agent` `without`, unless it is empty.
     pub(crate) fn since(&self, from: usize, without: &str) -> Value {
         let entries = self.entries();
         let counts =
@@ -184,7 +184,7 @@ impl Entry {
         &self.request
     }
 
-    /// The request with what has come of it by now.
+    /// Returns the request with its present response and byte count.
     fn now(&self) -> Request {
         Request {
             answer: self.answer.get().cloned(),
@@ -193,12 +193,12 @@ impl Entry {
         }
     }
 
-    /// Notes that so many bytes were sent for it.
+    /// Adds this many bytes to the request's byte count.
     pub(crate) fn sent(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Notes what is answered.
+    /// Records the response.
     pub(crate) fn answered<B>(&self, response: &hyper::Response<B>) {
         let text = |name| header(response.headers(), name).to_owned();
         let answer = Answer {
@@ -206,7 +206,7 @@ impl Entry {
             content_type: text(&CONTENT_TYPE),
             content_encoding: text(&CONTENT_ENCODING),
         };
-        // One request has one answer.
+        // The first response stays.
         _ = self.answer.set(answer);
     }
 }

@@ -1,19 +1,19 @@
-//! The resources that are served: one row each.
+//! The served resources, one row each.
 
-/// A kind of object, and with it the collection that holds its objects.
+/// A kind of object. Identifies the collection of its objects, too.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
 pub enum Kind {
-    /// `v1` Node.
+    /// Node of `v1`.
     Node,
-    /// `v1` Service.
+    /// Service of `v1`.
     Service,
-    /// `events.k8s.io/v1` Event.
+    /// Event of `events.k8s.io/v1`.
     Event,
-    /// `discovery.k8s.io/v1` EndpointSlice.
+    /// EndpointSlice of `discovery.k8s.io/v1`.
     EndpointSlice,
-    /// `networking.k8s.io/v1` `ServiceCIDR`.
+    /// `ServiceCIDR` of `networking.k8s.io/v1`.
     ServiceCidr,
 }
 
@@ -22,19 +22,20 @@ pub enum Kind {
 pub(crate) struct Resource {
     /// API group, empty for the core group.
     pub(crate) group: &'static str,
-    /// The name of the kind on the wire.
+    /// Name of the kind on the wire.
     pub(crate) kind: &'static str,
-    /// The name of the collection in a path.
+    /// Name of the collection in a path.
     pub(crate) plural: &'static str,
     pub(crate) namespaced: bool,
-    /// Fields that a field selector may name, besides `metadata.name` and `metadata.namespace`.
+    /// Additional fields for field selectors. `metadata.name` and `metadata.namespace` are always
+    /// selectable.
     pub(crate) fields: &'static [&'static str],
-    /// Content of a bookmark beside metadata: an object of a Go server shows empty fields without
+    /// Fields of a bookmark in addition to its metadata. A Go server writes empty fields that lack
     /// `omitempty`.
     pub(crate) empty: &'static str,
 }
 
-/// The version that every served group has.
+/// The version of every served group.
 pub(crate) const VERSION: &str = "v1";
 
 const RESOURCES: &[(Kind, Resource)] = &[
@@ -104,7 +105,7 @@ const RESOURCES: &[(Kind, Resource)] = &[
 ];
 
 impl Kind {
-    /// Every kind and its row.
+    /// Returns every kind with its row.
     pub(crate) fn all() -> impl Iterator<Item = (Self, &'static Resource)> {
         RESOURCES.iter().map(|(kind, resource)| (*kind, resource))
     }
@@ -114,14 +115,14 @@ impl Kind {
         &row.expect("every kind has a row").1
     }
 
-    /// The kind of an object that says `apiVersion` and `kind`.
+    /// Returns the kind for an object's `apiVersion` and `kind`.
     pub(crate) fn of(api_version: &str, kind: &str) -> Option<Self> {
         Self::all()
             .find(|(_, row)| row.kind == kind && row.api_version() == api_version)
             .map(|(kind, _)| kind)
     }
 
-    /// The kind that a path names: `group` is empty for the core group.
+    /// Returns the kind for a path. `group` is empty for the core group.
     pub(crate) fn at(group: &str, plural: &str) -> Option<Self> {
         Self::all()
             .find(|(_, row)| row.group == group && row.plural == plural)

@@ -1,4 +1,4 @@
-//! Paths and queries: what a request is about.
+//! Parses paths and queries.
 
 use crate::resource::{Kind, VERSION};
 use crate::status::Status;
@@ -6,12 +6,12 @@ use crate::status::Status;
 /// Target of a path.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Target {
-    /// All objects of a kind, or those of a namespace.
+    /// All objects of a kind, in all namespaces or in one.
     Collection {
         kind: Kind,
         namespace: Option<String>,
     },
-    /// Single object.
+    /// A single object.
     Object {
         kind: Kind,
         namespace: String,
@@ -65,7 +65,7 @@ impl Target {
     }
 }
 
-/// The parameters of a query, decoded. Of a name that comes twice the first counts, as in Go.
+/// The decoded parameters of a query. As in Go, the first value of a repeated name counts.
 #[derive(Debug, Default)]
 pub(crate) struct Query(Vec<(String, String)>);
 
@@ -81,7 +81,7 @@ impl Query {
             .ok_or_else(|| Status::bad_request(format!("query {text:?}: broken percent-encoding")))
     }
 
-    /// The value of a parameter; empty if it is not given.
+    /// Returns a parameter's value. Empty if absent.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0
             .iter()
@@ -89,7 +89,7 @@ impl Query {
             .map_or("", |(_, value)| value)
     }
 
-    /// A number; None if it is not given.
+    /// Parses a number. Returns `None` if absent.
     pub(crate) fn number(&self, name: &str) -> Result<Option<u64>, Status> {
         match self.text(name) {
             "" => Ok(None),
@@ -100,8 +100,8 @@ impl Query {
         }
     }
 
-    /// A boolean as Go's converter reads it: given without a value is true. None if it is not
-    /// given.
+    /// Parses a boolean like Go's converter: a parameter without a value is true. Returns `None` if
+    /// absent.
     pub(crate) fn flag(&self, name: &str) -> Option<bool> {
         let (_, value) = self.0.iter().find(|(given, _)| given == name)?;
         Some(!matches!(

@@ -1,12 +1,12 @@
-//! Label and field selectors, as far as a kube-proxy uses them: `a`, `!a`, `a=b`, `a==b`, `a!=b`,
-//! joined by commas. Fields have no presence. As in Kubernetes, `!=` also matches an object without
-//! the label.
+//! Label and field selectors in the forms that a kube-proxy uses: `a`, `!a`, `a=b`, `a==b`, `a!=b`,
+//! joined by commas. Presence selectors do not apply to fields. As in Kubernetes, `!=` also matches
+//! an object without the label.
 
 use crate::object::Object;
 use crate::resource::Kind;
 use crate::status::Status;
 
-/// Scope of a list or a watch: one namespace or all, and the objects that selectors match.
+/// Scope of a list or a watch: a namespace or all, and selectors.
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
     pub(crate) namespace: Option<String>,
@@ -58,7 +58,7 @@ impl Scope {
         }
     }
 
-    /// True if selectors narrow the namespace down.
+    /// Returns true if selectors narrow the namespace down.
     pub(crate) fn selects(&self) -> bool {
         !self.labels.is_empty() || !self.fields.is_empty()
     }
@@ -87,7 +87,7 @@ impl Term {
     }
 }
 
-/// The terms of a selector; the error is the one that is not understood.
+/// Parses the terms of a selector. The error is the invalid term.
 fn terms(text: &str) -> Result<Vec<Term>, &str> {
     if text.trim().is_empty() {
         return Ok(Vec::new());

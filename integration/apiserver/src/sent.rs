@@ -1,5 +1,5 @@
-//! When watches were given changes: by it a benchmark tells what a client takes from what this
-//! server took before.
+//! Send times of change events. With them, a benchmark can subtract the server's share from a
+//! client's latency.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde_json::{Map, Value};
 
-/// Times of sent changes by resource version, in nanoseconds of `CLOCK_MONOTONIC`, which all
-/// processes share: just before the first watch for the change writes its event. A clone is a
-/// handle to the same times.
+/// Send times of changes by resource version, in nanoseconds of `CLOCK_MONOTONIC`, which all
+/// processes share. Taken just before the first watch writes the event. A clone is a handle to the
+/// same times.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sent(Arc<Mutex<BTreeMap<u64, u64>>>);
 
 impl Sent {
-    /// Events of these versions are about to be written.
+    /// Records the present time for these versions. Called just before their events are written.
     pub(crate) fn note(&self, versions: &[u64]) {
         let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Monotonic);
         let now = u64::try_from(tv_sec).unwrap_or(0) * 1_000_000_000;
@@ -25,7 +25,7 @@ impl Sent {
         }
     }
 
-    /// Returns the times noted since the last call, as a JSON object.
+    /// Returns the times recorded since the last call, as a JSON object.
     pub(crate) fn take(&self) -> Value {
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let times = std::mem::take(&mut *times).into_iter();

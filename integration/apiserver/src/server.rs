@@ -1,4 +1,4 @@
-//! A server's life: where it listens, what runs it, and when it stops.
+//! Lifecycle of a server: its listener, its runtime and its end.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,8 +15,8 @@ use crate::options::Options;
 use crate::request::Request;
 use crate::service::Service;
 
-/// A server that listens. It stops, and cuts its connections, when it is dropped; the [`Cluster`]
-/// that it serves, to which it dereferences, goes on for those who hold a clone.
+/// A listening server. Dropping it stops it and closes its connections. It dereferences to its
+/// [`Cluster`], which stays alive while clones of it exist.
 #[derive(Debug)]
 pub struct Server {
     service: Arc<Service>,
@@ -31,12 +31,12 @@ enum Running {
 }
 
 impl Server {
-    /// Serves a new cluster from a task of the current runtime. The error is that of the socket.
+    /// Serves a new cluster from a task of the current runtime. Fails if the socket is unusable.
     pub async fn start(options: Options) -> io::Result<Self> {
         Self::start_on(Cluster::new(&options), options).await
     }
 
-    /// Serves a cluster that exists already, such as that of a server that was stopped.
+    /// Serves an existing cluster, such as that of a stopped server.
     #[expect(
         clippy::unused_async,
         reason = "it needs a runtime, and says so by its type"
@@ -57,7 +57,7 @@ impl Server {
         })
     }
 
-    /// Serves a new cluster from a thread with its own runtime, for those who have none.
+    /// Serves a new cluster from a thread with a separate runtime, for callers without a runtime.
     pub fn spawn(options: Options) -> io::Result<Self> {
         Self::spawn_on(Cluster::new(&options), options)
     }
@@ -84,39 +84,39 @@ impl Server {
         })
     }
 
-    /// The address that is listened on.
+    /// Returns the listen address.
     pub fn address(&self) -> SocketAddr {
         self.service.address
     }
 
-    /// The cluster that is served.
+    /// Returns the served cluster.
     pub fn cluster(&self) -> &Cluster {
         &self.service.cluster
     }
 
-    /// The requests that have arrived, in order, with what was sent for each so far.
+    /// Returns the received requests in order, with their present byte counts.
     pub fn requests(&self) -> Vec<Request> {
         self.service.log.requests()
     }
 
-    /// Returns the faults of this server; it has none at first.
+    /// Returns the faults of this server. A new server has none.
     pub fn faults(&self) -> &Faults {
         &self.service.faults
     }
 
-    /// Accepts exactly these bearer tokens from now on: requests with another are answered with
-    /// 401. Responses under way go on.
+    /// Sets the accepted bearer tokens. Requests with another token get 401. Open responses
+    /// continue.
     pub fn set_tokens(&self, tokens: &[&str]) {
         let tokens = tokens.iter().map(|&token| token.to_owned()).collect();
         *self.service.tokens() = Some(tokens);
     }
 
-    /// Returns the number of accepted connections; with TLS, of finished handshakes.
+    /// Returns the number of accepted connections. With TLS, counts finished handshakes.
     pub fn connections(&self) -> usize {
         self.service.connections.load(Ordering::Relaxed)
     }
 
-    /// `http://` or `https://`, and the address.
+    /// Returns the URL: `http://` or `https://`, and the address.
     pub fn url(&self) -> String {
         let scheme = match self.service.tls {
             Some(_) => "https",
@@ -125,7 +125,8 @@ impl Server {
         format!("{scheme}://{}", self.address())
     }
 
-    /// A kubeconfig for this server, in YAML. It names no authority and no credentials.
+    /// Returns a kubeconfig for this server, in YAML. It contains no certificate authority and no
+    /// credentials.
     pub fn kubeconfig(&self) -> String {
         format!(
             "apiVersion: v1\nkind: Config\nclusters:\n- name: fixture\n  cluster:\n    server: {}\ncontexts:\n\
@@ -135,13 +136,12 @@ impl Server {
         )
     }
 
-    /// Stops, and returns when nothing listens any more and all connections are cut. (When the
-    /// server is only dropped, one that was started with [`Server::start`] does this as soon as its
-    /// runtime gets to it.)
+    /// Stops the server. Returns after the listener and all connections are closed. (Dropping a
+    /// server from [`Server::start`] does the same, as soon as its runtime runs the task.)
     pub async fn stop(mut self) {
         self.stop.take();
         if let Some(Running::Task(task)) = &mut self.running {
-            // An error would be a panic, which has been reported where it happened.
+            // A panic of the task has been reported already.
             _ = task.await;
         }
     }

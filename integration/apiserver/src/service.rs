@@ -42,17 +42,17 @@ use crate::sent::Sent;
 use crate::status::Status;
 use crate::{protobuf, tls, watch};
 
-/// The longest body that is read, in bytes, as the real server has it.
+/// Maximum size of a request body in bytes, equal to the real server's.
 const BODY_LIMIT: usize = 3 << 20;
-/// Time that a request waits for a version to appear, as the real server's watch cache does.
+/// Time that a request waits for a future version, equal to that of the real server's watch cache.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
-/// Paths that no real server has begin so: they are about the fixture.
+/// Prefix of paths about the fixture. No real server has them.
 const FIXTURE: &str = "/fixture/";
 
-/// A body that may break off.
+/// A response body that may end with an error.
 type SentBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// State that connections share.
+/// State shared by all connections.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) cluster: Cluster,
@@ -107,7 +107,7 @@ impl Service {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves connections until `stopped`. They end with it, as they belong to it.
+    /// Serves connections until `stopped`. The connections then end, too.
     pub(crate) async fn accept(
         self: Arc<Self>,
         listener: TcpListener,
@@ -169,7 +169,7 @@ impl Service {
         }
     }
 
-    /// Answers a request, or closes its connection with an error.
+    /// Responds to a request, or closes its connection with an error.
     async fn serve(
         &self,
         request: hyper::Request<Incoming>,
@@ -230,7 +230,7 @@ impl Service {
         };
         entry.answered(&response);
         Ok(response.map(|body| {
-            // One that is in memory as a whole is sent as a whole, with its length.
+            // A body that is completely in memory is sent with its length.
             if body.size_hint().exact().is_some() {
                 return infallible(body);
             }
@@ -335,7 +335,7 @@ impl Service {
     async fn reach(&self, version: u64) -> Result<(), Status> {
         let mut changed = self.cluster.subscribe();
         let reached = async {
-            // What is served has a handle to the cluster: it does not go away.
+            // This task has a handle to the cluster, so the sender exists.
             _ = changed.wait_for(|current| *current >= version).await;
         };
         if self.cache == WatchCache::Present {
@@ -397,7 +397,7 @@ fn infallible(body: Body) -> SentBody {
     body.map_err(|never| match never {}).boxed_unsync()
 }
 
-/// Returns the error of a list, or of a watch, which has its own form.
+/// Returns an error as a list or a watch reports it.
 fn told(asked: Asked, status: &Status, media: Media) -> Response<Body> {
     match asked {
         Asked::Watch | Asked::StreamedList => answer::error_event(status, media),
@@ -418,7 +418,7 @@ async fn read(body: Incoming) -> Result<Bytes, Status> {
         })
 }
 
-/// The object that a body holds.
+/// Parses the object in a body.
 fn object(kind: Kind, content: &str, body: &[u8]) -> Result<Value, Status> {
     let wrong = |error: &dyn std::fmt::Display| Status::bad_request(format!("the body: {error}"));
     match content.split(';').next().unwrap_or_default().trim() {

@@ -1,13 +1,13 @@
-//! `Status`, the object that says no.
+//! `Status`, the object of an error response.
 //!
-//! Clients decide by `code` and `reason` (and `details.causes` for a resource version from the
-//! future), so these are as the real server has them; the messages are for people.
+//! Clients evaluate `code` and `reason`, and `details.causes` for a resource version in the future.
+//! These fields therefore equal those of the real server. Messages are for people and may differ.
 
 use serde_json::{Value, json};
 
 use crate::resource::{Kind, Resource};
 
-/// A refusal, as a `v1` Status carries it.
+/// An error, as a `v1` Status carries it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{message} ({reason}, {code})")]
 pub struct Status {
@@ -15,12 +15,11 @@ pub struct Status {
     pub code: u16,
     /// The machine-readable reason, such as `NotFound`.
     pub reason: &'static str,
-    /// The refusal and its reason, with the object and the field.
+    /// A message with the reason, the object and the field.
     pub message: String,
     /// `details` of the Status, or null.
     pub details: Value,
-    /// `metadata.continue`: a token with which an expired paged list can go on, at the price of
-    /// consistency.
+    /// `metadata.continue`: a token to resume an expired paged list, without consistency.
     pub continue_token: Option<String>,
 }
 
@@ -96,7 +95,7 @@ impl Status {
         }
     }
 
-    /// List or watch options that contradict each other or that this server does not have.
+    /// List or watch options that contradict each other, or that this server does not support.
     pub(crate) fn invalid_options(field: &str, why: &str) -> Self {
         Self {
             details: json!({
@@ -111,12 +110,12 @@ impl Status {
         }
     }
 
-    /// The history that the request needs is gone.
+    /// The history that the request needs is compacted.
     pub(crate) fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
 
-    /// A resource version that is still to come.
+    /// The requested resource version is in the future.
     pub(crate) fn too_large(asked: u64, current: u64) -> Self {
         let message = format!("Too large resource version: {asked}, current: {current}");
         Self {
@@ -141,23 +140,23 @@ impl Status {
         Self::new(406, "NotAcceptable", message)
     }
 
-    /// The server did not get it done in time; nothing is said about versions.
+    /// The server timed out. The error does not mention versions.
     pub(crate) fn timeout() -> Self {
         let message = "Timeout: request did not complete within the allotted timeout";
         Self::new(504, "Timeout", message)
     }
 
-    /// The server does not stream initial lists.
+    /// The server does not support streamed initial lists.
     pub(crate) fn no_watch_list() -> Self {
         Self::invalid_options("sendInitialEvents", "the feature WatchList is off")
     }
 
-    /// Returns the seconds after which a retry makes sense, if the status names them.
+    /// Returns the recommended seconds before a retry, if the status has them.
     pub(crate) fn retry_after(&self) -> Option<u64> {
         self.details.get("retryAfterSeconds")?.as_u64()
     }
 
-    /// Returns the answer to a deletion; `gone` is the object before it.
+    /// Returns the response to a deletion. `gone` is the deleted object.
     pub(crate) fn deleted(kind: Kind, name: &str, gone: &Value) -> Value {
         let resource = kind.resource();
         let details = json!({
@@ -180,7 +179,7 @@ impl Status {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
-    /// The `v1` Status.
+    /// Returns the `v1` Status.
     pub fn to_json(&self) -> Value {
         let mut metadata = json!({});
         if let (Some(token), Some(metadata)) = (&self.continue_token, metadata.as_object_mut()) {

@@ -2,26 +2,26 @@
 
 use jiff::Timestamp;
 
-/// The years that RFC 3339 has a form for, in seconds since 1970.
+/// Seconds since 1970 of the years that RFC 3339 can represent.
 const YEARS: std::ops::RangeInclusive<i64> = -62_135_596_800..=253_402_207_200;
 
-/// Now, in whole seconds.
+/// Returns the present time in whole seconds.
 pub(crate) fn now() -> String {
     seconds(Timestamp::now().as_second())
 }
 
-/// `metav1.Time`: seconds since 1970.
+/// Formats `metav1.Time` from seconds since 1970.
 pub(crate) fn seconds(since_1970: i64) -> String {
     civil(since_1970, 0).to_string()
 }
 
-/// `metav1.MicroTime`: always six digits.
+/// Formats `metav1.MicroTime`, always with six digits.
 pub(crate) fn micros(since_1970: i64, nanos: i32) -> String {
     let format = "%Y-%m-%dT%H:%M:%S%.6fZ";
     civil(since_1970, nanos).strftime(format).to_string()
 }
 
-/// Seconds since 1970, and nanoseconds after them.
+/// Returns seconds since 1970 and the nanoseconds after them.
 pub(crate) fn parse(text: &str) -> Option<(i64, i32)> {
     let time: Timestamp = text.parse().ok()?;
     let (second, nanos) = (time.as_second(), time.subsec_nanosecond());
@@ -41,7 +41,7 @@ fn civil(since_1970: i64, nanos: i32) -> Timestamp {
 mod tests {
     use super::*;
 
-    /// `date -u -d @N +%FT%TZ`
+    /// Compares with the output of `date -u -d @N +%FT%TZ`.
     #[test]
     fn as_date_prints_them() {
         for (given, wanted) in [

@@ -1,9 +1,8 @@
-//! HTTPS, and who may ask: certificates made at run time, checked client certificates, and bearer
-//! tokens.
+//! HTTPS and authentication: certificates made at run time, client certificates, and bearer tokens.
 //!
-//! As a real server does, it asks each client for a certificate and serves those without one by
-//! their token; unlike a real one, it ends the handshake when a certificate is not of the
-//! authority, where a real one answers 401. It speaks HTTP/1.1 only, and says so (ALPN).
+//! Like a real server, it requests a certificate from each client, and authenticates clients
+//! without one by token. Unlike a real server, it aborts the handshake if another authority issued
+//! the certificate (a real server returns 401). It supports only HTTP/1.1 and announces so (ALPN).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,7 +23,8 @@ use rustls::{RootCertStore, ServerConfig};
 pub struct Tls {
     /// Certificate and key of the server.
     pub identity: Identity,
-    /// The authority of client certificates, in PEM. Who shows a certificate of it needs no token.
+    /// The authority of client certificates, in PEM. A client with a certificate from it needs no
+    /// token.
     pub clients: Option<String>,
 }
 
@@ -42,7 +42,7 @@ pub struct Identity {
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
-    /// An authority called `name`.
+    /// Creates an authority called `name`.
     pub fn new(name: &str) -> io::Result<Self> {
         let mut params = named(&[], name)?;
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -64,7 +64,7 @@ impl Authority {
         self.sign(&params)
     }
 
-    /// Makes a server certificate that expired with the year 2000.
+    /// Issues a server certificate that expired in the year 2000.
     pub fn expired_server(&self, names: &[&str]) -> io::Result<Identity> {
         let mut params = named(names, "kube-apiserver")?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -73,7 +73,7 @@ impl Authority {
         self.sign(&params)
     }
 
-    /// Issues a certificate for a client, the user `name`.
+    /// Issues a client certificate for the user `name`.
     pub fn client(&self, name: &str) -> io::Result<Identity> {
         let mut params = named(&[], name)?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -98,7 +98,7 @@ fn named(names: &[&str], common: &str) -> io::Result<CertificateParams> {
     Ok(params)
 }
 
-/// Converts it for the TLS library; the error names the unusable part.
+/// Converts the certificates for the TLS library. The error names the unusable part.
 pub(crate) fn config(tls: &Tls) -> io::Result<Arc<ServerConfig>> {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -130,7 +130,7 @@ fn certificates(pem: &str) -> io::Result<Vec<CertificateDer<'static>>> {
         .map_err(io::Error::other)
 }
 
-/// Reports whether a request may be answered: always, without `tokens` and `by_certificate`.
+/// Reports whether a request is authorized. Always true without `tokens` and `by_certificate`.
 pub(crate) fn is_allowed(
     tokens: Option<&BTreeSet<String>>,
     by_certificate: bool,

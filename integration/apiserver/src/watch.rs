@@ -27,20 +27,20 @@ use crate::selector::Scope;
 use crate::sent::Sent;
 use crate::status::Status;
 
-/// Length of a watch without a timeout: a real server's minimum.
+/// Duration of a watch without a timeout parameter: a real server's minimum.
 const TIMEOUT: Duration = Duration::from_mins(30);
 
-/// Number of changes taken from the history at once.
+/// Maximum number of changes taken from the history in one step.
 const BATCH: usize = 256;
 
-/// Options of watches.
+/// Options of all watches.
 #[derive(Debug, Clone)]
 pub(crate) struct Policy {
-    /// True if `sendInitialEvents` is supported.
+    /// True if the server supports `sendInitialEvents`.
     pub(crate) watch_list: bool,
     pub(crate) streamed_lists: StreamedLists,
     pub(crate) bookmark_interval: Duration,
-    /// Notes of sent events, if they are wanted.
+    /// Send times of events, if enabled.
     pub(crate) sent: Option<Sent>,
 }
 
@@ -53,18 +53,17 @@ struct Watch {
     /// Version up to which all changes have been sent.
     sent: u64,
     initial: std::vec::IntoIter<Arc<Object>>,
-    /// A bookmark is to say that the initial events are over.
+    /// True while the bookmark for the end of the initial events is pending.
     mark_end: bool,
     bookmarks: Option<Interval>,
     deadline: Instant,
     noted: Option<Sent>,
-    /// The refusal that is the only thing to send.
+    /// The error that is the watch's only event.
     refusal: Option<Status>,
     over: bool,
 }
 
-/// Starts a watch. An error is one of the request; what is wrong with the history comes as an
-/// event.
+/// Starts a watch. Returns an error for an invalid request. Errors in the history arrive as events.
 pub(crate) fn start(
     cluster: &Cluster,
     kind: Kind,
@@ -106,7 +105,7 @@ pub(crate) fn start(
     if send_initial == Some(true) && asked > current {
         return Err(Status::too_large(asked, current));
     }
-    // Without a version to start from, a watch begins with what there is.
+    // Without a start version, a watch begins with the existing objects.
     let with_initial = send_initial.unwrap_or(asked == 0);
     let from_now = with_initial || asked == 0;
     let oldest = state.oldest(kind);
@@ -143,14 +142,13 @@ pub(crate) fn start(
 }
 
 impl Watch {
-    /// The next chunk of whole events; None at the end.
+    /// Returns the next chunk of complete events, or `None` at the end.
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(status) = self.refusal.take() {
             self.over = true;
             return Some(self.media.error(&status));
         }
-        // Of what there is at the beginning, as much as one chunk holds; of changes there are
-        // hardly ever many.
+        // Sends initial objects up to one chunk. Changes are rarely numerous.
         let room = if self.initial.len() > 0 {
             CHUNK + CHUNK / 4
         } else {
@@ -172,7 +170,8 @@ impl Watch {
             if std::mem::take(&mut self.mark_end) {
                 return Some(self.bookmark(Bookmark::EndOfInitial));
             }
-            // Seen before it is read: what comes in between wakes us once more.
+            // Marks the version as seen before reading it. A concurrent change then wakes the watch
+            // again.
             self.changed.borrow_and_update();
             let changes = self.cluster.lock().changes(self.kind, self.sent, BATCH);
             let Some((changes, until)) = changes else {
@@ -213,7 +212,8 @@ impl Watch {
         }
     }
 
-    /// Writes what a change is to this watch: an object may come into its scope, or leave it.
+    /// Writes the event of a change for this watch. A change may move an object into or out of the
+    /// watch's scope.
     fn change(&self, change: &Change, chunk: &mut Vec<u8>) {
         let was = change
             .before
@@ -224,7 +224,8 @@ impl Watch {
             (None, true) => self.event("ADDED", &change.object, chunk),
             (Some(_), true) => self.event("MODIFIED", &change.object, chunk),
             (Some(_), false) if change.deleted => self.event("DELETED", &change.object, chunk),
-            // It lives on, but not here: what was here, at the version at which it left.
+            // The object still exists, but has left the scope. The event has its last state in the
+            // scope, with the version at which it left.
             (Some(before), false) => self.event(
                 "DELETED",
                 &before.at_version(self.kind, change.version),

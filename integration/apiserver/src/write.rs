@@ -1,4 +1,4 @@
-//! Writes: what a client may say about an object, what the server says, and what stays.
+//! Writes: validates objects from clients, completes them, and stores them.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::resource::Kind;
 use crate::status::Status;
 
 impl State {
-    /// See [`crate::Cluster::apply`].
+    /// Implements [`crate::Cluster::apply`].
     pub(crate) fn apply(&mut self, mut object: Value) -> Result<Arc<Object>, Status> {
         let kind = kind_of(&object)?;
         let key = identify(kind, &mut object, None, None)?;
@@ -25,7 +25,7 @@ impl State {
         self.store(kind, &key, object)
     }
 
-    /// POST. `namespace` is the path's.
+    /// Handles POST. `namespace` comes from the path.
     pub(crate) fn create(
         &mut self,
         kind: Kind,
@@ -53,7 +53,7 @@ impl State {
         self.store(kind, &key, object)
     }
 
-    /// PUT.
+    /// Handles PUT.
     pub(crate) fn replace(
         &mut self,
         kind: Kind,
@@ -86,7 +86,7 @@ impl State {
         self.store(kind, key, object)
     }
 
-    /// DELETE. Returns the object as it last was.
+    /// Handles DELETE. Returns the object's last state.
     pub(crate) fn delete(&mut self, kind: Kind, key: &Key) -> Result<Arc<Object>, Status> {
         let held = self
             .get(kind, key)
@@ -96,19 +96,19 @@ impl State {
         Ok(object)
     }
 
-    /// See [`crate::Cluster::replay`].
+    /// Implements [`crate::Cluster::replay`].
     pub(crate) fn replay(&mut self, slice: &mut Recording) {
         let object = slice.at_version(self.version + 1);
         self.record(Kind::EndpointSlice, Arc::new(object), false);
     }
 
-    /// Completes and keeps `object`. What changes nothing makes no new version and wakes no watch.
+    /// Completes and stores `object`. An unchanged object creates no version and wakes no watch.
     fn store(&mut self, kind: Kind, key: &Key, mut object: Value) -> Result<Arc<Object>, Status> {
         let held = self.get(kind, key);
         let old = held.as_ref().map(|held| held.value());
         let version = self.version + 1;
         let (uid, created) = (self.uid(), crate::time::now());
-        // An EndpointSlice counts its generations, the other kinds here have none.
+        // Only EndpointSlices have generations here.
         let counts = kind == Kind::EndpointSlice;
 
         let fields = metadata(&mut object)?;
@@ -173,7 +173,7 @@ fn kind_of(object: &Value) -> Result<Kind, Status> {
     })
 }
 
-/// A body may leave out its kind, but not say another.
+/// Checks the kind in a body. A missing kind is valid, another kind is not.
 fn expect_kind(kind: Kind, object: &mut Value) -> Result<(), Status> {
     let resource = kind.resource();
     let fields = object
@@ -203,8 +203,8 @@ fn metadata(object: &mut Value) -> Result<&mut Map<String, Value>, Status> {
         .ok_or_else(|| Status::bad_request("metadata: must be an object"))
 }
 
-/// The object's key, after its namespace has been defaulted and both have been compared with the
-/// path's.
+/// Returns the object's key, with a default namespace. Checks that namespace and name match the
+/// path.
 fn identify(
     kind: Kind,
     object: &mut Value,
@@ -218,7 +218,7 @@ fn identify(
         ("labels", is_map_of_strings),
         ("annotations", is_map_of_strings),
     ] {
-        // An unquoted `n` or `on` in YAML is a boolean.
+        // YAML parses an unquoted `n` or `on` as a boolean.
         if fields
             .get(field)
             .is_some_and(|value| !value.is_null() && !fits(value))

@@ -1,4 +1,4 @@
-//! The fixture as a client sees it, over real HTTP.
+//! Tests the fixture over HTTP, as a client sees it.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -108,7 +108,7 @@ mod list {
             .await;
         assert_eq!(names(&first), ["b"]);
         assert_eq!(first["metadata"].get("remainingItemCount"), None);
-        // Keys remain, whether they match is known only when they are read.
+        // Keys remain, but whether they match is known only after reading them.
         let token = first["metadata"]["continue"].as_str().unwrap();
         let last = client
             .get(&format!(
@@ -837,7 +837,7 @@ mod encodings {
 
     const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-    /// The bytes behind a field's number in a message, as often as they are there.
+    /// Returns the contents of a field by its number, once per occurrence.
     fn fields(mut message: &[u8], wanted: u64) -> Vec<&[u8]> {
         fn varint(bytes: &mut &[u8]) -> u64 {
             let (mut value, mut shift) = (0, 0);
@@ -870,7 +870,7 @@ mod encodings {
         std::str::from_utf8(bytes).unwrap()
     }
 
-    /// The kind that an envelope names, and its message.
+    /// Returns the kind that an envelope names, and its message.
     fn opened(bytes: &[u8]) -> (&str, &[u8]) {
         let envelope = bytes.strip_prefix(b"k8s\0").unwrap();
         let types = fields(envelope, 1)[0];
@@ -1167,7 +1167,7 @@ async fn events_are_kept() {
     let (code, event) = client.write("POST", EVENTS, &posted).await;
     assert_eq!((code, &event["metadata"]["name"]), (201, &"node1.1".into()));
 
-    // Event{metadata: {name: e1, namespace: default}, reason: Synced} in client-go's envelope.
+    // An Event{metadata: {name: e1, namespace: default}, reason: Synced} in client-go's envelope.
     let protobuf = b"k8s\0\x0a\x19\x0a\x10events.k8s.io/v1\x12\x05Event\x12\x19\x0a\x0d\x0a\x02e1\x1a\x07default\x3a\x06Synced\x42\0\x1a\0\x22\0";
     let headers = [
         ("content-type", "application/vnd.kubernetes.protobuf"),

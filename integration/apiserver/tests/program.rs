@@ -1,4 +1,4 @@
-//! The fixture as a program.
+//! Tests the fixture's program.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 

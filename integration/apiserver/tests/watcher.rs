@@ -1,4 +1,4 @@
-//! The watcher of the kube crate, which is none of ours, is content with the fixture.
+//! Tests the fixture with the watcher of the kube crate, an independent client.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 use apiserver::{Kind, Options, Server};

@@ -1,5 +1,5 @@
-//! A WebDriver client with the few commands that the tests need. Published clients bring a licence
-//! that this project does not accept, or two HTTP stacks.
+//! A WebDriver client with the few commands of the tests. Published clients have a licence that
+//! this project does not accept, or they need two HTTP stacks.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -16,15 +16,15 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 
-/// Deadline of a command. A browser in a busy guest may take half a minute for its first page.
-/// [`PATIENCE`] limits the time until the page shows a text.
+/// Timeout of a command. In a busy VM, a browser may take half a minute for its first page.
+/// [`PATIENCE`] limits the wait for a text on the page.
 const COMMAND: Duration = Duration::from_mins(2);
 /// Maximum number of starts of chromedriver without a port.
 const STARTS: usize = 10;
-/// Pause between two checks of a condition.
+/// Interval between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(50);
-/// Deadline of a condition. The page polls slower if answers are slow, so that the second answer of
-/// a busy guest may take ten seconds.
+/// Timeout of a condition. The page polls less often if responses are slow. In a busy VM, its
+/// second response may take ten seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Keys without a character.
@@ -54,8 +54,8 @@ impl Key {
     }
 }
 
-/// Starts chromedriver, and returns its process and port. It takes a free port of 127.0.0.1 and the
-/// same one of `::1`, which may be in use. Then it ends, and is started again.
+/// Starts chromedriver. Returns its process and port. chromedriver takes a free port of 127.0.0.1
+/// and the same port of `::1`. If the latter is in use, chromedriver ends and is started again.
 fn driver() -> Result<(Child, u16)> {
     let mut said = String::new();
     for _ in 0..STARTS {
@@ -81,7 +81,7 @@ fn driver() -> Result<(Child, u16)> {
     bail!("chromedriver ended {STARTS} times without a port, and said: {said}")
 }
 
-/// A headless Chromium with one window. Dropping it ends the browser.
+/// A headless Chromium with one window. The browser ends on drop.
 #[derive(Debug)]
 pub struct Browser {
     runtime: Runtime,
@@ -324,7 +324,8 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Ending the session ends the browser, which would outlive a killed driver.
+        // Ending the session ends the browser. Without this, the browser would outlive a killed
+        // driver.
         if !self.session.is_empty() {
             let path = format!("/session/{}", self.session);
             drop(self.send("DELETE", &path, &Value::Null));

@@ -1,4 +1,4 @@
-//! A server that serves the page and answers the API from a [`World`], like the daemon.
+//! A server with the daemon's page. It serves the API's responses from a [`World`].
 
 use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -104,7 +104,7 @@ async fn serve(listener: TcpListener, world: Arc<World>, requests: Arc<AtomicUsi
                 }
                 Ok::<_, Infallible>(respond(&world, &head))
             });
-            // A browser may hang up.
+            // A browser may close the connection.
             let _ = http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), answer)
                 .await;

@@ -1,4 +1,4 @@
-//! The world that the fixture shows: a node with many Services and some problems.
+//! The data of the fixture: a node with many Services and some problems.
 
 use std::net::Ipv4Addr;
 use std::sync::Mutex;
@@ -11,10 +11,10 @@ use view::{
     TopPort,
 };
 
-/// A name that would run a script if the page took it for markup.
+/// A name that runs a script if the page treats it as markup.
 pub const MARKUP: &str = "<img src=x onerror=\"window.harmed=1\"><script>window.harmed=1</script>";
 
-/// Returns a name of maximum length without a place to break a line.
+/// Returns a name of maximum length that cannot be wrapped.
 fn long_name() -> String {
     "x".repeat(253)
 }
@@ -30,7 +30,7 @@ pub struct World {
 }
 
 impl World {
-    /// Makes this number of Services in ten namespaces, and one whose name is markup.
+    /// Creates this number of Services in ten namespaces, and one Service whose name is markup.
     pub fn with(services: usize) -> Self {
         let mut services: Vec<_> = (0..services).map(service).collect();
         services.push(marked());
@@ -78,7 +78,7 @@ impl World {
         Self { mode, ..self }
     }
 
-    /// Makes a node that waits for its initial lists.
+    /// Creates a node that waits for its initial lists.
     pub fn starting() -> Self {
         Self {
             is_starting: true,
@@ -117,7 +117,7 @@ impl World {
         service
     }
 
-    /// Returns the answer of `/api/v1/services`.
+    /// Returns the response of `/api/v1/services`.
     pub fn services(
         &self,
         namespace: &str,
@@ -159,7 +159,7 @@ impl World {
         }
     }
 
-    /// Returns the answer of `/api/v1/services/NAMESPACE/NAME`.
+    /// Returns the response of `/api/v1/services/NAMESPACE/NAME`.
     pub fn service(&self, namespace: &str, name: &str) -> Option<Service> {
         let found = self
             .services
@@ -168,7 +168,7 @@ impl World {
         found.map(|service| self.counted(service.clone()))
     }
 
-    /// Returns the answer of `/api/v1/status`.
+    /// Returns the response of `/api/v1/status`.
     pub fn status(&self) -> Status {
         if self.is_starting {
             return read(STARTING, &[]);
@@ -180,7 +180,7 @@ impl World {
         status
     }
 
-    /// Returns the answer of `/api/v1/top`; the second one has rates.
+    /// Returns the response of `/api/v1/top`. From the second response on, it has rates.
     pub fn top(&self) -> Top {
         let now = Instant::now();
         let before = self.last.lock().ok().and_then(|mut last| last.replace(now));
@@ -223,7 +223,7 @@ impl World {
         }
     }
 
-    /// Returns the answer of `/api/v1/explain`: three paths for any Service.
+    /// Returns the response of `/api/v1/explain`: three paths for any Service.
     pub fn explain(&self, to: &str, from: &str) -> Explanation {
         let who = match from {
             "pod" => "pod 10.244.0.5 on this node",
@@ -238,12 +238,12 @@ const STARTING: &str = include_str!("world/starting.json");
 const EXPLAIN: &str = include_str!("world/explain.json");
 const SERVICE: &str = include_str!("world/service.json");
 
-/// Parses an answer after replacing placeholders.
+/// Parses a response after replacing placeholders.
 fn read<T: DeserializeOwned>(json: &str, texts: &[(&str, &str)]) -> T {
     let mut json = json.to_owned();
     for (place, text) in texts.iter().chain(&[("{markup}", MARKUP)]) {
         let quoted = Value::from(*text).to_string();
-        // Without its quotes.
+        // Removes the quotes.
         json = json.replace(place, quoted.get(1..quoted.len() - 1).unwrap_or_default());
     }
     serde_json::from_str(&json).expect("the answers of the fixture are read")
@@ -266,7 +266,8 @@ fn service(number: usize) -> Service {
     )
 }
 
-/// Makes a Service whose texts are markup. No API server accepts such names, but the page must not trust them.
+/// Creates a Service with markup in all texts. No API server accepts such names, but the page must
+/// not trust them.
 fn marked() -> Service {
     let mut marked = service(0);
     marked.name = ServiceName {

@@ -1,4 +1,5 @@
-//! The page of a real daemon in the lab. The browser runs on the node, as behind kubectl port-forward.
+//! Tests the page of a real daemon in the lab. The browser runs on the node, as with kubectl
+//! port-forward.
 
 use std::fmt::Write as _;
 use std::io;
@@ -9,7 +10,7 @@ use browser::{Browser, Key};
 use lab::Transport;
 use scenarios::{Cluster, METRICS, Outcome, Service, Story, at, tally, tcp, tell};
 
-/// The number of Services beside `default/web`.
+/// Number of Services in addition to `default/web`.
 const MANY: usize = 10_000;
 
 fn main() {
@@ -26,7 +27,7 @@ fn read_by_an_operator(c: &mut Cluster) -> Outcome {
     c.write("many", &many())?;
     c.apply(&web())?;
     let c = &*c;
-    // The browser and its driver run on the node, where the metrics address is.
+    // The browser and its driver run on the node, which has the metrics address.
     let read = c
         .node1
         .enter(|| on_the_node(c).map_err(|error| io::Error::other(format!("{error:?}"))));
@@ -128,14 +129,15 @@ fn its_traffic_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     browser.picture("daemon-top")
 }
 
-/// Checks that the path has the kernel's entries in order, and both ends with their probabilities.
+/// Checks that the path shows the kernel's entries in order, and both endpoints with their
+/// probabilities.
 fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) -> Result<()> {
     browser.run("location.hash = '#/explain?to=10.96.0.10:80&from=pod'", &[])?;
     browser.until(
         "the ends of both ways",
         "return document.querySelectorAll('article .end.good').length === 2",
     )?;
-    // Folded branches count, too.
+    // The text includes folded branches.
     let drawn = browser.run("return document.querySelector('article').textContent", &[])?;
     let drawn = drawn.as_str().unwrap_or_default();
     let ends = ["10.244.1.10:8080", "10.244.2.10:8080", "50 %", "delivered"];
@@ -144,7 +146,7 @@ fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) ->
     }
     browser.picture(name)?;
     let complaints = browser.complaints()?;
-    // The daemon was stopped before.
+    // The daemon was stopped in an earlier step.
     let own = complaints
         .iter()
         .filter(|one| !one.contains("ERR_CONNECTION_REFUSED"));
@@ -153,7 +155,8 @@ fn its_packets_path_is_drawn(browser: &Browser, name: &str, entries: &[&str]) ->
     Ok(())
 }
 
-/// Checks that an endpoint without an EndpointSlice is shown while a client is connected to it.
+/// Checks that the page shows an endpoint without an EndpointSlice while a client is connected to
+/// it.
 fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()> {
     let dial = || c.client.dial(Transport::Tcp, at("10.96.0.10:80"));
     let mut kept = dial().reset_on_close().open()?;
@@ -176,7 +179,7 @@ fn an_endpoint_that_drains_is_seen(c: &Cluster, browser: &Browser) -> Result<()>
     Ok(())
 }
 
-/// Services with an endpoint each, in ten namespaces.
+/// Returns Services with one endpoint each, in ten namespaces.
 fn many() -> String {
     let mut text = String::new();
     for number in 0..MANY {

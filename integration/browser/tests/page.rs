@@ -1,4 +1,4 @@
-//! The page on the fixture. Each test does what a person does.
+//! Tests the page with the fixture. Each test acts like a user.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const MANY: usize = 10_000;
 
-/// Starts a browser with its own profile.
+/// Starts a browser with a separate profile.
 fn browser(name: &str) -> Result<Browser> {
     let profile = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("profile-{name}"));
     if profile.exists() {
@@ -23,7 +23,7 @@ fn hash(browser: &Browser) -> Result<String> {
     Ok(hash.as_str().unwrap_or_default().to_owned())
 }
 
-/// Checks that no script failed and that the policy refused nothing.
+/// Checks that no script failed and that the content policy blocked no load.
 fn has_no_complaints(browser: &Browser) -> Result<()> {
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
@@ -95,7 +95,7 @@ fn ten_thousand_services_are_searched_and_read_with_the_keyboard_alone() -> Resu
         browser.sees(text)?;
     }
     ensure!(hash(&browser)? == "#/services/team-1/web-04321");
-    // Rates come with the second answer.
+    // The second response has the rates.
     browser.until(
         "rates",
         "return [...document.querySelectorAll('td[data-title=\"New/s\"]')].some((cell) => cell.textContent > 0)",
@@ -319,7 +319,7 @@ fn nothing_is_wider(
         "const wide = document.documentElement.clientWidth;
          return [...document.querySelectorAll('main *, header *')]
            .filter((each) => each.getBoundingClientRect().right > wide + 0.5 && !each.closest('thead, caption'))
-               // A table of many columns scrolls by itself.
+               // A wide table scrolls separately.
                .filter((each) => wide <= 720 || !each.parentElement.closest('.scroll'))
            .map((each) => each.outerHTML.slice(0, 120));",
         &[],
@@ -357,7 +357,7 @@ fn a_service_named_with_markup_is_only_text() -> Result<()> {
         format!("'#/services/zzz/' + {name}"),
         format!("'#/services/zzz/' + {name} + 'x'"),
         format!("'#/explain?from=pod&to=zzz/' + {name}"),
-        // Not an order, but a property of every object.
+        // `constructor` is not a sort order, but a property of every JavaScript object.
         "'#/top?sort=constructor'".to_owned(),
     ] {
         browser.go(&fixture.page(""))?;
@@ -389,7 +389,7 @@ fn a_daemon_that_is_gone_is_told_and_one_that_is_back_is_found() -> Result<()> {
     browser.sees("web-00000")?;
     browser.picture("gone")?;
     let _fixture = Fixture::start(World::with(30).in_mode("iptables"), port)?;
-    // Another daemon may answer: the head is read again before the banner goes.
+    // Another daemon may respond: the page reloads its header before it removes the banner.
     let head = browser.until(
         "the end of the outage",
         "return document.getElementById('gone').hidden && document.getElementById('node').innerText",

@@ -1,18 +1,18 @@
-//! Numbers that look random and follow from a seed.
+//! Pseudo-random numbers from a seed.
 
 use std::ops::RangeInclusive;
 
-/// A generator (splitmix64): the same numbers for the same seed, on every machine.
+/// A generator (splitmix64). Equal seeds give equal numbers on every machine.
 #[derive(Debug, Clone)]
 pub struct Chance(u64);
 
 impl Chance {
-    /// Starts from a seed.
+    /// Creates a generator with a seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -21,7 +21,7 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// Less than `limit`, which is not 0.
+    /// Returns a number below `limit`, which must not be 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.number() % limit
     }
@@ -41,7 +41,7 @@ impl Chance {
         range.start() + self.below(range.end() - range.start() + 1)
     }
 
-    /// Returns true once in `times` times.
+    /// Returns true with a probability of 1 / `times`.
     pub fn is_one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
@@ -57,7 +57,7 @@ impl Chance {
 mod tests {
     use super::Chance;
 
-    /// Histories that once failed are kept as seeds: of other numbers others would come.
+    /// Test cases that failed are kept as seeds. Different numbers would change these test cases.
     #[test]
     fn numbers_are_those_of_splitmix64() {
         let mut chance = Chance::new(1_234_567);

@@ -1,4 +1,4 @@
-//! Parts that all charts share: the sheet, colours, and the names at the ends of lines.
+//! Shared parts of all charts: the sheet, the colours, and the names at the ends of lines.
 
 use std::fmt::Write as _;
 
@@ -9,9 +9,9 @@ pub struct Line {
     pub name: String,
     /// Index of its colour and dash, equal in all charts.
     pub look: usize,
-    /// Points of the line: Services and the median, or minutes and the value.
+    /// Points of the line. x is the number of Services or the minutes, y the median or the value.
     pub points: Vec<(f64, f64)>,
-    /// Services, and the time limit that was passed there.
+    /// Sizes without a result: the number of Services, and the exceeded time limit.
     pub over: Vec<(f64, f64)>,
 }
 
@@ -21,19 +21,20 @@ pub(crate) const LEFT: f64 = 70.0;
 pub(crate) const RIGHT: f64 = 600.0;
 pub(crate) const TOP: f64 = 52.0;
 pub(crate) const BOTTOM: f64 = 346.0;
-/// Least distance between the names at the ends of lines.
+/// Minimum distance between the names at the ends of lines.
 pub(crate) const NAME_HEIGHT: f64 = 17.0;
-/// Seven that are told apart without regard to the eye (after Okabe and Ito), dashes where they
-/// begin again.
+/// Seven colours that colour-blind people can distinguish (after Okabe and Ito). Later lines repeat
+/// the colours with dashes.
 pub(crate) const COLOURS: [&str; 7] = [
     "#1f83c9", "#d9660a", "#0f9d76", "#c65b9a", "#b58a00", "#8a6fd1", "#7a8793",
 ];
 pub(crate) const STYLE: &str = "<style>text{font:13px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:600}.s{font-size:12px;fill:#57606a}.g{stroke:#8c959f;stroke-opacity:.35}.a{stroke:#8c959f}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.s{fill:#a6b0bb}}</style>";
 
-/// Marks of an axis: where they are, and what stands there.
+/// Marks of an axis: position and text.
 pub(crate) type Marks = Vec<(f64, String)>;
 
-/// Draws the axes: the unit above, marks at the left and below, and what the lower axis is.
+/// Draws the axes with the unit above, marks on the left and below, and the title of the lower
+/// axis.
 pub(crate) fn axes(svg: &mut String, unit: &str, left: Marks, below: Marks, name: &str) {
     _ = write!(
         svg,
@@ -64,7 +65,7 @@ pub(crate) fn axes(svg: &mut String, unit: &str, left: Marks, below: Marks, name
     );
 }
 
-/// Draws a line through places on the sheet.
+/// Draws a line through points on the sheet.
 pub(crate) fn polyline(svg: &mut String, number: usize, width: &str, places: &[(f64, f64)]) {
     let (colour, dash) = look(number);
     let places: Vec<String> = places
@@ -78,7 +79,7 @@ pub(crate) fn polyline(svg: &mut String, number: usize, width: &str, places: &[(
     );
 }
 
-/// The names, each beside the end of its line as far as the others leave room.
+/// Draws the names next to the ends of their lines. Moves names that would overlap.
 pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
     let mut ends: Vec<(f64, &str, &str)> = lines
         .iter()
@@ -94,7 +95,7 @@ pub(crate) fn names(svg: &mut String, lines: &[Line], y: impl Fn(f64) -> f64) {
         end.0 = end.0.max(lowest);
         lowest = end.0 + NAME_HEIGHT;
     }
-    // Back up where they were pushed out below.
+    // Moves names up again if the lowest is below the sheet.
     let mut highest = BOTTOM;
     for end in ends.iter_mut().rev() {
         end.0 = end.0.min(highest);
@@ -119,7 +120,7 @@ pub(crate) fn open(title: &str, height: f64) -> String {
     )
 }
 
-/// A colour and a dash for each number.
+/// Returns the colour and the dash pattern of a line number.
 pub(crate) fn look(number: usize) -> (&'static str, &'static str) {
     let dashes = ["", " stroke-dasharray=\"6 4\"", " stroke-dasharray=\"2 3\""];
     let pick = |of: &[&'static str], number: usize| of.get(number % of.len()).copied();

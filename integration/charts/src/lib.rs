@@ -1,8 +1,8 @@
-//! Charts as plain SVG without scripts, readable on a light and on a dark page: colours of middle
-//! lightness, text that follows the reader's scheme, no background.
+//! Charts as plain SVG without scripts. They are readable on light and dark pages: colours have a
+//! middle lightness, text follows the reader's scheme, and there is no background.
 //!
-//! [`lines`] and [`bars`] are what benchmarks draw, over the number of Services; [`over_time`] is
-//! what a soak draws.
+//! [`lines`] and [`bars`] are for benchmarks, over the number of Services. [`over_time`] is for
+//! soak tests.
 
 mod figure;
 mod frame;

@@ -1,4 +1,4 @@
-//! Lines over the number of Services, both axes logarithmic; and bars.
+//! Line charts over the number of Services with two logarithmic axes, and bar charts.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// Scales the values between two round numbers.
+    /// Creates a scale between round numbers that contains the values.
     fn round(values: impl Iterator<Item = f64>, from: f64, to: f64) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.filter(|value| *value > 0.0) {
@@ -47,7 +47,7 @@ impl Scale {
         }
     }
 
-    /// Scales the values between the least and the greatest.
+    /// Creates a scale from the minimum to the maximum of the values.
     fn exact(values: &[f64], from: f64, to: f64) -> Self {
         let low = values.iter().copied().fold(f64::INFINITY, f64::min);
         let high = values.iter().copied().fold(low, f64::max);
@@ -64,12 +64,12 @@ impl Scale {
         self.from + part.clamp(0.0, 1.0) * (self.to - self.from)
     }
 
-    /// 1, 2, 5, 10, ..., or decades where those would be many.
+    /// Returns the ticks: 1, 2, 5, 10, ..., or only powers of ten if those are too many.
     fn ticks(&self) -> Vec<f64> {
         let is_wide = self.high / self.low > 1_000.0;
         let mut ticks = Vec::new();
         let mut tick = self.low;
-        // A little above, because powers of ten come out so.
+        // The tolerance allows for rounding errors of powers of ten.
         while tick < self.high * 1.01 {
             let is_decade = (tick.log10() - tick.log10().round()).abs() < 0.01;
             if is_decade || !is_wide {
@@ -81,7 +81,7 @@ impl Scale {
     }
 }
 
-/// The next of 1, 2, 5, 10, 20, ...
+/// Returns the next number of 1, 2, 5, 10, 20, ...
 fn next(round: f64) -> f64 {
     let decade = 10_f64.powf((round * 1.01).log10().floor());
     if round < 1.5 * decade {
@@ -93,7 +93,7 @@ fn next(round: f64) -> f64 {
     }
 }
 
-/// Draws lines; `None` if there is not a single point.
+/// Draws lines. Returns `None` without any point.
 pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
     let all = || {
         lines
@@ -128,7 +128,7 @@ pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
                 y.at(*value)
             );
         }
-        // Not done in time: an arrow upwards from the limit.
+        // Draws an exceeded time limit as an arrow upwards from the limit.
         for (services, limit) in &line.over {
             let (at, from) = (x.at(*services), y.at(*limit));
             _ = write!(
@@ -143,10 +143,10 @@ pub fn lines(title: &str, unit: &str, lines: &[Line]) -> Option<String> {
     Some(svg)
 }
 
-/// Draws horizontal bars on a linear scale from 0: a name, and its value.
+/// Draws horizontal bars with names and values on a linear scale from 0.
 pub fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     const ROW: f64 = 20.0;
-    /// Letters that have room.
+    /// Maximum number of letters of a name.
     const NAME: usize = 58;
     const FROM: f64 = 470.0;
     const TO: f64 = 690.0;
@@ -185,7 +185,7 @@ pub fn bars(title: &str, unit: &str, bars: &[(String, f64)]) -> Option<String> {
     Some(svg)
 }
 
-/// `10k`
+/// Formats thousands: `10k`.
 fn thousands(value: f64) -> String {
     if value >= 999_999.0 {
         format!("{:.0}M", value / 1e6)

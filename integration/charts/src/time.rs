@@ -1,11 +1,11 @@
-//! Charts of one figure over time, both axes linear, from zero.
+//! Line charts over time with two linear axes from zero.
 
 use std::fmt::Write as _;
 
 use crate::figure::short;
 use crate::frame::{BOTTOM, HEIGHT, LEFT, Line, RIGHT, TOP, axes, names, open, polyline};
 
-/// About as many marks as an axis has.
+/// Approximate number of marks on an axis.
 const TICKS: f64 = 6.0;
 
 /// Scale from zero to a round number.
@@ -46,8 +46,8 @@ impl Linear {
     }
 }
 
-/// Draws lines over minutes; `None` if there is not a single point. What is left of `settled`, in
-/// minutes, is shown as what was not judged.
+/// Draws lines over minutes. Returns `None` without any point. The time before `settled`, in
+/// minutes, is marked as not judged.
 pub fn over_time(title: &str, unit: &str, settled: f64, lines: &[Line]) -> Option<String> {
     let all = || lines.iter().flat_map(|line| &line.points);
     all().next()?;
@@ -91,7 +91,7 @@ mod tests {
             [0.0, 10.0, 20.0, 30.0, 40.0]
         );
         assert!((axis.at(20.0) - 200.0).abs() < 1e-9);
-        // Nothing but zeros is a line at the bottom.
+        // A range of only zeros gives a line at the bottom.
         assert!((Linear::new(0.0, 346.0, 52.0).at(0.0) - 346.0).abs() < 1e-9);
     }
 

@@ -40,9 +40,9 @@ async fn main() -> Result<()> {
     })
     .await
     .with_context(|| format!("cannot listen on {}", flags.listen))?;
-    // By a thread of its own, as what it allocates is then of another arena of glibc's allocator:
-    // between the objects, reading their files leaves holes by the hundred thousand, and a request
-    // that was served out of them would find each in cold memory.
+    // Loads the objects in a separate thread, so that their memory comes from a separate arena of
+    // glibc's allocator. Parsing the files leaves hundreds of thousands of holes between the
+    // objects. Requests that use these holes would run slowly, on cold memory.
     std::thread::scope(|scope| {
         let loader = scope.spawn(|| {
             flags
@@ -67,7 +67,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Applies a file, or the files of a folder in the order of their names.
+/// Applies a file, or a folder's files in the order of their names.
 fn load(server: &Server, path: &Path) -> Result<()> {
     let read = || format!("cannot read {}", path.display());
     if !path.is_dir() {

@@ -1,5 +1,5 @@
-//! Kubernetes' protobuf: objects in their envelope, lists, watch events and `Status`, and the
-//! Events that clients post.
+//! Kubernetes' protobuf encoding of enveloped objects, lists, watch events and `Status`. Also
+//! decodes the Events that clients post.
 //!
 //! ```text
 //!  JSON ── encode ──▶ message ──▶ k8s\0 + Unknown{apiVersion, kind, message}    an object, a list, a Status
@@ -25,7 +25,7 @@ const MAGIC: &[u8] = b"k8s\0";
 /// End of every envelope: no `contentEncoding`, no `contentType`.
 pub(crate) const TAIL: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
-/// The bytes are not what they should be.
+/// The bytes are malformed.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub(crate) enum Error {
     #[error("does not begin with the magic number k8s\\0")]
@@ -44,7 +44,7 @@ impl From<Broken> for Error {
     }
 }
 
-/// A field whose JSON is not of its type.
+/// A field whose JSON has the wrong type.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}: is not of the type of this field")]
 pub(crate) struct Mistyped(String);
@@ -57,14 +57,14 @@ pub(crate) fn encode(kind: Kind, value: &Value) -> Result<Vec<u8>, Mistyped> {
     encoded(schema::of(kind), value)
 }
 
-/// The envelope of a `Status`.
+/// Encodes a `Status` with its envelope.
 pub(crate) fn status(value: &Value) -> Vec<u8> {
     let message =
         encoded(schema::named("Status"), value).expect("a Status is made of its own types");
     envelope("v1", "Status", &message)
 }
 
-/// A message in its envelope.
+/// Wraps a message into its envelope.
 pub(crate) fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     let mut out = envelope_head(api_version, kind, message.len());
     out.extend_from_slice(message);
@@ -82,7 +82,7 @@ fn envelope_head(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
     out
 }
 
-/// Returns the bytes before the items of a list, and those after them. `items`: the length of each.
+/// Returns the bytes before and after the items of a list. `items` has the length of each item.
 pub(crate) fn list(
     api_version: &str,
     kind: &str,
@@ -106,12 +106,12 @@ pub(crate) fn list(
     (out, TAIL)
 }
 
-/// Writes what is in front of an item of a list: a message of this length.
+/// Writes the header of a list item of this length.
 pub(crate) fn item(length: usize, out: &mut Vec<u8>) {
     put_length(2, length, out);
 }
 
-/// Writes an event of a watch, behind its length: four bytes, the highest first.
+/// Writes a watch event after its length: four bytes in big-endian order.
 pub(crate) fn event(what: &str, object: &[u8], out: &mut Vec<u8>) {
     let mut inner = Vec::new();
     put_length(1, object.len(), &mut inner);
@@ -131,7 +131,7 @@ fn encoded(schema: Schema, value: &Value) -> Result<Vec<u8>, Mistyped> {
     Ok(out)
 }
 
-/// Writes the fields of a message. `path` is where it is in its object.
+/// Writes the fields of a message. `path` is the message's location in its object.
 fn put_message(
     schema: Schema,
     value: &Value,
@@ -169,7 +169,7 @@ fn put_message(
     Ok(())
 }
 
-/// Writes a field; null is its zero value.
+/// Writes a field. Writes null as the zero value.
 fn put_field(
     number: u64,
     shape: Shape,
@@ -325,7 +325,7 @@ fn content(shape: Shape, wire: Wire<'_>) -> Result<Value, Error> {
     })
 }
 
-/// An entry of a map.
+/// Decodes an entry of a map.
 fn entry(shape: Shape, wire: Wire<'_>) -> Result<(String, Value), Error> {
     let Wire::Bytes(bytes) = wire else {
         return Err(Error::Wire);
@@ -358,7 +358,7 @@ fn int_or_string(bytes: &[u8]) -> Result<Value, Error> {
     Ok(if is_text { string.into() } else { int.into() })
 }
 
-/// Seconds since 1970 and nanoseconds.
+/// Decodes the seconds since 1970 and the nanoseconds.
 fn timestamp(bytes: &[u8]) -> Result<(i64, i32), Error> {
     let (mut seconds, mut nanos) = (0, 0);
     for field in Fields(bytes) {
@@ -413,7 +413,7 @@ mod tests {
             bytes(11, &[bytes(1, b"c"), bytes(2, b"")].concat()),
         ]
         .concat();
-        // 2000-02-29T00:00:00.001234Z
+        // The timestamp 2000-02-29T00:00:00.001234Z.
         let when = [8, 0x80, 0x98, 0xec, 0xc5, 0x03, 0x10, 0x87, 0xad, 0x4b];
         let raw = [
             bytes(1, &meta),
@@ -454,7 +454,7 @@ mod tests {
         assert_eq!(decode(Kind::Event, &gzip), Err(Error::Encoding));
     }
 
-    /// JSON of a message as a server writes it: without what is empty.
+    /// Generates JSON of a message as a server writes it: without empty fields.
     fn value(schema: Schema) -> BoxedStrategy<Value> {
         let fields = schema.iter().map(|(_, name, presence, shape)| {
             let content = match presence {
@@ -518,7 +518,7 @@ mod tests {
         }
     }
 
-    /// A body that kube-proxy 1.36.2 posted when it began.
+    /// Decodes a body that kube-proxy 1.36.2 posted at its start.
     #[test]
     fn what_go_writes_is_written() {
         let posted: &[u8] =
@@ -534,7 +534,7 @@ mod tests {
         assert!(again == posted, "{again:?}");
     }
 
-    /// A wrong type is reported with its place; a field that the API lacks is ignored.
+    /// A wrong type is an error with the field's location. An unknown field is ignored.
     #[test]
     fn types_are_kept_to() {
         let mistyped = |object: Value| encode(Kind::Service, &object).map_err(|error| error.0);
@@ -553,7 +553,7 @@ mod tests {
         schema.len() + inner.sum::<usize>()
     }
 
-    /// Bytes as the real server writes them.
+    /// Compares with bytes that the real server wrote.
     #[test]
     fn fields_are_in_the_order_of_their_numbers() {
         assert!(rows(schema::named("Status")) > 10);

@@ -1,9 +1,10 @@
-//! The messages of the API, as far as they are read or written here: one row for each field
-//! of `schema.txt`: its number, its name in JSON, what it holds, `?` for a pointer or a map, `*` for a list.
+//! The messages of the API that this fixture reads or writes. `schema.txt` has one row per field:
+//! its number, its JSON name, its type, `?` for a pointer or a map, `*` for a list.
 //!
-//! Numbers and names: `generated.proto` of `k8s.io/api/{core,discovery,events,networking}/v1` and
-//! of `k8s.io/apimachinery/pkg/apis/meta/v1`. What is written of an empty field: `types.go` there,
-//! as a field that is no pointer is always on the wire.
+//! Numbers and names come from `generated.proto` of
+//! `k8s.io/api/{core,discovery,events,networking}/v1` and of
+//! `k8s.io/apimachinery/pkg/apis/meta/v1`. The encoding of empty fields follows `types.go` there: a
+//! field that is not a pointer is always on the wire.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -12,17 +13,17 @@ use crate::resource::Kind;
 
 const TEXT: &str = include_str!("schema.txt");
 
-/// The fields of a message: number on the wire, name in JSON, presence, content; by number.
+/// The fields of a message, by number: number on the wire, name in JSON, presence, type.
 pub(crate) type Schema = &'static [(u64, &'static str, Presence, Shape)];
 
-/// When a field is on the wire.
+/// Condition for a field on the wire.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Presence {
-    /// Always: Go has a plain value, and writes its zero. JSON leaves that out.
+    /// Always present. Go has a plain value and writes its zero value, which JSON omits.
     Always,
-    /// If the field is set: Go has a pointer or a map.
+    /// Present if the field is set. Go has a pointer or a map.
     Set,
-    /// For each item.
+    /// Present once per item.
     Each,
 }
 
@@ -30,29 +31,29 @@ pub(crate) enum Presence {
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Shape {
     Text,
-    /// int32 and int64.
+    /// An int32 or int64.
     Number,
     Bool,
     /// `metav1.Time`: whole seconds.
     Time,
-    /// `metav1.MicroTime`
+    /// `metav1.MicroTime`: microseconds.
     MicroTime,
     IntOrString,
     /// A map of strings.
     Texts,
     /// A map of `resource.Quantity`.
     Quantities,
-    /// `metav1.FieldsV1`: JSON as it is.
+    /// `metav1.FieldsV1`: raw JSON.
     Json,
     Message(Schema),
 }
 
-/// The message that an object of this kind is.
+/// Returns the message of a kind.
 pub(crate) fn of(kind: Kind) -> Schema {
     named(kind.resource().kind)
 }
 
-/// A message, by its name.
+/// Returns a message by its name.
 pub(super) fn named(name: &str) -> Schema {
     static ALL: LazyLock<HashMap<&str, Schema>> = LazyLock::new(|| {
         let messages = TEXT
@@ -63,7 +64,7 @@ pub(super) fn named(name: &str) -> Schema {
     ALL.get(name).expect("what is asked for is in the table")
 }
 
-/// Reads a message of the table, and those that it holds. It is read once, and kept for good.
+/// Parses a message of the table and its nested messages. Each is parsed once and cached forever.
 fn read(name: &str) -> Schema {
     let mut messages = TEXT
         .split("\n\n")

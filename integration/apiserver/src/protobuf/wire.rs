@@ -6,15 +6,15 @@
 pub(super) enum Wire<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// A fixed-size number; no field that is read here is one.
+    /// A fixed-size number. No supported field has this type.
     Fixed,
 }
 
-/// Bytes that are no message.
+/// Bytes that are not a valid message.
 #[derive(Debug, PartialEq)]
 pub(super) struct Broken;
 
-/// The fields of a message, by number, in the order of the bytes; ends after an error.
+/// The fields of a message with their numbers, in wire order. Ends after an error.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -68,19 +68,19 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Writes a field that is a number.
+/// Writes a number field.
 pub(super) fn put_number(number: u64, value: u64, out: &mut Vec<u8>) {
     put_varint(number << 3, out);
     put_varint(value, out);
 }
 
-/// Writes a field that has a length: a string, bytes or a message.
+/// Writes a length-delimited field: a string, bytes or a message.
 pub(super) fn put_bytes(number: u64, bytes: &[u8], out: &mut Vec<u8>) {
     put_length(number, bytes.len(), out);
     out.extend_from_slice(bytes);
 }
 
-/// Writes what is in front of so many bytes.
+/// Writes the header of a field with this length.
 pub(super) fn put_length(number: u64, length: usize, out: &mut Vec<u8>) {
     put_varint(number << 3 | 2, out);
     put_varint(length as u64, out);

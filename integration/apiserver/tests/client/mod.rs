@@ -1,5 +1,5 @@
-//! A minimal HTTP client for tests: one connection a request, JSON in and out, watches line by
-//! line.
+//! A minimal HTTP client for tests. It opens one connection per request, exchanges JSON, and reads
+//! watches line by line.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,21 +15,21 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// Longer than anything here takes.
+/// Timeout of every step. No step takes this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Client {
     pub(crate) address: SocketAddr,
 }
 
-/// A watch under way.
+/// An open watch.
 pub(crate) struct Events {
     body: Incoming,
     rest: Vec<u8>,
     lines: VecDeque<Value>,
 }
 
-/// Opens a connection that takes any number of requests.
+/// Opens a connection for any number of requests.
 pub(crate) async fn connect(address: SocketAddr) -> SendRequest<Full<Bytes>> {
     let stream = TcpStream::connect(address).await.unwrap();
     let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
@@ -82,14 +82,14 @@ impl Client {
         .await
     }
 
-    /// GET; the answer must be 200.
+    /// Sends a GET request. The response must be 200.
     pub(crate) async fn get(&self, path: &str) -> Value {
         let (code, body) = self.send("GET", path, &[], b"").await;
         assert_eq!(code, 200, "{path}: {body}");
         body
     }
 
-    /// GET; the answer must not be 200.
+    /// Sends a GET request. The response must not be 200.
     pub(crate) async fn refused(&self, path: &str) -> (u16, String) {
         let (code, body) = self.send("GET", path, &[], b"").await;
         assert_eq!(
@@ -127,7 +127,7 @@ impl Client {
 }
 
 impl Events {
-    /// The next event; None when the watch has ended as it should.
+    /// Returns the next event, or `None` after a regular end of the watch.
     pub(crate) async fn next(&mut self) -> Option<Value> {
         while self.lines.is_empty() {
             let frame = timeout(PATIENCE, self.body.frame())
@@ -143,14 +143,14 @@ impl Events {
         self.lines.pop_front()
     }
 
-    /// The type and the object's name of the next event, in short: `ADDED web`.
+    /// Returns the type and the object's name of the next event: `ADDED web`.
     pub(crate) async fn short(&mut self) -> String {
         let event = self.next().await.expect("an event");
         let name = event["object"]["metadata"]["name"].as_str().unwrap_or("-");
         format!("{} {name}", event["type"].as_str().unwrap())
     }
 
-    /// The connection has gone without the end of the body.
+    /// Returns true if the connection breaks before the end of the body.
     pub(crate) async fn broken(mut self) -> bool {
         loop {
             match timeout(PATIENCE, self.body.frame())
