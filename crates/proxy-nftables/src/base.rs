@@ -1,4 +1,4 @@
-//! The part of the table that does not depend on Services: the table itself, its sets and maps, and
+//! Objects of the table that do not depend on Services: the table itself, its sets and maps, and
 //! the chains that every packet passes.
 //!
 //! Source: docs/nftables-mode.md; upstream's `pkg/proxy/nftables/proxier.go` (`setupNFTables`).
@@ -44,14 +44,14 @@ pub(crate) enum Key {
     Set(&'static str),
     Chain(&'static str),
     Counter(&'static str),
-    /// A chooser chain of the layout `flat`. There is one for each number of endpoints in use.
+    /// A chooser chain of the layout `flat`. Each number of endpoints in use has a chooser chain.
     Chooser(Chooser),
 }
 
 impl Key {
-    /// Returns true for a chain that uses this set and may exist although it is unwanted: a chain
-    /// of another layout, or a chooser for a number of endpoints that no Service has. Other chains
-    /// of another layout use only sets that are deleted with them.
+    /// Returns true for an unwanted chain that may exist and uses this set. It is a chain of
+    /// another layout, or a chooser for a number of endpoints that no Service has. Other chains of
+    /// another layout use only sets that are deleted with them.
     pub(crate) fn names_unwanted(&self, set: &str) -> bool {
         match self {
             Self::Chain(name) => *name == NODE_PORTS_CHECK && *set == *NODE_PORT_IPS,
@@ -120,8 +120,8 @@ pub const FOOTPRINT: Footprint = Footprint {
     ..footprint::NFTABLES
 };
 
-/// Returns the names of all chains, sets and maps of a family that do not depend on Services, in
-/// any layout.
+/// Returns the names of all chains, sets and maps of a family that do not depend on Services.
+/// Includes both layouts.
 pub fn names(family: IpFamily) -> BTreeSet<String> {
     let all_node_ports = [NodePortIps::All, NodePortIps::InSet];
     let layouts = [Layout::Upstream, Layout::Flat].into_iter();
@@ -278,8 +278,8 @@ impl Base {
         let to = |chain: &'static str| vec![self.line().jump(chain).rule()];
         let mut services = to(SERVICES);
         if self.layout == Layout::Flat {
-            // This jump comes after the other, not inside of it. A chain reached through a map
-            // returns to this point if it translated nothing. Translated packets do not return.
+            // This jump follows the other jump and is not part of it. A chain reached through a map
+            // returns here if it translated no packet. Translated packets do not return.
             services.extend(to(CLUSTER_IPS_CHECK));
         }
         let (before, after) = (services.clone(), to(MASQUERADING));
@@ -312,7 +312,7 @@ impl Base {
         self.add_chain(MASQUERADING, masquerading);
     }
 
-    /// Rejects and counts packets to NodePorts on localhost that are not served.
+    /// Rejects and counts packets to NodePorts on localhost that no relay serves.
     fn add_localhost(&mut self, localhost: LocalhostNodePorts) {
         if localhost == LocalhostNodePorts::Off {
             return;
@@ -327,8 +327,8 @@ impl Base {
             let line = line
                 .in_set(PORT, Sense::Is, LOCALHOST_NODE_PORTS)
                 .count_in(counter);
-            // An ICMP error does not reach a sender that is still sending: the connection would
-            // wait a second for its second attempt.
+            // An ICMP error does not reach a sender that is still in its send call. The connection
+            // would wait a second for its second attempt.
             let line = match protocol {
                 Protocol::Tcp => line.reset(),
                 Protocol::Udp | Protocol::Sctp => line.reject(),
@@ -338,7 +338,8 @@ impl Base {
         self.add_chain(LOCALHOST_CHECK, refuse.into());
     }
 
-    /// Returns the rule that checks the node's own packets to localhost, if any are rejected.
+    /// Returns the rule that checks the node's own packets to localhost, or `None` if none are
+    /// rejected.
     fn to_localhost_check(&self) -> Option<Rule> {
         let line = self.line();
         let is_there = !self.counters.is_empty();
@@ -418,7 +419,7 @@ impl Base {
         self.sets.get(name)
     }
 
-    /// Returns the rule for unallocated ClusterIPs, if there is one.
+    /// Returns the rule for unallocated ClusterIPs, or `None` without such a rule.
     pub(crate) fn unallocated(&self) -> Option<&Rule> {
         let (_, rules) = self.chains.get(&Key::Chain(CLUSTER_IPS_CHECK))?;
         rules
@@ -441,12 +442,12 @@ pub(crate) fn unallocated(family: IpFamily, nets: &[IpNet]) -> Option<Rule> {
     (!nets.is_empty()).then(|| line.drop().comment(UNALLOCATED))
 }
 
-/// Returns true for the rule for unallocated ClusterIPs, in any networks.
+/// Returns true for the rule for unallocated ClusterIPs, with any networks.
 pub(crate) fn is_unallocated(chain: &str, rule: &Rule) -> bool {
     chain == CLUSTER_IPS_CHECK && rule.comment.as_deref() == Some(UNALLOCATED)
 }
 
-/// Names of this mode's chains in either layout, except those of Services.
+/// Names of this mode's chains in both layouts, except chains of Services.
 const CHAINS: [&str; 16] = [
     "filter-prerouting-pre-dnat",
     "filter-output-pre-dnat",
@@ -466,7 +467,7 @@ const CHAINS: [&str; 16] = [
     LOCALHOST_CHECK,
 ];
 
-/// Names of this mode's sets in either layout, except those of Services.
+/// Names of this mode's sets in both layouts, except sets of Services.
 const SETS: [&str; 9] = [
     CLUSTER_IPS,
     NODE_PORT_IPS,
@@ -479,7 +480,7 @@ const SETS: [&str; 9] = [
     LOCALHOST_NODE_PORTS,
 ];
 
-/// Returns the chain of the base with this name, if it is one.
+/// Returns the base chain with this name.
 pub(crate) fn find_chain(name: &str) -> Option<Key> {
     if is_of_service(name) {
         return None;
@@ -489,7 +490,7 @@ pub(crate) fn find_chain(name: &str) -> Option<Key> {
     fixed.or_else(|| Chooser::find(name).map(Key::Chooser))
 }
 
-/// Returns the set of the base with this name, if it is one.
+/// Returns the base set with this name.
 pub(crate) fn find_set(name: &str) -> Option<&'static str> {
     let fixed = SETS.iter().find(|known| **known == name).copied();
     fixed.or_else(|| Map::find(name)?.name())

@@ -2,18 +2,19 @@
 
 use std::time::Duration;
 
-/// The allowed size of a transaction, in thousandths of the largest one.
+/// Allowed size of a transaction, in thousandths of the largest one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Budget(usize);
 
 impl Budget {
-    /// The largest transaction. It is allowed until all Services were written once, because nothing
-    /// waits for it.
+    /// The largest transaction. It is allowed until all Services were written once, because no
+    /// change waits for it.
     pub(crate) const WHOLE: Self = Self(1_000);
-    /// The smallest allowed transaction. In upstream's layout each transaction makes the kernel
+    /// The smallest allowed transaction. In upstream's layout, each transaction makes the kernel
     /// scan all elements of verdict maps. That scan would dominate smaller transactions.
     pub(crate) const LEAST: Self = Self(125);
-    /// Target duration of a transaction. A change of another Service must wait for its end.
+    /// Target duration of a transaction. A change of another Service waits until the transaction
+    /// ends.
     const TIME: Duration = Duration::from_millis(30);
 
     /// Returns the allowed part of `most`, at least 1.
@@ -31,8 +32,8 @@ impl Budget {
         Self(self.0.max(other.0))
     }
 
-    /// Adapts to the duration of a transaction of this size. Small transactions are ignored,
-    /// because they say little.
+    /// Adapts the size to the duration of a transaction of this size. Ignores small transactions,
+    /// because their duration shows little.
     #[must_use]
     pub(crate) fn after(self, size: Self, took: Duration) -> Self {
         if size.0 * 2 < Self::LEAST.0 {
@@ -62,7 +63,7 @@ mod tests {
         assert_eq!(after(1_000, 60), Budget(500));
         assert_eq!(after(1_000, 10_000), least);
         assert_eq!(after(1_000, 0), whole);
-        // Few changes take as long as the kernel's own looks.
+        // A transaction with few changes takes as long as the kernel's scans.
         assert_eq!(after(10, 90), least);
     }
 }

@@ -1,5 +1,5 @@
-//! Turns a plan into changes of the table, in an order that the kernel accepts. Referenced objects
-//! are created before the objects that refer to them, and deleted after them.
+//! Converts a plan into changes of the table, in an order that the kernel accepts. A referenced
+//! object is created before the objects that refer to it, and deleted after them.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -26,23 +26,23 @@ use crate::plan::{
 use crate::port::{Member, Route, Slot, Unserved};
 use kube_rules::nft::{address_type, octets};
 
-/// The grouping of elements into changes.
+/// Grouping of elements into changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Grouping {
     /// All elements of a map in one change.
     ByMap,
-    /// The elements of each subject in a change of their own, so that a refusal can be attributed.
+    /// The elements of each subject in a separate change, so that a refusal can be attributed.
     ByUnit,
 }
 
-/// The stages of a transaction in their order.
+/// Stages of a transaction in their order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Table,
     FlushChains,
     DeleteReplaced,
     AddChains,
-    /// After chains, as upstream does. By this order a later version recognizes sets that were
+    /// After chains, as upstream does. A later version uses this order to recognize sets that were
     /// created with a size ([`Room`](crate::clients::Room)).
     AddSets,
     AddRules,
@@ -63,8 +63,7 @@ impl Stage {
     }
 }
 
-/// The elements that belong to one change: the stage, the subject when grouped by subject, and the
-/// set.
+/// Elements that belong to one change: the stage, the subject when grouped by subject, and the set.
 type Group = (Stage, Option<PlanUnit>, &'static str);
 
 /// Changes that are being ordered.
@@ -174,7 +173,7 @@ impl Plan {
             }
             Key::Chain(_) | Key::Chooser(_) => {
                 let Some((chain, rules)) = self.base.chain(key) else {
-                    // The chain is unwanted, but it uses a set that must become unused.
+                    // The chain is unwanted, but it uses a set that no rule may use.
                     let name = match key {
                         Key::Chooser(chooser) => chooser.name().into(),
                         Key::Chain(name) | Key::Set(name) | Key::Counter(name) => Name::from(*name),
@@ -219,8 +218,9 @@ impl Plan {
             let set = self.affinity_set(name, clients.wanted.seconds);
             changes.push(Stage::AddSets, unit, Change::AddSet(set));
             if clients.is_shrunk(self.timeouts) {
-                // The kernel shrinks a hash table when an element is removed. No packet sees this
-                // element: it is gone when the transaction ends, and no client has this address.
+                // The kernel shrinks a hash table when an element is removed. No packet matches
+                // this element: it is deleted in the same transaction, and no client has this
+                // address.
                 let nobody = Element::of_set(octets(match self.family {
                     IpFamily::V4 => Ipv4Addr::UNSPECIFIED.into(),
                     IpFamily::V6 => Ipv6Addr::UNSPECIFIED.into(),
@@ -304,8 +304,8 @@ impl Plan {
         Set {
             dynamic: true,
             timeout: Some(Timeout::Default(time)),
-            // No size, as upstream. The kernel allocates a given size at once: 2 MiB for 65,535
-            // elements.
+            // No size, as upstream. The kernel would allocate the given size immediately: 2 MiB for
+            // 65,535 elements.
             size: None,
             ..Set::new(
                 Arc::clone(name),
@@ -315,7 +315,7 @@ impl Plan {
         }
     }
 
-    /// Describes the plan for the operator, one line for each change.
+    /// Describes the plan for the operator, one change per line.
     pub fn lines(&self) -> Vec<String> {
         let changes = self.changes(self.units(), Grouping::ByUnit, &Edits::new());
         let changes = changes.iter().map(|(_, change)| describe(change));
@@ -334,7 +334,7 @@ impl Plan {
         changes.chain(listeners).collect()
     }
 
-    /// Returns the number of changes, counting each changed map once.
+    /// Returns the number of changes. Each changed map counts once.
     pub fn len(&self) -> usize {
         self.changes(self.units(), Grouping::ByMap, &Edits::new())
             .len()
@@ -343,7 +343,7 @@ impl Plan {
 
 fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
     let mut chain = |name: Name| {
-        // Flushes come first, because one chain may refer to another.
+        // Flushes come first, because a chain may refer to another chain.
         let flush = Change::FlushChain(Arc::clone(&name));
         changes.push(Stage::FlushStale, unit, flush);
         changes.push(Stage::DeleteChains, unit, Change::DeleteChain(name));
@@ -354,7 +354,7 @@ fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
         Stale::Base(Key::Chooser(chooser)) => chain(chooser.name().into()),
         Stale::Set(name) => {
             if !is_affinity(name) {
-                // A map of upstream's, which refers to chains that are also deleted.
+                // This map is upstream's. It refers to chains that are also deleted.
                 let flush = Change::FlushSet(Arc::clone(name));
                 changes.push(Stage::FlushStale, unit, flush);
             }
@@ -374,7 +374,7 @@ fn stale_changes(unit: PlanUnit, stale: &Stale, changes: &mut Changes) {
     }
 }
 
-/// Changes the elements of a slot in the three verdict maps, and its endpoints.
+/// Returns the changes of a slot's elements in the three verdict maps, and of its endpoints.
 fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, changes: &mut Changes) {
     let SlotChange {
         slot,
@@ -412,8 +412,8 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
             changes.element(Stage::AddElements, unit, set, element);
         }
     };
-    // A chain's name shows the element's Service. If no Service's name is in it, a comment names
-    // the Service.
+    // The chain's name shows the element's Service. For a chain without a Service's name, a comment
+    // names the Service.
     let is_shared = |to: &To| !matches!(to, To::Goto(chain) if is_of_service(chain));
     let to = after.to.clone();
     differ(
@@ -442,7 +442,7 @@ fn slot_changes(unit: PlanUnit, owner: Option<&Owner>, change: &SlotChange, chan
     choice_changes(unit, slot, [&before.choices, &after.choices], changes);
 }
 
-/// Changes the endpoints that moved to another place.
+/// Returns the changes of endpoints that moved to another position.
 fn choice_changes(
     unit: PlanUnit,
     slot: &Slot,

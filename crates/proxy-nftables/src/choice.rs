@@ -2,8 +2,8 @@
 //!
 //! A packet to an address and port gets a random number below the number of endpoints. A map then
 //! returns the endpoint for that number and destination. Services with up to three endpoints use a
-//! map for exactly that number, which a rule in the `services` chain asks. All others share one
-//! map, which a chooser chain for each number of endpoints asks.
+//! map for exactly that number. A rule in the `services` chain looks up this map. All other
+//! Services share one map. A chooser chain for each number of endpoints looks up that map.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use hashbrown::HashSet;
 use proxy::Protocol;
 
-/// Limit up to which each number of endpoints has its own map.
+/// Largest number of endpoints that has its own map.
 pub(crate) const FEW: u32 = 3;
 
-/// The names of each protocol's maps: for more than three endpoints, and for one, two and three.
+/// Names of each protocol's maps: for more than three endpoints, and for one, two and three.
 const MAPS: [(Protocol, [&str; 4]); 3] = [
     (
         Protocol::Tcp,
@@ -49,7 +49,7 @@ const MAPS: [(Protocol, [&str; 4]); 3] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Map {
     pub(crate) protocol: Protocol,
-    /// The number of endpoints of its Services; 0 for more than three.
+    /// Number of endpoints of the Services in this map, or 0 for more than three.
     pub(crate) count: u8,
 }
 
@@ -62,7 +62,7 @@ impl Map {
         })
     }
 
-    /// Returns the map's name; `None` if `count` is not 0 to 3.
+    /// Returns the map's name, or `None` if `count` is not 0 to 3.
     pub(crate) fn name(self) -> Option<&'static str> {
         Self::all().find_map(|(map, name)| (map == self).then_some(name))
     }
@@ -91,7 +91,7 @@ impl Chooser {
         format!("{CHOOSER}{}-{}", self.protocol.lower(), self.count)
     }
 
-    /// Returns the map that the chain asks.
+    /// Returns the map that the chain looks up.
     pub(crate) fn map(self) -> Map {
         Map {
             protocol: self.protocol,
@@ -114,21 +114,21 @@ impl Chooser {
     }
 }
 
-/// The position of an endpoint in the maps.
+/// Position of an endpoint in the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointIndex {
-    /// The map's number of endpoints; 0 for more than three.
+    /// The map's number of endpoints, or 0 for more than three.
     pub map: u8,
-    /// The endpoint's number, from 0.
+    /// Number of the endpoint, from 0.
     pub number: u32,
 }
 
-/// The endpoints of one address and port, sorted by place.
+/// Endpoints of one address and port, sorted by position.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Choices(Option<Arc<Vec<(EndpointIndex, SocketAddr)>>>);
 
 impl Choices {
-    /// Places endpoints in their given order.
+    /// Numbers endpoints in the given order.
     pub(crate) fn new(endpoints: impl ExactSizeIterator<Item = SocketAddr>) -> Self {
         let count = endpoints.len();
         let few = u8::try_from(count).ok();
@@ -140,8 +140,8 @@ impl Choices {
         Self((!all.is_empty()).then(|| Arc::new(all)))
     }
 
-    /// Keeps endpoints in their previous places and fills free places with the others. One endpoint
-    /// more or less so moves at most one other.
+    /// Keeps endpoints in their previous positions and fills free positions with new endpoints. So
+    /// an added or removed endpoint moves at most one other endpoint.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let (Some(all), Some(before)) = (&self.0, before) else {
@@ -177,12 +177,12 @@ impl Choices {
         }
     }
 
-    /// Returns all endpoints in the order of their places.
+    /// Returns all endpoints in the order of their positions.
     pub fn iter(&self) -> impl Iterator<Item = (EndpointIndex, SocketAddr)> {
         self.0.iter().flat_map(|all| all.iter().copied())
     }
 
-    /// Returns the endpoint in a place.
+    /// Returns the endpoint at a position.
     pub fn at(&self, place: EndpointIndex) -> Option<SocketAddr> {
         let all = self.0.as_ref()?;
         let at = all.binary_search_by_key(&place, |(at, _)| *at).ok()?;
@@ -191,7 +191,7 @@ impl Choices {
 }
 
 impl FromIterator<(EndpointIndex, SocketAddr)> for Choices {
-    /// Collects endpoints that are sorted by place.
+    /// Collects endpoints that are sorted by position.
     fn from_iter<T: IntoIterator<Item = (EndpointIndex, SocketAddr)>>(all: T) -> Self {
         let all: Vec<(EndpointIndex, SocketAddr)> = all.into_iter().collect();
         Self((!all.is_empty()).then(|| Arc::new(all)))
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(hosts(arranged.clone()), hosts(of(&[1, 6, 3, 4, 5])));
         let arranged = of(&[0, 1, 3, 4, 5, 6, 7]).arranged(Some(&arranged));
         assert_eq!(hosts(arranged), hosts(of(&[1, 6, 3, 4, 5, 0, 7])));
-        // Another map has other places.
+        // Another map has other positions.
         assert_eq!(of(&[2, 3]).arranged(Some(&before)), of(&[2, 3]));
         assert_eq!(of(&[]).arranged(Some(&before)), of(&[]));
     }
@@ -256,7 +256,7 @@ mod tests {
         };
         assert_eq!(maps(2), [(2, 0), (2, 1)]);
         assert_eq!(maps(4), [(0, 0), (0, 1), (0, 2), (0, 3)]);
-        // Whatever the order in which they are found.
+        // The order in which endpoints are read does not matter.
         let mut found = Choices::default();
         let all: Vec<_> = endpoints(4).iter().collect();
         for (place, endpoint) in all.into_iter().rev() {

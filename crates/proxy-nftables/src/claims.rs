@@ -1,4 +1,4 @@
-//! The compiled Service ports, by Service.
+//! Compiled Service ports, by Service.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::config::Config;
 use crate::port::{Route, ServedPort, Slot};
 use crate::tables::Tables;
 
-/// The claims of all Services of one IP family.
+/// Claims of all Services of one IP family.
 #[derive(Default)]
 pub(crate) struct Claims {
-    /// The ports of each Service, sorted by owner: a Service may have thousands.
+    /// Ports of each Service, sorted by owner. A Service may have thousands of ports.
     ports: HashMap<NamespacedName, Box<[Arc<ServedPort>]>>,
-    /// Services that keep endpoints from before, because an object could not be read.
+    /// Services that keep earlier endpoints because an object could not be read.
     going_on: HashSet<NamespacedName>,
 }
 
@@ -88,8 +88,8 @@ impl Claims {
         }
     }
 
-    /// Renews the claims of cut-off ports after the kernel's state changed while nothing may be
-    /// deleted.
+    /// Renews the claims of ports without endpoints after the kernel's state changed. Has an effect
+    /// only before deletions are allowed.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         self.going_on.clear();
         for (service, ports) in &self.ports {
@@ -102,7 +102,7 @@ impl Claims {
     }
 }
 
-/// Returns the routes of a port's addresses, with endpoints in their previous places.
+/// Returns the routes of a port's addresses, with endpoints in their previous positions.
 fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(Slot, Route)> {
     let slots = port.slots(config.layout).into_iter();
     let arranged = slots.map(|(slot, route)| {
@@ -113,11 +113,11 @@ fn arranged_slots(port: &ServedPort, tables: &Tables, config: &Config) -> Vec<(S
     arranged.collect()
 }
 
-/// Claims a port's objects, but keeps the routes in the kernel that lead to endpoints. Returns true
-/// if it kept any.
+/// Claims a port's objects, but keeps existing routes that lead to endpoints. Returns true if it
+/// kept a route.
 fn claim_as_there(port: &ServedPort, tables: &mut Tables, config: &Config) -> bool {
     let mut goes_on = false;
-    // In another layout a chain may have another end.
+    // In another layout, a chain may have a different last rule.
     let mut led_to: HashSet<Name> = HashSet::new();
     let arranged = arranged_slots(port, tables, config);
     let slots = arranged.into_iter().map(|(slot, route)| {

@@ -1,33 +1,32 @@
-//! Sets of clients for session affinity: their timeout, and the memory that the kernel reserves for
-//! them.
+//! Sets of clients for session affinity: their timeout, and the kernel memory reserved for them.
 
-/// Stands for a set that is not a set of clients: it has another key or other flags. No Service
+/// Value for a set that is not a set of clients: it has another key or other flags. No Service
 /// wants this timeout.
 pub(crate) const OTHER_KIND: u32 = u32::MAX;
 
 /// A set of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Clients {
-    /// The timeout of a client in seconds, or [`OTHER_KIND`].
+    /// Timeout of a client in seconds, or [`OTHER_KIND`].
     pub(crate) seconds: u32,
     pub(crate) room: Room,
 }
 
-/// The memory that the kernel has for a set.
+/// Memory that the kernel reserves for a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     /// A hash table as large as its clients need.
     AsNeeded,
-    /// 131,072 buckets, 2 MiB, whatever the set contains. Versions of this program up to 0.1
-    /// created sets with a size, for which the kernel reserves this memory. It shrinks when an
+    /// 131,072 buckets or 2 MiB, even for an empty set. Versions of this program up to 0.1 created
+    /// sets with a size, for which the kernel reserves this memory. The memory shrinks when an
     /// element is removed.
     Reserved,
 }
 
 impl Room {
-    /// Recognizes the kind by the handles of a set and of the chain that fills it.
+    /// Recognizes the memory by the handles of a set and of the chain that fills it.
     ///
-    /// The kernel lists the same size for both kinds. But versions that created sets with a size
+    /// The kernel lists the same size in both cases. But versions that created sets with a size
     /// created all sets of a transaction before its chains. Upstream and this version create a
     /// chain before its set.
     pub(crate) fn of(set: u64, chain: u64) -> Self {
@@ -40,7 +39,7 @@ impl Room {
 }
 
 impl Clients {
-    /// Returns a set as this version creates it.
+    /// Returns a set as this version creates sets.
     pub(crate) fn new(seconds: u32) -> Self {
         Self {
             seconds,

@@ -1,4 +1,4 @@
-//! Settings of this mode for one IP family, from flags and from the node.
+//! Settings of the nftables mode for one IP family, from flags and from the node.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,35 +7,36 @@ use proxy::LocalDetector;
 
 use crate::layout::Layout;
 
-/// The treatment of NodePorts on localhost (KEP-6032).
+/// Treatment of NodePorts on localhost (KEP-6032).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LocalhostNodePorts {
-    /// The table ignores them: the feature gate is off.
+    /// The table ignores NodePorts on localhost, because the feature gate is off.
     #[default]
     Off,
-    /// They are rejected and counted.
+    /// The table rejects and counts packets to NodePorts on localhost.
     Refused,
-    /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`; others are rejected and counted.
+    /// A relay serves TCP NodePorts at 127.0.0.1 or `::1`. The table rejects and counts packets to
+    /// other NodePorts on localhost.
     Served,
 }
 
 /// Settings of the nftables mode for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// `nftables.masqueradeAll`, `--masquerade-all`.
+    /// True to masquerade all traffic to ClusterIPs (`nftables.masqueradeAll`, `--masquerade-all`).
     pub masquerade_all: bool,
-    /// `1 << nftables.masqueradeBit`.
+    /// Mark of packets to masquerade (`1 << nftables.masqueradeBit`).
     pub masquerade_mark: u32,
-    /// The layout of the table.
+    /// Layout of the table.
     pub layout: Layout,
-    /// The treatment of NodePorts on localhost.
+    /// Treatment of NodePorts on localhost.
     pub localhost: LocalhostNodePorts,
-    /// The method that recognizes traffic of this node's pods.
+    /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// `--bind-address`, if it is an address of this node; it takes precedence over the Node
+    /// Address from `--bind-address`, if it is this node's. It takes precedence over the Node
     /// object.
     pub node_ip: Option<IpAddr>,
-    /// `nftables.syncPeriod`: the longest delay before a failed write is repeated.
+    /// Longest delay before a failed write is retried (`nftables.syncPeriod`).
     pub sync_period: Duration,
 }
 

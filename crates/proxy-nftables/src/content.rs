@@ -1,15 +1,15 @@
-//! A digest of a chain's rules. The rules of a chain with 50 endpoints take some kilobytes, and are
-//! needed only when they are written.
+//! Digest of a chain's rules. The rules of a chain with 50 endpoints take some kilobytes and are
+//! needed only for a write.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use nftables_netlink::{AnonymousSet, Element, Expression, LookupFor, Rule, SetRef};
 
-/// A digest of a chain's rules. It is equal for equal rules, and for other rules with a probability
-/// of 2⁻⁶⁴.
+/// Digest of a chain's rules. Equal rules have equal digests. Different rules have equal digests
+/// with a probability of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
-    /// The number of rules.
+    /// Number of rules.
     pub rules: u32,
     digest: u64,
 }
@@ -44,7 +44,7 @@ fn add_expression(expression: &Expression, hasher: &mut DefaultHasher) {
         what,
     } = expression
     {
-        // The set's types are only notes for listing, and its elements are unordered.
+        // The types of a set are only notes for listing, and its elements are unordered.
         (key, what as &LookupFor).hash(hasher);
         add_set(set, hasher);
     } else {

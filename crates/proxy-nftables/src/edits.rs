@@ -1,9 +1,9 @@
 //! Changes single rules of a long chain.
 //!
 //! With session affinity, the chain that chooses an endpoint has a rule for each endpoint, and each
-//! rule names a set. For each written rule the kernel searches all sets of the table, so writing
-//! the chain costs the square of its endpoints: 8 s for 10,000. So the current rules are read with
-//! their handles, and only differences are written.
+//! rule uses a set. For each written rule, the kernel searches all sets of the table. So a write of
+//! the chain costs the square of its endpoints: 8 s for 10,000. Therefore the current rules are
+//! read with their handles, and only differences are written.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use crate::content::Content;
 use crate::kernel::Kernel;
 use crate::plan::{ChainState, Plan};
 
-/// Number of rules up to which a chain is rewritten as a whole.
+/// Largest number of rules of a chain that is rewritten as a whole.
 const LONG: u32 = 4;
 
-/// Limit for the rules of one chain in a transaction, so that other Services do not wait for all of
-/// them.
+/// Limit for the rules of one chain in a transaction. Other Services then do not wait for all rules
+/// of the chain.
 pub(crate) const MANY_RULES: usize = 250;
 
-/// The changes of one chain.
+/// Changes of one chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Edit {
     pub(crate) changes: Vec<Change>,
-    /// The chain's content after the changes, if that is not yet the wanted content.
+    /// Content of the chain after the changes, or `None` if it is the wanted content.
     pub(crate) partial: Option<Content>,
 }
 
-/// The changes of each chain that is not rewritten as a whole.
+/// Changes of each chain that is not rewritten as a whole.
 pub(crate) type Edits = BTreeMap<Name, Edit>;
 
 impl Plan {
     /// Reads the long chains that exist and change, and compares them. A chain is rewritten as a
-    /// whole if it cannot be read or mostly changes.
+    /// whole if it cannot be read or if most rules change.
     pub(crate) fn edits(&self, kernel: &mut dyn Kernel) -> Edits {
         let mut edits = Edits::new();
         for part in &self.parts {
@@ -46,7 +46,7 @@ impl Plan {
             let long = long.filter(|chain| {
                 part.chains.get(chain).is_some_and(|of| match of.there {
                     ChainState::Present => of.content.rules > LONG,
-                    // The elements that lead to a new chain are written when it is complete.
+                    // The elements that lead to a new chain are written when the chain is complete.
                     ChainState::Absent => {
                         part.slots.is_empty() && of.content.rules as usize > MANY_RULES
                     }
@@ -95,9 +95,9 @@ fn beginning(chain: &Name, wanted: &[Rule]) -> Edit {
     }
 }
 
-/// Returns the changes from the current rules to the wanted ones; `None` if rewriting the chain
-/// costs less. If many rules are new, only some are added at first and none are deleted. The last
-/// rule, which gives new clients an endpoint, changes last.
+/// Returns the changes from the current rules to the wanted ones, or `None` if rewriting the chain
+/// costs less. If many rules are new, only some of them are added at first, and no rule is deleted.
+/// The last rule changes last, because it gives new clients an endpoint.
 fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<Edit> {
     let places: HashMap<&Rule, usize> = wanted.iter().zip(0..).collect();
     let mut kept: Vec<(usize, u64)> = Vec::new();
@@ -152,7 +152,7 @@ fn differences(chain: &Name, there: &[(u64, Rule)], wanted: &[Rule]) -> Option<E
             Change::InsertRule(_, _, rule) | Change::AddRule(_, rule) => Some(rule),
             _ => None,
         });
-        // The order does not matter: this is not the wanted content.
+        // The order does not matter, because this content is not the wanted one.
         Content::of(there.iter().map(|(_, rule)| rule).chain(new))
     });
     Some(Edit { changes, partial })

@@ -1,8 +1,9 @@
 //! Executes a plan, and reports the outcome of each subject.
 //!
-//! The whole plan is one transaction: all of it is done, or nothing. If the kernel refuses, it
-//! names the changes at fault; their subjects are left out and the rest is tried again. If it names
-//! none, halves are tried until the refused subject is isolated.
+//! The whole plan is one transaction, which the kernel applies completely or not at all. If the
+//! kernel refuses the transaction, it names the changes at fault. Their subjects are removed from
+//! the transaction and the rest is tried again. If it names no change, halves are tried until the
+//! refused subject is isolated.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::kernel::{Blame, Kernel, Refusal};
 use crate::name::TABLE;
 use crate::plan::{Outcome, Outcomes, Plan, PlanUnit, Removal, Stale, Timeouts};
 
-/// Limit for the transactions that isolate refused subjects of one plan.
+/// Limit for transactions that isolate the refused subjects of one plan.
 const MAX_TRANSACTIONS: usize = 64;
 
 impl Plan {
@@ -44,27 +45,27 @@ impl Plan {
     }
 }
 
-/// The execution of one plan.
+/// Execution of one plan.
 struct Executor<'a> {
     plan: &'a Plan,
     edits: Edits,
     kernel: &'a mut dyn Kernel,
-    /// The number of transactions left.
+    /// Number of transactions left.
     left: usize,
     outcomes: Outcomes,
 }
 
-/// The outcome of a transaction.
+/// Outcome of a transaction.
 enum CommitResult {
     Done,
-    /// Refused: the subjects at fault (none if the kernel named none), and the reason.
+    /// Refused: the subjects at fault and the reason. There are no subjects if the kernel named no
+    /// change.
     Refused(BTreeMap<PlanUnit, Blame>, Arc<str>),
     /// Further attempts are useless.
     Over,
 }
 
-/// Returns true if the kernel reports this error for an invalid table, whichever change made it
-/// invalid.
+/// Returns true if the kernel reports this error for any change once the table is invalid.
 fn is_of_validation(blame: &Blame) -> bool {
     let errno = blame.errno;
     matches!(
@@ -74,8 +75,8 @@ fn is_of_validation(blame: &Blame) -> bool {
 }
 
 /// Keeps only the first of several validation errors, and returns true if there were several. After
-/// a change that makes the table invalid, the kernel validates the table with each further change
-/// and refuses all of them. Only the first one is certainly at fault.
+/// a change makes the table invalid, the kernel validates the table with each further change and
+/// refuses each one. Only the first change is certainly at fault.
 ///
 /// Source: Linux, `net/netfilter/nf_tables_api.c` (`NFT_VALIDATE_DO`).
 fn believe_first_of_cascade(blamed: &mut BTreeMap<PlanUnit, Blame>) -> bool {
@@ -97,8 +98,8 @@ impl Executor<'_> {
         self.outcomes.listeners = listeners.map(listen).collect();
     }
 
-    /// Activates the table. If this is refused, the next transaction is refused too and gives the
-    /// reason.
+    /// Activates the table. If the kernel refuses, it also refuses the next transaction, which
+    /// reports the reason.
     fn switch_on(&mut self) {
         let transaction = Transaction {
             family: self.plan.family.into(),
@@ -117,7 +118,7 @@ impl Executor<'_> {
         let (mut stale, wanted): (Vec<PlanUnit>, Vec<PlanUnit>) =
             all.iter().partition(|of| is_stale(of));
         if !self.outcomes.partial.is_empty() {
-            // Rules that are deleted with the last piece may still use stale objects.
+            // Rules that are deleted with the last subjects may still use stale objects.
             self.set_all(&stale, &Outcome::Later);
             stale.clear();
         }
@@ -146,7 +147,7 @@ impl Executor<'_> {
         if self.outcomes.timeouts != Timeouts::Unknown || self.outcomes.taken == 0 {
             return;
         }
-        // A refused part leaves its set unchanged, so it proves nothing.
+        // The set of a refused part is unchanged, so it proves no support.
         if let Some((name, wanted)) = self.plan.changed_timeout(&self.outcomes.parts)
             && let Ok(Some(seconds)) = self.kernel.timeout(name)
         {
@@ -158,8 +159,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Commits these groups in order, and isolates the refused subjects of each. Wanted subjects
-    /// come before stale ones.
+    /// Commits these groups in order, and isolates the refused subjects of each group. Wanted
+    /// subjects come before stale ones.
     fn isolate<const N: usize>(&mut self, groups: [Vec<PlanUnit>; N]) {
         let mut groups = VecDeque::from(groups);
         let mut has_cascaded = false;
@@ -200,7 +201,7 @@ impl Executor<'_> {
             } else if let [alone] = group[..] {
                 self.set(alone, Outcome::Refused(reason));
             } else {
-                // The base is first, and is finally tried alone.
+                // The base comes first, and is finally tried alone.
                 let other = group.split_off(group.len().div_ceil(2));
                 groups.push_front(other);
                 groups.push_front(group);
@@ -208,8 +209,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Leaves out objects that may still protect Services, such as chains of another layout, until
-    /// their replacements were written.
+    /// Defers objects that may still protect Services, such as chains of another layout, until
+    /// their replacements are written.
     fn keep_guards(&mut self, group: &mut Vec<PlanUnit>) {
         if self.outcomes.has_all_wanted() {
             return;
@@ -273,7 +274,8 @@ impl Executor<'_> {
                     Some(Change::AddSet(set)) if set.timeout.is_some() => Some(&set.name),
                     _ => None,
                 });
-                // A set of another kind also causes EEXIST, and proves nothing about timeouts.
+                // A set of another kind also causes EEXIST. That error proves nothing about
+                // timeouts.
                 if let Some(set) = set
                     && let Ok(Some(_)) = self.kernel.timeout(set)
                 {

@@ -1,4 +1,4 @@
-//! A kernel for tests. It stores the objects that nf\_tables stores. A transaction that nf\_tables
+//! A fake kernel for tests. It stores the same objects as nf\_tables. A transaction that nf\_tables
 //! would refuse changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,42 +22,42 @@ use crate::plan::LocalhostPort;
 use crate::refusal::refusal_of;
 use crate::snapshot::seconds;
 
-/// A handle to a fake kernel; clones share it.
+/// A handle to a fake kernel. Clones share the kernel.
 #[derive(Debug, Clone)]
 pub struct FakeKernel {
     family: IpFamily,
     state: Arc<Mutex<State>>,
 }
 
-/// The fake's content and behavior.
+/// Content and behavior of the fake.
 #[derive(Debug, Clone, Default)]
 pub struct State {
     /// The table, if it exists.
     pub table: Option<Content>,
-    /// The handles of its sets and chains.
+    /// Handles of the table's sets and chains.
     pub handles: Handles,
-    /// The node's addresses.
+    /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
     /// Texts of changes to refuse, as by a kernel that lacks a feature.
     pub refused: Vec<String>,
-    /// Texts of changes that make the table invalid: these and all further rules and elements are
-    /// refused.
+    /// Texts of changes that make the table invalid. The fake refuses them and all further rules
+    /// and elements.
     pub invalid: Vec<String>,
-    /// Texts of changes to refuse without naming the change.
+    /// Texts of changes to refuse without a report of the refused change.
     pub refused_as_whole: Vec<String>,
-    /// The reason why every transaction fails, if set.
+    /// Reason why every transaction fails, if set.
     pub held: Option<String>,
-    /// Limit for the changes of a transaction; larger ones cannot be sent.
+    /// Largest number of changes in a transaction. Larger transactions cannot be sent.
     pub room: Option<usize>,
     /// Number of further replies to lose after a successful commit.
     pub lost: usize,
-    /// Texts of changes for which memory is short; the kernel then refuses the whole transaction.
+    /// Texts of changes that exceed the memory. The fake then refuses the whole transaction.
     pub no_memory_for: Vec<String>,
-    /// The reason why the table cannot be read, if set.
+    /// Reason why the table cannot be read, if set.
     pub unreadable: Option<String>,
-    /// Duration of a read, successful or not.
+    /// Duration of a read, with or without success.
     pub reading: Duration,
-    /// True to behave like Linux before 6.2: elements deleted from a map still use their chain
+    /// True to behave like Linux before 6.2. Elements deleted from a map still use their chain
     /// until the transaction ends, and timeouts of sets cannot change.
     pub is_old: bool,
     /// NodePorts served on localhost.
@@ -68,16 +68,16 @@ pub struct State {
     pub reads: usize,
     /// Number of reads of addresses.
     pub address_reads: usize,
-    /// Texts of the transactions committed since this list was last emptied.
+    /// Texts of the committed transactions since the list was last emptied.
     pub made: Vec<Vec<String>>,
     /// Number of refused transactions.
     pub refusals: usize,
 }
 
-/// The content of a table.
+/// Content of a table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Content {
-    /// The state of the table: active or dormant.
+    /// State of the table: active or dormant.
     pub activity: Activity,
     /// Chains and their rules.
     pub chains: BTreeMap<Name, (Chain, Vec<Rule>)>,
@@ -110,7 +110,7 @@ impl Handles {
         }
     }
 
-    /// Applies a committed change.
+    /// Updates the handles after a committed change.
     fn follow(&mut self, change: &Change) {
         let (numbered, name) = match change {
             Change::DeleteTable => {
@@ -155,7 +155,7 @@ impl FakeKernel {
     }
 }
 
-/// The error number, if a change is refused.
+/// Result of a change, with the error number of a refusal.
 type ChangeResult = Result<(), i32>;
 
 impl Content {

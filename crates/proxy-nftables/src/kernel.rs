@@ -1,4 +1,4 @@
-//! The kernel from this mode's view: a table to read, and transactions.
+//! Interface to the kernel for the nftables mode: a table to read, and transactions.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,8 +9,8 @@ use proxy::{IpFamily, Unreadable};
 
 use crate::plan::LocalhostPort;
 
-/// The kernel's operations for one IP family. There are two implementations: netlink, and a strict
-/// fake that refuses what the kernel refuses.
+/// Operations of the kernel for one IP family. Implemented by netlink, and by a strict fake that
+/// refuses the same transactions as the kernel.
 pub trait Kernel: Send + 'static {
     /// Returns the time for measurements, such as the duration of a read. A test kernel may have
     /// its own clock.
@@ -28,17 +28,17 @@ pub trait Kernel: Send + 'static {
     /// Fails if they cannot be read.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
-    /// Passes all objects of the table to `tell`, as of one moment: chains before their rules, sets
-    /// before their elements. Passes no objects if the table does not exist. [`Object::Begin`]
-    /// means that reading started over.
+    /// Passes all objects of the table to `tell`, as one consistent snapshot: chains before their
+    /// rules, sets before their elements. Passes no objects if the table does not exist.
+    /// [`Object::Begin`] means that the read starts over.
     ///
     /// # Errors
     ///
     /// Fails if the table cannot be read.
     fn table(&mut self, tell: &mut dyn FnMut(Object)) -> Result<(), Unreadable>;
 
-    /// Returns the timeout of a set of clients in seconds, or `None` if there is no such set or it
-    /// is of another kind.
+    /// Returns the timeout of a set of clients in seconds. Returns `None` if the set does not exist
+    /// or is of another kind.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ pub trait Kernel: Send + 'static {
     /// Fails if the chain cannot be read.
     fn rules(&mut self, chain: &str) -> Result<Vec<(u64, Rule)>, Unreadable>;
 
-    /// Commits a transaction: all of it or nothing.
+    /// Commits a transaction, completely or not at all.
     ///
     /// # Errors
     ///
@@ -71,7 +71,8 @@ pub trait Kernel: Send + 'static {
 /// An object of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
-    /// Reading starts over, because another program wrote meanwhile: all earlier objects are void.
+    /// The read starts over because another program wrote in the meantime. All earlier objects are
+    /// void.
     Begin,
     /// The table itself.
     Table(Table),
@@ -88,29 +89,29 @@ pub enum Object {
     Rule(Name, Rule),
 }
 
-/// The reason why a transaction was not committed.
+/// Reason why a transaction was not committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// The kernel refused, and nothing changed.
+    /// The kernel refused the transaction, and no object changed.
     Refused {
-        /// The error for the transaction as a whole.
+        /// Error for the transaction as a whole.
         reason: String,
-        /// The refused changes; empty if the kernel named none.
+        /// Refused changes, empty if the kernel named none.
         changes: Vec<Blame>,
     },
-    /// Nothing changed, and no other transaction would succeed: a privilege or memory is missing.
+    /// No object changed, and no other transaction would succeed: a privilege or memory is missing.
     General(String),
-    /// The outcome is unknown.
+    /// The outcome is unknown, because the reply was lost.
     Unknown(String),
 }
 
-/// A refused change.
+/// A change that the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blame {
-    /// The change's index in the transaction.
+    /// Index of the change in the transaction.
     pub change: usize,
-    /// The error number (errno(3)).
+    /// Error number (errno(3)).
     pub errno: i32,
-    /// The change and the error, as text.
+    /// Description of the change and the error.
     pub reason: String,
 }

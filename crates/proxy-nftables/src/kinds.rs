@@ -1,10 +1,10 @@
-//! This mode's types for the [`engine`].
+//! Types of this mode for the [`engine`].
 
 use crate::config::Config;
 use crate::plan::Plan;
 
 engine::kinds! {
-    /// The types of the nftables mode.
+    /// Types of the nftables mode.
     NftablesKinds { config: Config, plan: Plan }
 }
 
@@ -12,7 +12,7 @@ engine::parts! {
     lanes {
         /// Reads and writes the table.
         Table,
-        /// Reads addresses only.
+        /// Reads addresses.
         Looks,
     }
     parts {

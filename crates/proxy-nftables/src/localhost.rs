@@ -9,28 +9,28 @@ use relay::{Relay, Serving, Transport};
 
 use crate::plan::LocalhostPort;
 
-/// A relay, and the NodePorts that it serves on localhost. Clones share them.
+/// A relay, and the NodePorts that it serves on localhost. Clones share both.
 #[derive(Debug, Clone)]
 pub struct Localhost {
     relay: Relay,
     ports: LocalhostPorts,
 }
 
-/// The NodePorts that are served on localhost. It does not keep the relay alive.
+/// NodePorts that a relay serves on localhost. This type does not keep the relay alive.
 #[derive(Debug, Clone, Default)]
 pub struct LocalhostPorts(Arc<Mutex<HashMap<SocketAddr, Port>>>);
 
 /// An open port.
 #[derive(Debug, Clone)]
 struct Port {
-    /// The relay's number for the port.
+    /// Number of the port in the relay.
     number: u64,
     name: Option<ServicePortName>,
     serving: Arc<Serving>,
 }
 
 impl Localhost {
-    /// Creates one without open ports.
+    /// Creates a relay handle without open ports.
     pub fn new(relay: Relay) -> Self {
         let ports = LocalhostPorts::default();
         Self { relay, ports }
@@ -74,7 +74,7 @@ impl Localhost {
         Ok(())
     }
 
-    /// Returns the open ports, for observers.
+    /// Returns the open ports for observers.
     pub fn ports(&self) -> LocalhostPorts {
         self.ports.clone()
     }

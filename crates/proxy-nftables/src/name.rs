@@ -1,4 +1,4 @@
-//! Names of chains and sets: fixed ones, and those of Service ports with upstream's hashes.
+//! Names of chains and sets: fixed names, and names of Service ports with upstream's hashes.
 //!
 //! Source: upstream's `pkg/proxy/nftables/proxier.go` (`hashAndTruncate`,
 //! `servicePortChainNameBase`, `servicePortEndpointChainNameBase`).
@@ -31,10 +31,10 @@ pub(crate) const NO_ENDPOINT_SERVICES: &str = "no-endpoint-services";
 pub(crate) const NO_ENDPOINT_NODE_PORTS: &str = "no-endpoint-nodeports";
 /// Set of NodePorts that are rejected on localhost.
 pub(crate) const LOCALHOST_NODE_PORTS: &str = "localhost-nodeports";
-/// Chain that rejects and counts packets to these NodePorts.
+/// Chain that rejects and counts packets to NodePorts on localhost.
 pub(crate) const LOCALHOST_CHECK: &str = "localhost-nodeports-check";
 
-/// Returns upstream's name of the counter of packets rejected on localhost.
+/// Returns upstream's name for the counter of packets rejected on localhost.
 pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "localhost-nodeport-rejected-tcp",
@@ -43,7 +43,7 @@ pub const fn localhost_counter(protocol: Protocol) -> &'static str {
     }
 }
 
-/// Returns the counter with this name, if it is one of these.
+/// Returns the counter for localhost with this name.
 pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(localhost_counter);
     all.into_iter().find(|known| *known == name)
@@ -52,17 +52,17 @@ pub(crate) fn find_counter(name: &str) -> Option<&'static str> {
 /// Chain that rejects packets to Services without endpoints.
 pub(crate) const REJECT: &str = "reject-chain";
 
-/// Limit for a name without the prefix of its purpose.
+/// Longest name without the prefix of its purpose.
 const MAX_BASE: usize = 240;
 
-/// The purpose of a Service port's chain.
+/// Purpose of a Service port's chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
     /// Chooses an endpoint of the cluster.
     Cluster,
-    /// Chooses an endpoint of this node.
+    /// Chooses an endpoint on this node.
     Local,
-    /// Handles packets to addresses outside of the cluster.
+    /// Handles packets to addresses outside the cluster.
     External,
     /// Checks the source ranges of load-balancer addresses.
     Firewall,
@@ -85,12 +85,12 @@ impl Purpose {
 /// Prefix of sets with an endpoint's clients.
 pub(crate) const AFFINITY: &str = "affinity-";
 
-/// Returns true for the name of a Service port's chain, no matter which kube-proxy created it.
+/// Returns true for the name of a Service port's chain, created by any kube-proxy.
 pub(crate) fn is_of_service(chain: &str) -> bool {
     chain.contains('/')
 }
 
-/// Returns true for the name of a set of clients, no matter which kube-proxy created it.
+/// Returns true for the name of a set of clients, created by any kube-proxy.
 pub(crate) fn is_affinity(set: &str) -> bool {
     set.starts_with(AFFINITY)
 }
@@ -101,8 +101,7 @@ pub(crate) fn affinity_of_chain(chain: &str) -> Option<Name> {
     Some([AFFINITY, base].concat().into())
 }
 
-/// The common part of the names of all chains and sets of a Service port, or of one of its
-/// endpoints.
+/// Common part of the names of all chains and sets of a Service port, or of one of its endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NameBase(String);
 
@@ -128,7 +127,7 @@ impl NameBase {
     }
 
     fn hashed(name: &str) -> Self {
-        /// RFC 4648.
+        /// Alphabet of base32 (RFC 4648).
         const ALPHABET: [u8; 32] = *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let digest = digest(&SHA256, name.as_bytes());
         // Five bytes give eight characters.
@@ -211,7 +210,7 @@ mod tests {
         let name = port(&"n".repeat(253), &"p".repeat(63));
         let base = NameBase::of_port(&name).0;
         assert_eq!((base.len(), base.ends_with("...")), (240, true));
-        // The API has no such names, but a file may.
+        // The API has no such names, but a file may have them.
         let base = NameBase::of_port(&port(&"ä".repeat(200), "")).0;
         assert!(base.len() <= 240 && base.ends_with("..."));
     }

@@ -1,7 +1,7 @@
 //! The real kernel: nf\_tables and rtnetlink for one IP family.
 //!
-//! Calls block while the kernel works, so it lives on its own thread, and in the network namespace
-//! of the thread that opened it.
+//! Calls block while the kernel works, so the kernel has its own thread. It belongs to the network
+//! namespace of the thread that opened it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,14 +19,14 @@ use crate::plan::LocalhostPort;
 use crate::refusal::refusal_of;
 use crate::snapshot::seconds;
 
-/// The kernel for one IP family. It is opened on first use.
+/// The kernel for one IP family, opened on first use.
 #[derive(Debug)]
 pub struct NetlinkKernel {
     family: IpFamily,
     nftables: Option<Nftables>,
-    /// The sockets whose changes this program ignores.
+    /// Sockets whose changes this program ignores.
     own: Arc<OwnSockets>,
-    /// The links of all modes; their addresses do not count as the node's.
+    /// Links of all modes. Their addresses do not count as the node's.
     links: Vec<&'static str>,
     localhost: Option<Localhost>,
 }
@@ -57,7 +57,7 @@ impl NetlinkKernel {
         self
     }
 
-    /// Registers the socket with the program's own sockets, whose changes it ignores.
+    /// Registers the socket with the program's own sockets. The program ignores their changes.
     #[must_use]
     pub fn one_of(mut self, own: Arc<OwnSockets>) -> Self {
         self.own = own;

@@ -1,4 +1,5 @@
-//! The Kubernetes object or flag behind each of this mode's objects in the kernel.
+//! Origins of this mode's objects in the kernel: the Kubernetes object or flag that causes each
+//! one.
 
 use footprint::origin::{
     ADDRESSES, CLUSTER_IPS, ENDPOINTS, ENTRY, HAIRPIN, LOCAL_ENDPOINTS, MARK, MASQUERADE,
@@ -7,13 +8,13 @@ use footprint::origin::{
 
 use crate::TABLE;
 
-/// The mode's table.
+/// Table of this mode.
 const NFTABLES: Space<'static> = Space::Nftables(TABLE);
 const ON_LOCALHOST: &str = "Services: spec.ports[].nodePort, which nobody serves on localhost; --nodeport-addresses, \
                             --feature-gates=KubeProxyNFTablesLocalhostNodePorts";
 const AFFINITY: &str = "Services: sessionAffinity: ClientIP";
 
-/// One row for each name. If one prefix begins with another, the longer one comes first.
+/// Rows for each name. If one prefix begins with another, the longer prefix comes first.
 pub(crate) const ORIGINS: [Origin; 36] = [
     Origin::of(NFTABLES, "cluster-ips", CLUSTER_IPS),
     Origin::of(NFTABLES, "nodeport-ips", "--nodeport-addresses"),

@@ -28,56 +28,57 @@ use crate::port::{Member, Route, ServedPort, Slot};
 pub struct Plan {
     pub(crate) family: IpFamily,
     pub(crate) config: Arc<Config>,
-    /// The definitions from which the changes of the base are made.
+    /// Definitions for the changes of the base.
     pub(crate) base: Arc<Base>,
     /// Changes of objects that do not depend on Services.
     pub(crate) base_changes: BTreeMap<Key, BaseChange>,
-    /// The new `services` chain when the table moves away from the layout `flat`. The existing
-    /// chain leads to the objects of both layouts, so it is replaced last.
+    /// The new `services` chain when the table changes from the layout `flat`. The existing chain
+    /// leads to the objects of both layouts, so it is replaced last.
     pub(crate) services_chain: Option<BaseChange>,
-    /// Addresses that are added to those that serve NodePorts (true), or removed from them (false).
+    /// Addresses that change: true if the address is added to the addresses for NodePorts, false if
+    /// it is removed.
     pub(crate) node_ports: Vec<(IpAddr, bool)>,
-    /// The objects of single Service ports.
+    /// Objects of single Service ports.
     pub(crate) parts: Vec<PortChanges>,
     /// NodePorts on localhost.
     pub(crate) listeners: Vec<LocalhostPort>,
     /// Unwanted objects.
     pub(crate) stale: Vec<Stale>,
-    /// The way in which unwanted chains are deleted.
+    /// Method of deleting unwanted chains.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
 }
 
-/// A NodePort on localhost to open, change or close.
+/// NodePort on localhost to open, change or close.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalhostPort {
-    /// The port's number.
+    /// Number of the port.
     pub number: u16,
-    /// The Service port; `None` to close the port.
+    /// Service port, or `None` to close the port.
     pub name: Option<ServicePortName>,
-    /// The endpoints; `None` to close the port.
+    /// Endpoints, or `None` to close the port.
     pub serving: Option<Arc<Serving>>,
 }
 
-/// A change of an object that does not depend on Services.
+/// Change of an object that does not depend on Services.
 #[derive(Debug, Clone)]
 pub(crate) struct BaseChange {
-    /// The wanted definition; `None` to delete the object.
+    /// Wanted definition, or `None` to delete the object.
     pub(crate) wanted: Option<Value>,
     pub(crate) there: ExistingObject,
 }
 
-/// The existing object under the name of a wanted one.
+/// Existing object with the name of a wanted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExistingObject {
     Nothing,
     /// An object of the same kind with other content.
     Same,
-    /// An object of another kind: a chain at another hook, a set with another key.
+    /// An object of another kind: a chain with another hook, or a set with another key.
     Other,
 }
 
-/// The kernel's support for changing the timeout of an existing set.
+/// Kernel support for changing the timeout of an existing set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Timeouts {
     /// Not tried yet.
@@ -85,31 +86,31 @@ pub(crate) enum Timeouts {
     Unknown,
     /// Supported (Linux 6.5).
     Changed,
-    /// Not supported: the set must be replaced, and loses its clients.
+    /// Not supported: the set must be replaced and loses its clients.
     Kept,
 }
 
-/// The way in which unwanted chains are deleted.
+/// Method of deleting unwanted chains.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// In the same transaction as the rest.
+    /// In the same transaction as the other changes.
     #[default]
     Together,
-    /// In a transaction after the rest. Before Linux 6.2, an element deleted from a map still uses
-    /// its chain until the transaction ends.
+    /// In a transaction after the other changes. Before Linux 6.2, an element deleted from a map
+    /// still uses its chain until the transaction ends.
     After,
 }
 
-/// The changes of one Service port, or of unwanted shared elements.
+/// Changes of one Service port, or of unwanted shared elements.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortChanges {
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
-    /// The port's chains to write.
+    /// Chains of the port to write.
     pub(crate) chains: BTreeMap<Name, ChainWrite>,
-    /// Unwanted chains to flush at once, because they use a set that is replaced.
+    /// Unwanted chains to flush first, because they use a set that is replaced.
     pub(crate) emptied: Vec<Name>,
-    /// The sets of clients to write.
+    /// Sets of clients to write.
     pub(crate) affinity: Vec<(Name, ClientsChange)>,
     pub(crate) slots: Vec<SlotChange>,
     pub(crate) members: Vec<(Member, bool)>,
@@ -122,13 +123,13 @@ pub(crate) struct ChainWrite {
     pub(crate) there: ChainState,
 }
 
-/// The known state of a chain before it is written.
+/// Known state of a chain before the write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChainState {
     Absent,
     /// The chain exists, and must be flushed.
     Present,
-    /// The reply to the last write was lost: the chain is created if needed, and flushed.
+    /// The reply to the last write was lost. The chain is created if needed, and flushed.
     Unknown,
 }
 
@@ -136,7 +137,7 @@ pub(crate) enum ChainState {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClientsChange {
     pub(crate) wanted: Clients,
-    /// The existing set, if any.
+    /// Existing set, if any.
     pub(crate) there: Option<Clients>,
 }
 
@@ -177,13 +178,13 @@ impl SlotChange {
     }
 }
 
-/// An unwanted object.
+/// Object to delete.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Stale {
     Chain(Name),
     Set(Name),
-    /// A shared object: the set of addresses that serve NodePorts if all addresses do, an object of
-    /// another layout, an unneeded chooser.
+    /// A shared object. It is the set of NodePort addresses when all addresses serve, an object of
+    /// another layout, or an unneeded chooser.
     Base(Key),
 }
 
@@ -197,30 +198,30 @@ impl fmt::Display for Stale {
     }
 }
 
-/// The outcome of a subject of a plan.
+/// Outcome of a subject of a plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum Outcome {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// Not tried: the number of transactions was exhausted, or a dependency was refused.
+    /// Not tried, because the number of transactions was exhausted or a dependency was refused.
     Untried,
-    /// Left for the next plan.
+    /// Deferred to the next plan.
     Later,
-    /// Unknown outcome.
+    /// Unknown, because the reply was lost.
     Unknown,
 }
 
-/// The outcome of a plan.
+/// Outcome of a plan.
 #[derive(Debug, Clone, Default)]
 pub struct Outcomes {
     pub(crate) base: Outcome,
     pub(crate) services_chain: Outcome,
-    /// One verdict for each part.
+    /// Outcome of each part.
     pub(crate) parts: Vec<Outcome>,
-    /// One verdict for each stale object.
+    /// Outcome of each stale object.
     pub(crate) stale: Vec<Outcome>,
-    /// One result for each NodePort on localhost.
+    /// Result of each NodePort on localhost.
     pub(crate) listeners: Vec<Result<(), Arc<str>>>,
     /// Number of committed transactions.
     pub(crate) taken: usize,
@@ -232,17 +233,17 @@ pub struct Outcomes {
     pub(crate) took: Duration,
     /// True if the table differs from the expected state.
     pub(crate) is_doubtful: bool,
-    /// The reason why every transaction would fail now, if so.
+    /// Reason why every transaction would fail now, if any.
     pub(crate) general: Option<Arc<str>>,
-    /// The way in which chains must be deleted, as observed.
+    /// Observed method of deleting chains.
     pub(crate) removal: Removal,
     pub(crate) timeouts: Timeouts,
-    /// Chains that were written only in part, with their current content.
+    /// Chains that were written only in part, each with its current content.
     pub(crate) partial: BTreeMap<Name, Content>,
 }
 
 impl Outcomes {
-    /// Returns true if all wanted subjects were written, as far as they were tried.
+    /// Returns true if all wanted subjects that were tried were also written.
     pub(crate) fn has_all_wanted(&self) -> bool {
         let mut wanted = [&self.base, &self.services_chain]
             .into_iter()
@@ -250,7 +251,7 @@ impl Outcomes {
         wanted.all(|outcome| *outcome == Outcome::Done)
     }
 
-    /// Returns verdicts in which everything succeeded.
+    /// Returns the outcomes of a plan in which everything succeeded.
     pub(crate) fn done(plan: &Plan) -> Self {
         Self {
             listeners: vec![Ok(()); plan.listeners.len()],
@@ -263,10 +264,10 @@ impl Outcomes {
     }
 }
 
-/// The unit that succeeds or fails as a whole.
+/// Unit of a plan that succeeds or fails as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum PlanUnit {
-    /// The objects that all Services need.
+    /// Objects that all Services need.
     Base,
     /// The part with this index.
     Part(usize),
@@ -297,7 +298,7 @@ impl Plan {
             || !self.stale.is_empty()
     }
 
-    /// Returns true if a set is replaced by one of another kind, and loses its elements.
+    /// Returns true if a set is replaced by a set of another kind and loses its elements.
     pub(crate) fn replaces_set(&self) -> bool {
         let mut changes = self.base_changes.iter();
         changes.any(|(key, of)| matches!(key, Key::Set(_)) && of.there == ExistingObject::Other)
@@ -353,7 +354,7 @@ impl Plan {
         shrunk.map(|(set, _)| Arc::clone(set))
     }
 
-    /// Returns a set that got another timeout in a successful part, with that timeout.
+    /// Returns a set whose timeout changed in a successful part, with the new timeout.
     pub(crate) fn changed_timeout(&self, outcomes: &[Outcome]) -> Option<(&Name, u32)> {
         let done = self.parts.iter().zip(outcomes);
         let done = done.filter(|(_, outcome)| **outcome == Outcome::Done);

@@ -24,26 +24,26 @@ use crate::plan::{
 use crate::port::Slot;
 use crate::tables::Tables;
 
-/// Limit for Service ports in a transaction. For each new map the kernel searches all maps of the
-/// transaction (docs/design/nftables-cost.md), and each port takes a kilobyte of memory.
+/// Limit for Service ports in a transaction. For each new map, the kernel searches all maps of the
+/// transaction (docs/design/nftables-cost.md). Each port takes a kilobyte of memory.
 const MANY_PARTS: usize = 1_000;
-/// Limits for sets of clients and for endpoints in a transaction. For each new set the kernel
-/// searches all sets, and an endpoint takes about 60 bytes.
+/// Limit for sets of clients, and for endpoints, in a transaction. For each new set, the kernel
+/// searches all sets. An endpoint takes about 60 bytes.
 const MANY_SETS: usize = 4_000;
 const MANY_ENDPOINTS: usize = 100_000;
 /// Limit for written or deleted elements of shared maps in a transaction.
 const MANY_SLOTS: usize = 10_000;
 /// Limit for sets of clients of one Service port in a transaction.
 const MANY_CLIENTS: usize = MANY_RULES;
-/// Number of pending entries above which only some Service ports are collected.
+/// Number of pending entries above which a plan collects only some Service ports.
 const MANY_ENTRIES: usize = 4_000;
-/// Number of pending Service ports above which the ports that the whole node waits for get their
-/// own transaction.
+/// Number of pending Service ports above which urgent ports get a separate transaction. The whole
+/// node waits for urgent ports.
 const FEW_PARTS: usize = 256;
-/// Limit for unwanted objects deleted in a transaction.
+/// Limit for deleted unwanted objects in a transaction.
 const MANY_STALE: usize = 20_000;
 
-/// The state from which a plan is made.
+/// State from which a plan is made.
 pub(crate) struct Planner<'a> {
     pub(crate) family: IpFamily,
     pub(crate) tables: &'a Tables,
@@ -74,11 +74,11 @@ impl<'a> Planner<'a> {
             timeouts: self.timeouts,
         };
         self.plan_base(&mut plan);
-        // The elements of a replaced set are known only after the next read.
+        // The elements of a replaced set are unknown until the next read.
         if !self.is_founded(&plan) || plan.replaces_set() {
             return plan;
         }
-        // A change of layout is one transaction, so that packets meet only one of the layouts.
+        // A change of layout is one transaction, so packets meet only one of both layouts.
         let is_moving = self.is_moving();
         let services_chain = plan.base_changes.get(&SERVICES_CHAIN);
         let is_there = services_chain
@@ -121,12 +121,12 @@ impl<'a> Planner<'a> {
                 part
             })
             .collect();
-        // Deletions can wait: the chains that these elements lead to may still be written.
+        // Deletions can wait, because the chains that these elements lead to may still be written.
         let many_slots = self.budget.of(MANY_SLOTS);
         if is_last && !is_moving && due.unowned.len() > many_slots {
             due.unowned.truncate(many_slots);
             is_last = false;
-            // The chains that these elements lead to are deleted with the last of them.
+            // The chains that these elements lead to are deleted with the last of these elements.
             plan.parts.append(&mut due.unowned);
         }
         if is_last {
@@ -142,7 +142,7 @@ impl<'a> Planner<'a> {
         plan
     }
 
-    /// Returns the size of a plan as part of the largest allowed one.
+    /// Returns the size of a plan, relative to the largest allowed one.
     pub(crate) fn size(plan: &Plan) -> Budget {
         let (mut sets, mut endpoints, mut slots) = (0, 0, 0);
         for part in &plan.parts {
@@ -160,7 +160,7 @@ impl<'a> Planner<'a> {
             .max(Budget::share(plan.stale.len(), MANY_STALE))
     }
 
-    /// Returns the NodePorts on localhost that change.
+    /// Returns the NodePorts on localhost that changed.
     fn listeners(&self) -> Vec<LocalhostPort> {
         let listeners = &self.tables.listeners;
         let due = listeners.due(self.now).map(|number| {
@@ -178,7 +178,7 @@ impl<'a> Planner<'a> {
         due
     }
 
-    /// Returns how many of the first parts fit into a transaction, at least one.
+    /// Returns the number of first parts that fit into a transaction, at least one.
     fn fitting(&self, due: &[(&'a Arc<Owner>, PortChanges)]) -> usize {
         let (mut sets, mut endpoints, mut slots) = (0_usize, 0_usize, 0_usize);
         let fits = due.iter().position(|(owner, part)| {
@@ -195,7 +195,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Adds a Service port's waiting chains and sets if a written element leads to them. A missing
-    /// chain was refused before, and without it the element would be refused too. A chain with
+    /// chain was refused before, and the kernel refuses an element without its chain. A chain with
     /// unknown content may lead packets to unwanted endpoints.
     fn add_waiting_chains(&self, owner: &Arc<Owner>, part: &mut PortChanges) {
         let (chains, affinity) = (&self.tables.chains, &self.tables.affinity);
@@ -223,9 +223,10 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Leaves slow changes of a Service with session affinity and many endpoints for later
-    /// transactions, and returns true if it did. The sets and chains of endpoints come first, then
-    /// the chain that chooses one in pieces. The elements that lead to it come when it is complete.
+    /// Defers slow changes of a Service with session affinity and many endpoints, and returns true
+    /// if it deferred some. Sets and chains of endpoints are written first. Then the chain that
+    /// chooses an endpoint is written in steps. The elements that lead to it follow when it is
+    /// complete.
     fn leave_for_later(&self, part: &mut PortChanges, timeouts: Timeouts) -> bool {
         let mut sets = part.affinity.iter();
         if sets.any(|(_, clients)| clients.is_replacement(timeouts)) {
@@ -258,7 +259,7 @@ impl<'a> Planner<'a> {
         true
     }
 
-    /// Adds the chains that use a replaced set, so that they are rewritten.
+    /// Adds the chains that use a replaced set, because they must be rewritten.
     fn free_replaced(&self, part: &mut PortChanges, config: &Config) {
         let mut sets = part.affinity.iter();
         if !sets.any(|(_, clients)| clients.is_replacement(self.timeouts)) {
@@ -271,8 +272,8 @@ impl<'a> Planner<'a> {
             let there = self.known(&chain);
             part.chains.insert(chain, ChainWrite { content, there });
         }
-        // A set can be deleted only when no rule uses it. Chains that no packet reaches any more
-        // are deleted after the rest.
+        // A set can be deleted only when no rule uses it. Chains that packets no longer reach are
+        // deleted last.
         let left = port.chains_that_name_affinity().into_iter();
         part.emptied = left
             .filter(|chain| self.tables.chains.actual(chain).is_some())
@@ -280,7 +281,7 @@ impl<'a> Planner<'a> {
             .collect();
     }
 
-    /// Returns true if the objects that Service ports need exist or are part of the plan.
+    /// Returns true if the objects that Service ports need exist or are in the plan.
     fn is_founded(&self, plan: &Plan) -> bool {
         let base = &self.tables.base;
         let mut missing = base.pending().filter(|key| base.wanted(key).is_some());
@@ -305,8 +306,8 @@ impl<'a> Planner<'a> {
             && self.tables.has_other_layout()
     }
 
-    /// Returns true if a wanted object was refused and waits for its retry. Until then an object of
-    /// another layout may be its only protection.
+    /// Returns true if a wanted object was refused and waits for its retry. Until the retry, an
+    /// object of another layout may be its only protection.
     fn is_wanted_later(&self) -> bool {
         has_later(&self.tables.base, self.now) || self.is_service_later()
     }
@@ -327,7 +328,7 @@ impl<'a> Planner<'a> {
         stale.into_iter().map(Stale::Base).collect()
     }
 
-    /// Flushes unwanted chains that use a set that is replaced. The set cannot be deleted before.
+    /// Flushes unwanted chains that use a replaced set. The set cannot be deleted before.
     fn empty_unwanted(&self, plan: &mut Plan) {
         let base = &self.tables.base;
         let replaced = plan.base_changes.iter();
@@ -375,7 +376,7 @@ impl<'a> Planner<'a> {
         }
         if plan.replaces_set() {
             self.empty_unwanted(plan);
-            // Rules use the set, so the chains are rewritten: first without it, then with it.
+            // Rules use the set, so their chains are rewritten first without it, then with it.
             for (key, wanted) in base.iter_wanted() {
                 let is_chain = matches!(key, Key::Chain(_) | Key::Chooser(_));
                 if is_chain && base.actual(key).is_some() {
@@ -400,8 +401,9 @@ impl<'a> Planner<'a> {
         plan.node_ports.sort_unstable();
     }
 
-    /// Returns changes of some Service ports if very many are pending, as at a cold start. Ports
-    /// that the whole node waits for come first. Entries that failed before are not included.
+    /// Returns changes of some Service ports if very many are pending, as at a cold start. Urgent
+    /// ports, for which the whole node waits, come first. Entries that failed before are not
+    /// included.
     fn some_due(&self) -> PendingChanges<'a> {
         let tables = self.tables;
         let mut due = PendingChanges::default();
@@ -523,7 +525,7 @@ impl<'a> Planner<'a> {
                 }
             }
         }
-        // One more than a transaction has shows that others are left.
+        // One more than a transaction can hold shows that other changes remain.
         let many_slots = if self.is_moving() {
             usize::MAX
         } else {

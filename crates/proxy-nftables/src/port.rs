@@ -39,14 +39,14 @@ use crate::name::{NameBase, Purpose, REJECT, is_of_service};
 use endpoints::Endpoints;
 use kube_rules::nft::{Line, SOURCE, Sense, Side};
 
-/// An address and port, or a port of this node, to which packets are sent.
+/// An address and port to which packets are sent, or a NodePort of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
-    /// The address; `None` for this node's addresses.
+    /// Address, or `None` for this node's addresses.
     pub address: Option<IpAddr>,
-    /// The protocol.
+    /// Protocol of the packets.
     pub protocol: Protocol,
-    /// The port.
+    /// Destination port.
     pub port: u16,
 }
 
@@ -60,35 +60,35 @@ impl fmt::Display for Slot {
     }
 }
 
-/// The verdicts and endpoints for a slot. They are one value, so that of two Services that claim a
-/// slot one wins all of it.
+/// Verdicts and endpoints for a slot. If two Services claim a slot, one of them wins the whole
+/// value.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Route {
-    /// The verdict in `service-ips` or `service-nodeports`, usually a chain.
+    /// Verdict in `service-ips` or `service-nodeports`, usually a chain.
     pub to: Option<Verdict>,
-    /// The verdict in `no-endpoint-services` or `no-endpoint-nodeports`.
+    /// Verdict in `no-endpoint-services` or `no-endpoint-nodeports`.
     pub unserved: Option<Unserved>,
-    /// The firewall chain in `firewall-ips`.
+    /// Firewall chain in `firewall-ips`.
     pub firewall: Option<Name>,
-    /// The endpoints in shared maps, in the layout `flat`.
+    /// Endpoints in shared maps, in the layout `flat`.
     pub choices: Choices,
 }
 
 impl Route {
-    /// Keeps endpoints in the places of an earlier route.
+    /// Keeps endpoints in the positions of an earlier route.
     #[must_use]
     pub(crate) fn arranged(self, before: Option<&Self>) -> Self {
         let choices = self.choices.arranged(before.map(|before| &before.choices));
         Self { choices, ..self }
     }
 
-    /// Returns true if the route leads to endpoints for at least some senders.
+    /// Returns true if the route leads some senders to endpoints.
     fn leads(&self) -> bool {
         let is_chain = |to: &Verdict| matches!(to, Verdict::Goto(chain) if **chain != *REJECT);
         self.to.as_ref().is_some_and(is_chain) || self.choices != Choices::default()
     }
 
-    /// Returns true if some sender reaches endpoints by this route but not by the other.
+    /// Returns true if some senders reach endpoints by this route but not by the other one.
     fn serves_more_than(&self, other: &Self) -> bool {
         let leads_all = |route: &Self| route.leads() && route.unserved.is_none();
         (self.leads() && !other.leads()) || (leads_all(self) && !leads_all(other))
@@ -104,25 +104,25 @@ impl Route {
     }
 }
 
-/// The treatment of packets without an endpoint.
+/// Treatment of packets without an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unserved {
-    /// Rejected: there is no endpoint.
+    /// Rejected, because the Service has no endpoint.
     Reject,
-    /// Dropped: endpoints exist, but the traffic policy allows none of them.
+    /// Dropped, because the traffic policy allows none of the existing endpoints.
     Drop,
-    /// Another verdict, written by another program.
+    /// Other verdict, written by another program.
     Other,
 }
 
 /// An element of a set that Service ports share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Member {
-    /// An element of `cluster-ips`.
+    /// Element of `cluster-ips`.
     ClusterIp(IpAddr),
-    /// An element of `hairpin-connections`: an endpoint of this node, to itself.
+    /// Element of `hairpin-connections`: an endpoint of this node that connects to itself.
     Hairpin(IpAddr, Protocol, u16),
-    /// An element of `localhost-nodeports`: a NodePort that is rejected on localhost.
+    /// Element of `localhost-nodeports`: a NodePort that is rejected on localhost.
     LocalhostNodePort(Protocol, u16),
 }
 
@@ -147,7 +147,7 @@ impl fmt::Display for Member {
     reason = "each says something else about a Service"
 )]
 pub struct ServedPort {
-    /// The Service port's owner.
+    /// Owner of the objects.
     pub owner: Arc<Owner>,
     /// Number of endpoints in any state.
     pub endpoints: usize,
@@ -165,14 +165,14 @@ pub struct ServedPort {
     external_local: bool,
     cluster: Endpoints,
     local: Endpoints,
-    /// The endpoints of `cluster` and `local` that are on this node.
+    /// Endpoints of `cluster` and `local` on this node.
     on_node: Endpoints,
-    /// True if any endpoint serves, on this node or elsewhere.
+    /// True if any endpoint serves, on this node or another one.
     any: bool,
 }
 
-/// Compiles a Service into one entry for each of its ports; none if it has no address of this
-/// family.
+/// Compiles a Service into one entry for each of its ports. Returns none if the Service has no
+/// address of this family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
     let family = node.family;
@@ -189,7 +189,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         .filter(|net| IpFamily::of(net.addr()) == family)
         .copied()
         .collect();
-    // As upstream: a node without an address of the family uses the loopback address.
+    // As upstream, a node without an address of the family uses the loopback address.
     let node_ip = node.ip.unwrap_or(family.localhost());
     let served = Backing::of(view, node);
     let compile = |port: &ServicePort| {
@@ -227,14 +227,14 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
 }
 
 impl ServedPort {
-    // ---- where traffic goes ----
+    // ---- routes of traffic ----
 
     fn protocol(&self) -> Protocol {
         self.owner.name.protocol
     }
 
     /// Returns true if endpoints serve under a traffic policy. With policy Local, endpoints of
-    /// other nodes do not.
+    /// other nodes do not count.
     fn is_served(&self, is_local: bool) -> bool {
         let endpoints = if is_local { &self.local } else { &self.cluster };
         self.any && !endpoints.is_empty()
@@ -267,7 +267,7 @@ impl ServedPort {
 
     // ---- elements ----
 
-    /// Returns the routes of its addresses and ports.
+    /// Returns the routes of the port's addresses.
     pub fn slots(&self, layout: Layout) -> Vec<(Slot, Route)> {
         let base = NameBase::of_port(&self.owner.name);
         let protocol = self.protocol();
@@ -277,7 +277,7 @@ impl ServedPort {
             port: self.port,
         };
         let mut slots = Vec::with_capacity(1);
-        // The first of two routes for one address counts: an external IP that is also a load
+        // If an address has two routes, the first one counts. So an external IP that is also a load
         // balancer's IP keeps its source ranges.
         if self.is_reachable_from_outside() {
             let route = self.external(&base, layout);
@@ -295,7 +295,7 @@ impl ServedPort {
         slots
     }
 
-    /// Returns the route of its ClusterIP.
+    /// Returns the route of the ClusterIP.
     fn internal(&self, base: &NameBase, layout: Layout) -> Route {
         match layout {
             Layout::Upstream => {
@@ -311,7 +311,7 @@ impl ServedPort {
         }
     }
 
-    /// Returns the route of its external IPs and its NodePort.
+    /// Returns the route of the external IPs and the NodePort.
     fn external(&self, base: &NameBase, layout: Layout) -> Route {
         let external = base.chain(Purpose::External);
         match layout {
@@ -330,7 +330,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the route of its load balancer IPs: the external route behind the source ranges.
+    /// Returns the route of the load balancer's IPs: the external route after a check of the source
+    /// ranges.
     fn walled(&self, base: &NameBase, external: &Route, layout: Layout) -> Route {
         if !self.has_firewall() {
             return external.clone();
@@ -348,23 +349,23 @@ impl ServedPort {
         }
     }
 
-    // ---- while not every object could be read ----
+    // ---- unreadable objects ----
 
-    /// Returns true if some address lacks endpoints for at least some senders.
+    /// Returns true if an address lacks endpoints for some senders.
     pub(crate) fn is_cut_off(&self) -> bool {
         !self.is_served(self.internal_local)
             || (self.is_reachable_from_outside() && !self.is_served(self.external_local))
     }
 
-    /// Returns true if an existing route should be kept: it leads to endpoints of this port, while
-    /// the compiled one does not. The missing endpoints may be in an object that cannot be read.
+    /// Returns true if an existing route should be kept because only it leads to endpoints of this
+    /// port. The missing endpoints may be in an object that cannot be read.
     pub(crate) fn goes_on(&self, there: &Route, compiled: &Route) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let mut chains = there.chains();
         chains.all(|chain| base.has(chain)) && there.serves_more_than(compiled)
     }
 
-    /// Returns true for a chain that may have led packets to endpoints and no longer does.
+    /// Returns true for a chain that may have led packets to endpoints before, and no longer does.
     pub(crate) fn ends_in_nothing(&self, chain: &Name, layout: Layout) -> bool {
         let base = NameBase::of_port(&self.owner.name);
         let is_of = |purpose| base.chain(purpose) == *chain;
@@ -373,7 +374,7 @@ impl ServedPort {
         is_way && !self.is_served(self.external_local)
     }
 
-    /// Returns its elements of shared sets.
+    /// Returns the port's elements of shared sets.
     pub fn members(&self, localhost: LocalhostNodePorts) -> impl Iterator<Item = Member> {
         let protocol = self.protocol();
         let is_refused = match localhost {
@@ -391,8 +392,8 @@ impl ServedPort {
             .chain(refused)
     }
 
-    /// Returns the NodePort that a relay serves on localhost, with its endpoints; `None` if it has
-    /// none and is closed.
+    /// Returns the NodePort that a relay serves on localhost, with its endpoints. Returns `None` if
+    /// the port has none and is closed.
     pub(crate) fn on_localhost(&self, localhost: LocalhostNodePorts) -> Option<(u16, Serving)> {
         let is_local = self.external_local;
         let is_served = localhost == LocalhostNodePorts::Served
@@ -411,7 +412,7 @@ impl ServedPort {
         Some((port, serving))
     }
 
-    /// Returns the sets of its endpoints' clients.
+    /// Returns the sets of clients of the port's endpoints.
     pub(crate) fn affinity(&self) -> impl Iterator<Item = (Name, Clients)> {
         let clients = self.affinity.into_iter().map(Clients::new);
         clients.flat_map(|clients| {
@@ -421,25 +422,25 @@ impl ServedPort {
         })
     }
 
-    // ---- chains of its own ----
+    // ---- chains ----
 
     /// Returns true if the Service has session affinity.
     pub(crate) fn has_affinity(&self) -> bool {
         self.affinity.is_some()
     }
 
-    /// Returns the chains that choose an endpoint, whether or not they exist now.
+    /// Returns the chains that choose an endpoint, including chains that do not exist now.
     pub(crate) fn chains_that_name_affinity(&self) -> [Name; 2] {
         let base = NameBase::of_port(&self.owner.name);
         [Purpose::Cluster, Purpose::Local].map(|purpose| base.chain(purpose))
     }
 
-    /// Returns the endpoints that packets can reach under either policy.
+    /// Returns the endpoints that packets can reach under either traffic policy.
     fn reachable(&self) -> BTreeSet<SocketAddr> {
         self.cluster.iter().chain(self.local.iter()).collect()
     }
 
-    /// Calls `tell(chain, rules)` for each of its wanted chains.
+    /// Calls `tell(chain, rules)` for each wanted chain of the port.
     fn rules(
         &self,
         config: &Config,
@@ -461,7 +462,7 @@ impl ServedPort {
         for (is_local, endpoints) in policies.into_iter().filter(|_| has_chains) {
             if self.is_served(is_local) {
                 let chain = base.chain(Self::policy(is_local));
-                // Many endpoints have many rules, so they are built only if wanted.
+                // A port with many endpoints has many rules, so they are built only if wanted.
                 if wanted(&chain) {
                     tell(chain, self.policy_rules(endpoints));
                 }
@@ -487,7 +488,7 @@ impl ServedPort {
         Line::new(self.family)
     }
 
-    /// Returns rules that choose an endpoint: the client's own, or a random one.
+    /// Returns rules that choose an endpoint: the client's previous one, or a random one.
     fn policy_rules(&self, endpoints: &Endpoints) -> Vec<Rule> {
         if self.affinity.is_none() {
             let line = self.line().protocol(self.protocol());
@@ -526,8 +527,8 @@ impl ServedPort {
             }
             return rules;
         }
-        // Packets from pods and from the node itself are treated as if they had left the node and
-        // returned through the load balancer: the local policy does not apply.
+        // Packets from pods and from the node are treated as if they had left the node and returned
+        // through the load balancer. So the local policy does not apply.
         let is_served = self.is_served(false);
         let from_pod = self.line().pod_traffic(Sense::Is, &config.detector);
         if let Some(from_pod) = from_pod.filter(|_| is_served) {
@@ -547,7 +548,8 @@ impl ServedPort {
     }
 
     fn firewall_rules(&self) -> Vec<Rule> {
-        // The node's own packets to a load balancer's address may have that address as source.
+        // The node's own packets to a load balancer's address may have that address as their
+        // source.
         let own = self.ingress_ips.iter().filter(|_| self.admits_node);
         let ranges = self.source_ranges.iter().map(IpNet::trunc);
         let ranges: Vec<IpNet> = ranges.chain(own.map(|ip| IpNet::from(*ip))).collect();
@@ -555,7 +557,7 @@ impl ServedPort {
         vec![line.drop().rule()]
     }
 
-    /// Returns its own chains with digests of their rules.
+    /// Returns the port's chains with digests of their rules.
     pub fn chains(&self, config: &Config) -> Vec<(Name, Content)> {
         let mut chains = Vec::with_capacity(1);
         self.rules(config, &|_| true, &mut |chain, rules| {
@@ -564,7 +566,7 @@ impl ServedPort {
         chains
     }
 
-    /// Passes the rules of its wanted chains to `write`.
+    /// Passes the rules of the port's wanted chains to `write`.
     pub fn write(
         &self,
         config: &Config,

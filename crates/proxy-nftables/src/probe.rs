@@ -1,4 +1,4 @@
-//! Checks in advance whether the kernel supports this mode's rules.
+//! Tests in advance whether the kernel supports this mode's rules.
 
 use nftables_netlink::{Chain, Change, CommitError, Error, Name, Nftables, Transaction};
 use proxy::{IpFamily, LocalDetector};
@@ -11,13 +11,13 @@ use kube_rules::nft::{Line, Sense, Side};
 /// Name of the probe's table, which never exists.
 const PROBE: &str = "kube-proxy-probe";
 
-/// The reason why the kernel does not support this mode.
+/// Reason why the kernel does not support this mode.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// nf\_tables is missing, or the privilege to use it.
+    /// The kernel lacks nf\_tables, or the process lacks the privilege to use it.
     #[error(transparent)]
     Unusable(#[from] Error),
-    /// A feature is missing.
+    /// The kernel lacks a feature.
     #[error(
         "the kernel does not take the rules of nftables mode: {0}; it needs the modules nft_ct, nft_nat, nft_masq, nft_fib, nft_numgen and nft_reject"
     )]
@@ -25,8 +25,8 @@ pub enum ProbeError {
 }
 
 /// Checks that the kernel accepts all objects that do not depend on Services, and a rule of each
-/// kind for Services. The probe's table is never created: no event is sent, and the generation
-/// stays the same.
+/// kind for Services. The kernel never creates the probe's table, sends no event and keeps its
+/// generation.
 ///
 /// # Errors
 ///
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     #[ignore = "needs nf_tables"]
     fn missing_kernel_features_are_detected() {
-        // A family that has no NAT stands for a kernel without.
+        // A family without NAT simulates a kernel without it.
         let lacking = Transaction {
             family: Family::Netdev,
             ..attempt(IpFamily::V4, Layout::Upstream, LocalhostNodePorts::Off)

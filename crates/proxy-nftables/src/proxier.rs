@@ -34,74 +34,73 @@ use crate::port::{ServedPort, compile};
 use crate::snapshot::{PartContent, Snapshot};
 use crate::tables::Tables;
 
-/// Number of Services in one plan after which memory is released.
+/// Number of Services in a plan from which the process returns free memory.
 const MANY: usize = 1_000;
 
-/// Divisor for time spent on rereading the table: at most this share, because nothing is written
-/// meanwhile.
+/// Divisor that limits the time for rereading the table. While the table is read, nothing is
+/// written.
 const READING_SHARE: u32 = 10;
 
-/// Delay before rereading, because other programs usually change the table several times.
+/// Delay before a reread, because other programs usually change the table several times.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The nftables mode for one IP family.
 pub type Proxier<K> = Engine<Nftables, K>;
 
-/// Its kernel threads: one for [the table, one for addresses](Lane).
+/// Kernel threads of this mode: one for [the table, one for addresses](Lane).
 pub type Lanes<K> = engine::Lanes<Nftables, K>;
 
-/// The state of the nftables mode: wanted objects, actual objects, and observations about the
-/// kernel.
+/// State of the nftables mode: wanted objects, actual objects, and observations about the kernel.
 pub struct Nftables {
     tables: Tables,
     claims: Claims,
     base: Arc<Base>,
-    /// The numbers of endpoints that have a chooser chain. A chooser stays until the next start,
-    /// because creating it costs the kernel as much as a Service's chain.
+    /// Numbers of endpoints that have a chooser chain. A chooser stays until the next start,
+    /// because its creation costs the kernel as much as a Service's chain.
     choosers: BTreeSet<Chooser>,
-    /// True if the base lacks some of these choosers.
+    /// True if the base lacks some of these chooser chains.
     lacks_choosers: bool,
-    /// The rule for unallocated ClusterIPs in the kernel.
+    /// Rule for unallocated ClusterIPs in the kernel.
     unallocated: Option<Rule>,
-    /// The way in which unwanted chains are deleted, as observed so far.
+    /// Observed method of deleting unwanted chains.
     removal: Removal,
     timeouts: Timeouts,
-    /// The size of the next transaction; `None` until everything was written once.
+    /// Size of the next transaction, or `None` until all objects were written once.
     budget: Option<Budget>,
-    /// The time of the last read of the table, and its duration.
+    /// Time of the table's last read, and its duration.
     read: Option<(Instant, Duration)>,
-    /// The time of the next read after a change by another program.
+    /// Time of the next read after a change by another program.
     reread: Option<Instant>,
     /// True if an unexpected refusal made the table's state unknown.
     is_uncertain: bool,
-    /// True once the node's own address was known.
+    /// True once the node's address was known.
     has_own_address: bool,
-    /// Sets of clients that released memory; their handles still look like those of large sets.
+    /// Sets of clients that released memory. Their handles still look like those of large sets.
     shrunk: HashSet<Name>,
 }
 
-/// The addresses that serve NodePorts.
+/// Addresses that serve NodePorts.
 enum ServedAddresses {
     /// All addresses of the node.
     All,
-    /// These addresses.
+    /// The addresses in this list.
     At(Vec<IpAddr>),
-    /// Unknown: they stay as they are.
+    /// Unknown: the existing addresses stay.
     Unknown,
 }
 
-/// The knowledge about the node's own address.
+/// State of knowledge about the node's own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OwnAddress {
-    /// It is known, was known, or may still arrive.
+    /// The address is known, was known, or may still arrive.
     Open,
     /// All node data has arrived, without an address.
     None,
 }
 
-/// Decides at which addresses the node serves NodePorts. With `primary` and a node without an
-/// address these are all addresses, as upstream. Networks without one of the family serve at none,
-/// unlike upstream.
+/// Returns the addresses that serve NodePorts. With `primary` and a node without an address, all
+/// addresses serve, as upstream. If no network is of this family, no address serves, unlike
+/// upstream.
 fn serving(node: &NodeFacts, own_address: OwnAddress) -> ServedAddresses {
     if node.node_port_addresses.lacks(node.family) {
         return ServedAddresses::At(Vec::new());
@@ -148,8 +147,8 @@ impl Nftables {
             OwnAddress::Open
         };
         let serving = match serving(&state.node, own_address) {
-            // The Node object names an address that the node does not have, perhaps not yet: the
-            // served addresses stay.
+            // The Node object has an address that the node lacks, perhaps only for now. The served
+            // addresses stay.
             ServedAddresses::At(none) if none.is_empty() && self.serves_own_address(state) => {
                 ServedAddresses::Unknown
             }
@@ -166,7 +165,7 @@ impl Nftables {
             ServedAddresses::At(_) | ServedAddresses::Unknown => NodePortIps::InSet,
         };
         let unallocated = match &state.node.service_cidrs {
-            // ServiceCIDRs come from the API, so a change applies at once.
+            // ServiceCIDRs come from the API, so a change applies immediately.
             Some(nets) => unallocated(family, nets),
             None => self.unallocated.clone(),
         };
@@ -186,7 +185,7 @@ impl Nftables {
                 state.serving.addresses = addresses;
             }
             ServedAddresses::Unknown => {
-                // The served addresses stay as they are in the kernel.
+                // The addresses in the kernel stay.
                 let there = self.tables.node_ports.iter_actual();
                 let there: Vec<IpAddr> = there.map(|(address, ())| *address).collect();
                 let entries = there.iter().map(|address| (*address, ()));
@@ -277,7 +276,7 @@ impl engine::Scheme for Nftables {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[Part::Table];
     const WRITING: &'static [Lane] = &[Lane::Table];
-    // One lane writes everything: while it is free, no other work takes long.
+    // One lane (kernel thread) writes all objects. While it is idle, no other work takes long.
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
@@ -322,7 +321,7 @@ impl engine::Scheme for Nftables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // The objects of Services do not name the addresses that serve NodePorts.
+        // The objects of Services do not contain the addresses that serve NodePorts.
         self.want_base(state);
         false
     }

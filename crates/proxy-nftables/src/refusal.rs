@@ -9,7 +9,7 @@ use crate::kernel::{Blame, Refusal};
 pub(crate) fn refusal_of(transaction: &Transaction, error: CommitError) -> Refusal {
     let reason = error.to_string();
     match error {
-        // Memory is short, no matter which change needed more.
+        // The kernel is short of memory. The reported change need not be the cause.
         CommitError::Whole(refusal) if refusal.errno == libc::ENOMEM => Refusal::General(reason),
         CommitError::Refused { refused, .. }
             if refused.iter().any(|of| of.refusal.errno == libc::ENOMEM) =>

@@ -1,6 +1,6 @@
-//! Reads the table object by object: recognizes this mode's objects by name and ignores all others.
+//! Reads the table object by object. Recognizes this mode's objects by name and ignores all others.
 //!
-//! Chains are reduced to a digest, and elements to their meaning for an address and port.
+//! Stores a digest for a chain, and the verdict for an element's address and port.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,26 +25,26 @@ use crate::port::{Member, Route, Slot, Unserved};
 use crate::unknown_objects::UnknownObjects;
 use kube_rules::nft::address_type;
 
-/// This mode's objects in the kernel, in one family.
+/// Objects of this mode in the kernel, in one family.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The objects that do not depend on Services.
+    /// Objects that do not depend on Services.
     pub(crate) base: HashMap<Key, Value>,
-    /// The rule for unallocated ClusterIPs.
+    /// Rule for unallocated ClusterIPs.
     pub(crate) unallocated: Option<Rule>,
-    /// The node's addresses that serve NodePorts.
+    /// Addresses of the node that serve NodePorts.
     pub(crate) node_ports: HashSet<IpAddr>,
     pub(crate) slots: HashMap<Slot, Route>,
     pub(crate) members: HashSet<Member>,
-    /// The chains of Service ports.
+    /// Chains of Service ports.
     pub(crate) chains: HashMap<Name, Content>,
-    /// The sets of clients.
+    /// Sets of clients.
     pub(crate) affinity: HashMap<Name, Clients>,
 }
 
-/// The content of one part of the kernel's state.
+/// Content of one part of the kernel's state.
 pub enum PartContent {
-    /// The table, and the time that reading it took.
+    /// The table, and the duration of its read.
     Table(Box<Snapshot>, Duration),
     /// The node's addresses.
     Addresses(BTreeSet<IpAddr>),
@@ -55,7 +55,8 @@ pub enum PartContent {
 pub(crate) struct SnapshotBuilder {
     family: IpFamily,
     snapshot: Snapshot,
-    /// Handles of sets of clients, and of the chains that fill them; both by the set's name.
+    /// Handles of sets of clients, and of the chains that fill them. Both are indexed by the set's
+    /// name.
     handles: [HashMap<Name, u64>; 2],
     unknown: UnknownObjects,
 }
@@ -79,7 +80,7 @@ impl SnapshotBuilder {
                 clients.room = Room::of(*set, *chain);
             }
         }
-        // These are always unwanted, so they are deleted like chains and sets of Services.
+        // These objects are always unwanted, so they are deleted like chains and sets of Services.
         let (chains, sets) = self.unknown.of_localhost();
         let chains = chains.into_iter().map(|chain| (chain, Content::default()));
         self.snapshot.chains.extend(chains);
@@ -124,7 +125,7 @@ impl SnapshotBuilder {
                     return;
                 };
                 for element in &elements {
-                    // Elements that this mode cannot have written are ignored.
+                    // Ignore elements that this mode cannot have written.
                     let _ = self.element(set, element);
                 }
             }
@@ -229,7 +230,7 @@ impl SnapshotBuilder {
             return None;
         };
         let route = self.snapshot.slots.entry(slot).or_default();
-        // The empty name stands for all verdicts that name no chain.
+        // The empty name represents all verdicts without a chain.
         let to = || match verdict {
             Verdict::Goto(chain) => Arc::clone(chain),
             _ => Name::from(""),
@@ -263,7 +264,7 @@ pub(crate) fn seconds(family: IpFamily, set: &Set) -> u32 {
     }
 }
 
-/// The parts of a key, each padded to a multiple of 4 bytes.
+/// Reader for the parts of a key, each padded to a multiple of 4 bytes.
 struct Parts<'a>(&'a [u8]);
 
 impl Parts<'_> {

@@ -1,7 +1,7 @@
-//! The wanted, actual and pending objects of this mode.
+//! Wanted, actual and pending objects of this mode.
 //!
 //! The wanted objects may change while a plan is written. So the outcome is booked for the values
-//! in the plan, not for the values wanted by then.
+//! in the plan, even if other values are wanted now.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -20,10 +20,11 @@ use crate::name::{LOCALHOST_CHECK, LOCALHOST_NODE_PORTS, NODE_PORT_IPS};
 use crate::plan::{Outcome, Outcomes, Plan, PortChanges, Stale, Timeouts};
 use crate::port::{Member, Route, Slot};
 
-/// The set that either layout may or may not have, depending on the addresses that serve NodePorts.
+/// Set of addresses that serve NodePorts. Each layout may have it or not, depending on these
+/// addresses.
 pub(crate) const NODE_PORTS: Key = Key::Set(NODE_PORT_IPS);
 
-/// Returns true for objects that each layout has if NodePorts are rejected on localhost.
+/// Returns true for objects that exist in each layout if NodePorts are rejected on localhost.
 fn is_of_localhost(key: &Key) -> bool {
     matches!(
         key,
@@ -31,19 +32,18 @@ fn is_of_localhost(key: &Key) -> bool {
     )
 }
 
-/// The tables of one IP family.
+/// Tables of one IP family.
 pub(crate) struct Tables {
     pub(crate) base: Entries<Key, Value, ()>,
     /// Elements of the set of addresses that serve NodePorts.
     pub(crate) node_ports: Entries<IpAddr, (), ()>,
     pub(crate) slots: Entries<Slot, Route, Arc<Owner>>,
-    /// Elements of shared sets. If several Service ports want the same element, all of them have
-    /// it.
+    /// Elements of shared sets. If several Service ports want the same element, all of them own it.
     pub(crate) members: Entries<Member, (), Arc<Owner>>,
     pub(crate) chains: Entries<Name, Content, Arc<Owner>>,
     pub(crate) affinity: Entries<Name, Clients, Arc<Owner>>,
-    /// NodePorts that a relay serves on localhost. They belong to this process, so all are known.
-    /// None counts as late, because another program may use the port.
+    /// NodePorts that a relay serves on localhost. They belong to this process, so all of them are
+    /// known. None counts as late, because another program may use the port.
     pub(crate) listeners: Entries<u16, Arc<Serving>, Arc<Owner>>,
 }
 
@@ -75,7 +75,7 @@ impl Tables {
         self.listeners.begin(now);
     }
 
-    /// Returns the tables whose age matters.
+    /// Returns the tables whose pending entries may become late.
     pub(crate) fn all(&self) -> impl Iterator<Item = &dyn Rows> {
         let Self {
             base,
@@ -97,7 +97,8 @@ impl Tables {
         .into_iter()
     }
 
-    /// Sets whether unwanted entries count as late; they should not while they may not be deleted.
+    /// Sets whether unwanted entries count as late. They must not count while they may not be
+    /// deleted.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.members.count_removals(removals);
@@ -117,8 +118,8 @@ impl Tables {
         self.base.pending().any(|key| self.is_of_other_layout(key))
     }
 
-    /// Returns true for an object that the wanted layout does not use. A chooser is not one,
-    /// because it may belong to this layout without being needed.
+    /// Returns true for an object that the wanted layout does not use. Returns false for a chooser,
+    /// which may belong to this layout without being needed.
     fn is_of_other_layout(&self, key: &Key) -> bool {
         self.base.wanted(key).is_none()
             && !matches!(key, Key::Table | Key::Chooser(_))
@@ -142,8 +143,7 @@ impl Tables {
             && has(&self.affinity, owner)
     }
 
-    /// Keeps endpoints in the places that they have in the kernel, because the order makes no
-    /// difference.
+    /// Keeps endpoints in their kernel positions, because the order has no effect.
     pub(crate) fn keep_places(&mut self) {
         let slots = self.slots.pending().filter_map(|slot| {
             let (wanted, there) = (self.slots.wanted(slot)?, self.slots.actual(slot)?);
@@ -156,7 +156,7 @@ impl Tables {
         }
     }
 
-    // ---- what became of a plan ----
+    // ---- outcome of a plan ----
 
     /// Books the outcome of each object in a plan, and reports refusals.
     pub(crate) fn settle(
@@ -216,7 +216,8 @@ impl Tables {
             }
             self.settle_part(part, outcome, &outcomes.partial, now);
             for (set, clients) in &part.affinity {
-                // The kernel reported success but kept the old timeout: the set must be replaced.
+                // The kernel reported success but kept the old timeout, so the set must be
+                // replaced.
                 if *outcome == Outcome::Done
                     && is_kept
                     && clients.is_change()
@@ -228,8 +229,8 @@ impl Tables {
             }
         }
         for (stale, outcome) in plan.stale.iter().zip(&outcomes.stale) {
-            // After a rule was deleted, its chain may still be in use for a moment, so the first
-            // refusal is not reported.
+            // The chain of a deleted rule may still be in use for a moment. So the first refusal is
+            // not reported.
             let is_first = match stale {
                 Stale::Chain(name) => !self.chains.is_failing(name),
                 Stale::Set(name) => !self.affinity.is_failing(name),
@@ -265,7 +266,8 @@ impl Tables {
         }
     }
 
-    /// Books the outcome of NodePorts on localhost, reports failures, and returns their number.
+    /// Books the outcomes of NodePorts on localhost, reports failures, and returns the number of
+    /// failures.
     pub(crate) fn settle_listeners(
         &mut self,
         plan: &Plan,
@@ -305,7 +307,7 @@ impl Tables {
         let booking = Booking {
             outcome,
             now,
-            // The subject was refused in isolation, so it is at fault itself.
+            // The subject was refused in isolation, so it is at fault.
             lateness: Lateness::Excused,
         };
         for (chain, written) in &part.chains {
@@ -314,7 +316,7 @@ impl Tables {
             booking.book(&mut self.chains, chain, Some(content));
         }
         for chain in &part.emptied {
-            // The chain is unwanted, whatever its content is now.
+            // The chain is unwanted, so its current content does not matter.
             if *outcome == Outcome::Done {
                 self.chains.set_actual(chain, Some(Content::default()));
             }
@@ -331,14 +333,14 @@ impl Tables {
     }
 }
 
-/// The effect of a refusal on the age of pending entries.
+/// Effect of a refusal on the age of pending entries.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lateness {
     Late,
     Excused,
 }
 
-/// The outcome to book for several entries.
+/// Outcome to book for several entries.
 struct Booking<'a> {
     outcome: &'a Outcome,
     now: Instant,

@@ -1,7 +1,7 @@
-//! Recognizes upstream's objects for NodePorts on localhost, whatever their names: chains that use
-//! one of [its counters](crate::name::localhost_counter), the maps that lead to these chains, and
-//! the chains that ask these maps. A previous kube-proxy left them, and no other program would
-//! remove them.
+//! Recognizes upstream's objects for NodePorts on localhost by their content, with any names. These
+//! are chains that use one of [its counters](crate::name::localhost_counter), maps that lead to
+//! these chains, and chains that look up these maps. A previous kube-proxy left them, and no other
+//! program would remove them.
 
 use hashbrown::{HashMap, HashSet};
 use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Verdict};
@@ -9,11 +9,11 @@ use nftables_netlink::{Element, ElementData, Expression, Name, Rule, SetRef, Ver
 use crate::name::find_counter;
 use kube_rules::nft::COUNTER;
 
-/// Chains and sets with names that this mode does not know.
+/// Chains and sets with names that are unknown to this mode.
 #[derive(Debug, Default)]
 pub(crate) struct UnknownObjects {
     chains: HashMap<Name, Chain>,
-    /// The chains that each map refers to.
+    /// Chains that each map refers to.
     maps: HashMap<Name, HashSet<Name>>,
 }
 

@@ -1,6 +1,6 @@
-//! The base objects of the layout `flat`: maps of endpoints, and rules that choose one of them. Its
-//! chains are of type `nat`, so only the first packet of a connection passes them. They also reject
-//! and drop.
+//! The base objects of the layout `flat`: maps of endpoints, and rules that choose an endpoint. Its
+//! chains are of type `nat`, so only the first packet of a connection passes them. These chains
+//! also reject and drop.
 
 use nftables_netlink::{DataType, Set, SetKind, TypeOf};
 use proxy::Protocol;
@@ -23,7 +23,7 @@ pub(super) fn add(base: &mut Base, wanted: LayoutInput<'_>) {
         let line = to_cluster_ip.set_mark(config.masquerade_mark);
         Some(line.comment("masquerade all clusterIP traffic"))
     } else {
-        // The source is checked first: packets from pods so skip the set lookup.
+        // The source is checked first, so packets from pods skip the set lookup.
         let outside = base.line().pod_traffic(Sense::IsNot, &config.detector);
         let comment = "masquerade clusterIP traffic from outside cluster";
         outside.map(|line| {

@@ -16,7 +16,7 @@ fn all_names_are_known_again() {
             let mut chains = chains.map(|(key, (chain, _))| (key, &chain.name));
             assert!(chains.all(|(key, name)| find_chain(name).as_ref() == Some(key)));
             if layout == Layout::Upstream {
-                // But for the one of localhost.
+                // All chains except the one of localhost exist.
                 assert_eq!(base.chains.len(), CHAINS.len() - 1);
             }
         }
@@ -32,8 +32,8 @@ fn all_names_are_known_again() {
     assert_eq!(find_chain("endpoints-of-sctp-70/"), None);
 }
 
-/// The kernel evaluates matches in rule order, so a rule that compares the source first skips the
-/// set lookup.
+/// The kernel evaluates matches in rule order. A rule that compares the source first skips the set
+/// lookup.
 #[test]
 fn the_flat_layout_has_chains_of_nat_alone() {
     let config = Config {

@@ -1,5 +1,5 @@
 //! The base objects of upstream's layout: the maps for source ranges and for missing endpoints, and
-//! the `filter` chains that ask them.
+//! the `filter` chains that look up these maps.
 
 use nftables_netlink::{ChainKind, Hook, Rule, SetKind};
 

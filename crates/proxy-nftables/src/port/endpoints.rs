@@ -1,10 +1,10 @@
-//! Endpoints of a Service port, packed.
+//! Packed endpoints of a Service port.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use proxy::{IpFamily, Target};
 
-/// Endpoints in their order. A large node has 500,000 of them.
+/// Ordered endpoints. A large node has 500,000 endpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Endpoints {
     V4(Box<[[u8; 6]]>),
@@ -12,8 +12,8 @@ pub(super) enum Endpoints {
 }
 
 impl Endpoints {
-    /// Packs endpoints in upstream's order, which is that of their text: `10.0.0.10:80` comes
-    /// before `10.0.0.9:80`.
+    /// Packs endpoints in upstream's order, which compares their text: `10.0.0.10:80` comes before
+    /// `10.0.0.9:80`.
     pub(super) fn new(family: IpFamily, targets: &[Target]) -> Self {
         let ends = targets.iter().map(|of| SocketAddr::new(of.ip, of.port));
         let mut ends: Vec<SocketAddr> = ends.collect();

@@ -1,6 +1,6 @@
-//! Compiles a Service port in the layout `flat`. A port with only a ClusterIP becomes elements;
-//! others have upstream's chains. There are no `filter` chains, so packets without an endpoint end
-//! in the port's own chain, or in `service-ips`.
+//! Compiles a Service port in the layout `flat`. A port with only a ClusterIP becomes elements, and
+//! other ports have upstream's chains. This layout has no `filter` chains. So packets without an
+//! endpoint end in the port's chain or in `service-ips`.
 
 use nftables_netlink::{Rule, Verdict};
 
@@ -9,13 +9,13 @@ use crate::choice::{Choices, Chooser, FEW};
 use crate::name::{NameBase, Purpose, REJECT};
 
 impl ServedPort {
-    /// Returns true if the endpoints are elements and no chain chooses one: the port has only a
-    /// ClusterIP, and no session affinity.
+    /// Returns true if the port has only a ClusterIP and no session affinity. Its endpoints are
+    /// then elements, and no chain chooses an endpoint.
     pub(super) fn is_flat(&self) -> bool {
         self.affinity.is_none() && !self.is_reachable_from_outside()
     }
 
-    /// Returns the endpoints of its ClusterIP under the internal traffic policy.
+    /// Returns the endpoints of the ClusterIP under the internal traffic policy.
     fn internal_endpoints(&self) -> &Endpoints {
         if self.internal_local {
             &self.local
@@ -24,7 +24,7 @@ impl ServedPort {
         }
     }
 
-    /// Returns the chooser chain of its ClusterIP, if it has more than three endpoints.
+    /// Returns the chooser chain of the ClusterIP if the port has more than three endpoints.
     pub(crate) fn chooser(&self) -> Option<Chooser> {
         let count = u32::try_from(self.internal_endpoints().len()).ok()?;
         let is_one_of_many = count > FEW && self.is_flat() && self.is_served(self.internal_local);
@@ -76,7 +76,7 @@ impl ServedPort {
         (!is_served).then(|| self.line().drop().rule())
     }
 
-    /// Returns the last rule of `firewall-...`, for packets that the source ranges allow.
+    /// Returns the last rule of `firewall-...`, for packets that the source ranges admit.
     pub(super) fn flat_end_of_firewall(&self, base: &NameBase) -> Rule {
         match self.flat_external(base) {
             Verdict::Goto(chain) => self.line().goto(chain).rule(),
