@@ -1,15 +1,15 @@
-//! Programs that the user brings.
+//! Programs that the user provides.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Kubernetes' own programs, of one version.
+/// Kubernetes' programs, all of one version.
 #[derive(Debug, Clone)]
 pub(crate) struct Binaries {
     folder: PathBuf,
 }
 
-/// Programs that a cluster needs: the name, and where to get it.
+/// Programs that a cluster needs: name and source.
 const CLUSTER: [(&str, &str); 7] = [
     ("kube-apiserver", SERVER),
     ("kube-controller-manager", SERVER),
@@ -34,7 +34,7 @@ const SERVER: &str =
     "kubernetes-server-linux-amd64.tar.gz of the Kubernetes release, folder kubernetes/server/bin";
 const NODE: &str =
     "the same archive, or kubernetes-node-linux-amd64.tar.gz, folder kubernetes/node/bin";
-/// Debian's packages that nodes are made of: a program, and the package.
+/// Programs that nodes need, and the Debian packages that contain them.
 const PACKAGES: [(&str, &str); 4] = [
     ("/usr/bin/containerd", "containerd"),
     ("/usr/bin/ctr", "containerd"),
@@ -69,7 +69,7 @@ impl Binaries {
         }
     }
 
-    /// The folder with all of them.
+    /// Returns the folder with the programs.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -79,7 +79,7 @@ impl Binaries {
         self.folder.join(name)
     }
 
-    /// Archives of images that the user brings along, `images/*.tar`, in their order.
+    /// Returns the image archives that the user provides (`images/*.tar`), sorted.
     pub(crate) fn images(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.folder.join("images"));
         let mut archives: Vec<PathBuf> = entries
@@ -124,7 +124,7 @@ mod tests {
                 "{missing:?}"
             );
         }
-        // A folder that has something of the name which is no program.
+        // The folder has an entry with a program's name that is not a program.
         let folder = std::env::temp_dir().join(format!("cluster-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("kubelet")).unwrap();
         std::fs::write(folder.join("etcd"), "").unwrap();

@@ -1,5 +1,5 @@
-//! etcd, and the programs that kubeadm would run as static pods: with the flags that it writes for
-//! them, as processes at the first node.
+//! etcd, and the programs that kubeadm would run as static pods. They run as processes on the first
+//! node, with the flags from kubeadm.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::binaries::Binaries;
 use crate::nodes::FIRST;
 use crate::run::{Kubectl, start, until};
 
-/// An API server's start, where a program takes a while to be read in.
+/// Timeout for the API server to serve. Loading the programs may take a while.
 const SERVES_WITHIN: Duration = Duration::from_mins(3);
 const ETCD: &str = "http://127.0.0.1:2379";
 const STATIC_PODS: &str = "/etc/kubernetes/manifests";
-/// kubeadm's name of a group, and of what it may do.
+/// kubeadm's name for the group of administrators, and for its role binding.
 const ADMINS: &str = "kubeadm:cluster-admins";
 
-/// The control plane at work; dropped, it ends.
+/// A running control plane. It ends on drop.
 #[derive(Debug)]
 pub(crate) struct ControlPlane {
     pub(crate) kubectl: Kubectl,
@@ -27,7 +27,7 @@ pub(crate) struct ControlPlane {
     _running: Vec<Running>,
 }
 
-/// `kubeadm` with the cluster's configuration.
+/// Runs `kubeadm` with the cluster's configuration.
 #[derive(Debug)]
 struct Kubeadm {
     place: Place,
@@ -44,14 +44,15 @@ impl Kubeadm {
             .with_context(|| format!("kubeadm {}", arguments.join(" ")))
     }
 
-    /// A phase of `kubeadm init`.
+    /// Runs a phase of `kubeadm init`.
     fn phase(&self, phase: &[&str]) -> Result<String> {
         self.run(&[&["init", "phase"], phase].concat())
     }
 }
 
 impl ControlPlane {
-    /// Starts it at the first node, and waits until it answers. `mode` is the proxy's.
+    /// Starts the control plane on the first node, and waits until it responds. `mode` is the proxy
+    /// mode.
     pub(crate) fn start(
         place: &Place,
         binaries: &Binaries,
@@ -68,7 +69,7 @@ impl ControlPlane {
             program,
             config,
         };
-        // What a run before has left would be taken for this cluster's.
+        // Removes the files of a previous run, which kubeadm would reuse.
         let _ = std::fs::remove_dir_all("/etc/kubernetes");
         for phase in [
             ["certs", "all"],
@@ -82,7 +83,7 @@ impl ControlPlane {
             format!("--data-dir={}", state.join("etcd").display()),
             format!("--listen-client-urls={ETCD}"),
             format!("--advertise-client-urls={ETCD}"),
-            // It is gone with the guest.
+            // The data is lost with the VM in any case.
             "--unsafe-no-fsync".to_owned(),
         ];
         let mut running = vec![start(place, &logs.join("etcd.log"), &etcd)?];
@@ -97,12 +98,13 @@ impl ControlPlane {
             Ok(kubectl.run(&["get", "--raw", "/readyz"])?.trim() == "ok")
         })
         .with_context(|| format!("see {}", logs.join("kube-apiserver.log").display()))?;
-        // They wait ten seconds for it and for their roles, then they end, and here nobody starts them again.
+        // These programs wait ten seconds for the API server and for their roles, and then exit. No
+        // supervisor restarts them here.
         run("kube-controller-manager")?;
         run("kube-scheduler")?;
-        // As `kubeadm init` does between its phases. The API server may ask kubelets, for `kubectl
-        // exec` and the like, by the group of its certificate, or where that has none (1.36), by its
-        // name.
+        // Binds roles as `kubeadm init` does between its phases. The API server may connect to
+        // kubelets (for `kubectl exec`) by its certificate's group, or by its name if the
+        // certificate has no group (1.36).
         for (name, role, who) in [
             (ADMINS, "cluster-admin", format!("--group={ADMINS}")),
             (
@@ -121,27 +123,27 @@ impl ControlPlane {
         })
     }
 
-    /// Credentials of a kubelet.
+    /// Returns the credentials of a kubelet.
     pub(crate) fn kubelet_credentials(&self, node: &str) -> Result<String> {
         let client = format!("--client-name=system:node:{node}");
         self.kubeadm
             .run(&["kubeconfig", "user", &client, "--org=system:nodes"])
     }
 
-    /// kubeadm's own DaemonSet of kube-proxy, with its ConfigMap, account and role.
+    /// Adds kubeadm's DaemonSet of kube-proxy, with its ConfigMap, account and role.
     pub(crate) fn add_kube_proxy(&self) -> Result<()> {
         self.kubeadm.phase(&["addon", "kube-proxy"])?;
         Ok(())
     }
 
-    /// kubeadm's CoreDNS.
+    /// Adds kubeadm's CoreDNS.
     pub(crate) fn add_dns(&self) -> Result<()> {
         self.kubeadm.phase(&["addon", "coredns"])?;
         Ok(())
     }
 }
 
-/// Two families, and node ranges that the nodes bring along.
+/// Returns kubeadm's configuration: two families, and pod ranges that the nodes themselves provide.
 fn configuration(version: &str, mode: &str) -> String {
     let host = FIRST;
     format!(
@@ -169,7 +171,7 @@ conntrack: {{maxPerCore: 0}}
     )
 }
 
-/// The command line of a static pod, with the user's program.
+/// Returns the command line of a static pod, with the user's program.
 fn command(binaries: &Binaries, name: &str) -> Result<Vec<String>> {
     let file = Path::new(STATIC_PODS).join(format!("{name}.yaml"));
     let text = std::fs::read_to_string(&file)

@@ -1,4 +1,4 @@
-//! Kubernetes' own end-to-end tests, and what came of each.
+//! Kubernetes' end-to-end tests and their results.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,20 +15,20 @@ pub(crate) struct Results {
     pub(crate) failed: Vec<(String, String)>,
     /// Skipped specs, by the reason that the spec gave.
     pub(crate) skipped: BTreeMap<String, Vec<String>>,
-    /// Specs that ran when the time was up, so that their result is unknown.
+    /// Specs that were running at the time limit. Their result is unknown.
     pub(crate) cut_off: Vec<String>,
-    /// Number of chosen specs that had not begun by then.
+    /// Number of chosen specs that had not started at the time limit.
     pub(crate) not_begun: usize,
 }
 
-/// The network suite.
+/// Focus on the network suite.
 pub(crate) const FOCUS: &str = r"\[sig-network\]";
-/// Specs that need more than a guest of the lab has: a cloud, hosts beyond, policies, a DNS server,
-/// time.
+/// Specs that need resources that the lab's VM lacks: a cloud, external hosts, policies, a DNS
+/// server, time.
 pub(crate) const SKIP: &str = r"\[Serial\]|\[Disruptive\]|\[Slow\]|\[Alpha\]|\[Feature:|\[FeatureGate:|LoadBalancer|Ingress|Internet|DNS|ExternalName|NetworkPolicy|\[Driver:|\[sig-network\] Gateway";
 
-/// Returns the command of `e2e.test`. After `limit` it begins no further spec, and reports the
-/// specs that ran.
+/// Returns the command of `e2e.test`. After `limit`, it starts no further spec and reports the
+/// finished specs.
 pub(crate) fn command(
     program: &Path,
     kubeconfig: &str,
@@ -52,8 +52,9 @@ pub(crate) fn command(
     argv
 }
 
-/// Reads the JUnit report that it leaves, and of its log how many specs it had chosen. Where the log does
-/// not say it, none counts as not begun: the status of `e2e.test` tells that not all is well.
+/// Reads the JUnit report of `e2e.test`, and the number of chosen specs from its log. If the log
+/// lacks the number, no spec counts as not started. The exit status of `e2e.test` then shows the
+/// failure.
 ///
 /// # Errors
 /// One of the two is not there.
@@ -66,25 +67,25 @@ pub(crate) fn read(report: &Path, log: &Path) -> Result<Results> {
     Ok(parse(&read(&report.join("junit_01.xml"))?, chosen))
 }
 
-/// `Will run N of M specs`
+/// Parses the number of chosen specs from `Will run N of M specs`.
 fn chosen(log: &str) -> Option<usize> {
     let (_, rest) = log.split_once("Will run ")?;
     rest.split(' ').next()?.parse().ok()
 }
 
-/// The elements `testcase` of ginkgo's report. Those that were not chosen are there, too, as skipped
-/// without a reason, and so are those that were `chosen` and not begun: they are only counted.
+/// Parses the elements `testcase` of ginkgo's report. Specs that were not chosen, and chosen specs
+/// that did not start, are in the report as skipped without a reason. The latter are only counted.
 fn parse(text: &str, chosen: usize) -> Results {
     let mut results = Results::default();
     for case in text.split("<testcase ").skip(1) {
         let case = case.split("</testcase>").next().unwrap_or(case);
         let name = attribute(case, "name").unwrap_or_default();
-        // Parts of the suite itself: before and after it.
+        // Setup and teardown of the suite itself.
         if !name.starts_with("[It]") {
             continue;
         }
         let name = name.trim_start_matches("[It] ").to_owned();
-        // Where there is no message, the element's text begins with it.
+        // Without the attribute `message`, the reason is the first line of the element's text.
         let reason = |element: &str| {
             let (_, rest) = case.split_once(&format!("<{element}"))?;
             let message = attribute(rest, "message").unwrap_or_default();
@@ -99,7 +100,7 @@ fn parse(text: &str, chosen: usize) -> Results {
         match attribute(case, "status").as_deref() {
             Some("passed") => results.passed.push(name),
             Some("skipped" | "pending") => {
-                // `skipped - REASON`
+                // A skip reason has the form `skipped - REASON`.
                 let reason = reason("skipped").unwrap_or_default();
                 if let Some(reason) = reason.strip_prefix("skipped - ") {
                     results
@@ -112,7 +113,8 @@ fn parse(text: &str, chosen: usize) -> Results {
             _ => {
                 let why = reason("failure").or_else(|| reason("error"));
                 let why = why.unwrap_or_default();
-                // Of ginkgo, where the time of all specs was up; one spec's own is called a spec's or a node's.
+                // ginkgo's message at the time limit of the suite. Timeouts of one spec or node
+                // have other messages.
                 if why.contains("A suite timeout occurred") {
                     results.cut_off.push(name);
                 } else {
@@ -126,7 +128,7 @@ fn parse(text: &str, chosen: usize) -> Results {
     results
 }
 
-/// An attribute's value up to the element's end, with its escapes resolved.
+/// Returns an attribute's value with resolved escapes. Searches up to the element's end.
 fn attribute(element: &str, name: &str) -> Option<String> {
     let head = element.split('>').next()?;
     let (_, rest) = head.split_once(&format!("{name}=\""))?;
@@ -163,13 +165,13 @@ impl Results {
         self.skipped.values().map(Vec::len).sum()
     }
 
-    /// Returns true if each chosen spec came to an end.
+    /// Returns true if each chosen spec finished.
     pub(crate) fn is_complete(&self) -> bool {
         self.cut_off.is_empty() && self.not_begun == 0
     }
 
-    /// The account: failed by name and reason, skipped by reason, how many, and what the time did not
-    /// suffice for.
+    /// Returns a summary: failures by name and reason, skips by reason, the numbers, and the
+    /// unfinished specs.
     pub(crate) fn account(&self, took: Duration) -> String {
         let mut text = String::new();
         for name in &self.passed {

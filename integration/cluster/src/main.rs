@@ -1,4 +1,5 @@
-//! A Kubernetes cluster in one guest of the lab: real kubelets, our image in kubeadm's DaemonSet.
+//! A Kubernetes cluster in one VM of the lab. It has real kubelets, and our image in kubeadm's
+//! DaemonSet.
 //!
 //! ```text
 //!  host                     │ guest
@@ -33,16 +34,15 @@ use lab::traffic::Traffic;
 use nodes::{Folders, Kubelet};
 use proxy::{Image, Proxy};
 
-/// Exit status if the user's programs are missing.
+/// Exit status for missing programs.
 const MISSING: u8 = 2;
 
-/// Time before the end at which e2e.test stops, and writes its report.
+/// Time that e2e.test gets to write its report before the end.
 const TO_REPORT: Duration = Duration::from_mins(2);
 
-/// Modules that a node loads at boot, as Kubernetes' documentation of IPVS mode asks for:
-/// upstream's kube-proxy ends if a sysctl of connection tracking is missing. The guest's link to
-/// the kernel's modules leads nowhere in a container that mounts `/lib/modules`, so that a folder
-/// replaces it.
+/// Modules that a node loads at boot, as Kubernetes' documentation of IPVS mode requires.
+/// Upstream's kube-proxy exits if a conntrack sysctl is missing. In a container that mounts
+/// `/lib/modules`, the VM's link to the kernel's modules is broken, so a folder replaces the link.
 const MODULES: &str = "
 modprobe -q -a nf_conntrack ip_vs ip_vs_rr ip_vs_wrr ip_vs_sh || true
 release=/lib/modules/$(uname -r)
@@ -146,7 +146,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Makes the images, and runs this program in the lab.
+/// Builds the images, and runs this program in the lab.
 fn carry(arguments: &Arguments) -> Result<ExitCode> {
     let out = &arguments.out;
     std::fs::create_dir_all(out).with_context(|| format!("cannot make {}", out.display()))?;
@@ -177,9 +177,9 @@ fn carry(arguments: &Arguments) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
-/// The cluster, while it is there.
+/// A running cluster.
 struct Cluster {
-    /// When it began to boot.
+    /// Start time of the boot.
     started: Instant,
     control_plane: ControlPlane,
     kubelets: Vec<Kubelet>,
@@ -220,7 +220,7 @@ fn inside(arguments: &Arguments, binaries: &Binaries) -> Result<ExitCode> {
 }
 
 impl Cluster {
-    /// Boots it with `image` in the DaemonSet; `further` images are there, too.
+    /// Boots the cluster with `image` in the DaemonSet. Also imports the `further` images.
     fn boot(
         arguments: &Arguments,
         binaries: &Binaries,
@@ -245,8 +245,8 @@ impl Cluster {
         let mut world = World::new("cluster")?;
         let places = nodes::lay(&mut world, arguments.nodes)?;
         let outside = world.host("outside", "172.35.0.9/24 fd35::9/64")?;
-        // As any node has one: where no service address is the node's own, as in the modes without
-        // IPVS, its own packets need a way before they are sent elsewhere.
+        // Adds a default route, as on any node. In modes without IPVS, Service addresses are not
+        // local, and the node's packets to them need a route before translation.
         for place in &places {
             world.route(place, "0.0.0.0/0 ::/0", &outside)?;
         }
@@ -308,7 +308,7 @@ impl Cluster {
         Ok(&last.node)
     }
 
-    /// Nodes and pods, as kubectl shows them.
+    /// Prints nodes and pods, as kubectl shows them.
     fn show(&self) -> Result<()> {
         let kubectl = &self.control_plane.kubectl;
         print!("{}", kubectl.run(&["get", "nodes", "-o", "wide"])?);
@@ -320,7 +320,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The user's command, with its output as it comes.
+    /// Runs the user's command and passes its output through.
     fn run_script(&self, script: &str, binaries: &Binaries) -> Result<ExitCode> {
         let mut command = self.first()?.command("sh");
         let path = std::env::var("PATH").unwrap_or_default();
@@ -349,7 +349,7 @@ impl Cluster {
                 "there is no images/coredns*.tar: specs that ask for a Service by its name will fail"
             );
         }
-        // Until all is ended, and before that its report is to be written.
+        // Time limit of the specs. It leaves time to write the report.
         let limit = Duration::from_secs(arguments.minutes * 60);
         let left = limit.saturating_sub(self.started.elapsed());
         let argv = e2e::command(
@@ -373,7 +373,7 @@ impl Cluster {
             !results.is_complete() || !results.passed.is_empty() || !results.failed.is_empty(),
             "no spec was run: {focus} without {skip} chooses none"
         );
-        // What comes before and after the specs is none of them.
+        // The setup and teardown of the suite are not specs.
         ensure!(
             ended.status.success() || !results.failed.is_empty() || !results.is_complete(),
             "e2e.test ended with {}, though no spec failed: see e2e.log",
@@ -386,7 +386,7 @@ impl Cluster {
         })
     }
 
-    /// Migrates from one image to the other and back, while clients ask.
+    /// Migrates from one image to the other and back, under client load.
     fn migrate(
         &self,
         first: &Image,

@@ -1,4 +1,4 @@
-//! Nodes: network namespaces, each with a containerd and a kubelet of its own.
+//! Nodes: network namespaces with a containerd and a kubelet each.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,30 +11,30 @@ use crate::binaries::Binaries;
 use crate::control_plane::ControlPlane;
 use crate::run::until;
 
-/// The first node, where the control plane is.
+/// Address of the first node, which runs the control plane.
 pub(crate) const FIRST: &str = "172.35.0.100";
-/// Images are unpacked meanwhile.
+/// Timeout for the start of a node, which includes unpacking images.
 const STARTS_WITHIN: Duration = Duration::from_mins(5);
 const READY_WITHIN: Duration = Duration::from_mins(4);
 const SCRIPT: &str = include_str!("../node.sh");
 
-/// A node at work.
+/// A running node.
 #[derive(Debug)]
 pub(crate) struct Kubelet {
     pub(crate) node: Node,
     _running: Running,
 }
 
-/// Folders in the guest.
+/// Folders in the VM.
 #[derive(Debug, Clone)]
 pub(crate) struct Folders {
-    /// Folder in memory: an overlay cannot be the upper layer of another.
+    /// State folder in memory, because an overlay cannot be the upper layer of another overlay.
     pub(crate) state: PathBuf,
-    /// Kept by the host.
+    /// Log folder, kept on the host.
     pub(crate) logs: PathBuf,
 }
 
-/// Nodes on the fabric, without what makes them Kubernetes'.
+/// Creates nodes on the fabric, still without Kubernetes' programs.
 pub(crate) fn lay(world: &mut World, count: u8) -> Result<Vec<Node>> {
     (1..=count)
         .map(|number| {
@@ -47,7 +47,7 @@ pub(crate) fn lay(world: &mut World, count: u8) -> Result<Vec<Node>> {
         .collect()
 }
 
-/// Starts a node's containerd with these images, and its kubelet.
+/// Starts containerd with these images on a node, and then the kubelet.
 pub(crate) fn start(
     node: &Node,
     binaries: &Binaries,
@@ -71,8 +71,8 @@ pub(crate) fn start(
         "kubelet.yaml",
         kubelet(&state, &run, &folders.logs.join("pods").join(name)),
     )?;
-    // Nobody (RFC 5737). CoreDNS, which forwards there what is not the cluster's, would ask itself at
-    // an address of loopback, and end for that.
+    // An unused address (RFC 5737). CoreDNS forwards external names there. With a loopback address,
+    // it would query itself and exit because of the loop.
     write("resolv.conf", "nameserver 192.0.2.53\n".to_owned())?;
     write("kubelet.conf", control_plane.kubelet_credentials(name)?)?;
     write("node.sh", SCRIPT.to_owned())?;
@@ -95,7 +95,7 @@ pub(crate) fn start(
     })
 }
 
-/// Waits until the API has them all as ready, and says which pods they have.
+/// Waits until the API reports all nodes as ready. Prints their pods.
 pub(crate) fn await_ready(control_plane: &ControlPlane, kubelets: &[Kubelet]) -> Result<Duration> {
     let kubectl = &control_plane.kubectl;
     for kubelet in kubelets {
@@ -131,7 +131,8 @@ fn is_ready(object: &Value) -> bool {
     })
 }
 
-/// Containers in no cgroup of their own: a guest has not all controllers.
+/// Returns containerd's configuration. Containers have no separate cgroups, because a VM lacks some
+/// controllers.
 fn containerd(state: &Path, run: &Path) -> String {
     let (state, run) = (state.display(), run.display());
     format!(
@@ -154,7 +155,8 @@ state = \"{run}/containerd\"
     )
 }
 
-/// Pods on the bridge that the node has, with addresses of its ranges.
+/// Returns a CNI configuration that attaches pods to the node's bridge, with addresses of the
+/// node's ranges.
 fn cni(node: &Node) -> Value {
     let ranges: Vec<Value> = node
         .pod_ranges()

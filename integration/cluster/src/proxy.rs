@@ -1,5 +1,4 @@
-//! kubeadm's DaemonSet of kube-proxy, with an image that is not upstream's, and a Service that shows
-//! whether it serves.
+//! kubeadm's DaemonSet of kube-proxy with a replaced image, and a Service to test it.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,19 +12,19 @@ use serde_json::Value;
 use crate::load::ask_once;
 use crate::run::{Kubectl, until};
 
-/// The manifests' own patch, as users apply it.
+/// The patch from the manifests, as users apply it.
 const PATCH: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../manifests/kubeadm-patch/kubeproxydaemonset.yaml"
 );
 const ROLLED_WITHIN: Duration = Duration::from_mins(8);
 const SERVED_WITHIN: Duration = Duration::from_mins(3);
-/// Addresses at which `web` is asked from outside: the first node's, in both families.
+/// Addresses of `web` for external clients: the first node's, in both families.
 pub(crate) const NODE_PORT: [&str; 2] = ["172.35.0.100:30080", "[fd35::100]:30080"];
-/// Addresses at which `web` is asked from inside.
+/// Addresses of `web` for clients in the cluster.
 pub(crate) const CLUSTER_IP: [&str; 2] = ["10.96.0.80:80", "[fd96::80]:80"];
 
-/// Three pods behind a Service of both families.
+/// Three pods behind a dual-stack Service.
 const WEB: &str = "
 apiVersion: apps/v1
 kind: Deployment
@@ -50,7 +49,7 @@ spec:
   ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
 ";
 
-/// An archive that is imported, and the name that its image has then.
+/// An imported archive and the name of its image.
 #[derive(Debug, Clone)]
 pub(crate) struct Image {
     pub(crate) archive: PathBuf,
@@ -58,7 +57,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// Reads the name in an OCI archive, or one of `docker save`.
+    /// Reads the image name from an OCI archive or a `docker save` archive.
     pub(crate) fn read(archive: &Path) -> Result<Self> {
         let part = |file: &str| -> Option<Value> {
             let output = Command::new("tar")
@@ -91,7 +90,7 @@ impl Image {
     }
 }
 
-/// The DaemonSet.
+/// kubeadm's DaemonSet of kube-proxy.
 #[derive(Debug)]
 pub(crate) struct Proxy<'a> {
     pub(crate) kubectl: &'a Kubectl,
@@ -103,20 +102,21 @@ impl Proxy<'_> {
             .run(&[&["-n", "kube-system"], arguments].concat())
     }
 
-    /// Puts our image in, as the manifests' README says, under the name that the archive has.
+    /// Puts our image into the DaemonSet by the steps in the manifests' README. Uses the image name
+    /// of the archive.
     pub(crate) fn patch(&self, image: &Image) -> Result<()> {
         self.of_system(&["patch", "daemonset", "kube-proxy", "--patch-file", PATCH])?;
         self.swap(image)
     }
 
-    /// Replaces the image, and nothing else.
+    /// Replaces only the image.
     pub(crate) fn swap(&self, image: &Image) -> Result<()> {
         let container = format!("kube-proxy={}", image.name);
         self.of_system(&["set", "image", "daemonset/kube-proxy", &container])?;
         Ok(())
     }
 
-    /// Replaces the mode: writes the ConfigMap, and restarts the pods.
+    /// Replaces the mode: writes the ConfigMap and restarts the pods.
     pub(crate) fn set_mode(&self, mode: &str) -> Result<()> {
         let map = self
             .kubectl
@@ -138,7 +138,7 @@ impl Proxy<'_> {
         Ok(())
     }
 
-    /// Waits until each node has a pod of the newest generation that is ready.
+    /// Waits until each node has a ready pod of the newest generation.
     pub(crate) fn await_rollout(&self) -> Result<Duration> {
         let rolled = until("kube-proxy is rolled out", ROLLED_WITHIN, || {
             let set = self
@@ -172,7 +172,7 @@ impl Proxy<'_> {
     }
 }
 
-/// Starts the Service `web`, and waits until it answers by every way.
+/// Creates the Service `web`, and waits until it responds on every path.
 pub(crate) fn serve_web(
     kubectl: &Kubectl,
     folder: &Path,
@@ -193,8 +193,8 @@ pub(crate) fn serve_web(
     )
 }
 
-/// Returns the ways to `web`: from outside to a node port, and from a node to the ClusterIP, in
-/// both families.
+/// Returns the paths to `web` in both families: from outside to a node port, and from a node to the
+/// ClusterIP.
 pub(crate) fn ways(outside: &Place, node: &Place) -> Result<Vec<(Place, SocketAddr)>> {
     let from_outside = NODE_PORT.map(|to| (outside.clone(), to));
     let inside = CLUSTER_IP.map(|to| (node.clone(), to));

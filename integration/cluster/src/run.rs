@@ -1,4 +1,4 @@
-//! Programs, to their end, with what they say when they fail.
+//! Runs programs to their end, and includes their output in errors.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::binaries::Binaries;
 
-/// `kubectl`, at a place, as the cluster's administrator.
+/// Runs `kubectl` in a place, as the cluster's administrator.
 #[derive(Debug, Clone)]
 pub(crate) struct Kubectl {
     place: Place,
@@ -18,7 +18,7 @@ pub(crate) struct Kubectl {
 
 /// Credentials of kubeadm that need no role binding.
 pub(crate) const ADMIN: &str = "/etc/kubernetes/super-admin.conf";
-/// Pause between two looks at an awaited state.
+/// Interval between two checks of an awaited state.
 const GLANCE: Duration = Duration::from_secs(1);
 
 impl Kubectl {
@@ -29,7 +29,7 @@ impl Kubectl {
         }
     }
 
-    /// The output of a command that must succeed.
+    /// Returns the output of a command that must succeed.
     pub(crate) fn run(&self, arguments: &[&str]) -> Result<String> {
         let own = [self.program.as_str(), "--kubeconfig", ADMIN];
         let argv = own.iter().chain(arguments);
@@ -38,7 +38,7 @@ impl Kubectl {
             .with_context(|| format!("kubectl {}", arguments.join(" ")))
     }
 
-    /// Creates what YAML says, which is ours, so that nobody asks what the API server takes.
+    /// Creates the objects of a YAML text. Skips validation, because the text is our own.
     pub(crate) fn create(&self, folder: &Path, name: &str, yaml: &str) -> Result<()> {
         let file = folder.join(name);
         std::fs::write(&file, yaml).with_context(|| format!("cannot write {}", file.display()))?;
@@ -47,15 +47,15 @@ impl Kubectl {
         Ok(())
     }
 
-    /// An object or a list, as JSON.
+    /// Returns an object or a list as JSON.
     pub(crate) fn get(&self, arguments: &[&str]) -> Result<Value> {
         let text = self.run(&[&["get", "-o", "json"], arguments].concat())?;
         serde_json::from_str(&text).context("kubectl get says no JSON")
     }
 }
 
-/// Waits until something holds. What could not be looked at does not hold yet; it is told when the
-/// time is over.
+/// Waits until a condition holds. A failed check counts as false; the timeout error contains its
+/// reason.
 pub(crate) fn until(
     what: &str,
     limit: Duration,
@@ -77,7 +77,7 @@ pub(crate) fn until(
     }
 }
 
-/// Starts a program at a place; what it says goes to a file.
+/// Starts a program in a place. Its output goes to a file.
 pub(crate) fn start(place: &Place, log: &Path, argv: &[String]) -> Result<Running> {
     let mut whole = vec![
         "sh".to_owned(),

@@ -99,17 +99,17 @@ impl<'a> Panel<'a> {
         text(self.0, "/fieldConfig/defaults/unit")
     }
 
-    /// Returns the address of the runbook, with a variable in it; empty if there is none.
+    /// Returns the runbook's address, which contains a variable. Empty without a runbook.
     pub fn runbook(&self) -> &'a str {
         text(self.0, "/links/0/url")
     }
 
-    /// Reports whether points are drawn as bars, and not as a line.
+    /// Reports whether points are drawn as bars instead of a line.
     pub fn has_bars(&self) -> bool {
         text(self.0, "/fieldConfig/defaults/custom/drawStyle") == "bars"
     }
 
-    /// Reports whether the legend is a table beside the chart.
+    /// Reports whether the legend is a table next to the chart.
     pub fn has_legend_beside(&self) -> bool {
         text(self.0, "/options/legend/placement") == "right"
     }
@@ -119,7 +119,7 @@ impl<'a> Panel<'a> {
         text(self.0, "/fieldConfig/defaults/custom/stacking/mode") == "normal"
     }
 
-    /// Returns column, line, width and height in units of Grafana's grid, which has 24 columns.
+    /// Returns column, line, width and height in units of Grafana's grid. The grid has 24 columns.
     pub fn grid_position(&self) -> [u64; 4] {
         ["x", "y", "w", "h"].map(|side| {
             let side = self.0.pointer(&format!("/gridPos/{side}"));
@@ -163,7 +163,7 @@ impl<'a> Target<'a> {
         text(self.0, "/expr")
     }
 
-    /// Reports whether the query is evaluated at one time only.
+    /// Reports whether the query is evaluated at a single time.
     pub fn is_instant(&self) -> bool {
         self.0.get("instant") == Some(&Value::Bool(true))
     }

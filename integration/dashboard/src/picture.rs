@@ -9,13 +9,13 @@ use crate::prometheus::Series;
 
 /// The width of the page, in pixels.
 pub const WIDTH: u32 = 1440;
-/// The width of a grid column in pixels.
+/// Width of a grid column, in pixels.
 const COLUMN: u64 = 59;
-/// The height of a grid line with the gap below it, in pixels.
+/// Height of a grid line including the gap below it, in pixels.
 const LINE: u64 = 38;
-/// The gap between panels in pixels.
+/// Gap between panels, in pixels.
 const GAP: u64 = 8;
-/// The width of a legend beside a chart.
+/// Width of a legend next to a chart, in pixels.
 const LEGEND: u64 = 250;
 
 /// Colours that people with colour blindness can distinguish.
@@ -125,12 +125,13 @@ fn table(panel: Panel<'_>, found: &[(Target<'_>, Vec<Series>)]) -> String {
     table + "</table>"
 }
 
-/// Colours by the names of series: a name has one colour on the whole page.
+/// Colours by series name. A name has the same colour on the whole page.
 #[derive(Debug, Default)]
 struct Colours(HashMap<String, &'static str>);
 
 impl Colours {
-    /// Gives each new name a colour that no other name of its chart has, while there is one.
+    /// Assigns each new name a colour that is unused in its chart, as long as there are unused
+    /// colours.
     fn of_chart(&mut self, names: &[String]) -> Vec<&'static str> {
         let known = names.iter().filter_map(|name| self.0.get(name).copied());
         let mut used: HashSet<&str> = known.collect();
@@ -147,7 +148,8 @@ impl Colours {
     }
 }
 
-/// Draws lines or bars, with a legend of names and last values. Stacked lines have an area below.
+/// Draws lines or bars, and a legend with names and last values. Stacked lines have a filled area
+/// below.
 #[allow(clippy::cast_precision_loss, reason = "pixels")]
 fn chart(
     panel: Panel<'_>,
@@ -212,7 +214,7 @@ struct Frame<'a> {
     left: f64,
     width: f64,
     height: f64,
-    /// The value at the top.
+    /// Value at the top of the chart.
     top: f64,
     range: &'a Range,
 }
@@ -228,7 +230,7 @@ impl Frame<'_> {
         8.0 + self.height - value / self.top * self.height
     }
 
-    /// Begins the SVG with grid lines and labels.
+    /// Starts the SVG with grid lines and labels.
     fn axes(&self, unit: &str) -> String {
         let (left, width, height) = (self.left, self.width, self.height);
         let mut svg = format!(
@@ -271,7 +273,7 @@ impl Frame<'_> {
         line.iter().map(bar).collect()
     }
 
-    /// Draws a line with gaps where points are missing. A single point becomes a dot.
+    /// Draws a line with gaps at missing points. A single point becomes a dot.
     fn line(&self, line: &Line, colour: &str, is_stacked: bool) -> String {
         let mut path = String::new();
         let mut before = f64::NEG_INFINITY;
@@ -300,7 +302,7 @@ impl Frame<'_> {
     }
 }
 
-/// Adds to each line the values of the line before it.
+/// Stacks lines: adds to each line the values of the previous line.
 fn pile_up(lines: &mut [Line]) {
     let mut below = Line::new();
     for line in lines {

@@ -19,7 +19,7 @@ const ADDRESS: &str = "127.0.0.1:9090";
 const RESPONSE: Duration = Duration::from_secs(10);
 /// Deadline of the start.
 const START: Duration = Duration::from_secs(20);
-/// The text of a sample without a value.
+/// Text of a sample without a value.
 const NONE: &str = "NaN";
 
 /// A time series of a response.
@@ -47,7 +47,7 @@ impl Series {
     }
 }
 
-/// A Prometheus server that runs until this is dropped.
+/// A running Prometheus server. It ends on drop.
 #[derive(Debug)]
 pub struct Prometheus {
     place: Place,

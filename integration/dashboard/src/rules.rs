@@ -1,7 +1,7 @@
 //! Alert rules with shorter durations.
 
-/// Returns the rules with each minute as a second and each hour as a minute, both in ranges and in
-/// `for`. So a test waits seconds where an operator waits minutes.
+/// Returns the rules with minutes replaced by seconds and hours by minutes, in ranges and in `for`.
+/// A test then waits seconds instead of minutes.
 pub fn shorten_durations(rules: &str) -> String {
     let mut quick = String::with_capacity(rules.len());
     let mut digits = 0;

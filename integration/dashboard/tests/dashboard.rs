@@ -25,14 +25,14 @@ const JOB: &str = "kube-proxy";
 /// Grafana's pattern for all nodes.
 const ALL: &str = ".*";
 
-/// Parts of queries that have no data on a healthy node. Another query of the same panel has some.
+/// Parts of queries without data on a healthy node. Another query of the same panel has data.
 const EMPTY_IF_HEALTHY: [&str; 2] = [
-    // The subsystems, beside their sum.
+    // The subsystems. Their sum has data.
     "result!=\"done\"}[$__rate_interval])) > 0",
     "drifted_entries_total{job=\"$job\",instance=~\"$instance\"}[$__rate_interval])) > 0",
 ];
 
-/// Alerts that the faults of the story raise.
+/// Alerts that the test's faults raise.
 const FAULTS: [&str; 2] = ["KubeProxyWritesRefused", "KubeProxyApiServerUnreachable"];
 
 fn main() {
@@ -96,7 +96,7 @@ fn read_by_prometheus(c: &mut Cluster) -> Outcome {
     )
 }
 
-/// Waits until all these alerts have this state.
+/// Waits until each of these alerts has this state.
 fn until(c: &Cluster, prometheus: &Prometheus, alerts: &[&str], state: &str) -> Result<()> {
     for alert in alerts {
         c.until(&format!("{alert} is {state}"), || {
@@ -137,7 +137,7 @@ fn with_source_ranges() -> Service {
         .spec("loadBalancerSourceRanges: [172.35.0.0/24]")
 }
 
-/// Makes traffic, probes, a draining endpoint, and one that comes and goes.
+/// Creates traffic, probes, a draining endpoint, and an endpoint that is added and removed.
 fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
     let mut kept = Vec::new();
     for round in 0..10 {
@@ -157,7 +157,7 @@ fn make_traffic(c: &Cluster, api: &ApiServer) -> Result<()> {
                     kept.push(open);
                 }
             }
-            // The removed endpoint drains. Later one with a trigger time is added.
+            // The removed endpoint drains. Later, an endpoint with a trigger time is added.
             4 => api.apply(&web("10.244.1.10 fd44:1::10"))?,
             6 => add_and_remove_endpoint(c, api)?,
             _ => {}
@@ -240,7 +240,8 @@ impl<'a> Panels<'a> {
         for panel in dashboard.panels() {
             let mut found = Vec::new();
             for target in panel.targets() {
-                // There is one node, so choosing it gives as many series as choosing all.
+                // There is one node, so the choice of this node gives as many series as the choice
+                // of all nodes.
                 let [all, one] = [ALL, "127\\\\.0\\\\.0\\\\.1:10249"].map(|instance| {
                     let query = target.expand(JOB, instance, &range)?;
                     let answer = if target.is_instant() {
@@ -263,8 +264,8 @@ impl<'a> Panels<'a> {
         })
     }
 
-    /// Checks that each query has data, except queries with one of these parts. Series have the labels
-    /// that the legend names, and the panel has the unit of its metric.
+    /// Checks each query except those with one of the parts in `but`. A query must have data,
+    /// series must have the labels of the legend, and the panel must have the unit of its metric.
     fn have_data(&self, but: &[&str]) -> Result<()> {
         for (panel, found) in &self.results {
             for (target, series) in found {
@@ -307,7 +308,7 @@ impl<'a> Panels<'a> {
         Ok(())
     }
 
-    /// Lists the stats by title, each with the colour of its threshold.
+    /// Lists the stat panels by title, each with the colour of its threshold.
     fn colours(&self) -> Vec<(&'a str, &'a str)> {
         let stats = self
             .results
@@ -364,7 +365,7 @@ fn unit_of(query: &str) -> &'static str {
 
 // ---- picture ----
 
-/// Draws the dashboard if the environment names a folder for it.
+/// Draws the dashboard if the environment names a folder for the picture.
 fn draw(c: &Cluster, panels: &Panels<'_>) -> Result<()> {
     let Some(folder) = std::env::var_os("BROWSER_SHOTS") else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Prints the demo, and records if all claims held.
+//! Prints the demo's report, and records whether all claims held.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use serde_json::Value;
 /// Limit for the daemon to program a node.
 const PROGRAMMED_WITHIN: Duration = Duration::from_secs(20);
 
-/// The account so far.
+/// The report: the number of claims that held, and the failed claims.
 pub(crate) struct Account {
     seen: usize,
     failures: Vec<String>,
@@ -27,19 +27,19 @@ impl Account {
         }
     }
 
-    /// A new part of the story.
+    /// Prints the title of a new part.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn part(&self, title: &str) {
         println!("\n== {title}");
     }
 
-    /// A sentence of it.
+    /// Prints a sentence.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn say(&self, text: &str) {
         println!("   {text}");
     }
 
-    /// The Services in a folder of manifests, as `kubectl get services` shows them.
+    /// Prints the Services of a manifest folder, in the form of `kubectl get services`.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn services(&self, manifests: &Path) -> Result<()> {
         let mut rows =
@@ -66,7 +66,7 @@ impl Account {
         Ok(())
     }
 
-    /// Output of a tool, indented.
+    /// Prints a tool's output, indented.
     #[allow(clippy::unused_self, reason = "the account is what is printed")]
     pub(crate) fn show(&self, command: &str, output: &str) {
         println!("\n   $ {command}");
@@ -76,7 +76,7 @@ impl Account {
         println!();
     }
 
-    /// Claims that something is so.
+    /// Prints a claim, and whether it holds.
     pub(crate) fn claim(&mut self, claim: &str, is_so: bool, seen: &str) {
         if is_so {
             self.seen += 1;
@@ -86,13 +86,13 @@ impl Account {
         }
     }
 
-    /// Notes a claim that did not hold.
+    /// Records a failed claim.
     pub(crate) fn failed(&mut self, what: &str) {
         println!("   [FAIL] {what}");
         self.failures.push(what.to_owned());
     }
 
-    /// The last line, and the exit status.
+    /// Prints the last line, and returns the exit status.
     pub(crate) fn close(self) -> ExitCode {
         println!();
         if self.failures.is_empty() {
@@ -111,7 +111,7 @@ impl Account {
     }
 }
 
-/// A row for each Service in a folder: name, type, cluster IP, load-balancer IPs, ports.
+/// Returns a row for each Service in a folder: name, type, cluster IP, load-balancer IPs, ports.
 fn services(manifests: &Path) -> Result<Vec<[String; 5]>> {
     let mut rows = Vec::new();
     for entry in fs::read_dir(manifests)? {
@@ -166,7 +166,7 @@ fn list(value: &Value, at: &str, cell: impl Fn(&Value) -> String) -> String {
     }
 }
 
-/// Starts kube-proxy at a node on a folder of manifests.
+/// Starts kube-proxy on a node with a manifest folder.
 pub(crate) fn start(
     kube_proxy: &Path,
     node: &Place,
@@ -180,14 +180,14 @@ pub(crate) fn start(
         manifests.into(),
         format!("--hostname-override={name}").into(),
         "--proxy-mode=ipvs".into(),
-        // Only the initial network namespace may size the connection tracking table.
+        // Only the initial network namespace may set the size of the connection tracking table.
         "--conntrack-max-per-core=0".into(),
     ];
     argv.extend(flags.iter().map(Into::into));
     node.spawn(argv)
 }
 
-/// The virtual servers of a node with their real servers, as `ipvsadm` saves them.
+/// Returns the virtual servers of a node with their real servers, in the format of `ipvsadm -S`.
 pub(crate) fn virtual_servers(node: &Place) -> Result<BTreeMap<String, VirtualServer>, lab::Error> {
     let mut servers = BTreeMap::<String, VirtualServer>::new();
     for line in node.read(["ipvsadm", "-Sn"])?.lines() {
@@ -217,7 +217,7 @@ pub(crate) struct VirtualServer {
     pub(crate) reals: Vec<String>,
 }
 
-/// Members of one set, as `ipset` saves them, sorted.
+/// Returns the members of one set in the format of `ipset save`, sorted.
 pub(crate) fn members(node: &Place, set: &str) -> Result<Vec<String>, lab::Error> {
     let saved = node.read(["ipset", "save", set])?;
     let mut members: Vec<_> = saved
@@ -230,7 +230,8 @@ pub(crate) fn members(node: &Place, set: &str) -> Result<Vec<String>, lab::Error
     Ok(members)
 }
 
-/// Waits until `is_so` of the node's virtual servers; fails with what the daemon said.
+/// Waits until `is_so` accepts the node's virtual servers. The timeout error contains the daemon's
+/// output.
 pub(crate) fn wait_for(
     node: &Place,
     daemon: &mut Running,
@@ -251,7 +252,7 @@ pub(crate) fn wait_for(
     }
 }
 
-/// Counts the answers by server.
+/// Counts the replies by server.
 pub(crate) fn count<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> BTreeMap<&'a str, usize> {
     let mut counts = BTreeMap::new();
     for answer in answers {
@@ -260,7 +261,7 @@ pub(crate) fn count<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> BTreeM
     counts
 }
 
-/// `a ×2, b ×1`
+/// Formats counts: `a ×2, b ×1`.
 pub(crate) fn tally(counts: &BTreeMap<&str, usize>) -> String {
     counts
         .iter()
@@ -269,7 +270,7 @@ pub(crate) fn tally(counts: &BTreeMap<&str, usize>) -> String {
         .join(", ")
 }
 
-/// Copies the files of a folder into another, which may be new.
+/// Copies the files of a folder into another folder. Creates the other folder if necessary.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
@@ -279,7 +280,7 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The first lines; how many more there are is said.
+/// Returns the first lines, and the number of omitted lines.
 pub(crate) fn cut(text: &str, most: usize) -> String {
     let count = text.lines().count();
     let shown = text.lines().take(most);

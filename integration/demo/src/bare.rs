@@ -1,4 +1,4 @@
-//! A guest without the programs of iptables and ipset: everything else is as it was.
+//! A VM without the programs of iptables and ipset, and otherwise unchanged.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use lab::Place;
 
 use crate::account::Account;
 
-/// Puts a folder with all other programs over the one that they are in. The guest ends with the
+/// Replaces the folder of these programs by a folder with all other programs. The VM ends with the
 /// demo.
 const HIDE: &str = "real=$(mktemp -d) bare=$(mktemp -d)
 mount --bind /usr/sbin $real
@@ -19,7 +19,7 @@ for program in $real/*; do
 done
 mount --bind $bare /usr/sbin";
 
-/// Programs that the demo looks for.
+/// Programs whose absence the demo checks.
 const PROGRAMS: [&str; 8] = [
     "iptables-save",
     "iptables-restore",
@@ -31,7 +31,7 @@ const PROGRAMS: [&str; 8] = [
     "ipset",
 ];
 
-/// Hides the programs from the whole guest.
+/// Hides the programs in the whole VM.
 pub(crate) fn hide_programs() -> Result<()> {
     if std::env::var("LAB_LANE").is_ok_and(|lane| lane == "host") {
         bail!("programs are hidden from a guest alone: LAB_LANE=B");
@@ -44,7 +44,7 @@ pub(crate) fn hide_programs() -> Result<()> {
     Ok(())
 }
 
-/// Claims that none of them is there.
+/// Claims that none of the programs exists.
 pub(crate) fn claim_that_no_program_is_there(account: &mut Account) {
     let script = format!("command -v {}", PROGRAMS.join(" "));
     let found = Command::new("sh").args(["-c", &script]).output();
@@ -64,7 +64,7 @@ pub(crate) fn claim_that_no_program_is_there(account: &mut Account) {
     );
 }
 
-/// Claims that a node has nothing of iptables, but the shim's tables.
+/// Claims that a node has no iptables rules, only the shim's tables.
 pub(crate) fn claim_that_iptables_is_unused(account: &mut Account, node: &Place) -> Result<()> {
     let script = "cat /proc/net/ip_tables_names /proc/net/ip6_tables_names 2>/dev/null || true";
     let names = node.read(["sh", "-c", script])?;
@@ -86,7 +86,7 @@ pub(crate) fn claim_that_iptables_is_unused(account: &mut Account, node: &Place)
     Ok(())
 }
 
-/// Members of one set of the shim in nftables, as `ipset` would save them, sorted.
+/// Returns the members of one set of the nftables shim in the format of `ipset save`, sorted.
 pub(crate) fn members(node: &Place, set: &str) -> Result<Vec<String>, lab::Error> {
     let listed = node.read(["nft", "list", "set", "ip", "kube-proxy-ipvs", set])?;
     let elements = listed.split_once("elements = {");
@@ -102,7 +102,7 @@ pub(crate) fn members(node: &Place, set: &str) -> Result<Vec<String>, lab::Error
     Ok(members)
 }
 
-/// `10.96.0.1 . tcp . 80` as `10.96.0.1,tcp:80`.
+/// Formats `10.96.0.1 . tcp . 80` as `10.96.0.1,tcp:80`.
 fn as_member(element: &str) -> String {
     let parts: Vec<&str> = element.split(" . ").collect();
     match *parts.as_slice() {

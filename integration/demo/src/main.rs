@@ -1,6 +1,5 @@
-//! The demo: two small clusters out of network namespaces, our daemon on the example manifests,
-//! real traffic, and an account of who answered. Exits 0 only if everything that it claims was
-//! seen.
+//! The demo: two small clusters of network namespaces, our daemon with the example manifests, real
+//! traffic, and a report of the replies. Exits with 0 only if every claim holds.
 
 mod account;
 mod bare;
@@ -16,7 +15,7 @@ use account::Account;
 use anyhow::Context as _;
 use clap::Parser;
 
-/// The whole demo, boot included, takes well under a minute; more means that something hangs.
+/// Time limit. The whole demo with boot takes well under a minute, so a longer run hangs.
 const LIMIT: Duration = Duration::from_mins(5);
 
 /// Shows Services carried by kernel IPVS, programmed by kube-proxy from a folder of manifests.

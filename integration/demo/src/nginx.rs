@@ -1,5 +1,5 @@
-//! First example: three nginx pods behind a ClusterIP, a NodePort and a LoadBalancer Service, on a
-//! node that runs one of them.
+//! First example: a ClusterIP, a NodePort and a LoadBalancer Service. All lead to three nginx pods,
+//! one of which runs on the node.
 
 use std::time::Duration;
 

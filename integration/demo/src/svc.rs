@@ -1,5 +1,5 @@
-//! Second example: three pods on three nodes, round robin, session affinity, a pod that calls
-//! itself, and a NodePort asked at a node that has none of them.
+//! Second example: three pods on three nodes. Shows round robin, session affinity, a pod that calls
+//! itself, and a NodePort on a node without a pod.
 
 use std::fs;
 use std::time::Duration;
@@ -45,7 +45,7 @@ pub(crate) fn show(arguments: &Arguments, account: &mut Account) -> Result<()> {
     let client = world.pod(&node1, "client", "10.10.1.9")?;
     let outside = world.host("outside", "172.36.0.9/24")?;
 
-    // A folder of its own, to edit.
+    // A writable copy of the manifests.
     let manifests = std::env::temp_dir().join("svc");
     copy(&arguments.examples.join("svc"), &manifests)?;
     let mut daemons = Vec::new();

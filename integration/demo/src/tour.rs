@@ -1,6 +1,6 @@
-//! `--tour`: docs/tour.md, a Service of each type as the subcommands of kube-proxy show it, in
-//! Markdown on standard output. What it prints is what the programs print, here and now: a daemon
-//! serves on node1, and clients ask.
+//! `--tour`: prints docs/tour.md as Markdown. The page shows a Service of each type in the output
+//! of kube-proxy's subcommands. The output is real: a daemon serves on node1, and clients send
+//! requests.
 
 mod page;
 
@@ -16,10 +16,10 @@ use crate::Arguments;
 use crate::account::{copy, start, wait_for};
 use page::Page;
 
-/// Folders of the manifests, and of the next version, for which `plan` is asked.
+/// Folders of the manifests, and of their next version for `plan`.
 const MANIFESTS: &str = "/tmp/shop";
 const NEXT: &str = "/tmp/next";
-/// The page; lines that begin with `@` are what happens meanwhile.
+/// Template of the page. Lines that begin with `@` are actions between commands.
 const PAGE: &str = include_str!("tour/tour.md");
 const PORT: u16 = 8080;
 const CLUSTER: &str = "10.200.0.1:80";
@@ -27,12 +27,13 @@ const DRAINED: &str = "10.200.0.9:80";
 /// The pod that `DRAINED` loses while a connection to it is open.
 const LEAVING: &str = "10.10.2.3";
 const PATIENCE: Duration = Duration::from_secs(5);
-/// IPVS adds up what it counts every two seconds.
+/// Time until IPVS updates its counters, which it does every two seconds.
 const COUNTED_AFTER: Duration = Duration::from_secs(5);
-/// Number of attempts to break the kernel's state until `diff` sees it before the daemon does.
+/// Maximum number of attempts to damage the kernel's state so that `diff` sees the damage before
+/// the daemon repairs it.
 const BREAKS: usize = 3;
 
-/// Makes the page; an error if a command has not ended as its text says.
+/// Prints the page. Fails if a command's exit status differs from the page.
 pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     let mut stage = Stage::build(arguments)?;
     let clients = traffic(&stage);
@@ -61,7 +62,7 @@ pub(crate) fn print(arguments: &Arguments) -> Result<()> {
     page.close()
 }
 
-/// Two nodes, three pods that serve and one that asks, two hosts outside, and the daemon on node1.
+/// Two nodes, three server pods and one client pod, two external hosts, and the daemon on node1.
 struct Stage {
     _world: World,
     node1: Node,
@@ -87,7 +88,7 @@ impl Stage {
         let outside = world.host("outside", "172.36.0.9/24")?;
         let stranger = world.host("stranger", "172.36.0.77/24")?;
         for host in [&outside, &stranger] {
-            // What a load balancer, or a router, does.
+            // Acts like a load balancer or router.
             for address in ["172.36.0.103", "172.36.0.104"] {
                 world.route(host, address, &node1)?;
             }
@@ -119,7 +120,7 @@ impl Stage {
         ]
     }
 
-    /// Opens a connection to the pod that leaves, and lets it leave.
+    /// Opens a connection to the leaving pod, and then removes the pod's endpoint.
     fn drain(&mut self) -> Result<Connection> {
         let mut kept = None;
         for _ in 0..4 {
@@ -143,7 +144,7 @@ impl Stage {
         Ok(kept)
     }
 
-    /// Takes an endpoint away behind the daemon's back, and shows what `diff` says of it.
+    /// Removes a destination from the kernel, and shows the output of `diff`.
     fn break_until_seen(&self, page: &mut Page<'_>) -> Result<()> {
         for _ in 0..BREAKS {
             let gone = ["ipvsadm", "-d", "-t", CLUSTER, "-r", "10.10.2.2:8080"];
@@ -156,7 +157,7 @@ impl Stage {
     }
 
     fn wait_for_repair(&mut self) -> Result<()> {
-        // A check comes in each sync period, of 30 s.
+        // The daemon checks once per sync period of 30 s.
         for _ in 0..3 {
             let is_mended = wait_for(&self.node1, &mut self.daemon, |servers| {
                 servers
@@ -171,7 +172,7 @@ impl Stage {
     }
 }
 
-/// Writes the manifests with one port changed.
+/// Writes the manifests with one changed port.
 fn write_next() -> Result<()> {
     copy(Path::new(MANIFESTS), Path::new(NEXT))?;
     let file = Path::new(NEXT).join("cluster.yaml");
@@ -181,7 +182,7 @@ fn write_next() -> Result<()> {
     Ok(fs::write(&file, changed)?)
 }
 
-/// Returns the daemon's flags, for the subcommands that ask what it would do.
+/// Returns the daemon's flags for subcommands that predict its actions.
 fn flags() -> Vec<String> {
     [
         "--manifests=/tmp/shop",
@@ -194,7 +195,7 @@ fn flags() -> Vec<String> {
     .to_vec()
 }
 
-/// Starts clients that ask until they are dropped.
+/// Starts clients that send requests until dropped.
 fn traffic(stage: &Stage) -> Crew {
     let mut clients = Crew::default();
     for (from, to, pause) in [
@@ -207,7 +208,7 @@ fn traffic(stage: &Stage) -> Crew {
         clients.begin(move |over| {
             let Ok(to) = to.parse() else { return };
             while !over.is_over() {
-                // Whether it is answered is told by the page.
+                // The page shows whether requests succeed.
                 let _ = from.ask_tcp(to, PATIENCE);
                 thread::sleep(Duration::from_millis(pause));
             }

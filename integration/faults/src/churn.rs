@@ -1,4 +1,4 @@
-//! Endpoints that change all the time, beside everything else.
+//! Endpoint changes that continue in the background.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use apiserver::{Cluster, Recording};
 use lab::Crew;
 use serde_json::{Value, json};
 
-/// An EndpointSlice of `service`, of the family IPv4, ready all.
+/// Returns an IPv4 EndpointSlice of `service` with only ready endpoints.
 pub(crate) fn slice(service: &str, addresses: &[String]) -> Value {
     let endpoints: Vec<Value> = addresses
         .iter()
@@ -36,8 +36,8 @@ fn name_of_slice(service: &str) -> String {
     format!("{service}-ipv4")
 }
 
-/// Changes under way: `web` loses one of its endpoints and gets it back, and the crowd, if there is
-/// one, gets others.
+/// Background changes. `web` repeatedly loses and regains one endpoint. The crowd, if any, gets new
+/// endpoints.
 #[derive(Debug)]
 pub(crate) struct Churn {
     made: Arc<AtomicUsize>,
@@ -46,7 +46,7 @@ pub(crate) struct Churn {
 }
 
 impl Churn {
-    /// Begins, with so many changes a second at most. `web`'s endpoint changes every 300 ms.
+    /// Starts changes at a maximum rate per second. `web`'s endpoint changes every 300 ms.
     pub(crate) fn start(objects: Cluster, crowd: usize, rate: u32) -> Self {
         Self::of(objects, rate, move |to, number| {
             if crowd == 0 {
@@ -58,8 +58,8 @@ impl Churn {
         })
     }
 
-    /// Starts more changes than could be encoded one by one: recorded ones ([`record_crowd`]) in
-    /// turn, a hundred at once.
+    /// Starts a rate of changes that is too high to encode each. Replays recorded changes
+    /// ([`record_crowd`]) in turn, in batches of a hundred.
     pub(crate) fn replay(objects: Cluster, mut recorded: Vec<Recording>, rate: u32) -> Self {
         const AT_ONCE: usize = 100;
         let chunks = recorded.len().div_ceil(AT_ONCE).max(1);
@@ -73,7 +73,8 @@ impl Churn {
         })
     }
 
-    /// `step` makes changes, from the one of that number on, and says how many.
+    /// Starts the changes. `step` makes changes from a given number on, and returns how many it
+    /// made.
     fn of(
         objects: Cluster,
         rate: u32,
@@ -100,7 +101,7 @@ impl Churn {
                 let due = Duration::from_secs(1) / rate * number;
                 thread::sleep(due.saturating_sub(began.elapsed()));
             }
-            // All there, in the end.
+            // At the end, all endpoints exist.
             apply(&objects, slice("web", &web(false)))
         });
         Self {
@@ -110,12 +111,13 @@ impl Churn {
         }
     }
 
-    /// Returns the number of changes so far.
+    /// Returns the number of changes made.
     pub(crate) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Ends, with all endpoints back; how many were made, and how many in a second.
+    /// Stops the changes and restores all endpoints. Returns the number of changes, and the rate
+    /// per second.
     pub(crate) fn stop(mut self) -> Result<(usize, f64)> {
         let lasted = self.began.elapsed().as_secs_f64();
         let made = self.made();
@@ -136,9 +138,9 @@ fn apply(to: &Cluster, slice: Value) -> Result<()> {
     }
 }
 
-/// Gives each Service of a crowd some endpoints, one after the other, for [`Churn::replay`].
+/// Records several endpoints for each Service of a crowd, for [`Churn::replay`].
 pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Recording>> {
-    /// Number of endpoints that a Service has in turn.
+    /// Number of endpoints that a Service gets in turn.
     const ENDPOINTS: u32 = 5;
     let crowd = u32::try_from(crowd)?;
     let record = |number| -> Result<Recording> {
@@ -150,13 +152,13 @@ pub(crate) fn record_crowd(objects: &Cluster, crowd: usize) -> Result<Vec<Record
     (0..ENDPOINTS * crowd).map(record).collect()
 }
 
-/// The change of that number: each Service of the crowd gets another endpoint in turn.
+/// Returns the change with this number: the next Service of the crowd gets another endpoint.
 fn of_crowd(number: u32, crowd: u32) -> Value {
     let last = 10 + number / crowd % 200;
     slice(&member(number, crowd), &[format!("10.244.2.{last}")])
 }
 
-/// The Service that the change of that number is of.
+/// Returns the Service of the change with this number.
 fn member(number: u32, crowd: u32) -> String {
     format!("crowd-{}", number % crowd)
 }

@@ -1,4 +1,4 @@
-//! docs/faults.md.
+//! Writes docs/faults.md.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::faults::ALL;
 use crate::row::Row;
 
-/// The rows of a kernel.
+/// The rows of one kernel.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Part {
     pub(crate) lane: String,
@@ -37,7 +37,7 @@ A fault may cost no request and no open connection, unless something else has re
 The command fails for a row that breaks this.
 ";
 
-/// Returns the two lines that sum up all rows.
+/// Returns the two lines that summarize all rows.
 fn summary(parts: &[Part]) -> String {
     let rows = || parts.iter().flat_map(|part| &part.rows);
     let faults: BTreeSet<_> = rows().map(|row| &*row.fault).collect();
@@ -61,12 +61,12 @@ fn summary(parts: &[Part]) -> String {
     )
 }
 
-/// True if the row lost nothing and broke no promise.
+/// Returns true if the row has no lost request and no broken promise.
 fn is_free(row: &Row) -> bool {
     row.failed == 0 && row.lost == 0 && row.broken.is_none()
 }
 
-/// Writes a line for each fault; modes that it cost nothing share one.
+/// Writes a line for each fault. Modes without loss share a line.
 fn table(rows: &[Row]) -> String {
     let mut text = "| fault | modes | until repaired | requests | failed | lost |\n|---|---|--:|--:|--:|--:|\n".to_owned();
     for group in
@@ -97,7 +97,7 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-/// Keeps the rows of a lane, beside those of faults and modes that were not run now.
+/// Saves the rows of a lane. Keeps older rows of faults and modes that did not run now.
 pub(crate) fn keep(folder: &Path, part: &Part) -> Result<()> {
     let file = folder.join(format!("{}.json", part.lane.replace(' ', "-")));
     let mut kept: Part = match fs::read_to_string(&file) {
@@ -110,14 +110,14 @@ pub(crate) fn keep(folder: &Path, part: &Part) -> Result<()> {
     kept.rows.extend(part.rows.iter().cloned());
     let place = |row: &Row| ALL.iter().position(|fault| fault.name == row.fault);
     kept.rows.retain(|row| place(row).is_some());
-    // Stable: the modes of a fault stay in their order, unless they were run one by one.
+    // A stable sort keeps the order of a fault's modes, unless they ran separately.
     kept.rows.sort_by_key(place);
     kept.lane.clone_from(&part.lane);
     kept.kernel.clone_from(&part.kernel);
     Ok(fs::write(&file, serde_json::to_string_pretty(&kept)?)?)
 }
 
-/// Reads the results of all lanes that are kept.
+/// Reads the saved results of all lanes.
 pub(crate) fn kept(folder: &Path) -> Result<Vec<Part>> {
     let mut parts = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -128,7 +128,7 @@ pub(crate) fn kept(folder: &Path) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// The page.
+/// Returns the page.
 pub(crate) fn page(parts: &[Part]) -> String {
     let mut text = summary(parts) + HEAD;
     for part in parts {
@@ -141,7 +141,7 @@ pub(crate) fn page(parts: &[Part]) -> String {
         );
         let rows = part.rows.iter();
         let run: BTreeSet<_> = rows.map(|row| (&*row.fault, &*row.mode)).collect();
-        // Of the modes that this kernel has.
+        // The modes that this kernel supports.
         let modes_there: BTreeSet<_> = run.iter().map(|(_, mode)| *mode).collect();
         let missing = ALL.iter().flat_map(|fault| {
             let modes = fault.modes.iter().map(|mode| mode.name);

@@ -1,4 +1,4 @@
-//! All faults: a row each, in the order of the table.
+//! All faults, one row each, in the order of the table.
 
 mod foreign;
 mod kernel;
@@ -13,7 +13,7 @@ use crate::mode::{IPTABLES, IPVS, IPVS_NFTABLES, Mode, NFTABLES, USERSPACE};
 use crate::row::Row;
 use crate::stage::Stage;
 
-/// A fault, and how it is brought about.
+/// A fault, and the function that causes it.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
@@ -23,43 +23,44 @@ pub(crate) struct Fault {
     pub(crate) modes: &'static [&'static Mode],
     /// The modes of the short form, which `make test` runs.
     pub(crate) short: &'static [&'static Mode],
-    /// Condition for the fault to be possible. It is not on the host's own kernel, whose clock is
-    /// everybody's.
+    /// Condition for the fault to be possible. Some faults need a VM, because the clock of the
+    /// host's kernel affects every process.
     pub(crate) is_for: fn() -> bool,
 }
 
 pub(crate) const EVERY: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES, &USERSPACE];
-/// Modes whose connections the kernel carries.
+/// Modes in which the kernel carries connections.
 const BY_KERNEL: &[&Mode] = &[&IPVS, &IPVS_NFTABLES, &IPTABLES, &NFTABLES];
 const ALL_IPVS: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const ONLY_IPVS: &[&Mode] = &[&IPVS];
-/// One mode of each kind of kernel part, for faults that are alike in all modes but for that part.
+/// One mode for each kind of kernel state. For faults that depend only on this kind.
 const OF_EACH_KIND: &[&Mode] = &[&IPVS, &NFTABLES];
-/// Modes whose rules are in iptables.
+/// Modes with iptables rules.
 const WITH_IPTABLES: &[&Mode] = &[&IPVS, &IPTABLES];
-/// Modes whose rules are in nf_tables.
+/// Modes with nf_tables rules.
 const IN_NFTABLES: &[&Mode] = &[&IPVS_NFTABLES, &NFTABLES];
-/// Modes of a fault in `make test` that resume in a way of their own after a crash.
+/// Modes that resume differently after a crash. `make test` runs these.
 const CRASHES: &[&Mode] = &[&IPVS, &IPVS_NFTABLES];
 const KILLS: &[&Mode] = &[&IPVS, &IPTABLES, &NFTABLES];
-/// Modes of a fault that `make test` leaves out: other scenarios have it, or it takes too long.
+/// No mode. `make test` skips the fault, because other scenarios cover it or because it takes too
+/// long.
 const NEVER: &[&Mode] = &[];
 
 fn anywhere() -> bool {
     true
 }
-/// Returns true in a kernel of the lab's own.
+/// Returns true in a VM of the lab.
 fn in_a_guest() -> bool {
     std::env::var_os("LAB_LANE").is_none_or(|lane| lane != "host")
 }
-/// Returns true if the kernel can limit the memory of a group.
+/// Returns true if the kernel can limit the memory of a cgroup.
 fn has_memory_groups() -> bool {
     let controllers = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers");
     in_a_guest()
         && controllers.is_ok_and(|names| names.split_whitespace().any(|name| name == "memory"))
 }
-/// Returns true if the kernel can limit memory and this is a release build. The code alone of a
-/// debug build has three times that memory.
+/// Returns true if the kernel can limit memory and this is a release build. The code of a debug
+/// build alone takes three times the limit.
 fn has_memory_groups_and_release() -> bool {
     has_memory_groups() && !cfg!(debug_assertions)
 }
@@ -85,7 +86,7 @@ macro_rules! faults {
     };
 }
 
-/// Faults. Each is promised to cost no request and no open connection, unless it says otherwise.
+/// The faults. Unless stated otherwise, a fault promises no failed request and no lost connection.
 pub(crate) const ALL: &[Fault] = faults! {
     ours::restart, "restart", BY_KERNEL, NEVER, anywhere,
         "SIGTERM, and a new start, several times.";

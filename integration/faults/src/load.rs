@@ -1,4 +1,4 @@
-//! The traffic of a fault: new TCP connections by several ways, and connections that stay open.
+//! The traffic during a fault: new TCP connections on several paths, and persistent connections.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -8,23 +8,23 @@ use lab::traffic::{self, Client, Counts, Traffic};
 use lab::{Connection, Failure, Place, Transport};
 use scenarios::{ANY_STALL, FIRST_TRY, ports};
 
-/// Pause between two new connections by one way.
+/// Pause between two new connections on one path.
 const PAUSE: Duration = Duration::from_millis(25);
-/// Pause between two requests on an open connection.
+/// Pause between two requests on a persistent connection.
 const ECHO: Duration = Duration::from_millis(100);
-/// Limit for an answer on an open connection. TCP sends lost packets again within it.
+/// Timeout for a reply on a persistent connection. It allows for TCP retransmissions.
 const OPEN_WAITS: Duration = Duration::from_secs(20);
-/// Pause between two looks at the accounts.
+/// Interval between two checks of the results.
 const GLANCE: Duration = Duration::from_millis(10);
-/// Prefix of the accounts of open connections.
+/// Prefix of the result names of persistent connections.
 const OPEN: &str = "open, ";
 
-/// Way from a place to an address.
+/// Path from a place to an address.
 #[derive(Debug, Clone)]
 pub(crate) struct Way {
     pub(crate) from: Place,
     pub(crate) to: std::net::SocketAddr,
-    /// Number of connections that are held open.
+    /// Number of persistent connections.
     pub(crate) held: u16,
 }
 
@@ -34,14 +34,14 @@ impl Way {
     }
 }
 
-/// Results of all ways.
+/// Results of all paths.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Account {
     /// New connections, with one request each.
     pub(crate) new: traffic::Account,
-    /// Open connections. Each ends with its first failure.
+    /// Persistent connections. Each ends at its first failure.
     pub(crate) open: traffic::Account,
-    /// Longest time in which nothing ran in this guest.
+    /// Longest time without CPU for this VM.
     pub(crate) stood_still: Duration,
 }
 
@@ -60,18 +60,18 @@ impl fmt::Display for Account {
     }
 }
 
-/// Traffic under way.
+/// Running traffic.
 #[derive(Debug)]
 pub(crate) struct Load(Traffic);
 
 impl Load {
-    /// Starts the traffic. All ways must be served already.
+    /// Starts the traffic. All paths must already work.
     pub(crate) fn start(ways: &[Way]) -> Result<Self> {
         Self::begin(ways, Counts::All)
     }
 
-    /// Starts the traffic before anything is served: a way counts from its first answer on, and no
-    /// connection is held open.
+    /// Starts the traffic before the Service works. Results of a path count from its first reply
+    /// on. Opens no persistent connections.
     pub(crate) fn start_before(ways: &[Way]) -> Result<Self> {
         let ways: Vec<Way> = ways.iter().cloned().map(|w| Way { held: 0, ..w }).collect();
         Self::begin(&ways, Counts::FromFirstAnswer)
@@ -105,7 +105,7 @@ impl Load {
         Ok(Self(traffic))
     }
 
-    /// Returns the results so far.
+    /// Returns the present results.
     pub(crate) fn account(&self) -> Account {
         let mut account = Account {
             stood_still: self.0.longest_stall(),
@@ -123,7 +123,7 @@ impl Load {
         account
     }
 
-    /// Waits until each way is answered after `moment`, and after the last failure since then.
+    /// Waits until each path has a reply after `moment` and after the last failure since `moment`.
     pub(crate) fn until_whole(&self, moment: Instant, limit: Duration) -> Result<Duration> {
         let began = Instant::now();
         loop {
@@ -142,14 +142,14 @@ impl Load {
         }
     }
 
-    /// Ends the traffic, and returns its results.
+    /// Stops the traffic, and returns the results.
     pub(crate) fn stop(mut self) -> Result<Account> {
         self.0.stop()?;
         Ok(self.account())
     }
 }
 
-/// Asks on an open connection. Every answer must come from the pod of the first one.
+/// Returns a client of a persistent connection. Every reply must come from the same pod.
 fn echo(mut connection: Connection) -> impl FnMut() -> Result<String, Failure> + Send + 'static {
     let mut first: Option<String> = None;
     move || {

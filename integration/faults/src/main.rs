@@ -1,4 +1,4 @@
-//! `make faults`: everything that goes wrong on a node, with real traffic running, and what it costs.
+//! `make faults`: runs all faults of a node under real traffic, and reports the failed requests.
 //!
 //! ```text
 //!   faults ──▶ for each lane: lab run -- faults (inside) ──▶ a row for each fault and mode ──▶ the table, docs/faults.md
@@ -72,11 +72,11 @@ struct Arguments {
     into: Option<PathBuf>,
 }
 
-/// Limit for a whole lane, boot included.
+/// Time limit for a whole lane, including boot.
 const LIMIT: Duration = Duration::from_hours(3);
-/// Limit for the whole short form. It takes far less if nothing hangs.
+/// Time limit for the short form. A run takes far less unless it hangs.
 const SHORT_LIMIT: Duration = Duration::from_mins(8);
-/// The product's own period.
+/// The product's default sync period.
 const PERIOD: Duration = Duration::from_secs(30);
 const SHORT_PERIOD: Duration = Duration::from_secs(3);
 /// File of the rows in a lane's folder.
@@ -115,7 +115,7 @@ fn is_named(part: Option<&String>, name: &str) -> bool {
     part.is_none_or(|part| name.contains(part.as_str()))
 }
 
-/// Checks that the arguments name existing faults and modes, before a guest is booted.
+/// Checks that the named faults and modes exist before booting a VM.
 fn ensure_known(arguments: &Arguments) -> Result<()> {
     for (flag, part) in [("--fault", &arguments.fault), ("--from", &arguments.from)] {
         let mut all = ALL.iter();
@@ -202,7 +202,7 @@ fn inside(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Runs a fault in a mode, on a cluster of its own.
+/// Runs a fault in a mode, on a fresh cluster.
 fn run(fault: &Fault, mode: &'static Mode, size: Size, before: Option<&Path>) -> Row {
     let began = Instant::now();
     let row = Row {
@@ -294,7 +294,7 @@ fn outside(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Writes the page, where both the rows and a file for it are named.
+/// Writes the page if the arguments name both the rows and a file for the page.
 fn write_page(arguments: &Arguments) -> Result<()> {
     let (Some(folder), Some(file)) = (&arguments.rows, &arguments.document) else {
         return Ok(());
@@ -312,7 +312,7 @@ fn write_page(arguments: &Arguments) -> Result<()> {
     fs::write(file, page).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Runs what is chosen on a lane; the rows, and whether all promises were kept.
+/// Runs the chosen faults on a lane. Returns the rows, and whether all promises held.
 fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(Part, bool)> {
     let folder =
         std::env::temp_dir().join(format!("faults-{}-{:?}", std::process::id(), options.lane));
@@ -334,7 +334,7 @@ fn run_lane(arguments: &Arguments, options: lab::Options) -> Result<(Part, bool)
         ..options
     };
     let status = lab::run(&argv, &options);
-    // A kernel may have none of what is named.
+    // The kernel may support none of the chosen faults.
     let rows = fs::read_to_string(folder.join(ROWS)).unwrap_or_else(|_| "[]".into());
     let kernel = fs::read_to_string(folder.join(KERNEL)).unwrap_or_else(|_| "?".into());
     fs::remove_dir_all(&folder)?;

@@ -1,31 +1,31 @@
-//! The modes that faults happen in.
+//! The modes in which faults run.
 
-/// A mode, as the daemon is started in it.
+/// A mode, with the daemon's flags for it.
 #[derive(Debug)]
 pub(crate) struct Mode {
     /// Name in the table.
     pub(crate) name: &'static str,
     pub(crate) flags: &'static [&'static str],
-    /// The flag that says how often the kernel is compared.
+    /// The flag for the period between two comparisons with the kernel.
     pub(crate) period: &'static str,
     pub(crate) needs_nftables: bool,
 }
 
-/// IPVS, with upstream's rules of iptables beside it.
+/// IPVS mode with upstream's iptables rules.
 pub(crate) const IPVS: Mode = Mode {
     name: "ipvs",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=upstream"],
     period: "ipvs-sync-period",
     needs_nftables: false,
 };
-/// IPVS, with a table of nf_tables beside it.
+/// IPVS mode with an nf_tables table.
 pub(crate) const IPVS_NFTABLES: Mode = Mode {
     name: "ipvs, shim in nftables",
     flags: &["--proxy-mode=ipvs", "--ipvs-shim=nftables"],
     needs_nftables: true,
     ..IPVS
 };
-/// Rules of iptables.
+/// iptables mode.
 pub(crate) const IPTABLES: Mode = Mode {
     name: "iptables",
     flags: &["--proxy-mode=iptables"],
@@ -39,7 +39,7 @@ pub(crate) const NFTABLES: Mode = Mode {
     needs_nftables: true,
     ..IPTABLES
 };
-/// Connections that the process carries itself.
+/// Userspace mode, in which the process carries connections.
 pub(crate) const USERSPACE: Mode = Mode {
     name: "userspace",
     flags: &["--proxy-mode=userspace"],
@@ -47,7 +47,7 @@ pub(crate) const USERSPACE: Mode = Mode {
 };
 
 impl Mode {
-    /// Returns true if the running kernel has all that the mode needs.
+    /// Returns true if the running kernel supports the mode.
     pub(crate) fn is_possible(&self) -> bool {
         !self.needs_nftables || lab::iptables_backend() == "nft"
     }

@@ -14,9 +14,9 @@ pub(crate) struct Row {
     pub(crate) mode: String,
     /// Reaction of kube-proxy.
     pub(crate) did: String,
-    /// Evidence of it: counters, log lines.
+    /// Evidence of the reaction: counters, log lines.
     pub(crate) seen: String,
-    /// Seconds until it was right again, where something was wrong.
+    /// Seconds until the state was correct again, if it was damaged.
     pub(crate) repaired: Option<f64>,
     pub(crate) sent: u64,
     pub(crate) failed: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Row {
     pub(crate) lost: u64,
     /// The promise that did not hold, if any.
     pub(crate) broken: Option<String>,
-    /// Duration of the whole, in seconds.
+    /// Duration of the whole fault, in seconds.
     pub(crate) took: f64,
 }
 
@@ -49,7 +49,7 @@ impl Row {
 const HEAD: &str = "| fault | mode | what kube-proxy did | what was seen | until repaired | requests | failed | open connections lost |\n\
                     |---|---|---|---|---|---|---|---|\n";
 
-/// The table, in Markdown.
+/// Returns the table in Markdown.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut text = HEAD.to_owned();
     for row in rows {
@@ -58,7 +58,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// A row of the table.
+/// Returns a row of the table.
 pub(crate) fn line(row: &Row) -> String {
     let Row {
         fault,

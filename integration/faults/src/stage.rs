@@ -15,26 +15,26 @@ use crate::load::{Account, Load, Way};
 use crate::mode::Mode;
 use crate::row::Row;
 
-/// Limit for a repair, or for anything else that is awaited.
+/// Timeout for a repair, or for any other awaited state.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
-/// Pause between two looks at an awaited state.
+/// Interval between two checks of an awaited state.
 const GLANCE: Duration = Duration::from_millis(50);
-/// Traffic that is quiet for so long goes on being so.
+/// Time without a failure after which the traffic is stable.
 const QUIET: Duration = Duration::from_millis(500);
-/// The name of the log's line about what somebody else has changed.
+/// Part of the log line about changes by another program.
 const DRIFT: &str = "somebody else has changed";
 
 /// Durations of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Size {
-    /// True in the short form, which `make test` runs.
+    /// True for the short form, which `make test` runs.
     pub(crate) is_short: bool,
-    /// Period in which the daemon compares the kernel with the wanted state.
+    /// Period of the daemon's comparisons with the kernel.
     pub(crate) period: Duration,
 }
 
 impl Size {
-    /// `short` in the short form, else `long`.
+    /// Returns `short` in the short form, otherwise `long`.
     pub(crate) fn pick<T>(self, short: T, long: T) -> T {
         if self.is_short { short } else { long }
     }
@@ -45,11 +45,11 @@ impl Size {
 pub(crate) enum Promise {
     /// No request fails and no open connection ends.
     NothingFails,
-    /// Damage by another program is repaired within that time.
+    /// The state is repaired within this time after damage by another program.
     WholeWithin(Duration),
 }
 
-/// The cluster, and what happens on it.
+/// The cluster, and the events on it.
 #[derive(Debug)]
 pub(crate) struct Stage<'a> {
     pub(crate) c: &'a mut Cluster,
@@ -66,7 +66,7 @@ pub(crate) struct Stage<'a> {
     more: Vec<&'static str>,
 }
 
-/// The Service that the traffic goes to.
+/// Returns the Service that receives the traffic.
 pub(crate) fn web() -> Service {
     Service::new("web", "10.96.0.10 fd96::10")
         .port(tcp(80, 8080).node_port(30080))
@@ -74,7 +74,7 @@ pub(crate) fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10 fd44:2::10")
 }
 
-/// A Service that wants rules of its own.
+/// Returns a Service that needs separate rules.
 pub(crate) fn external() -> Service {
     Service::new("late", "10.96.0.9 fd96::9")
         .port(tcp(80, 8080))
@@ -82,14 +82,14 @@ pub(crate) fn external() -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// The Service by which it is seen whether the daemon still follows.
+/// Returns the Service that shows whether the daemon still follows changes.
 fn last() -> Service {
     Service::new("last", "10.96.0.99")
         .port(tcp(80, 8080))
         .endpoints("10.244.1.10")
 }
 
-/// Returns manifests of `count` more Services, which nobody asks.
+/// Returns manifests of `count` more Services without traffic.
 pub(crate) fn crowd(count: usize) -> String {
     crowd_with(count, |high, low| {
         let addresses = format!("10.96.{high}.{low} fd96::{high:x}:{low:x}");
@@ -97,7 +97,7 @@ pub(crate) fn crowd(count: usize) -> String {
     })
 }
 
-/// Returns the crowd in IPv4 alone.
+/// Returns the crowd with IPv4 only.
 pub(crate) fn crowd_of_ipv4(count: usize) -> String {
     crowd_with(count, |high, low| {
         (format!("10.96.{high}.{low}"), "10.244.1.10 10.244.2.10")
@@ -126,7 +126,7 @@ impl<'a> Stage<'a> {
         before: Option<&'a std::path::Path>,
     ) -> Result<Self> {
         c.patience = PATIENCE;
-        // Services are none of the node's own addresses, in the modes that bind them to none.
+        // In modes that do not bind Service addresses, the node needs a route to them.
         c.sh("ip route replace default via 172.35.0.9; ip -6 route replace default via fd35::9")?;
         Ok(Self {
             c,
@@ -144,7 +144,7 @@ impl<'a> Stage<'a> {
 
     // ---- the daemon ----
 
-    /// Returns the daemon's flags, `more` at the end.
+    /// Returns the daemon's flags, with `more` at the end.
     pub(crate) fn flags(&self, more: &[&str]) -> Vec<String> {
         let mut flags: Vec<String> = self.mode.flags.iter().map(|&flag| flag.into()).collect();
         flags.push("--v=2".into());
@@ -157,28 +157,28 @@ impl<'a> Stage<'a> {
         flags
     }
 
-    /// Starts the daemon on the folder of manifests, without waiting.
+    /// Starts the daemon with the manifest folder, without waiting.
     pub(crate) fn launch(&mut self, more: &[&str]) -> Result<()> {
         let flags = self.flags(more);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         self.c.launch(&flags)
     }
 
-    /// Starts the daemon on an API server, without waiting.
+    /// Starts the daemon with an API server, without waiting.
     pub(crate) fn launch_on(&mut self, api: &ApiServer, more: &[&str]) -> Result<()> {
         let flags = self.flags(more);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         self.c.launch_on(api, &flags)
     }
 
-    /// Starts the daemon on the manifests, with the Service, and waits until it serves.
+    /// Starts the daemon with the manifests and the Service. Waits until it serves.
     pub(crate) fn serve(&mut self, more: &[&str]) -> Result<()> {
         self.c.apply(&web())?;
         self.launch(more)?;
         self.until_served()
     }
 
-    /// Starts the daemon on an API server, with the Service, and waits until it serves.
+    /// Starts the daemon with an API server and the Service. Waits until it serves.
     pub(crate) fn serve_on_api(&mut self, more: &[&str]) -> Result<ApiServer> {
         let mut api = self.c.api_server(true)?;
         api.apply(&web())?;
@@ -189,7 +189,7 @@ impl<'a> Stage<'a> {
         Ok(api)
     }
 
-    /// Waits for the first sync of both families, and for an answer by each way.
+    /// Waits for the first sync of both families, and for a reply on each path.
     pub(crate) fn until_served(&mut self) -> Result<()> {
         self.c.await_first_sync()?;
         for way in self.ways() {
@@ -198,15 +198,15 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Waits until the daemon, just started, is ready.
+    /// Waits until the newly started daemon is ready.
     pub(crate) fn until_ready(&mut self) -> Result<Duration> {
         let began = Instant::now();
         self.c.await_first_sync()?;
         Ok(began.elapsed())
     }
 
-    /// Gives a Service its other endpoint; how long until who asks gets there. Of what is changed
-    /// before, all is in the kernel then, or will not be.
+    /// Gives a Service another endpoint, and returns the time until a client reaches it. The daemon
+    /// then has also processed all earlier changes.
     pub(crate) fn follows(&mut self, objects: &apiserver::Cluster) -> Result<Duration> {
         self.is_far = !self.is_far;
         let (pod, address) = if self.is_far {
@@ -226,8 +226,8 @@ impl<'a> Stage<'a> {
 
     // ---- the traffic ----
 
-    /// Returns the ways of the traffic: from a pod by its ClusterIP in both families, from outside
-    /// by its node port and its load balancer, and from the node itself.
+    /// Returns the paths of the traffic: from a pod to the ClusterIP in both families, from outside
+    /// to the node port and the load balancer, and from the node itself.
     pub(crate) fn ways(&self) -> Vec<Way> {
         let way = |from: &lab::Place, to, held| Way {
             from: from.clone(),
@@ -245,7 +245,7 @@ impl<'a> Stage<'a> {
         all.into_iter().chain(more).collect()
     }
 
-    /// Traffic from the client pod to further addresses, too, from its start on.
+    /// Adds traffic from the client pod to further addresses.
     pub(crate) fn more_ways(&mut self, to: &[&'static str]) {
         self.more.extend(to);
     }
@@ -258,7 +258,7 @@ impl<'a> Stage<'a> {
         Ok(kilobytes.context("no VmRSS")? / 1024.0)
     }
 
-    /// Starts the traffic; from now on, what is counted and said is of the fault.
+    /// Starts the traffic. From now on, counters and log lines belong to the fault.
     pub(crate) fn traffic(&mut self) -> Result<()> {
         self.load = Some(Load::start(&self.ways())?);
         self.note_before();
@@ -266,18 +266,18 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Starts the traffic before anything is served.
+    /// Starts the traffic before the Service works.
     pub(crate) fn traffic_before(&mut self) -> Result<()> {
         self.load = Some(Load::start_before(&self.ways())?);
         Ok(())
     }
 
-    /// The traffic so far.
+    /// Returns the present results of the traffic.
     pub(crate) fn account(&self) -> Account {
         self.load.as_ref().map(Load::account).unwrap_or_default()
     }
 
-    /// Notes the log and counters of now, so that later ones belong to the fault.
+    /// Records the present log and counters. Later lines and counts belong to the fault.
     pub(crate) fn note_before(&mut self) {
         self.drifted = self.drift().unwrap_or_default();
         self.said = self.c.said().len();
@@ -305,7 +305,7 @@ impl<'a> Stage<'a> {
         Ok(drifted)
     }
 
-    /// Waits until a shell script on node1 succeeds; how long after `since` that was.
+    /// Waits until a shell script on node1 succeeds. Returns the time since `since`.
     pub(crate) fn until_holds(&self, script: &str, since: Instant) -> Result<Duration> {
         loop {
             if self.c.sh(script).is_ok() {
@@ -320,7 +320,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Checks that the kernel holds what it held `before`, in any order.
+    /// Checks that the kernel holds the state `before`, in any order.
     ///
     /// # Errors
     ///
@@ -350,7 +350,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Returns the drift since the traffic began: `rule 12, set 1`.
+    /// Returns the drift since the start of the traffic: `rule 12, set 1`.
     fn drifted_since(&self) -> Result<BTreeMap<String, f64>> {
         let now = self.drift()?;
         let grown = now.into_iter().filter_map(|(kind, count)| {
@@ -360,7 +360,7 @@ impl<'a> Stage<'a> {
         Ok(grown.collect())
     }
 
-    /// The kinds that must have been counted, and the line of the log that says so; both go into the
+    /// Checks that the daemon counted and logged exactly these kinds of drift. Adds both to the
     /// row.
     pub(crate) fn expect_drift(&mut self, kinds: &[&str]) -> Result<()> {
         let mut drifted = BTreeMap::new();
@@ -382,7 +382,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// A line of the log since the traffic began that has this in it, which goes into the row.
+    /// Finds a log line with this text since the start of the traffic. Adds it to the row.
     pub(crate) fn expect_line(&mut self, part: &str) -> Result<()> {
         let from = self.said;
         let is_said = |c: &Cluster| c.said().get(from..).is_some_and(|new| new.contains(part));
@@ -410,10 +410,10 @@ impl<'a> Stage<'a> {
         self.row.repaired = Some(after.as_secs_f64());
     }
 
-    /// Ends the traffic, holds it against the promise, and gives the row.
+    /// Stops the traffic, checks the promise, and returns the row.
     pub(crate) fn close(&mut self, damaged: Instant, promise: Promise) -> Result<Row> {
         let load = self.load.take().context("there is no traffic")?;
-        // A failure that begins now is counted, too.
+        // A failure that starts now counts, too.
         sleep(QUIET);
         let whole = match promise {
             Promise::NothingFails => Ok(Duration::ZERO),

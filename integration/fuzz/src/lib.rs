@@ -1,4 +1,5 @@
-//! Every parser of bytes that come from outside: from the kernel, the API server, files and flags.
+//! Fuzz targets for every parser of external bytes: from the kernel, the API server, files and
+//! flags.
 //!
 //! ```text
 //!   fuzz/corpus/NAME/*  ─┬─▶ integration/fuzz: each once, mutated for seconds (make test)
@@ -10,10 +11,10 @@
 
 pub mod mutate;
 
-/// A parser.
+/// A fuzz target.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Name of the target, and of its folder of inputs.
+    /// Name of the target and of its input folder.
     pub name: &'static str,
     /// Parser of the input.
     pub run: fn(&[u8]),
@@ -21,7 +22,7 @@ pub struct Target {
 
 /// Targets of all parsers.
 pub const TARGETS: &[Target] = &[
-    // From the kernel.
+    // Bytes from the kernel.
     target("netlink", netlink_batch::fuzzed::datagram),
     target("ipset", ipset_netlink::fuzzed::answers),
     target("ipvs", ipvs_netlink::fuzzed::answer),
@@ -30,22 +31,22 @@ pub const TARGETS: &[Target] = &[
     target("nftables", nftables),
     target("xt_entries", iptables::fuzzed::entries),
     target("proc_files", kube_proxy::fuzzed::proc_files),
-    // From programs.
+    // Bytes from programs.
     target("iptables_save", saved),
     target("iptables_rules", packet_path::fuzzed::rules),
     target("ipset_entry", ipset_netlink::fuzzed::entry),
-    // From the API server.
+    // Bytes from the API server.
     target("json_event", source::fuzzed::json_event),
     target("protobuf_event", source::fuzzed::protobuf_event),
     target("answer", source::fuzzed::answer),
-    // From files and flags.
+    // Bytes from files and flags.
     target("manifests", source::fuzzed::manifests),
     target("addresses", source::fuzzed::addresses),
     target("kubeconfig", source::fuzzed::kubeconfig),
     target("configuration", kube_proxy::fuzzed::configuration),
     target("flags", kube_proxy::fuzzed::flags),
     target("networks", kube_proxy::fuzzed::networks),
-    // From whoever asks the daemon.
+    // Bytes from clients of the daemon.
     target("questions", kube_proxy::fuzzed::questions),
 ];
 
@@ -53,24 +54,24 @@ const fn target(name: &'static str, run: fn(&[u8])) -> Target {
     Target { name, run }
 }
 
-/// Parses notifications about nftables tables, and lets the modes read them.
+/// Parses notifications about nftables tables, and passes them to the modes.
 fn nftables(bytes: &[u8]) {
     nftables_netlink::fuzzed::message(bytes);
     kube_proxy::fuzzed::tables(bytes);
 }
 
-/// Parses the output of `iptables-save`, and lets the modes read it.
+/// Parses the output of `iptables-save`, and passes it to the modes.
 fn saved(bytes: &[u8]) {
     iptables::fuzzed::saved(bytes);
     kube_proxy::fuzzed::saved(bytes);
 }
 
-/// The target of a name.
+/// Returns the target with this name.
 pub fn find(name: &str) -> Option<Target> {
     TARGETS.iter().copied().find(|target| target.name == name)
 }
 
-/// Feeds the target of a name; nothing, if there is none.
+/// Runs the target with this name on an input. Does nothing without such a target.
 pub fn feed(name: &str, input: &[u8]) {
     if let Some(target) = find(name) {
         (target.run)(input);

@@ -1,8 +1,8 @@
-//! Inputs made of others by chance, the same for the same seed.
+//! Random mutations of inputs. The same seed gives the same mutations.
 
 use chance::Chance;
 
-/// A change or a few of one input, with parts of another.
+/// Returns an input with a few changes and with parts of another input.
 pub fn mutate(input: &[u8], other: &[u8], chance: &mut Chance) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for _ in 0..=chance.index(6) {
@@ -34,7 +34,7 @@ pub fn mutate(input: &[u8], other: &[u8], chance: &mut Chance) -> Vec<u8> {
 }
 
 fn byte(chance: &mut Chance) -> u8 {
-    /// Ends of ranges, lengths, and what separates in texts.
+    /// Interesting bytes: limits of ranges, lengths, and separators in texts.
     const TELLING: [u8; 24] = *b"\0\x01\x02\x04\x08\x10\x7f\x80\xff\n\r\t \"'\\/:,-[{}]";
     if chance.index(2) == 0 {
         let [byte, ..] = chance.number().to_le_bytes();

@@ -1,4 +1,4 @@
-//! Reads each kept input once, and random mutations of them for a few seconds.
+//! Parses each saved input once, and random mutations for a few seconds.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -15,9 +15,9 @@ use chance::Chance;
 use fuzz::mutate::mutate;
 use fuzz::{TARGETS, Target};
 
-/// Time for all targets together.
+/// Total time for all targets.
 const MUTATED_FOR: Duration = Duration::from_secs(10);
-/// Limit for one input, in a debug build on a loaded machine.
+/// Timeout for one input, in a debug build on a loaded machine.
 const LONGEST: Duration = Duration::from_secs(5);
 
 fn corpus(target: &Target) -> Vec<(PathBuf, Vec<u8>)> {

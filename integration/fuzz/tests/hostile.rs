@@ -1,5 +1,5 @@
-//! Hostile objects, read by the source and carried out by every mode on its strict fake: in bounded
-//! time and memory, and a good Service beside them is served.
+//! Hostile objects: the source reads them, and every mode programs them on a strict fake. Time and
+//! memory must be bounded, and a valid Service among them must work.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -18,13 +18,13 @@ use properties::verdict;
 use proxy::{AddressRules, IpFamily, Model, NamespacedName, Protocol};
 use source::Settings;
 
-/// The other forms of a mode are compiled from Services alike.
+/// The tested forms of the modes. Other forms compile Services in the same way.
 const TRIED: [&str; 5] = ["ipvs", "ipvs-nftables", "iptables", "nftables", "userspace"];
-/// Limit for reading everything, in a debug build on a loaded machine.
+/// Time limit for reading all objects, in a debug build on a loaded machine.
 const READ_WITHIN: Duration = Duration::from_secs(10);
-/// Limit for each mode to do everything, in a debug build.
+/// Time limit for each mode, in a debug build.
 const DONE_WITHIN: Duration = Duration::from_mins(1);
-/// Limit of this process' peak memory, all fakes included, in KiB.
+/// Limit of this process's peak memory, including all fakes, in KiB.
 const MEMORY_MAX: u64 = 256 * 1024;
 
 const GOOD: &str = "
@@ -83,7 +83,7 @@ fn model() -> Model {
 #[test]
 fn every_mode_carries_them_out_and_serves_the_good_one() {
     let model = model();
-    // What cannot be named, or has no place to be served at, is not there; all else is.
+    // Services without a valid name or address are absent. All other Services exist.
     for (name, is_there) in [
         ("ports", true),
         ("ranges", true),
@@ -103,7 +103,8 @@ fn every_mode_carries_them_out_and_serves_the_good_one() {
     assert_eq!(of("texts").service.ports.len(), 0);
     assert_eq!(of("twins").service.external_ips.len(), 1);
     let endpoints = of("endpoints").slices().map(|slice| slice.endpoints.len());
-    // The broadcast address, another Service's, its own node's: those may be. Link-local ones may not.
+    // The broadcast address, another Service's address and the node's own address are valid
+    // endpoints. Link-local addresses are not.
     assert_eq!(endpoints.collect::<Vec<_>>(), [4, 1]);
     let node = of("node")
         .service
@@ -137,7 +138,7 @@ fn every_mode_carries_them_out_and_serves_the_good_one() {
                 done.pending,
                 peak_memory() / 1024
             );
-            // The fakes' node has no way to endpoints of other networks of IPv6 than its own.
+            // The fakes' node has no route to IPv6 endpoints in other networks.
             let is_served =
                 verdicts.get(&front).is_some_and(verdict::is_served) || family == IpFamily::V6;
             assert!(is_served, "{} {family}", form.name);

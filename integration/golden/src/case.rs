@@ -18,49 +18,49 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::table::{Dumps, Table};
 
-/// The node's name, which a configuration file does not say.
+/// The node's name, which a configuration file does not contain.
 pub(crate) const NAME: &str = "--hostname-override=node1";
-/// Flags of every daemon. The `flags` of a case come behind, and so override them.
+/// Flags of every daemon. A case's `flags` follow and override them.
 const FLAGS: [&str; 3] = [
     NAME,
     "--cluster-cidr=10.244.0.0/16,fd00:244::/56",
     "--conntrack-max-per-core=0",
 ];
-/// Entry of `flags` that removes the default of this flag.
+/// Entry of `flags` that removes the default of `--cluster-cidr`.
 const NO_CLUSTER_CIDR: &str = "--cluster-cidr=";
 
-/// Case, from its folder.
+/// A case, read from its folder.
 #[derive(Debug)]
 pub(crate) struct Case {
-    /// Absolute.
+    /// Absolute path of the folder.
     pub(crate) folder: PathBuf,
-    /// Phases; at least one.
+    /// Phases, at least one.
     pub(crate) phases: Vec<Phase>,
-    /// Flags, with those that every case has.
+    /// Flags, including those of every case.
     pub(crate) flags: Vec<String>,
-    /// The configuration file, instead of flags.
+    /// Configuration file instead of flags.
     pub(crate) config: Option<String>,
     pub(crate) pre: Pre,
-    /// Dumps after the last phase.
+    /// Expected dumps after the last phase.
     pub(crate) expected: Dumps,
 }
 
-/// Objects that the API server is given at once, and the dumps that the mode leaves for them.
+/// Objects that the API server receives in one step, and the resulting dumps of the mode.
 #[derive(Debug)]
 pub(crate) struct Phase {
     pub(crate) objects: String,
-    /// Expected dumps; in the last phase, those of the case.
+    /// Expected dumps. In the last phase, those of the case.
     pub(crate) expected: Dumps,
 }
 
 /// State of the kernel before the daemon starts.
 #[derive(Debug, Default)]
 pub(crate) struct Pre {
-    /// `pre.sh`
+    /// True if the case has a `pre.sh`.
     pub(crate) is_script: bool,
-    /// `pre.nft`
+    /// Content of `pre.nft`.
     pub(crate) nft: Option<String>,
-    /// `pre-iptables-save`, `pre-ip6tables-save`: what the iptables mode has left.
+    /// Contents of `pre-iptables-save` and `pre-ip6tables-save`: leftovers of iptables mode.
     pub(crate) iptables: Option<[String; 2]>,
 }
 
@@ -134,8 +134,8 @@ impl Case {
         })
     }
 
-    /// Returns, for IPv4 and IPv6, true if node ports are served on named networks and on none of
-    /// the family.
+    /// Returns, for IPv4 and IPv6, true if `--nodeport-addresses` names networks but none of the
+    /// family.
     pub(crate) fn has_no_node_ports(&self) -> [bool; 2] {
         let flag = "--nodeport-addresses=";
         let networks = self
@@ -150,7 +150,7 @@ impl Case {
         [!is_there(false), !is_there(true)]
     }
 
-    /// The folders below `cases` by name, one case each.
+    /// Returns the names of the folders below `cases`, which are one case each.
     pub(crate) fn names(cases: &Path) -> Result<Vec<String>> {
         let entries = fs::read_dir(cases)
             .with_context(|| format!("cannot read the folder of cases {}", cases.display()))?;
@@ -170,8 +170,8 @@ impl Case {
         Ok(names)
     }
 
-    /// Returns true if the case needs the kernel's initial network namespace: the size of the
-    /// conntrack table can be written only there.
+    /// Returns true if the case needs the kernel's initial network namespace. Only there, the size
+    /// of the conntrack table is writable.
     pub(crate) fn needs_initial_namespace(&self) -> bool {
         if self.config.is_some() {
             return false;

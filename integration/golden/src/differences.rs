@@ -1,62 +1,61 @@
-//! Differences from upstream on purpose, as far as a dump can show them.
+//! Intended differences from upstream that a dump can show.
 //!
-//! Each row changes what is expected, and what it expects then is compared like everything else: a
-//! difference that is not there fails the case. By default there is none; a row applies where the
-//! surroundings call for it.
+//! Each row changes the expected state. The result is compared as usual, so a missing difference
+//! fails the case. Most cases have no difference; a row applies under its condition.
 //!
-//! No dump shows that of two Services which claim one address and port the older one has it
-//! (upstream: either, by chance), nor that a set grows where upstream's is full at 65,536 entries
-//! (it logs, and the rest is not served).
+//! Two differences are not visible in dumps. If two Services claim the same address and port, the
+//! older Service gets it (in upstream, either). Our sets grow, while upstream's sets are full at
+//! 65,536 entries (it logs an error and does not serve the rest).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::table::{Dumps, Table};
 
-/// The lines that are expected of each table that a case has.
+/// The expected lines of each table of a case.
 pub(crate) type Expected = BTreeMap<Table, Vec<String>>;
 
-/// Facts about the node before the daemon started.
+/// State of the node before the daemon started.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Before {
-    /// Empty without a `pre.sh`.
+    /// Dumps before the daemon. Empty without a `pre.sh`.
     pub(crate) dumps: Dumps,
-    /// Addresses of the node, on all interfaces but `lo` and `kube-ipvs0`.
+    /// Addresses of the node on all interfaces except `lo` and `kube-ipvs0`.
     pub(crate) node: BTreeSet<String>,
-    /// For IPv4 and IPv6: true if `--nodeport-addresses` names networks, and none of the family.
+    /// For IPv4 and IPv6: true if `--nodeport-addresses` names networks but none of the family.
     pub(crate) has_no_node_ports: [bool; 2],
 }
 
-/// Difference from upstream.
+/// A difference from upstream.
 struct Difference {
     expect: fn(&Before, &mut Expected),
 }
 
 const DIFFERENCES: [Difference; 4] = [
-    // Virtual servers of others survive, also without --ipvs-exclude-cidrs: keepalived or an
-    // administrator may serve on the same node, and upstream deletes whatever it does not know
-    // (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
+    // Virtual servers of other programs survive, even without --ipvs-exclude-cidrs. keepalived or
+    // an administrator may use IPVS on the same node, and upstream deletes all unknown virtual
+    // servers (kubernetes/kube-proxy#6, k/k#55857 for --cleanup).
     Difference {
         expect: foreign_virtual_servers_survive,
     },
-    // An address that the node carries on another interface is not bound to kube-ipvs0, also if it
-    // is a ClusterIP, which upstream binds always: it would be lost to the node when the Service
-    // goes (k/k#75290).
+    // A ClusterIP that the node has on another interface is not bound to kube-ipvs0. Upstream
+    // always binds it, and removes the address from the node together with the Service (k/k#75290).
     Difference {
         expect: addresses_of_the_node_are_not_bound,
     },
-    // The rule that keeps neighbours from localhost is the kubelet's, too: nobody takes it away, as
-    // upstream.
+    // The rule that protects localhost from neighbours also belongs to the kubelet. Like upstream,
+    // no mode removes it.
     Difference {
         expect: the_kubelets_rule_stays,
     },
-    // NodePort addresses of one family do not open the other one everywhere: who names networks
-    // wants node ports there alone (upstream logs an error, and matches all local addresses).
+    // NodePort addresses of one family do not enable node ports on all addresses of the other
+    // family. An operator who names networks wants node ports only there. (Upstream logs an error,
+    // and matches all local addresses.)
     Difference {
         expect: node_ports_stay_closed_without_addresses,
     },
 ];
 
-/// Returns the state expected of us where upstream leaves `expected`.
+/// Returns our expected state, given upstream's state `expected`.
 pub(crate) fn ours(before: &Before, mut expected: Expected) -> Expected {
     for difference in &DIFFERENCES {
         (difference.expect)(before, &mut expected);
@@ -89,7 +88,7 @@ fn foreign_virtual_servers_survive(before: &Before, expected: &mut Expected) {
         });
         names.any(|line| members.contains(&line))
     };
-    // Whatever an earlier run, or upstream, has made is told by the address or by the sets.
+    // The address or the sets identify virtual servers of an earlier run or of upstream.
     let is_foreign = |server: &Server<'_>| {
         let Server {
             address,
@@ -181,17 +180,17 @@ fn node_ports_stay_closed_without_addresses(before: &Before, expected: &mut Expe
             format!("type ipv{version}_addr"),
             "comment \"IPs that accept NodePort traffic\"".to_owned(),
         ];
-        // Sets are the last in a listing.
+        // Sets come last in a listing.
         lines.extend(set.map(|line| format!("set nodeport-ips {line}")));
     }
 }
 
-/// `10.96.0.1/32` → `10.96.0.1`
+/// Removes the prefix length: `10.96.0.1/32` → `10.96.0.1`.
 pub(crate) fn without_prefix(line: &str) -> String {
     line.split('/').next().unwrap_or_default().to_owned()
 }
 
-/// Which virtual server a line of `ipvsadm -Sn` is about.
+/// Virtual server of a line of `ipvsadm -Sn`.
 struct Server<'a> {
     address: &'a str,
     port: &'a str,
@@ -199,7 +198,7 @@ struct Server<'a> {
 }
 
 impl<'a> Server<'a> {
-    /// Parses a line; `None` for a virtual server of a firewall mark.
+    /// Parses a line. Returns `None` for a virtual server of a firewall mark.
     fn of(line: &'a str) -> Option<Self> {
         let mut words = line.split_whitespace().skip(1);
         let protocol = match words.next()? {

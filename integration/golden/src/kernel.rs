@@ -1,4 +1,4 @@
-//! nf_tables of this network namespace, by the `nft` program.
+//! The nf_tables state of this network namespace, read by the `nft` program.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,22 +9,23 @@ use lab::Running;
 use crate::scratch::{Scratch, output};
 use crate::table::{Dumps, Table};
 
-/// The `nft` that upstream's dumps were made with: what it writes for them is what upstream left.
+/// The `nft` version of upstream's dumps. Its encoding of the dumps is the state that upstream
+/// left.
 const REFERENCE: &str = "nftables v1.0.6 ";
-/// Tables that the iptables programs keep here; their own dumps say what is in them.
+/// Tables of the iptables programs. Separate dumps contain their content.
 const OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
-/// A table that comes and goes, so that the monitor says something.
+/// A temporary table that makes the monitor print an event.
 const MARK: &str = "golden-mark";
-/// A table that the daemon makes and takes away, to see whether the kernel can do what it will need.
+/// A temporary table with which the daemon tests the kernel's features.
 const PROBE: &str = " kube-proxy-probe";
-/// Limit for the monitor to report an event.
+/// Timeout for the monitor to report an event.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 
-/// The tables of the nftables mode, and all others.
+/// Dumps the tables of nftables mode and all other tables.
 pub(crate) fn dumps() -> Result<Dumps> {
     let mut dumps = Dumps::from(Table::NFT.map(|table| (table, String::new())));
     let tables = output(Command::new("nft").args(["list", "tables"]))?;
-    // `table ip kube-proxy`
+    // A line looks like `table ip kube-proxy`.
     for line in tables.lines() {
         let words: Vec<&str> = line.split_whitespace().skip(1).collect();
         let table = match *words {
@@ -43,7 +44,7 @@ pub(crate) fn dumps() -> Result<Dumps> {
     Ok(dumps)
 }
 
-/// Returns a file's rules as this `nft` lists them: versions print the same kernel state
+/// Returns a file's rules as this `nft` lists them, because versions print the same kernel state
 /// differently.
 pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<String> {
     let family = match table {
@@ -61,17 +62,17 @@ pub(crate) fn relisted(scratch: &Scratch, table: Table, file: &str) -> Result<St
     .with_context(|| format!("{} does not load", table.file()))
 }
 
-/// Returns true if this `nft` encodes rules as upstream's did.
+/// Returns true if this `nft` encodes rules like upstream's version.
 pub(crate) fn is_reference() -> Result<bool> {
     Ok(output(Command::new("nft").arg("--version"))?.starts_with(REFERENCE))
 }
 
-/// Hears every transaction of nf_tables.
+/// A monitor of all nf_tables transactions.
 #[derive(Debug)]
 pub(crate) struct Monitor(Running);
 
 impl Monitor {
-    /// Returns when it hears.
+    /// Starts the monitor. Returns when it receives events.
     pub(crate) fn start() -> Result<Self> {
         let mut command = Command::new("nft");
         command.arg("monitor");
@@ -79,7 +80,7 @@ impl Monitor {
         let deadline = Instant::now() + TOLD_WITHIN;
         loop {
             mark()?;
-            // The line of its end: none of the mark is left.
+            // The mark's last event: its removal.
             let told = monitor
                 .0
                 .wait_for(&format!("delete table inet {MARK}"), TOLD_WITHIN / 50);
@@ -94,11 +95,11 @@ impl Monitor {
         }
     }
 
-    /// Returns the writes since the monitor was started, with their writers, a line each.
+    /// Returns the writes since the start of the monitor with their writers, one per line.
     pub(crate) fn heard(&mut self) -> Result<Vec<String>> {
         mark()?;
         let mut heard = Vec::new();
-        // What one transaction did; the line of its generation ends it.
+        // Lines of one transaction. The line of its generation ends it.
         let mut transaction = Vec::new();
         loop {
             let line = self

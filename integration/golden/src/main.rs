@@ -1,4 +1,4 @@
-//! Golden equality: what our daemon leaves in the kernel is what kube-proxy 1.36.2 leaves there.
+//! Golden tests: our daemon must leave the same kernel state as kube-proxy 1.36.2.
 //!
 //! ```text
 //!  golden ─┬▶ golden --part ──▶ lab ──▶ one process for each case, in a network namespace of its own ──▶ `passed`, or what differs
@@ -36,13 +36,13 @@ use lab::{Lane, Options, Running};
 use node::{Check, NFTABLES, Node, Program};
 use table::{Dumps, Table};
 
-/// Number of differing lines of a table that are shown.
+/// Maximum number of differing lines that the output shows per table.
 const SHOWN: usize = 6;
-/// Number of lines of an error that are shown: it may hold the daemon's whole log.
+/// Maximum number of shown lines of an error, which may contain the daemon's whole log.
 pub(crate) const SAID: usize = 20;
-/// The longest that one case may take; it takes about a second.
+/// Time limit of one case. A case takes about a second.
 const CASE_LIMIT: Duration = Duration::from_mins(2);
-/// Extra time for the boot of a guest.
+/// Additional time for booting a VM.
 const BOOT_LIMIT: Duration = Duration::from_mins(1);
 
 /// Compares what the daemon leaves in the kernel with what kube-proxy left there, case by case.
@@ -122,7 +122,7 @@ impl fmt::Display for Score {
 }
 
 impl Arguments {
-    /// Outside the lab: all cases, and whether they passed.
+    /// Runs all cases, outside the lab. Returns true if they passed.
     fn compare(&self) -> Result<bool> {
         let cases = self
             .cases
@@ -140,7 +140,7 @@ impl Arguments {
         let mut shared = Vec::new();
         let mut alone = Vec::new();
         for name in names {
-            // A folder that is no case fails in the lab, by name.
+            // A folder without a valid case fails in the lab, with its name.
             let is_alone =
                 Case::read(&cases.join(&name)).is_ok_and(|case| case.needs_initial_namespace());
             if is_alone { &mut alone } else { &mut shared }.push(name);
@@ -187,9 +187,9 @@ impl Arguments {
         Ok(options)
     }
 
-    /// A guest has one CPU: shares the cases out to as many processes as there are CPUs.
+    /// Distributes the cases over as many processes as there are CPUs, because a VM has one CPU.
     fn part_by_part(&self, names: &[String], guests: usize) -> Result<bool> {
-        // Even, so that a case and its next one stay together.
+        // An even number keeps a case and its next case together.
         let size = names.len().div_ceil(guests).next_multiple_of(2);
         let mut parts = Vec::new();
         for names in names.chunks(size) {
@@ -224,14 +224,14 @@ impl Arguments {
             let of_part = lines.join().unwrap_or_default();
             score.passed += of_part.passed;
             score.skipped += of_part.skipped;
-            // Those of which nothing was heard, too.
+            // Cases without a result failed, too.
             score.failed += count - of_part.passed - of_part.skipped;
         }
         println!("{score}");
         Ok(score.failed == 0)
     }
 
-    /// Sends cases into the lab, and counts what comes back.
+    /// Runs cases in the lab, and counts the results.
     fn send(
         &self,
         options: &Options,
@@ -293,7 +293,7 @@ impl Arguments {
         Ok(())
     }
 
-    /// Runs each case in a process of its own, so that none leaves anything to the next. In the
+    /// Runs each case in a separate process, so that cases do not affect each other. Runs in the
     /// lab.
     fn in_lab(&self, verdicts: &Path) -> Result<()> {
         ensure!(lab::in_lab(), "--verdicts is for the lab");
@@ -317,10 +317,10 @@ impl Arguments {
         Ok(())
     }
 
-    /// Which case the node of a case is given after it. Every second has one, so that each case is
-    /// found or given once more.
+    /// Returns the next case for the node of a case. Every second case has one, so each case is
+    /// either the found or the next case.
     fn next(&self, index: usize) -> Option<&str> {
-        // Those with a `pre.sh` hold things of others, too.
+        // Cases with a `pre.sh` have state of other programs, too.
         let is_plain = |name: &&String| {
             Case::read(&self.cases.join(name)).is_ok_and(|case| case.pre.is_none())
         };
@@ -331,7 +331,7 @@ impl Arguments {
         is_given.then_some(next.as_str())
     }
 
-    /// Runs a case in a process of its own; what it says is what differs.
+    /// Runs a case in a separate process. Its output has the differences.
     fn apart(&self, name: &str, next: Option<&str>) -> Result<String> {
         let own = std::env::current_exe()?;
         let mut command = if self.initial {
@@ -365,7 +365,7 @@ impl Arguments {
         Ok(output.stdout)
     }
 
-    /// Runs the case in its namespace: prints the differences, and returns true if there are none.
+    /// Runs the case in its namespace. Prints the differences, and returns true if there are none.
     fn here(&self) -> Result<bool> {
         ensure!(lab::in_lab(), "--here is for the lab");
         let read = |name: &String| Case::read(&self.cases.join(name));
@@ -377,10 +377,10 @@ impl Arguments {
         };
         let is_nft = self.mode == NFTABLES;
         let node = Node::new(program, self.initial)?;
-        // What is there is then not all that is wanted.
+        // The present state then differs from the wanted state.
         let is_otherwise = case.has_no_node_ports().contains(&true);
         let (mut before, check, phases) = if self.adopt {
-            // The last phase's objects are those that the dumps are for.
+            // The dumps belong to the objects of the last phase.
             let last = case.phases.len().saturating_sub(1);
             let check = if self.upstream {
                 Check::Unasked
@@ -437,7 +437,7 @@ fn differing(node: &Node<'_>, phase: &Phase, before: &Before, found: &Dumps) -> 
             Err(error) => return format!("  {error:#}\n"),
         };
     }
-    // Tables of others stay.
+    // Tables of other programs stay.
     if let Some(others) = before.dumps.get(&Table::NftOthers) {
         expected.insert(Table::NftOthers, Table::NftOthers.clean(others));
     }
@@ -465,7 +465,7 @@ fn differing(node: &Node<'_>, phase: &Phase, before: &Before, found: &Dumps) -> 
     text
 }
 
-/// The last lines of a text, moved to the right.
+/// Returns the last lines of a text, indented.
 fn indented(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let first = lines.len().saturating_sub(SAID);
@@ -479,8 +479,8 @@ fn indented(text: &str) -> String {
     .collect()
 }
 
-/// A kernel of which nothing is left after the run: the lab's guest, but never the user's own. The
-/// error says why not.
+/// Returns options for a kernel that is discarded after the run: the lab's VM, never the user's
+/// kernel. The error has the reason.
 fn throw_away_kernel() -> Result<Options, String> {
     let given = Options::from_env();
     let options = match given.lane {

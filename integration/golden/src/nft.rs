@@ -1,16 +1,16 @@
 //! Normalizes the `nft` listing of a table.
 //!
-//! Sets, maps and chains become lines that begin with their names, sorted; elements are sorted;
-//! rules keep their order.
+//! Each line of a set, map or chain begins with its name. Lines of sets and maps are sorted, rules
+//! keep their order.
 
 use std::collections::BTreeSet;
 
-/// The lines of `nft -s list table F kube-proxy` that matter, in an order that only what matters
-/// decides. None where there is no table.
+/// Returns the relevant lines of `nft -s list table F kube-proxy` in a canonical order. Empty
+/// without the table.
 pub(crate) fn table(listing: &str) -> Vec<String> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut lines = Vec::new();
-    // The text of an element list that goes on in the next line.
+    // The beginning of an element list that continues on the next line.
     let mut open: Option<String> = None;
     let mut is_inside = false;
     for line in listing.lines().map(str::trim) {
@@ -70,14 +70,14 @@ pub(crate) fn table(listing: &str) -> Vec<String> {
 /// A set, a map or a chain.
 #[derive(Debug)]
 struct Block {
-    /// `set cluster-ips`
+    /// Name with its kind: `set cluster-ips`.
     name: String,
     lines: Vec<String>,
     elements: Vec<String>,
 }
 
 impl Block {
-    /// Takes the elements of a list, up to its closing brace.
+    /// Adds the elements of a list, up to its closing brace.
     fn elements(&mut self, text: &str) {
         let text = text.trim().trim_end_matches('}');
         let mut element = String::new();
@@ -96,7 +96,7 @@ impl Block {
         }
     }
 
-    /// The chains that it sends packets to.
+    /// Returns the chains to which the chain jumps.
     fn targets(&self) -> impl Iterator<Item = &str> {
         let texts = self.lines.iter().chain(&self.elements);
         texts.flat_map(|text| {
@@ -116,8 +116,8 @@ fn is_block(name: &str) -> bool {
         .any(|kind| name.starts_with(kind))
 }
 
-/// Empty chains of Services that nothing refers to: upstream deletes them at the next sync that
-/// begins more than a second later, and who deletes them at once is right too.
+/// Returns empty, unreferenced Service chains. Upstream deletes them at a sync at least a second
+/// later. Deleting them immediately is correct, too.
 fn stale(blocks: &[Block]) -> BTreeSet<String> {
     let targets: BTreeSet<&str> = blocks.iter().flat_map(Block::targets).collect();
     let is_stale = |block: &&Block| {
@@ -129,8 +129,8 @@ fn stale(blocks: &[Block]) -> BTreeSet<String> {
     stale.map(|block| block.name.clone()).collect()
 }
 
-/// A set of one element is printed without braces by some versions, and the same to a packet:
-/// `ip daddr { 10.96.0.0/12 } drop` → `ip daddr 10.96.0.0/12 drop`.
+/// Removes braces around a single element: `ip daddr { 10.96.0.0/12 } drop` → `ip daddr
+/// 10.96.0.0/12 drop`. Some versions print it without braces, with the same meaning.
 fn without_braces(rule: &str) -> String {
     let Some((before, rest)) = rule.split_once("daddr { ") else {
         return rule.to_owned();

@@ -1,5 +1,5 @@
-//! The surroundings of a case: node1 in the network namespace of this process, which nobody else
-//! uses, and the daemon on it.
+//! The environment of a case: node1 in this process's exclusive network namespace, and the daemon
+//! on it.
 //!
 //! ```text
 //!  this namespace                          another one
@@ -26,45 +26,46 @@ use crate::scratch::{Peer, Scratch, finished, output};
 use crate::table::{Dumps, Table};
 use crate::{SAID, kernel};
 
-/// Limit for the daemon's first sync, on a loaded machine.
+/// Timeout for the daemon's first sync, on a loaded machine.
 const SYNCED_WITHIN: Duration = Duration::from_secs(30);
-/// Limit for one command.
+/// Timeout for one command.
 const DONE_WITHIN: Duration = Duration::from_secs(20);
-/// Limit for the tables to be those of a phase.
+/// Timeout for the tables to become those of a phase.
 const SETTLED_WITHIN: Duration = Duration::from_secs(15);
 const GLANCE: Duration = Duration::from_millis(50);
-/// Time without a change after which a phase is over.
+/// A phase is over after this time without a change.
 const QUIET: Duration = Duration::from_millis(300);
-/// Upstream's shortest pause between two syncs is 1 s; what a sync leaves for the next one is told
-/// by its age, another second.
+/// Like [`QUIET`] for upstream. Its shortest pause between two syncs is 1 s, and a sync postpones
+/// the removal of entries that are younger than another second.
 const UPSTREAMS_QUIET: Duration = Duration::from_millis(2500);
-/// Time between upstream's list of `ServiceCIDR`s and its list of Services. Upstream does not wait
-/// for the former, and the dumps come from runs in which it had them.
+/// Pause between upstream's list of `ServiceCIDR`s and its list of Services. Upstream does not wait
+/// for the former, but it had them when the dumps were made.
 const UPSTREAMS_HEAD_START: Duration = Duration::from_millis(500);
-/// Limit for a health-check node port to listen after the first sync.
+/// Timeout for a health-check node port to listen after the first sync.
 const LISTENS_WITHIN: Duration = Duration::from_secs(2);
 
 const NODE_IPS: [&str; 2] = ["192.168.99.10", "fd00:99::10"];
-/// Loaded before the first look at the settings, as they were when the dumps were made; some bring
-/// settings.
+/// Modules that are loaded before the settings are read for the first time, as for the dumps. Some
+/// modules add settings.
 const MODULES: [&str; 5] = ["ipv6", "veth", "dummy", "nf_conntrack", "nfnetlink_acct"];
-/// The module of the IPVS mode.
+/// The module of IPVS mode.
 const IPVS: &str = "ip_vs";
-/// Objects that rules of the iptables mode count with. They must exist before the rules.
+/// nfacct objects of iptables mode. They must exist before the rules that use them.
 const COUNTERS: [&str; 2] = [
     "ct_state_invalid_dropped_pkts",
     "localhost_nps_accepted_pkts",
 ];
-/// A namespace may inherit these from the machine; every node of a case starts with 0.
+/// Settings that a namespace may inherit from the machine. Every node of a case starts with 0.
 const OFF: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv4/conf/all/route_localnet"];
 
 /// Program and flags of the daemon.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Program<'a> {
     pub(crate) file: &'a Path,
-    /// `--proxy-mode`
+    /// Value of `--proxy-mode`.
     pub(crate) mode: &'a str,
-    /// Kubernetes' own: it has no flags of ours, and does not say when it is done.
+    /// True for Kubernetes' kube-proxy. It has none of our additional flags, and does not log the
+    /// end of a sync.
     pub(crate) is_upstream: bool,
 }
 
@@ -84,19 +85,18 @@ impl Program<'_> {
     }
 }
 
-/// The mode whose tables are `nft`'s.
+/// Name of the mode with nf_tables tables.
 pub(crate) const NFTABLES: &str = "nftables";
 
-/// Judge of a phase: takes the dumps, and returns the differences.
+/// Function that compares the dumps of a phase, and returns the differences.
 type Judge<'a> = dyn Fn(&Phase, &Dumps) -> String + 'a;
 
-/// Expectation of what `kube-proxy check` foretells for a start. The start must then make as many
-/// writes.
+/// Expected prediction of `kube-proxy check` for a start. The start must then make as many writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// No question to `check`.
+    /// `check` does not run.
     Unasked,
-    /// Nothing: the state is the wanted one.
+    /// No write: the kernel already has the wanted state.
     Nothing,
     /// Any number of writes.
     Any,
@@ -109,17 +109,17 @@ pub(crate) struct Node<'a> {
     is_initial: bool,
     scratch: Scratch,
     _peer: Peer,
-    /// Settings before any proxy ran.
+    /// Settings before the first proxy.
     settings: BTreeMap<String, String>,
-    /// Listings by the dumps that they come from.
+    /// Listings, by the dumps that they come from.
     relisted: RefCell<BTreeMap<String, String>>,
 }
 
 impl<'a> Node<'a> {
-    /// Builds it. `is_initial`: this is the kernel's initial network namespace.
+    /// Creates the node. `is_initial` is true in the kernel's initial network namespace.
     pub(crate) fn new(program: Program<'a>, is_initial: bool) -> Result<Self> {
         let scratch = Scratch::new()?;
-        // What is built in needs no loading, so only the outcome counts.
+        // Built-in modules need no loading, so errors are ignored.
         let ipvs = (!program.is_nftables()).then_some(IPVS);
         let _ = finished(
             Command::new("modprobe")
@@ -132,7 +132,8 @@ impl<'a> Node<'a> {
             set(key, "0")?;
         }
         if is_initial {
-            // Whether the table of a small guest has to grow says something about the guest.
+            // The table size depends on the VM's memory. A fixed size makes the result independent
+            // of it.
             let size = "/sys/module/nf_conntrack/parameters/hashsize";
             fs::write(size, "65536").with_context(|| format!("cannot write {size}"))?;
         }
@@ -146,12 +147,12 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Returns true if no difference from upstream is expected.
+    /// Returns true if the program is upstream, which has no differences.
     pub(crate) fn is_upstream(&self) -> bool {
         self.program.is_upstream
     }
 
-    /// Makes what a case has before the daemon starts, if anything.
+    /// Creates the state before the daemon's start, if the case has one.
     pub(crate) fn prepare(&self, case: &Case) -> Result<Before> {
         let Pre {
             is_script,
@@ -167,7 +168,7 @@ impl<'a> Node<'a> {
         if let Some([ip, ip6]) = iptables {
             self.restore("iptables", ip)?;
             self.restore("ip6tables", ip6)?;
-            // The iptables mode's, which nobody takes back.
+            // A setting of iptables mode that is never reverted.
             set("net/ipv4/conf/all/route_localnet", "1")?;
         }
         let mut before = Before {
@@ -192,11 +193,11 @@ impl<'a> Node<'a> {
         output(&mut shell).map(drop)
     }
 
-    /// Loads what `iptables-save` or `ip6tables-save` said.
+    /// Loads a dump of `iptables-save` or `ip6tables-save`.
     fn restore(&self, tables: &str, dump: &str) -> Result<()> {
         for counter in COUNTERS {
             if dump.contains(counter) {
-                // It may be there for the other family.
+                // The counter may already exist for the other family.
                 finished(Command::new("nfacct").args(["add", counter]))?;
             }
         }
@@ -205,7 +206,7 @@ impl<'a> Node<'a> {
             .feed(&format!("{tables}-{backend}-restore"), dump)
     }
 
-    /// Makes the kernel hold what upstream left for a case, with the operator's tools.
+    /// Loads upstream's state of a case into the kernel, with the operator's tools.
     pub(crate) fn load(&self, case: &Case) -> Result<Before> {
         let dump = |table: Table| case.expected.get(&table).map_or("", String::as_str);
         let (created, added): (Vec<&str>, Vec<&str>) = dump(Table::IpsetSave)
@@ -214,7 +215,7 @@ impl<'a> Node<'a> {
         let sets = [created, added, vec![""]].concat().join("\n");
         let addresses = dump(Table::KubeIpvs0Addresses);
         let mut links = String::new();
-        // In IPVS mode there is always one.
+        // In IPVS mode there is always an address.
         if !addresses.is_empty() {
             links.push_str("link add kube-ipvs0 type dummy\n");
         }
@@ -243,7 +244,8 @@ impl<'a> Node<'a> {
         self.settle(None, case)?;
         let mut dumps = case.expected.clone();
         if self.program.is_nftables() {
-            // There it makes the node's addresses, and in no other mode what is to stay.
+            // In nftables mode, the script creates the node's addresses. In other modes, it creates
+            // no state that must stay.
             if case.pre.is_script {
                 self.run_script(case)?;
             }
@@ -256,8 +258,8 @@ impl<'a> Node<'a> {
         })
     }
 
-    /// Gives the settings that upstream left for a case, in the place of those for the one before
-    /// it: no proxy undoes them.
+    /// Sets the settings that upstream left for a case, replacing those of the case `before`. No
+    /// proxy reverts settings.
     pub(crate) fn settle(&self, before: Option<&Case>, case: &Case) -> Result<()> {
         let changes = |case: &Case| -> Result<Vec<(String, String)>> {
             let lines = case
@@ -277,7 +279,7 @@ impl<'a> Node<'a> {
         for (key, value) in changes(case)? {
             set(&key, &value)?;
         }
-        // `Timeout (tcp tcpfin udp): 900 120 300`
+        // The dump has the form `Timeout (tcp tcpfin udp): 900 120 300`.
         let timeouts = case.expected.get(&Table::IpvsTimeouts);
         if let Some((_, seconds)) = timeouts.and_then(|line| line.split_once(": ")) {
             let mut command = Command::new("ipvsadm");
@@ -286,9 +288,9 @@ impl<'a> Node<'a> {
         Ok(())
     }
 
-    /// Starts the daemon with the objects and flags of a case, gives it one phase after the other,
-    /// and ends it. Returns what it leaves, and what differs: at the end of the first phase that
-    /// has a difference, or after all.
+    /// Starts the daemon with the objects and flags of a case. Runs all phases, and stops the
+    /// daemon. Returns its final state and the differences. Ends early after a phase with
+    /// differences.
     pub(crate) fn serve(
         &self,
         case: &Case,
@@ -335,11 +337,12 @@ impl<'a> Node<'a> {
             daemon.said()
         );
 
-        // What it leaves is what it hands on.
+        // The final state is the start of the next case.
         found.extend(self.program.dumps()?);
         let after = settings(Path::new("/proc/sys/net"))?;
         let is_changed = |(key, value): &(&String, &String)| {
-            // The kernel's, not a namespace's, where it can only be read: somebody else's doing.
+            // The setting belongs to the whole kernel and is read-only in other namespaces, so
+            // another program may have changed it.
             let is_ours = self.is_initial || *key != "net/netfilter/nf_conntrack_max";
             is_ours && self.settings.get(*key).is_some_and(|old| old != *value)
         };
@@ -354,8 +357,8 @@ impl<'a> Node<'a> {
         Ok((found, differing))
     }
 
-    /// Returns an expected table as this `nft` lists it: versions print the same kernel state
-    /// differently.
+    /// Returns an expected table as this `nft` lists it, because versions print the same kernel
+    /// state differently.
     pub(crate) fn relisted(&self, table: Table, dump: &str) -> Result<String> {
         if let Some(listing) = self.relisted.borrow().get(dump) {
             return Ok(listing.clone());
@@ -367,7 +370,7 @@ impl<'a> Node<'a> {
         Ok(listing)
     }
 
-    /// Starts the daemon and waits for the first sync of all families, as far as it says so.
+    /// Starts the daemon. Waits for the first sync of all families, if the daemon logs it.
     fn start(&self, case: &Case, server: &Server, check: Check) -> Result<Running> {
         let Program {
             file,
@@ -414,7 +417,7 @@ impl<'a> Node<'a> {
         if is_upstream {
             return Ok(daemon);
         }
-        // Where the node has no IPv6, no table of it is expected.
+        // On a node without IPv6, no IPv6 table is expected.
         let nft = [Table::NftIp, Table::NftIp6].map(|table| case.expected.contains_key(&table));
         let families = if nft == [true, false] { 1 } else { 2 };
         let mut written = 0;
@@ -423,7 +426,8 @@ impl<'a> Node<'a> {
             written += writes(&line).with_context(|| format!("how many writes: {line}"))?;
         }
         if let Some(foretold) = foretold {
-            // In nftables mode a transaction is foretold as one write, and what it changes counts.
+            // In nftables mode, `check` predicts one write per transaction, while the log counts
+            // changes.
             let is_so = if self.program.is_nftables() {
                 (written == 0) == (foretold == 0)
             } else {
@@ -437,8 +441,8 @@ impl<'a> Node<'a> {
         Ok(daemon)
     }
 
-    /// Waits until the tables are those that a phase expects, and stay so; or until they should
-    /// have been. Says what differs. Other modes than nftables are judged at their end.
+    /// Waits until the tables have the state of a phase and stay so, or until the timeout. Returns
+    /// the differences. Modes other than nftables are only compared at their end.
     fn settled(&self, phase: &Phase, judge: &Judge<'_>) -> Result<String> {
         if !self.program.is_nftables() {
             return Ok(String::new());
@@ -463,7 +467,7 @@ impl<'a> Node<'a> {
     }
 }
 
-/// The last lines of a text.
+/// Returns the last lines of a text.
 fn last_of(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let first = lines.len().saturating_sub(SAID);
@@ -480,7 +484,7 @@ fn options() -> Options {
     }
 }
 
-/// Makes the objects of an API server those of a phase.
+/// Replaces the objects of an API server by those of a phase.
 fn give(server: &Server, phase: &Phase) -> Result<()> {
     let wanted = Cluster::new(&options());
     wanted.apply_yaml(&phase.objects)?;
@@ -504,7 +508,7 @@ fn give(server: &Server, phase: &Phase) -> Result<()> {
             }
         }
     }
-    // What is as it was makes no event.
+    // Unchanged objects cause no event.
     cluster.apply_yaml(&phase.objects)?;
     Ok(())
 }
@@ -513,7 +517,7 @@ fn set(key: &str, value: &str) -> Result<()> {
     fs::write(Path::new("/proc/sys").join(key), value).with_context(|| format!("cannot set {key}"))
 }
 
-/// Addresses on all interfaces but `lo` and `kube-ipvs0`.
+/// Returns the addresses on all interfaces except `lo` and `kube-ipvs0`.
 fn node_addresses() -> Result<BTreeSet<String>> {
     let addresses = addresses_on(|device| !matches!(device, "lo" | "kube-ipvs0"))?;
     Ok(addresses
@@ -522,8 +526,8 @@ fn node_addresses() -> Result<BTreeSet<String>> {
         .collect())
 }
 
-/// Returns the number of writes that `check` foretells, of both families. With `is_wanted`, the
-/// state is the wanted one, and any write is an error.
+/// Returns the number of writes that `check` predicts for both families. With `is_wanted`, the
+/// kernel has the wanted state, and any write is an error.
 fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     let (_, stdout, stderr) = finished(check)?;
     let answer: Value = serde_json::from_str(&stdout)
@@ -537,7 +541,7 @@ fn foretold(check: &mut Command, is_wanted: bool) -> Result<u64> {
     Ok(of("/writes/IPv4") + of("/writes/IPv6"))
 }
 
-/// Checks that `diff` agrees: it prints nothing and exits with 0 if the state is the wanted one.
+/// Checks the output of `diff`. With the wanted state, it prints nothing and exits with 0.
 /// Otherwise it prints the differences and exits with 1.
 fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
     let output = diff
@@ -545,7 +549,7 @@ fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
         .with_context(|| format!("cannot run {diff:?}"))?;
     let is_so = match output.status.code() {
         Some(0) => output.stdout.is_empty() && foretold == 0,
-        // Settings of the kernel differ, too.
+        // `diff` also reports kernel settings.
         Some(1) => !output.stdout.is_empty() && !is_wanted,
         _ => false,
     };
@@ -556,7 +560,7 @@ fn differs(diff: &mut Command, is_wanted: bool, foretold: u64) -> Result<()> {
     Ok(())
 }
 
-/// `… written=12 …`
+/// Parses the number of writes from `… written=12 …`.
 fn writes(line: &str) -> Option<u64> {
     let (_, rest) = line.split_once("written=")?;
     rest.split_whitespace().next()?.parse().ok()
@@ -591,10 +595,10 @@ fn iptables() -> Result<Dumps> {
     ]))
 }
 
-/// Addresses with their prefix lengths, by line: `10.96.0.1/32`.
+/// Returns addresses with their prefix lengths, one per line: `10.96.0.1/32`.
 fn addresses_on(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     let lines = output(Command::new("ip").args(["-oneline", "address", "show"]))?;
-    // `7: kube-ipvs0    inet 10.96.0.1/32 scope global kube-ipvs0\ …`
+    // A line looks like `7: kube-ipvs0    inet 10.96.0.1/32 scope global kube-ipvs0\ …`.
     let address = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         let is_wanted = is_wanted(words.next()?);
@@ -603,8 +607,8 @@ fn addresses_on(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     Ok(lines.lines().filter_map(address).collect())
 }
 
-/// Asks every health-check node port over IPv4, then over IPv6, as long as the answers are not
-/// those expected: the ports are opened beside the kernel's first sync, not by it.
+/// Queries every health-check node port over IPv4 and IPv6 until the responses are the expected
+/// ones. Retries are needed, because the daemon opens the ports in parallel with its first sync.
 fn health_checks(server: &Server, expected: &str) -> Result<String> {
     let table = Table::HealthCheckNodePort;
     let expected = table.clean(expected);
@@ -629,7 +633,7 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
                 let mut curl = Command::new("curl");
                 curl.args(["--silent", "--include", "--globoff", "--max-time", "5"])
                     .arg(format!("http://{host}:{port}/"));
-                // Refused is an answer too, but not a text.
+                // A refused connection is a valid result, without a text.
                 let (_, answer, _) = finished(&mut curl)?;
                 answers.push_str(&answer);
                 answers.push('\n');
@@ -642,7 +646,7 @@ fn health_checks(server: &Server, expected: &str) -> Result<String> {
     }
 }
 
-/// Every readable file below a folder of /proc/sys, by its path from `net` on.
+/// Returns every readable file below a folder of /proc/sys. The key is the path from `net` on.
 fn settings(folder: &Path) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -654,7 +658,7 @@ fn settings(folder: &Path) -> Result<BTreeMap<String, String>> {
             if entry.file_type()?.is_dir() {
                 folders.push(entry.path());
             } else if let Ok(value) = fs::read_to_string(entry.path()) {
-                // Some can only be written, or only when they were.
+                // Some files are write-only, or readable only after a write.
                 let path = entry.path();
                 let key = path
                     .strip_prefix("/proc/sys")

@@ -1,5 +1,4 @@
-//! Scratch space of a case: commands, a folder of its own, and the namespace at the wire's other
-//! end.
+//! Scratch space of a case: commands, a separate folder, and the network namespace of the peer.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -9,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-/// Gateways that nobody has: the routes are what counts.
+/// Routes with gateways that do not exist. Only the routes matter.
 const NETWORK: [&str; 7] = [
     "link set lo up",
     "link add eth0 type veth peer name eth0 netns PEER",
@@ -19,8 +18,8 @@ const NETWORK: [&str; 7] = [
     "route add default via 192.168.99.1",
     "route add default via fd00:99::1",
 ];
-/// The commands that a `pre.sh` calls by names that mean the one or the other backend, as the
-/// distribution likes.
+/// Commands that a `pre.sh` calls by plain names. The distribution chooses the backend behind these
+/// names.
 const PLAIN: [&str; 6] = [
     "iptables",
     "iptables-save",
@@ -30,7 +29,7 @@ const PLAIN: [&str; 6] = [
     "ip6tables-restore",
 ];
 
-/// The standard output of a command that must succeed.
+/// Returns the standard output of a command that must succeed.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let (is_success, stdout, stderr) = finished(command)?;
     ensure!(is_success, "{command:?} failed: {}", stderr.trim_end());
@@ -49,12 +48,12 @@ pub(crate) fn finished(command: &mut Command) -> Result<(bool, String, String)> 
     ))
 }
 
-/// The namespace of the wire's other end.
+/// The network namespace of the peer.
 #[derive(Debug)]
 pub(crate) struct Peer(String);
 
 impl Peer {
-    /// Makes the namespace, the wire to it, and this end's addresses and routes.
+    /// Creates the namespace, a veth pair to it, and the addresses and routes on this side.
     pub(crate) fn connect(scratch: &Scratch) -> Result<Self> {
         let name = scratch.0.file_name().unwrap_or_default();
         let peer = Self(name.display().to_string());
@@ -78,8 +77,8 @@ pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     pub(crate) fn new() -> Result<Self> {
-        // Cases on the host's kernel may have the same process ids, in namespaces of their own, but
-        // never the same network namespace.
+        // Cases on the host's kernel may have equal process ids in separate PID namespaces. They
+        // never share a network namespace.
         let name = fs::read_link("/proc/self/ns/net").context("no network namespace")?;
         let name = name.display().to_string();
         let name: String = name.chars().filter(char::is_ascii_digit).collect();
@@ -88,7 +87,7 @@ impl Scratch {
         Ok(Self(folder))
     }
 
-    /// Runs a command that reads `input`.
+    /// Runs a command with `input` as its standard input.
     pub(crate) fn feed(&self, command: &str, input: &str) -> Result<()> {
         let file = self.file(input)?;
         let mut words = command.split(' ');
@@ -96,14 +95,14 @@ impl Scratch {
         output(command.args(words).stdin(file)).map(drop)
     }
 
-    /// A file to read `input` from.
+    /// Returns a file with the content `input`.
     pub(crate) fn file(&self, input: &str) -> Result<fs::File> {
         let file = self.0.join("input");
         fs::write(&file, input)?;
         Ok(fs::File::open(&file)?)
     }
 
-    /// A folder in which `iptables` is that of the lab's backend.
+    /// Returns a folder in which `iptables` is the program of the lab's backend.
     pub(crate) fn tools(&self) -> Result<PathBuf> {
         let folder = self.0.join("bin");
         fs::create_dir_all(&folder)?;

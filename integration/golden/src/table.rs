@@ -1,42 +1,42 @@
-//! Tables that are compared, and the parts of a dump that are chance.
+//! Tables to compare, and the random parts of dumps.
 //!
-//! Every dump becomes a list of lines in which only what matters is left, in an order that only
-//! what matters decides. Two dumps are equal if their lines are.
+//! Every dump becomes a list of relevant lines in a canonical order. Two dumps are equal if their
+//! lines are equal.
 
 use std::collections::BTreeMap;
 
 use crate::nft;
 
-/// Dump of a case, in the order in which differences are shown: causes before their effects.
+/// Dump of a case. Differences are shown in this order: causes before effects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Table {
-    /// `nft -s list table ip kube-proxy`
+    /// Output of `nft -s list table ip kube-proxy`.
     NftIp,
-    /// `nft -s list table ip6 kube-proxy`
+    /// Output of `nft -s list table ip6 kube-proxy`.
     NftIp6,
-    /// The tables of nf_tables that are nobody's of these and not those of iptables. No file: they
-    /// stay as they were.
+    /// All other nf_tables tables, except those of iptables. A case has no file for them: they must
+    /// not change.
     NftOthers,
-    /// `ipvsadm -Sn`
+    /// Output of `ipvsadm -Sn`.
     IpvsadmSave,
-    /// `ipset save`
+    /// Output of `ipset save`.
     IpsetSave,
-    /// `iptables-save` of the lab's backend
+    /// Output of `iptables-save` with the lab's backend.
     IptablesSave,
-    /// `ip6tables-save` of the lab's backend
+    /// Output of `ip6tables-save` with the lab's backend.
     Ip6tablesSave,
-    /// The addresses on `kube-ipvs0` with their prefix lengths.
+    /// Addresses on `kube-ipvs0` with their prefix lengths.
     KubeIpvs0Addresses,
-    /// `ipvsadm -l --timeout`
+    /// Output of `ipvsadm -l --timeout`.
     IpvsTimeouts,
-    /// `path:value` for each file below /proc/sys whose value has changed.
+    /// `path:value` for each changed file below /proc/sys.
     SysctlChanges,
-    /// The HTTP answers of the health-check node ports.
+    /// HTTP responses of the health-check node ports.
     HealthCheckNodePort,
 }
 
-/// Upstream walks a hash map of service ports, so in these chains the order of different ports'
-/// rules is chance.
+/// Chains in which the order of different ports' rules is random, because upstream iterates over a
+/// hash map.
 const ANY_ORDER: [&str; 5] = [
     "KUBE-SERVICES",
     "KUBE-NODEPORTS",
@@ -49,10 +49,10 @@ const ANY_ORDER: [&str; 5] = [
 pub(crate) type Dumps = BTreeMap<Table, String>;
 
 impl Table {
-    /// Tables of the nftables mode: all that is compared after each phase.
+    /// Tables of nftables mode, which are compared after each phase.
     pub(crate) const NFT: [Self; 3] = [Self::NftIp, Self::NftIp6, Self::NftOthers];
 
-    /// The files of a case that hold them.
+    /// Files of a case for each table.
     const FILES: [(Self, &'static str); 11] = [
         (Self::NftIp, "nft-ip"),
         (Self::NftIp6, "nft-ip6"),
@@ -71,7 +71,7 @@ impl Table {
         Self::FILES.iter().map(|(table, _)| *table)
     }
 
-    /// The file of a case that holds it.
+    /// Returns the file of a case for this table.
     pub(crate) fn file(self) -> &'static str {
         let mut files = Self::FILES.iter();
         files
@@ -79,7 +79,7 @@ impl Table {
             .map_or("", |(_, file)| file)
     }
 
-    /// Returns the lines of a dump without what is chance.
+    /// Returns the lines of a dump without random parts.
     pub(crate) fn clean(self, dump: &str) -> Vec<String> {
         match self {
             Self::NftIp | Self::NftIp6 => nft::table(dump),
@@ -108,10 +108,10 @@ fn sorted(dump: &str, clean: impl Fn(&str) -> Option<String>) -> Vec<String> {
     lines
 }
 
-/// Virtual servers sorted, each followed by its real servers, sorted.
+/// Returns the virtual servers, sorted. Each is followed by its real servers, sorted.
 fn virtual_servers(dump: &str) -> Vec<String> {
     let mut servers = BTreeMap::<String, Vec<String>>::new();
-    // A line of either kind is `-A|-a -t|-u|… ADDRESS …`.
+    // A line has the form `-A|-a -t|-u|… ADDRESS …`.
     for line in lines(dump) {
         let key = line
             .split_whitespace()
@@ -130,7 +130,7 @@ fn virtual_servers(dump: &str) -> Vec<String> {
         .collect()
 }
 
-/// Removes the hash's seed and the bucket size, which the tool and the kernel choose.
+/// Removes the hash seed and the bucket size, which the tool and the kernel choose.
 fn without_seeds(line: &str) -> String {
     let mut words = Vec::new();
     let mut rest = line.split_whitespace();
@@ -144,8 +144,8 @@ fn without_seeds(line: &str) -> String {
     words.join(" ")
 }
 
-/// Rules by table and chain, those of a chain in order, as `nat -A KUBE-SERVICES …`; chains as `nat
-/// :KUBE-SERVICES -`. A built-in chain without rules that accepts says nothing.
+/// Returns the rules by table and chain in their order, as `nat -A KUBE-SERVICES …`, and chains as
+/// `nat :KUBE-SERVICES -`. Omits empty built-in chains with the policy ACCEPT.
 fn rules(dump: &str) -> Vec<String> {
     let mut table = "";
     let mut chains = BTreeMap::<(&str, &str), Vec<(Option<&str>, &str)>>::new();
@@ -170,8 +170,8 @@ fn rules(dump: &str) -> Vec<String> {
     }
     cleaned.sort();
     for ((table, _), mut rules) in chains {
-        // Stable: the order of one port's rules is no chance. The rules between blocks stay where
-        // they are.
+        // A stable sort keeps the order of one port's rules. Rules between the blocks keep their
+        // position.
         for block in rules.chunk_by_mut(|one, other| one.0.is_some() && other.0.is_some()) {
             block.sort_by_key(|(port, _)| *port);
         }
@@ -180,8 +180,8 @@ fn rules(dump: &str) -> Vec<String> {
     cleaned
 }
 
-/// The service port that a rule is for, if it is one of those that stand in any order: the
-/// comment's first word (`default/web:http cluster IP`), or, without a comment, the whole rule.
+/// Returns the service port of a rule in a chain with a random order. This is the comment's first
+/// word (`default/web:http cluster IP`), or without a comment the whole rule.
 fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
     if !ANY_ORDER.contains(&chain) {
         return None;
@@ -196,9 +196,8 @@ fn service_port<'a>(chain: &str, rule: &'a str) -> Option<&'a str> {
         .filter(|word| word.contains('/'))
 }
 
-/// Returns true for the key of a setting. Not settings are: keys that the match of iptables
-/// brings with `br_netfilter`, keys of a device that the daemon makes, and the number of
-/// connections.
+/// Returns true for a setting. Excludes keys that `br_netfilter` adds, keys of a device that the
+/// daemon creates, and the number of connections.
 fn is_setting(line: &str) -> bool {
     let key = line.split(':').next().unwrap_or_default();
     !key.starts_with("net/bridge/")
@@ -206,8 +205,8 @@ fn is_setting(line: &str) -> bool {
         && key != "net/netfilter/nf_conntrack_count"
 }
 
-/// HTTP answers one after the other: names of headers in lower case, headers sorted, without the
-/// date.
+/// Returns HTTP responses one after another: header names in lower case, headers sorted, without
+/// the date.
 fn answers(dump: &str) -> Vec<String> {
     let mut cleaned: Vec<String> = Vec::new();
     let mut headers: Option<Vec<String>> = None;
@@ -237,9 +236,9 @@ fn header(line: &str) -> Option<String> {
     (name != "date").then(|| format!("{name}: {}", value.trim()))
 }
 
-/// The lines that differ: `expected: …` and `found:    …`, in order.
+/// Returns the differing lines in order: `expected: …` and `found:    …`.
 pub(crate) fn differing(expected: &[String], found: &[String]) -> Vec<String> {
-    // How many lines the tails from (i, j) on have in common at most.
+    // Length of the longest common subsequence of the tails from (i, j) on.
     let mut common = vec![vec![0_usize; found.len() + 1]; expected.len() + 1];
     let at = |common: &Vec<Vec<usize>>, i: usize, j: usize| {
         common

@@ -1,5 +1,5 @@
-//! The OCI archive, read as a container engine reads it: index, manifest, config, layers, each blob
-//! held against its digest.
+//! Reads an OCI archive like a container engine: index, manifest, config, layers. Checks each blob
+//! against its digest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,16 +8,16 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// Which image: `image/build` makes each by its name.
+/// Flavour of the image. `image/build` builds each by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
-    /// Debian's packages and the daemon. `IMAGE` in the environment may name another.
+    /// Debian packages and the daemon. The environment variable `IMAGE` may name another archive.
     Debian,
-    /// Nothing but the daemon.
+    /// The daemon alone, without other files.
     Nftables,
 }
 
-/// The archive that was built for these tests.
+/// Returns the archive that was built for these tests.
 ///
 /// # Errors
 /// It was not built.
@@ -44,19 +44,19 @@ pub fn archive(flavour: Flavour) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// An image that was unpacked.
+/// An unpacked image.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// The names under which an engine will know it, from the index.
+    /// Image names, from the index.
     pub names: Vec<String>,
     /// The image's config (OCI image specification, `config.md`).
     pub config: Value,
-    /// The folder with its root file system.
+    /// Folder with the root file system.
     pub root: PathBuf,
 }
 
 impl Image {
-    /// Unpacks an archive below `folder`. As root, so that owners are what the layers say.
+    /// Unpacks an archive below `folder`. Needs root, so that files get the owners of the layers.
     pub fn unpack(archive: &Path, folder: &Path) -> Result<Self> {
         let (layout, root) = (folder.join("layout"), folder.join("root"));
         for folder in [&layout, &root] {
@@ -103,7 +103,7 @@ impl Image {
         })
     }
 
-    /// Strings of a list in the config.
+    /// Returns the strings of a list in the config.
     pub(crate) fn strings(&self, pointer: &str) -> Vec<String> {
         list(&self.config, pointer)
             .iter()
@@ -120,7 +120,7 @@ fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
         .unwrap_or_default()
 }
 
-/// The file of a descriptor, which has the size and the digest that it says.
+/// Returns the blob file of a descriptor, after checking its size and digest.
 fn blob(layout: &Path, descriptor: &Value) -> Result<PathBuf> {
     let digest = descriptor.pointer("/digest").and_then(Value::as_str);
     let digest = digest.with_context(|| format!("no digest: {descriptor}"))?;

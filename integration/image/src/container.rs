@@ -34,7 +34,7 @@ const MASKED: [&str; 9] = [
     "/proc/scsi",
     "/sys/firmware",
 ];
-/// Paths that such a container can only read.
+/// Paths that containerd makes read-only in an unprivileged container.
 const READ_ONLY: [&str; 5] = [
     "/proc/bus",
     "/proc/fs",
@@ -44,11 +44,11 @@ const READ_ONLY: [&str; 5] = [
 ];
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 
-/// First argument that turns the test binary into a container; the second is the file with the
-/// [`Spec`].
+/// First argument that turns the test binary into a container. The second argument is the file with
+/// the [`Spec`].
 const VERB: &str = "become-container";
 
-/// A folder or file of the host, at a place in the container.
+/// A bind mount of a host folder or file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Mount {
     pub(crate) source: PathBuf,
@@ -56,21 +56,21 @@ pub(crate) struct Mount {
     pub(crate) read_only: bool,
 }
 
-/// Specification of a container, as a runtime gets it.
+/// Specification of a container, as a runtime receives it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Spec {
-    /// The root file system.
+    /// Root file system.
     pub root: PathBuf,
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// The whole environment.
+    /// The complete environment.
     pub env: Vec<(String, String)>,
     pub(crate) cwd: PathBuf,
     pub(crate) mounts: Vec<Mount>,
-    /// Devices and `/sys` are the host's, nothing is masked.
+    /// True to use the host's devices and `/sys`, without masked paths.
     pub privileged: bool,
     pub(crate) read_only_root: bool,
-    /// The bounding set, as in a manifest (`NET_ADMIN`); `None` leaves all.
+    /// Bounding set of capabilities, as in a manifest (`NET_ADMIN`). `None` grants all.
     pub capabilities: Option<Vec<String>>,
     /// True if an executed program may gain rights that its caller lacks.
     pub escalation: bool,
@@ -78,14 +78,15 @@ pub struct Spec {
     pub user: u32,
 }
 
-/// A container at work. Dropped, it and all its processes end.
+/// A running container. Dropping it ends all its processes.
 #[derive(Debug)]
 pub struct Container {
     running: Running,
 }
 
 impl Container {
-    /// Starts it at a place, in the network namespace there; `folder` takes a file of its own.
+    /// Starts a container in the network namespace of `place`. Writes its specification into
+    /// `folder`.
     pub fn start(place: &Place, folder: &Path, spec: &Spec) -> Result<Self> {
         let file = folder.join("container.json");
         fs::write(&file, serde_json::to_vec(spec)?)?;
@@ -104,18 +105,18 @@ impl Container {
         Ok(Self { running })
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the container has ended.
     pub fn wait(&mut self, timeout: Duration) -> Result<Output> {
         Ok(self.running.wait(timeout)?)
     }
 
-    /// Sends SIGTERM, as the kubelet does, and waits.
+    /// Sends SIGTERM like the kubelet, and waits.
     pub fn stop(&mut self, timeout: Duration) -> Result<Output> {
         kill_process(self.process()?, Signal::TERM)?;
         Ok(self.running.wait(timeout)?)
     }
 
-    /// Returns all lines so far.
+    /// Returns all output lines.
     pub fn said(&self) -> String {
         self.running.said()
     }
@@ -128,7 +129,7 @@ impl Container {
         ))?))
     }
 
-    /// The child of `unshare`.
+    /// Returns the child of `unshare`.
     fn process(&self) -> Result<Pid> {
         let parent = self.running.id();
         for entry in fs::read_dir("/proc")?.flatten() {
@@ -139,7 +140,7 @@ impl Container {
             else {
                 continue;
             };
-            // It may have ended meanwhile.
+            // The process may have ended.
             let status = fs::read_to_string(entry.path().join("status")).unwrap_or_default();
             if Credentials(status).field("PPid") == parent.to_string() {
                 return Pid::from_raw(pid).context("process 0");
@@ -154,7 +155,7 @@ impl Container {
 pub struct Credentials(String);
 
 impl Credentials {
-    /// A field of `/proc/PID/status`, blanks between its values: `NoNewPrivs`, `Uid`.
+    /// Returns a field of `/proc/PID/status` (`NoNewPrivs`, `Uid`), with blanks between its values.
     pub fn field(&self, name: &str) -> String {
         let line = self.0.lines().find_map(|line| {
             let (field, value) = line.split_once(':')?;
@@ -166,7 +167,7 @@ impl Credentials {
             .join(" ")
     }
 
-    /// A set of capabilities (`CapEff`), as in a manifest, in the kernel's order.
+    /// Returns a set of capabilities (`CapEff`) by their manifest names, in the kernel's order.
     pub fn capabilities(&self, set: &str) -> Result<Vec<String>> {
         let bits = u64::from_str_radix(&self.field(set), 16).context(set.to_owned())?;
         let set = CapabilitySet::from_bits_retain(bits);
@@ -174,8 +175,8 @@ impl Credentials {
     }
 }
 
-/// Call first in `main`: becomes the container's program if that is what this was started for, and
-/// exits if that failed.
+/// Becomes the container's program if this process was started for that. Exits on failure. Call
+/// first in `main`.
 pub fn maybe_container() {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_none_or(|verb| verb != VERB) {
@@ -198,7 +199,7 @@ pub fn maybe_container() {
     std::process::exit(125);
 }
 
-/// Mounts what the container sees, and moves into it.
+/// Mounts the container's file systems, and changes the root.
 fn isolate(spec: &Spec) -> Result<()> {
     let inside = |path: &Path| spec.root.join(path.strip_prefix("/").unwrap_or(path));
     mount_change(
@@ -206,7 +207,7 @@ fn isolate(spec: &Spec) -> Result<()> {
         MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
     )?;
     mount_bind(&spec.root, &spec.root)?;
-    // A runtime makes what it mounts on, in an image that has nothing, too.
+    // A runtime creates missing mount points, even in an empty image.
     for folder in ["/proc", "/sys", "/dev"] {
         fs::create_dir_all(inside(folder.as_ref()))?;
     }
@@ -277,7 +278,7 @@ fn freeze(path: &Path) -> Result<()> {
         .with_context(|| format!("cannot make {} read-only", path.display()))
 }
 
-/// A path in the root, its links followed as far as they are there: `/var/run` is a link to `/run`.
+/// Resolves the existing links of a path in the root: `/var/run` is a link to `/run`.
 fn real(root: &Path, path: &Path) -> PathBuf {
     let mut found = PathBuf::from("/");
     for part in path.iter().skip(1) {
@@ -298,7 +299,7 @@ fn real(root: &Path, path: &Path) -> PathBuf {
 }
 
 fn restrict(spec: &Spec) -> Result<()> {
-    // What the kubelet gives a node-critical pod.
+    // The kubelet's value for a node-critical pod.
     fs::write("/proc/self/oom_score_adj", "-997")?;
     if !spec.escalation {
         set_no_new_privs(true)?;
@@ -315,7 +316,7 @@ fn restrict(spec: &Spec) -> Result<()> {
         if !held.contains(one)
             && let Err(error) = remove_capability_from_bounding_set(one)
         {
-            // A kernel does not know those that are newer than it.
+            // The kernel rejects capabilities that it does not know.
             ensure!(error == rustix::io::Errno::INVAL, "{name}: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! Runs containers of the image as the manifests say, without a container engine.
+//! Runs containers of the image according to the manifests, without a container engine.
 //!
 //! ```text
 //!   archive ─▶ Image: root file system, config ┐

@@ -1,4 +1,4 @@
-//! A pod of a DaemonSet: what the kubelet makes of its manifest, on one node.
+//! A pod of a DaemonSet on one node, as the kubelet would run it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::archive::Image;
 use crate::container::{Mount, Spec};
 
-/// Capabilities that containerd gives a container by default.
+/// Capabilities that containerd grants by default.
 const DEFAULT_CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -29,8 +29,8 @@ const DEFAULT_CAPABILITIES: [&str; 14] = [
     "AUDIT_WRITE",
 ];
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-/// A certificate of no use: the fixture speaks plain HTTP. Without one, the daemon would look for
-/// the system's.
+/// A dummy CA certificate. The fixture speaks plain HTTP. Without a certificate, the daemon would
+/// look for the system's certificates.
 const CA: &str = include_str!("../testdata/ca.crt");
 
 /// A pod on a node.
@@ -44,8 +44,8 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// The pod that a DaemonSet makes on a node, its volumes in `folder`. `configuration` has the
-    /// files of the ConfigMap that it mounts.
+    /// Creates a DaemonSet's pod on a node. Its volumes are in `folder`. `configuration` has the
+    /// files of its ConfigMap.
     pub fn new(
         daemon_set: &Value,
         node: &str,
@@ -86,7 +86,7 @@ impl Pod {
                 source
             } else if volume.pointer("/emptyDir").is_some() {
                 let source = folder.join(&name);
-                // Of the pod before, which has ended.
+                // Volumes of the previous pod, which has ended.
                 drop(fs::remove_dir_all(&source));
                 fs::create_dir(&source)?;
                 source
@@ -104,12 +104,12 @@ impl Pod {
         })
     }
 
-    /// Returns the init containers, in their order.
+    /// Returns the init containers in order.
     pub fn init_containers(&self) -> Result<Vec<Spec>> {
         self.specs("/initContainers")
     }
 
-    /// The pod's one container.
+    /// Returns the pod's only container.
     pub fn container(&self) -> Result<Spec> {
         let mut specs = self.specs("/containers")?;
         ensure!(specs.len() == 1, "not one container");
@@ -146,7 +146,7 @@ impl Pod {
             );
             env.push((text(variable, "/name").to_owned(), self.node.clone()));
         }
-        // `command` takes the place of the image's entry point, `args` that of its command.
+        // `command` replaces the image's entry point, `args` replaces the image's command.
         let [command, arguments] = ["/command", "/args"].map(|pointer| strings(container, pointer));
         let mut argv = match (command.is_empty(), arguments.is_empty()) {
             (true, true) => [
@@ -176,7 +176,7 @@ impl Pod {
                     .with_context(|| format!("no volume {volume}"))?
                     .clone(),
                 target: text(mount, "/mountPath").into(),
-                // A ConfigMap never is anything else.
+                // A ConfigMap volume is always read-only.
                 read_only: mount.pointer("/readOnly") == Some(&true.into())
                     || volume == "kube-proxy",
             });
@@ -209,8 +209,8 @@ impl Pod {
     }
 }
 
-/// The kernel's modules as `/lib/modules` on a host: a folder, where the lab has a link. It is none
-/// of a story's: with those, all that is mounted in them is removed. Read-only, all the same.
+/// Returns a read-only folder of kernel modules that replaces the lab's link. It is outside the
+/// test's folder, because the removal of that folder would follow its mounts.
 fn modules() -> Result<PathBuf> {
     let folder = std::env::temp_dir().join(format!("modules-{}", std::process::id()));
     fs::create_dir_all(&folder)?;

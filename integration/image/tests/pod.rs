@@ -1,6 +1,6 @@
-//! The daemon run from the image as the manifests say: kubeadm's DaemonSet with the image swapped,
-//! and the least-privilege ones, with exactly the capabilities that the files grant, carrying real
-//! packets.
+//! Runs the daemon from the image according to the manifests, with real packets. Covers kubeadm's
+//! DaemonSet with a replaced image, and the least-privilege manifests with exactly their
+//! capabilities.
 
 #![allow(clippy::indexing_slicing, reason = "a story with a slip in it")]
 
@@ -17,7 +17,7 @@ use manifests_check::{build, merge, read};
 use scenarios::{ApiServer, Cluster, Outcome, SOON, Service, at, stories, tally, tcp, tell};
 use serde_json::{Value, json};
 
-/// Capabilities that the least-privilege manifests grant. Fewer do not suffice.
+/// Capabilities that the least-privilege manifests grant. All are necessary.
 const RIGHTS: [&str; 2] = ["NET_ADMIN", "NET_RAW"];
 const SERVER: &str = "http://172.35.0.9:6443";
 
@@ -36,7 +36,7 @@ fn main() {
     tell(&stories, Duration::from_mins(4))
 }
 
-/// Returns true if the lane has nf_tables; on the host lane, that depends on the host.
+/// Returns true if the lane has nf_tables. On the host lane, this depends on the host.
 fn has_nft() -> bool {
     lab::iptables_backend() == "nft"
 }
@@ -76,7 +76,7 @@ fn with_mode(mut objects: Vec<Value>, mode: &str) -> Result<Vec<Value>> {
     anyhow::bail!("no config.conf")
 }
 
-/// The files of the ConfigMap, with what differs from cluster to cluster as it is here.
+/// Returns the files of the ConfigMap. Replaces the values that differ between clusters.
 fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, String>> {
     let config_map = of_kind(objects, "ConfigMap")?;
     let files = config_map["data"].as_object().context("no data")?;
@@ -90,7 +90,7 @@ fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, St
             document["clusters"][0]["cluster"]["server"] = json!(SERVER);
         } else {
             document["clusterCIDR"] = json!("10.244.0.0/16,fd44::/16");
-            // Only the initial network namespace may size the connection tracking table.
+            // Only the initial network namespace may set the size of the connection tracking table.
             document["conntrack"]["maxPerCore"] = json!(0);
         }
         found.insert(name.clone(), document.to_string());
@@ -98,7 +98,7 @@ fn configuration(objects: &[Value], folder: &Path) -> Result<BTreeMap<String, St
     Ok(found)
 }
 
-/// The image, unpacked once: unpacking it takes longer than most stories.
+/// Returns the unpacked image. Unpacking takes longer than most tests, so it runs once.
 fn image() -> Result<&'static Image> {
     static IMAGE: OnceLock<Image> = OnceLock::new();
     if let Some(image) = IMAGE.get() {
@@ -132,7 +132,7 @@ impl Deployed {
         Ok(Self { api, pod, objects })
     }
 
-    /// Edits the configuration in the ConfigMap: the files that are mounted follow.
+    /// Edits the configuration in the ConfigMap and in the mounted files.
     fn edit(&mut self, c: &Cluster, change: impl Fn(&mut Value)) -> Outcome {
         let map = self.objects.iter_mut();
         let map = map.filter(|object| object["kind"] == "ConfigMap");
@@ -145,7 +145,7 @@ impl Deployed {
             object["data"]["config.conf"] = json!(documents[0].to_string());
         }
         let files = configuration(&self.objects, c.folder())?;
-        // The volume of the pod, as the kubelet would bring it up to date.
+        // Updates the pod's volume, as the kubelet would.
         fs::write(
             c.folder().join("kube-proxy/config.conf"),
             &files["config.conf"],
@@ -153,7 +153,7 @@ impl Deployed {
         Ok(())
     }
 
-    /// Replaces this pod, which has ended, by another.
+    /// Replaces the ended pod by a new one.
     fn roll(&mut self, c: &Cluster) -> Outcome {
         let files = configuration(&self.objects, c.folder())?;
         let daemon_set = of_kind(&self.objects, "DaemonSet")?;
@@ -161,7 +161,7 @@ impl Deployed {
         Ok(())
     }
 
-    /// Runs what is to run first, and starts the container.
+    /// Runs the init containers, and starts the container.
     fn start(&self, c: &Cluster, spec: &Spec) -> Result<Container> {
         for init in self.pod.init_containers()? {
             run(c, &init, None)?;
@@ -176,7 +176,7 @@ fn web(endpoint: &str) -> Service {
         .endpoints(endpoint)
 }
 
-/// Runs a container, or another program with its rights, to its end; it must succeed.
+/// Runs a container, or another program with its rights, to its end. It must succeed.
 fn run(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
     let output = attempt(c, spec, argv)?;
     assert!(output.status.success(), "{spec:?}: {output:?}");
@@ -191,7 +191,7 @@ fn attempt(c: &Cluster, spec: &Spec, argv: Option<&[&str]>) -> Result<Output> {
     Container::start(&c.node1, c.folder(), &spec)?.wait(SOON)
 }
 
-/// A ClusterIP and a NodePort answer, and a change is applied.
+/// Checks that a ClusterIP and a NodePort work, and that a change is programmed.
 fn carries(c: &Cluster, deployed: &Deployed, container: &Container) -> Outcome {
     let served = || -> Outcome {
         is_served(c, "10.244.1.10")?;
@@ -223,7 +223,7 @@ fn carries(c: &Cluster, deployed: &Deployed, container: &Container) -> Outcome {
     Ok(())
 }
 
-/// Likewise, and an operator in the pod sees the rules.
+/// Checks the same, and that an operator in the pod sees the rules.
 fn serves(c: &Cluster, deployed: &Deployed, spec: &Spec, container: &Container) -> Outcome {
     carries(c, deployed, container)?;
     for tool in ["iptables-save", "ip6tables-save"] {
@@ -245,7 +245,7 @@ fn ends(mut container: Container) -> Outcome {
     Ok(())
 }
 
-/// The ConfigMap is as kubeadm made it: the mode stays the one that upstream understood.
+/// With kubeadm's unchanged ConfigMap, the daemon runs the mode that upstream would run.
 fn kubeadms_pod_with_the_image_swapped(c: &mut Cluster) -> Outcome {
     kubeadms_pod_serves(c, &kubeadm()?, "iptables")
 }
@@ -269,7 +269,7 @@ fn kubeadms_pod_serves(c: &Cluster, objects: &[Value], mode: &str) -> Outcome {
             .capabilities("CapEff")?
             .contains(&"SYS_ADMIN".to_owned())
     );
-    // What the daemon loads modules with, where the kernel does not by itself.
+    // The daemon loads modules with `modprobe`, if the kernel does not load them.
     run(c, &spec, Some(&["/sbin/modprobe", "--version"]))?;
     ends(container)
 }
@@ -323,10 +323,10 @@ fn with_the_least_privilege(c: &Cluster, variant: &str) -> Outcome {
     ends(container)
 }
 
-/// The pod has the rights of the least privilege, where only the init container can write settings.
-/// Neither the edit nor a crash changes the mode; the next pod, which is prepared for it, does.
+/// In the least-privilege pod, only the init container can write settings. Neither the edit nor a
+/// crash changes the mode. The next pod, which the init container prepares, runs the new mode.
 fn a_mode_that_is_edited_is_taken_up_by_the_next_pod(c: &mut Cluster) -> Outcome {
-    // In iptables mode no service address is one of the node: its own packets need a way.
+    // In iptables mode, the node has no Service address, so its packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let backend = lab::iptables_backend();
@@ -348,7 +348,7 @@ fn a_mode_that_is_edited_is_taken_up_by_the_next_pod(c: &mut Cluster) -> Outcome
         .with_context(|| container.said())
     };
     waits(&container)?;
-    // What an operator asks, in the pod that serves, before another one comes.
+    // An operator's commands in the running pod, before the next pod starts.
     let check = [
         "/usr/local/bin/kube-proxy",
         "check",
@@ -382,7 +382,7 @@ fn a_mode_that_is_edited_is_taken_up_by_the_next_pod(c: &mut Cluster) -> Outcome
     ends(container)
 }
 
-/// An endpoint of the Service answers by its ways in.
+/// Checks that an endpoint of the Service replies on its paths.
 fn is_served(c: &Cluster, endpoint: &str) -> Outcome {
     let who = if endpoint.starts_with("10.244.1.") {
         "near"
@@ -418,10 +418,10 @@ fn iptables_without_a_raw_socket_is_told(c: &mut Cluster) -> Outcome {
     Ok(())
 }
 
-/// The image is one static binary in an empty file system, with no right but to write the network:
-/// IPVS with the shim of nftables, which is the only one possible, and the nftables mode.
+/// The image is one static binary in an empty file system. With only the capability `NET_ADMIN`, it
+/// runs IPVS mode with the nftables shim (the only possible shim), and nftables mode.
 fn nothing_but_the_daemon_is_in_the_image(c: &mut Cluster) -> Outcome {
-    // In nftables mode no service address is one of the node: its own packets need a way.
+    // In nftables mode, the node has no Service address, so its packets need a route.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let folder = c.folder().join("image");
@@ -443,14 +443,14 @@ fn nothing_but_the_daemon_is_in_the_image(c: &mut Cluster) -> Outcome {
         let said = container.said();
         assert!(said.lines().all(|line| !line.starts_with('E')), "{said}");
         ends(container)?;
-        // Its API server serves at the same place.
+        // The next API server serves at the same address.
         drop(deployed);
     }
     Ok(())
 }
 
-/// The program has its capabilities by its file, and is run by a user who is not root. The
-/// manifests do not do this.
+/// The program has file capabilities, and a non-root user runs it. The manifests do not use this
+/// setup.
 fn another_user_passes_its_capabilities_on(c: &mut Cluster) -> Outcome {
     let deployed = Deployed::new(c, &build(&manifests().join("least-privilege/nft"))?)?;
     let mut spec = deployed.pod.container()?;

@@ -1,4 +1,5 @@
-//! The bill of materials beside the archive: SPDX 2.3 in shape, and of what is in the image.
+//! Tests the software bill of materials of the archive: its SPDX 2.3 format, and its match with the
+//! image.
 #![allow(clippy::indexing_slicing, clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -22,8 +23,7 @@ fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().map(Vec::as_slice).unwrap()
 }
 
-/// The document and its packages have all that the specification requires, and references have
-/// targets.
+/// The document and its packages have all required fields, and references have targets.
 #[test]
 fn it_has_the_shape_of_spdx() {
     let sbom = sbom();
@@ -92,7 +92,7 @@ fn it_names_packages_and_linked_crates_and_nothing_else() {
     ] {
         assert!(crates.contains(name), "{name}: {crates:?}");
     }
-    // Procedural macros, build scripts' and tests' are not in the program.
+    // Procedural macros, and dependencies of build scripts and tests, are not in the program.
     for name in ["syn", "serde_derive", "cc", "proptest", "apiserver"] {
         assert!(!crates.contains(name), "{name}");
     }

@@ -1,4 +1,4 @@
-//! The page: Markdown, in which lines stand for commands with what they print, and for questions.
+//! The page: Markdown with lines for commands and requests, which are replaced by their output.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,23 +8,23 @@ use lab::{Node, Output, Place};
 
 use crate::account::cut;
 
-/// Limit for an answer.
+/// Timeout for a reply.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Prints as it goes.
+/// Prints the page line by line.
 pub(super) struct Page<'a> {
     pub(super) kube_proxy: &'a Path,
     pub(super) node: Node,
     pub(super) places: Vec<Place>,
     pub(super) flags: Vec<String>,
-    /// The output of the next command, where it was run already.
+    /// The output of the next command, if it ran already.
     pub(super) seen: Option<Output>,
     pub(super) unexpected: Vec<String>,
 }
 
 impl Page<'_> {
-    /// Prints a line: `$ STATUS MOST COMMAND` as what the command prints, of which there are `MOST`
-    /// lines at most, and `? WHO TO WANTED` as what comes of a question; any other as it is.
+    /// Prints a line. `$ STATUS MOST COMMAND` prints at most `MOST` lines of the command's output.
+    /// `? WHO TO WANTED` prints the result of a request. Other lines are printed unchanged.
     pub(super) fn line(&mut self, line: &str) -> Result<()> {
         if let Some(look) = line.strip_prefix("$ ") {
             let mut words = look.splitn(3, ' ');
@@ -49,13 +49,13 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Prints the flags that some commands take.
+    /// Prints the flags that some commands share.
     pub(super) fn flags(&self) {
         println!("```\nFLAGS=\"{}\"\n```", self.flags.join(" "));
     }
 
-    /// Runs the next command of the page, and keeps its output where it ends with `status`: returns
-    /// true if it does.
+    /// Runs the next command of the page. If it ends with `status`, keeps its output and returns
+    /// true.
     pub(super) fn has_seen(&mut self, command: &str, status: i32) -> Result<bool> {
         let output = self.run(command)?;
         let is_so = output.status.code() == Some(status);
@@ -63,7 +63,7 @@ impl Page<'_> {
         Ok(is_so)
     }
 
-    /// Fails if a command has ended otherwise than the page says.
+    /// Fails if a command's exit status differed from the page.
     pub(super) fn close(self) -> Result<()> {
         let what = self.unexpected.join("\n");
         ensure!(what.is_empty(), "not as the page says:\n{what}");
@@ -90,7 +90,7 @@ impl Page<'_> {
         Ok(())
     }
 
-    /// Asks once by packets, and returns the result.
+    /// Sends one request as packets, and returns the result.
     fn ask(&self, who: &str, to: &str) -> Result<String> {
         let mut places = self.places.iter();
         let from = places.find(|place| place.name() == who);

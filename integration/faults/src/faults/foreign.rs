@@ -1,4 +1,4 @@
-//! Faults that other programs cause in our kernel state.
+//! Damage by other programs to our kernel state.
 
 use std::time::{Duration, Instant};
 
@@ -8,27 +8,27 @@ use crate::mode::{IPTABLES, USERSPACE};
 use crate::row::Row;
 use crate::stage::{Promise, Stage};
 
-/// Limit for "at once" on the guest's one processor, with traffic.
+/// Limit for an immediate repair on the VM's only CPU, under traffic.
 const AT_ONCE: Duration = Duration::from_secs(3);
-/// The number of virtual servers is asked for every 2 s.
+/// Limit for a repair of a missing virtual server. The daemon reads their number every 2 s.
 const GLANCED: Duration = Duration::from_secs(6);
 
-/// Damage, and how it is seen that it was repaired.
+/// Damage, and the check of its repair.
 struct Damage<'a> {
     script: &'a str,
-    /// A script that succeeds where all is right.
+    /// A script that succeeds if the state is correct.
     holds: &'a str,
-    /// The kinds of drift that are counted.
+    /// The kinds of drift that the daemon's counter must show.
     kinds: &'a [&'a str],
     /// Reaction of kube-proxy.
     did: &'a str,
-    /// The longest time until then; `None` for the sync period, and what the repair takes.
+    /// Time limit for the repair. `None` is the sync period plus the time of the repair.
     within: Option<Duration>,
-    /// True if traffic has to go on all the while.
+    /// True if traffic must continue without failures.
     is_harmless: bool,
 }
 
-/// Damage with what most have in common.
+/// Default values for damage.
 const DAMAGE: Damage<'_> = Damage {
     script: "",
     holds: "",
@@ -38,10 +38,10 @@ const DAMAGE: Damage<'_> = Damage {
     is_harmless: false,
 };
 
-/// Does it with traffic, and holds what is seen against what is promised.
+/// Causes damage under traffic, and checks the result against the promise.
 fn repair(s: &mut Stage<'_>, damage: &Damage<'_>) -> Result<Row> {
     s.serve(&[])?;
-    // The programs that are started below are ready in memory.
+    // Loads the programs that the damage uses into memory.
     s.c.sh(damage.holds)?;
     let whole = s.c.state()?;
     s.traffic()?;
@@ -80,7 +80,7 @@ fn both(script: &str) -> String {
     format!("for p in iptables ip6tables; do {script}; done")
 }
 
-/// Succeeds where the rules of a mode are all there, as many as there were.
+/// Returns a script that succeeds if all rules of a mode exist, in their original number.
 fn rules_hold(s: &Stage<'_>) -> &'static str {
     match s.mode.name {
         "ipvs" => {
@@ -111,7 +111,7 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     if !has_rules {
         return nothing_of_ours(s, &script);
     }
-    // What is not there yet is made by whoever flushes it.
+    // Flushing a table creates it if it does not exist.
     s.c.sh(&both(
         "for t in nat filter; do $p-$backend -t $t -n -L >/dev/null; done",
     ))?;
@@ -128,7 +128,7 @@ pub(super) fn flush_chains(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// Flushes rules that are not ours, and expects that nothing happens.
+/// Flushes rules that are not ours, and checks that the daemon does not react.
 fn nothing_of_ours(s: &mut Stage<'_>, script: &str) -> Result<Row> {
     s.serve(&[])?;
     s.traffic()?;

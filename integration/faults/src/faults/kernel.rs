@@ -1,4 +1,4 @@
-//! A kernel that loses, refuses or delays, and its programs and clock.
+//! A kernel that loses, rejects or delays messages; and faulty programs and clocks.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -20,7 +20,7 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
     s.c.sh("ip link add lost0 type dummy; ip link set lost0 up")?;
     s.traffic()?;
     s.c.signal(Signal::STOP)?;
-    // More than a socket holds; and in the middle of it something that is to be repaired.
+    // More messages than a socket buffer holds, with a needed repair in the middle.
     let mut script = String::new();
     for number in 0..s.size.pick(1_500, 6_000) {
         let (high, low) = (number / 250, number % 250 + 1);
@@ -57,7 +57,7 @@ pub(super) fn notices_lost(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
-    // Without pause, of all that is dumped.
+    // Changes every dumped table without pause.
     let script =
         "ip link add busy0 type dummy; ip link set busy0 up; ipset create BUSY hash:ip 2>/dev/null
         i=0; while :; do i=$(((i + 1) % 200))
@@ -86,8 +86,8 @@ pub(super) fn dumps_interrupted(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn small_buffers(s: &mut Stage<'_>) -> Result<Row> {
-    // The least that Linux takes. The initial network namespace alone has them; so does the daemon,
-    // whose sockets get the defaults of the kernel.
+    // The minimum that Linux accepts. Only the initial network namespace has these settings. The
+    // daemon runs there too, and its sockets have the kernel's defaults.
     const LEAST: &str = "for n in rmem_default rmem_max wmem_default wmem_max; do
         cat /proc/sys/net/core/$n; echo 4608 >/proc/sys/net/core/$n; done";
     let api = s.serve_on_api(&[])?;
@@ -163,7 +163,7 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     let held = Duration::from_secs(s.size.pick(5, 60));
     let lock = File::create("/run/xtables.lock")?;
     lock.lock()?;
-    // Endpoints alone are not held up where rules do not name them.
+    // Without rules for endpoints, a change of endpoints alone is not delayed.
     let is_free = s.mode.name == "ipvs";
     let churn = Churn::start(api.objects(), 0, 100);
     let mut slowest = Duration::ZERO;
@@ -188,7 +188,7 @@ pub(super) fn lock_held(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// A Service more, which needs rules, while a program is at fault; and what is seen then.
+/// Adds a Service that needs rules while a program is faulty. Checks the reaction.
 fn with_external_ip(
     s: &mut Stage<'_>,
     restore: impl FnOnce() -> Result<()>,
@@ -228,7 +228,7 @@ pub(super) fn restore_fails(s: &mut Stage<'_>) -> Result<Row> {
     )
 }
 
-/// The programs that write rules, moved aside until this is dropped.
+/// The programs that write rules, moved away until dropped.
 struct Away(Vec<(PathBuf, PathBuf)>);
 
 impl Away {

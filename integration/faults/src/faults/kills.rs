@@ -1,4 +1,4 @@
-//! kill -9, SIGTERM and SIGSTOP, in the middle of everything.
+//! kill -9, SIGTERM and SIGSTOP in the middle of the daemon's work.
 
 use std::fmt::Write as _;
 use std::thread::sleep;
@@ -13,13 +13,13 @@ use crate::mode::IPTABLES;
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd, web};
 
-/// Killed later and later, until it gets to its end: so at all points.
+/// Kills the daemon later and later in its start, until it completes: a kill at every stage.
 pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     let rounds = s.size.pick(1, 3);
     s.c.write("crowd", &crowd(s.size.pick(100, 300)))?;
     let undisturbed = Instant::now();
     s.serve(&[])?;
-    // Twenty kills before it is ready, on whatever machine.
+    // Twenty kills before the daemon is ready, on any machine.
     let step = (undisturbed.elapsed() / 20).max(Duration::from_millis(50));
     let whole = s.c.state()?;
     let (mut kills, mut row) = (0, None);
@@ -56,7 +56,7 @@ pub(super) fn cold_start(s: &mut Stage<'_>) -> Result<Row> {
     row.ok_or_else(|| anyhow::anyhow!("no round"))
 }
 
-/// Takes all from the kernel that the daemon has left.
+/// Removes all kernel state that the daemon left.
 fn clean_up(s: &Stage<'_>) -> Result<()> {
     let program = scenarios::kube_proxy()?;
     s.c.sh(&format!("{} --cleanup", program.display()))?;
@@ -71,7 +71,7 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     let times: u32 = s.size.pick(5, 30);
     let mut slowest = Duration::ZERO;
     for kill in 0..times {
-        // At another moment of a change each time.
+        // Each kill hits another moment of a change.
         sleep(Duration::from_millis(250) + Duration::from_millis(37) * (kill % 11));
         s.c.kill()?;
         s.launch_on(&api, &[])?;
@@ -84,7 +84,7 @@ pub(super) fn change(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// A Service whose load balancer lets in these source ranges, and the outside host's.
+/// A Service whose load balancer accepts these source ranges, and that of the outside host.
 fn ranges(count: u32) -> Service {
     let mut ranges = String::from("172.35.0.0/24");
     for number in 0..count {
@@ -112,7 +112,7 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
     let began = Instant::now();
     let mut kills = 0;
     for round in 0..times {
-        // As many as fit, so that the set has to grow again when it is made anew.
+        // As many ranges as the set holds, so that the restored set must grow again.
         s.c.apply(&ranges(FEW + 400))?;
         sleep(Duration::from_millis(900 + 120 * round));
         s.c.kill()?;
@@ -136,10 +136,10 @@ pub(super) fn set_swap(s: &mut Stage<'_>) -> Result<Row> {
 }
 
 pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
-    /// Ending is no work, but the guest is busy.
+    /// Limit for the exit. The exit itself takes no time, but the VM is busy.
     const AT_ONCE: Duration = Duration::from_secs(2);
-    /// A restore that runs is let finish, so that it does not write beside the next kube-proxy; one
-    /// that takes longer than 6 s is left to itself.
+    /// Limit for the exit during an iptables-restore. The daemon waits for it, so that it does not
+    /// run in parallel with the next kube-proxy. After 6 s, the daemon exits without it.
     const AFTER_A_RESTORE: Duration = Duration::from_secs(8);
     let mut api = s.serve_on_api(&[])?;
     api.apply(&crowd(s.size.pick(50, 300)))?;
@@ -149,7 +149,7 @@ pub(super) fn terminated(s: &mut Stage<'_>) -> Result<Row> {
     let times: u32 = s.size.pick(5, 20);
     let mut slowest = Duration::ZERO;
     for time in 0..times {
-        // In starts, from the first word on, as well as in changes.
+        // During the start, from its first moment on, and during changes.
         sleep(Duration::from_millis(60) * (time % 8));
         let asked = Instant::now();
         s.c.stop()?;

@@ -1,4 +1,4 @@
-//! Resources that the daemon lacks: disk, writable files, descriptors, memory.
+//! Missing resources: disk space, writable files, file descriptors, memory.
 
 use std::ffi::OsString;
 use std::net::TcpStream;
@@ -12,8 +12,8 @@ use crate::churn::Churn;
 use crate::row::Row;
 use crate::stage::{Promise, Stage, crowd_of_ipv4};
 
-/// Starts the daemon again, with traffic, in front of it `prefix`; endpoints change, and all is
-/// followed.
+/// Restarts the daemon behind the command `prefix`, under traffic. Then changes endpoints and
+/// checks that the daemon follows.
 fn restart_behind(s: &mut Stage<'_>, prefix: &[&str], flags: &[&str]) -> Result<(Row, Instant)> {
     let api = s.serve_on_api(&[])?;
     s.traffic()?;
@@ -35,7 +35,7 @@ fn restart_behind(s: &mut Stage<'_>, prefix: &[&str], flags: &[&str]) -> Result<
 }
 
 pub(super) fn full_disk(s: &mut Stage<'_>) -> Result<Row> {
-    // Its log is a file there, as a container runtime's is.
+    // The daemon's log is a file on the full disk, like that of a container runtime.
     let script = "mkdir -p /run/full; mount -t tmpfs -o size=64k none /run/full
         cat /dev/zero >/run/full/filler 2>/dev/null
         ! (echo more >/run/full/more) 2>/dev/null || exit 1
@@ -80,7 +80,7 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     s.c.prefix = ["prlimit", "--nofile=64:64"].map(Into::into).to_vec();
     s.launch_on(&api, &[])?;
     let ready = s.until_ready()?;
-    // More than it can have.
+    // More connections than the daemon may have.
     let mut idle = Vec::new();
     for _ in 0..100 {
         let opened =
@@ -105,9 +105,10 @@ pub(super) fn descriptors(s: &mut Stage<'_>) -> Result<Row> {
     s.close(began, Promise::NothingFails)
 }
 
-/// A memory group with a limit in bytes, and what moves whoever is started behind it there.
+/// Creates a memory cgroup with a limit in bytes. Returns a command prefix that moves a program
+/// into it.
 pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
-    // Here, and not on the node, whose mounts nobody else sees.
+    // Runs outside the node, whose mounts are private.
     let script = format!(
         "grep -q ' /tmp/group cgroup2 ' /proc/mounts || {{ mkdir -p /tmp/group; mount -t cgroup2 none /tmp/group; }}
          echo +memory >/tmp/group/cgroup.subtree_control; mkdir -p /tmp/group/{name}
@@ -119,8 +120,7 @@ pub(super) fn group(name: &str, limit: u64) -> Result<Vec<OsString>> {
     Ok(["sh", "-ec", &enter, "sh"].map(Into::into).to_vec())
 }
 
-/// Returns how often the kernel has killed a process of the group for want of memory, and the
-/// group's peak in bytes.
+/// Returns the number of the cgroup's out-of-memory kills, and its peak memory in bytes.
 pub(super) fn pressed(s: &Stage<'_>, name: &str) -> Result<(u64, u64)> {
     let number = |script: &str| -> Result<u64> { Ok(s.c.sh(script)?.trim().parse()?) };
     let ended = number(&format!(
@@ -152,7 +152,7 @@ pub(super) fn small_memory(s: &mut Stage<'_>) -> Result<Row> {
     s.c.prefix = group("small", LIMIT)?;
     s.launch_on(&api, &[])?;
     let ready = s.until_ready()?;
-    // Beside changes, everything is looked at in this time.
+    // During this time, a full check runs in parallel with changes.
     let churn = Churn::start(api.objects(), 0, 100);
     std::thread::sleep(s.size.period * 3 / 2);
     let (made, _) = churn.stop()?;

@@ -1,4 +1,4 @@
-//! Faults that we cause: restarts, upgrades, reloads, crashes.
+//! Faults that operators cause: restarts, upgrades, reloads, crashes.
 
 use std::fs;
 use std::time::{Duration, Instant};

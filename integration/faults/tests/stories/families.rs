@@ -1,4 +1,4 @@
-//! A node on which IPv6 is switched off, in a dual-stack cluster.
+//! A dual-stack cluster with IPv6 disabled on the node.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use anyhow::ensure;
 use lab::Transport;
 use scenarios::{Cluster, Outcome, SOON, Service, at, health, tcp};
 
-/// A node without IPv6 is usual: the daemon reports it once, as information, and serves IPv4.
+/// A node without IPv6 is common. The daemon logs it once at level info, and serves IPv4.
 pub(crate) fn ipv6_that_is_disabled_is_left_out_and_said_once(c: &mut Cluster) -> Outcome {
     const IPVS: &[&str] = &["--ipvs-sync-period=1s"];
     const IPTABLES: &[&str] = &["--proxy-mode=iptables", "--iptables-sync-period=1s"];
     let web = Service::new("web", "10.96.0.10 fd96::10").port(tcp(80, 8080).node_port(30080));
-    // For new links alone, of which kube-ipvs0 is one, and then for all.
+    // First disabled for new links such as kube-ipvs0, and then for all links.
     for (scope, mode) in [("default", IPVS), ("all", IPVS), ("all", IPTABLES)] {
         c.sh(&format!("sysctl -q net.ipv6.conf.{scope}.disable_ipv6=1"))?;
         let said_before = c.said().len();
@@ -38,7 +38,7 @@ pub(crate) fn ipv6_that_is_disabled_is_left_out_and_said_once(c: &mut Cluster) -
             let answer = c.client.dial(Transport::Tcp, to).timeout(SOON).ask();
             Ok(answer.is_ok_and(|answer| answer.who == "far"))
         })?;
-        // Some checks come and go.
+        // Waits for several checks.
         sleep(Duration::from_secs(3));
         ensure!(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200);
         ensure!(!c.state()?.contains("fd96::"), "nothing is of IPv6");

@@ -1,4 +1,4 @@
-//! Idle means idle: what is to be done and cannot be done yet is waited for.
+//! A daemon with blocked work stays idle until the work is possible.
 
 use std::fs;
 use std::thread::sleep;
@@ -8,15 +8,15 @@ use anyhow::{Context as _, Result, ensure};
 use scenarios::{Cluster, Faults, Outcome, Service, ask_json, tcp, udp};
 
 const IDLE: Duration = Duration::from_secs(5);
-/// Limit of the processor's time.
+/// Maximum CPU time.
 const MOST: Duration = Duration::from_millis(150);
-/// `USER_HZ`.
+/// Clock tick (`USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);
 
-/// Returns the processor's time that the daemon has used.
+/// Returns the CPU time of the daemon.
 fn used(c: &Cluster) -> Result<Duration> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", c.daemon_id()?))?;
-    // Behind the name, which may have anything in it.
+    // The program's name may contain any character. Parses the fields after it.
     let (_, fields) = stat.rsplit_once(')').context("/proc/PID/stat")?;
     let mut times = fields.split_whitespace().skip(11);
     let mut time = || -> Result<u32> { Ok(times.next().context("/proc/PID/stat")?.parse()?) };
@@ -24,7 +24,7 @@ fn used(c: &Cluster) -> Result<Duration> {
 }
 
 fn is_idle(c: &Cluster, about: &str) -> Outcome {
-    // What has begun is over, and what is tried again has become due.
+    // Lets running work finish and due retries run.
     sleep(Duration::from_secs(2));
     let before = used(c)?;
     sleep(IDLE);
@@ -34,9 +34,9 @@ fn is_idle(c: &Cluster, about: &str) -> Outcome {
     Ok(())
 }
 
-/// While an object cannot be read, nothing is deleted: neither what another mode has left nor
-/// service addresses in their other form. What another mode has left also stays while rules are to
-/// be written. And an address that somebody else has bound is theirs.
+/// An unreadable object blocks deletions: leftovers of another mode, and service addresses in their
+/// other form. Pending rules block the deletion of leftovers, too. An address that another program
+/// has bound belongs to that program.
 pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
     const BROKEN: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: broken\n";
     let web = Service::new("web", "10.96.0.10 fd96::10")
@@ -83,7 +83,7 @@ pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
 
     c.delete("broken")?;
     c.await_line("it refuses on purpose")?;
-    // And now they wait for rules.
+    // Now the leftovers wait for rules.
     let external = web.clone().external("192.0.2.20");
     c.apply(&external)?;
     c.await_line("it refuses on purpose")?;
@@ -96,8 +96,8 @@ pub(crate) fn what_cannot_go_yet_costs_nothing(c: &mut Cluster) -> Outcome {
     c.stop()
 }
 
-/// The kernel takes no broadcast address for a destination, and who may write an EndpointSlice may put one
-/// there. The others of that Service come and go all the same.
+/// The kernel rejects a broadcast address as a destination, but an EndpointSlice may contain one.
+/// Other endpoints of the Service are still added and removed.
 pub(crate) fn an_endpoint_that_the_kernel_refuses_costs_nothing(c: &mut Cluster) -> Outcome {
     let web = Service::new("web", "10.96.0.10")
         .port(tcp(80, 8080).named("tcp"))

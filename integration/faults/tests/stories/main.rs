@@ -1,5 +1,5 @@
-//! Faults around the daemon: they delay only what needs the missing part, are reported, and are
-//! repaired without help. The time of each repair is measured and printed.
+//! Faults around the daemon. They delay only work that needs the missing part. The daemon reports
+//! them and recovers without help. The test prints the time of each repair.
 
 mod families;
 mod idle;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use scenarios::{is_module, stories, tell};
 
-/// The lab's own limit; each story has a shorter one.
+/// The lab's time limit. Each test has a shorter one.
 const LIMIT: Duration = Duration::from_mins(8);
 
 fn main() {

@@ -1,5 +1,5 @@
-//! The kernel refuses all that Services want, though it has taken what all of them rely on: that is
-//! no service, and is told so.
+//! The kernel accepts the shared base but rejects all entries of Services. The daemon then provides
+//! no service and must report so.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,14 +15,14 @@ fn web() -> Service {
         .endpoints("10.244.1.10 10.244.2.10")
 }
 
-/// When a sync was complete for the last time, as far as one was.
+/// Returns the time of the last complete sync, or `None` before the first.
 fn completed(c: &Cluster) -> Result<Option<f64>> {
     let series = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}";
     metric(c, series)
 }
 
-/// Checks that the daemon is not ready, and after two sync periods not healthy, and counts no sync
-/// as complete, as long as the fault lasts.
+/// Checks the daemon during a fault. It is not ready, not healthy after two sync periods, and
+/// counts no sync as complete.
 fn is_told(c: &Cluster) -> Outcome {
     let before = completed(c)?;
     let pages = || -> Result<[u16; 2]> { Ok([health(c, "/readyz")?, health(c, "/healthz")?]) };
@@ -44,7 +44,7 @@ fn is_told(c: &Cluster) -> Outcome {
     c.refuses(&c.client, "10.96.0.10:80")
 }
 
-/// Checks that the daemon recovers by itself once the fault is gone.
+/// Checks that the daemon recovers without help after the fault.
 fn is_over(c: &Cluster, before: Option<f64>) -> Outcome {
     let took = c.until("readiness", || {
         Ok(health(c, "/readyz")? == 200 && health(c, "/healthz")? == 200)
@@ -54,7 +54,7 @@ fn is_over(c: &Cluster, before: Option<f64>) -> Outcome {
     c.until_answered(&c.client, "10.96.0.10:80").map(drop)
 }
 
-/// The scheduler goes between the start, which looks for it, and the first Service.
+/// Removes the scheduler after the start, which checks for it, and before the first Service.
 pub(crate) fn virtual_servers_that_are_all_refused_are_not_ready_nor_healthy(
     c: &mut Cluster,
 ) -> Outcome {
@@ -74,9 +74,9 @@ pub(crate) fn virtual_servers_that_are_all_refused_are_not_ready_nor_healthy(
     c.stop()
 }
 
-/// The base of iptables mode, which is there whatever the Services are, is taken.
+/// Removes the base of iptables mode, which does not depend on Services.
 pub(crate) fn rules_that_are_all_refused_are_not_ready_nor_healthy(c: &mut Cluster) -> Outcome {
-    // Service addresses are none of the node's own.
+    // In this mode, the node has no Service address.
     c.node1
         .read(["ip", "route", "replace", "default", "via", "172.35.0.9"])?;
     let faults = Faults::prepare(c)?;

@@ -1,4 +1,4 @@
-//! Another program removes our entries: checks how soon they are back, and how they are reported.
+//! Another program removes our entries. Checks the time until the repair, and the reports.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,8 +15,8 @@ fn web(number: u16) -> Service {
         .endpoints("10.244.1.10 10.244.2.10 fd44:1::10")
 }
 
-/// Virtual servers, and addresses of both families, as the kernel shows them without a program;
-/// without numbers of links and of connections. A link that is up has one address more.
+/// Returns virtual servers and addresses of both families as the kernel shows them, without a
+/// program. Omits link and connection numbers. A link that is up has one more address.
 fn glance(c: &Cluster) -> Result<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/thread-self/net/{file}"));
     let files = c
@@ -40,7 +40,7 @@ fn glance(c: &Cluster) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-/// The kernel announces all changes but those of virtual servers, which the daemon polls.
+/// The kernel announces all changes except those of virtual servers, which the daemon polls.
 pub(crate) fn each_takes_seconds_where_the_period_is_half_a_minute(c: &mut Cluster) -> Outcome {
     const TOLD: Duration = Duration::from_secs(1);
     const GLANCED: Duration = Duration::from_secs(5);
@@ -49,11 +49,11 @@ pub(crate) fn each_takes_seconds_where_the_period_is_half_a_minute(c: &mut Clust
     c.until_served(&web(0))?;
     let flags = "ip -oneline link show dev kube-ipvs0 | grep -o '<.*>'";
     let (whole, link, before) = (c.state()?, c.sh(flags)?, glance(c)?);
-    // For those who wait for the next check.
+    // Entries that are only repaired at the next periodic check.
     c.patience = Duration::from_secs(40);
     let mut late = Vec::new();
-    // It looks a second time whether anything is left, and would not end where that is back by then.
-    // What it has taken away it calls incomplete after one look, and fails.
+    // `ip` checks a second time and would loop if the addresses were restored. With `-loops 1`, it
+    // reports an incomplete flush and fails.
     let flush = "! ip -loops 1 address flush dev kube-ipvs0";
     for (damage, limit) in [
         ("ip address del 10.96.0.10/32 dev kube-ipvs0", TOLD),
@@ -96,7 +96,7 @@ const KINDS: [&str; 8] = [
     "chain",
 ];
 
-/// Counts the entries of each kind in a family. `tables`: all, or `-t nat`.
+/// Counts the entries of each kind in a family. `tables` is empty for all tables, or `-t nat`.
 fn held(c: &Cluster, family: &str, tables: &str) -> Result<BTreeMap<&'static str, usize>> {
     let is_six = family == "IPv6";
     let program = if is_six { "ip6tables" } else { "iptables" };
@@ -130,10 +130,9 @@ fn drifted(c: &Cluster, family: &str, kind: &str) -> Result<f64> {
 }
 
 /// One warning covers all entries of a kind, with their number and the first names. The counter
-/// grows by as many.
+/// increases by this number.
 pub(crate) fn each_is_told_once_with_a_count(c: &mut Cluster) -> Outcome {
-    /// Damage that is done in both families: the tables, the script, and the kinds of entries that
-    /// go.
+    /// Damage in both families: the tables, the script, and the kinds of removed entries.
     const DAMAGE: [(&str, &str, &[&str]); 4] = [
         ("ipvsadm -C", "", &["virtual server"]),
         (
@@ -170,7 +169,7 @@ pub(crate) fn each_is_told_once_with_a_count(c: &mut Cluster) -> Outcome {
             }
         }
         let said = c.said().lines().count();
-        // Or it would be told in parts.
+        // Stops the daemon, which could otherwise report the damage in several parts.
         c.signal(Signal::STOP)?;
         c.sh(damage)?;
         c.signal(Signal::CONT)?;
@@ -183,14 +182,14 @@ pub(crate) fn each_is_told_once_with_a_count(c: &mut Cluster) -> Outcome {
                 .collect()
         };
         c.until("it is told", || Ok(warnings().len() >= FAMILIES.len()))?;
-        // Whatever else there is to tell.
+        // Waits for further reports.
         std::thread::sleep(Duration::from_secs(2));
         let warnings = warnings();
         for line in &warnings {
             let text = line.split(" changed ").nth(1).unwrap_or(line);
             println!("    {damage:.20}: {text:.150}");
         }
-        // Rules and sets are looked at by themselves, and may be right again one after the other.
+        // The daemon checks rules and sets separately, and may repair them one after the other.
         let most = FAMILIES.len() * if kinds.len() > 1 { 2 } else { 1 };
         ensure!(warnings.len() <= most, "{damage}: {warnings:#?}");
         for (family, kind, gone, before) in wanted {

@@ -1,4 +1,4 @@
-//! The programs of iptables hang or fail while endpoints change.
+//! iptables programs hang or fail while endpoints change.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -23,7 +23,7 @@ struct Changes {
 }
 
 impl Changes {
-    /// Starts the daemon on an API server with Services of both families.
+    /// Starts the daemon with an API server and Services of both families.
     fn begin(c: &mut Cluster, flags: &[&str]) -> Result<Self> {
         let mut api = c.api_server(true)?;
         for number in 0..SERVICES {
@@ -35,7 +35,7 @@ impl Changes {
         Ok(Self { api, count: 0 })
     }
 
-    /// Gives one of the Services another IPv4 endpoint; how long it took until the kernel had it.
+    /// Gives one Service another IPv4 endpoint. Returns the time until the kernel has it.
     fn make(&mut self, c: &Cluster) -> Result<Duration> {
         let endpoint = Ipv4Addr::new(10, 244, 2, 50 + self.count);
         let service = format!("web{}", self.count % SERVICES);
@@ -52,8 +52,8 @@ impl Changes {
         Ok(began.elapsed())
     }
 
-    /// Makes so many, one after the other, up to one that takes long enough for a verdict; the
-    /// longest that any took, after it was printed what happened `meanwhile`.
+    /// Makes `count` changes one after another. Stops early at a change that is slow enough to fail
+    /// the test. Prints and returns the longest time.
     fn make_many(&mut self, c: &Cluster, count: usize, meanwhile: &str) -> Result<Duration> {
         let mut took = Vec::new();
         while took.len() < count && took.last() < Some(&ENOUGH) {
@@ -78,8 +78,8 @@ fn web(number: u8) -> Service {
         .endpoints("10.244.1.10 fd44:1::10")
 }
 
-/// Waits until the kernel has a destination, or it is too late, looking at it all the time and
-/// without a program.
+/// Waits until the kernel has a destination, or until `limit`. Polls without pause and without a
+/// program.
 fn until_destination(c: &Cluster, endpoint: Ipv4Addr, limit: Instant) -> Result<()> {
     let line = format!("  -> {:08X}:1F90 ", endpoint.to_bits());
     let look = || fs::read_to_string("/proc/thread-self/net/ip_vs");
@@ -100,14 +100,14 @@ fn has_rules_for_external_ips(c: &Cluster, tables: &str) -> Result<bool> {
         .any(|line| line.contains("--match-set") && line.contains("EXTERNAL-IP ")))
 }
 
-/// A Service's first external IP wants rules in both families, which cannot be written: in IPv4, as
-/// far as there is one, for want of the lock; in IPv6, as the program hangs.
+/// A Service's first external IP needs rules in both families, but they cannot be written. In IPv4,
+/// another process holds the lock (if there is one). In IPv6, the program hangs.
 pub(crate) fn a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint(
     c: &mut Cluster,
 ) -> Outcome {
     const CHANGES: usize = 50;
-    /// Limit from the API server to the kernel; the aim is 100 ms. The guest has one processor, on
-    /// which the programs start, too, and other guests may run beside it.
+    /// Limit for a change from the API server to the kernel. The aim is 100 ms. The VM has one CPU,
+    /// which also starts the programs, and other VMs may run in parallel.
     const LATEST: Duration = Duration::from_millis(400);
     let faults = Faults::prepare(c)?;
     let mut changes = Changes::begin(c, &[])?;
@@ -150,7 +150,7 @@ pub(crate) fn a_held_xtables_lock_and_a_hanging_ip6tables_delay_no_ipv4_endpoint
     c.stop()
 }
 
-/// The rules cannot be read for longer than two periods of the check.
+/// The rules are unreadable for more than two check periods.
 pub(crate) fn rules_that_cannot_be_read_hold_up_no_endpoint(c: &mut Cluster) -> Outcome {
     const CHANGES: usize = 20;
     const LATEST: Duration = Duration::from_secs(1);
@@ -164,7 +164,7 @@ pub(crate) fn rules_that_cannot_be_read_hold_up_no_endpoint(c: &mut Cluster) -> 
             _ => faults.hang(program),
         };
         let at_fault = (fail("iptables save")?, fail("iptables restore")?);
-        // The kernel says that the rules are others, so they are read; and some are to be repaired.
+        // The kernel reports changed rules, so the daemon reads them, and finds rules to repair.
         c.sh("iptables-$backend -t nat -F KUBE-SERVICES")?;
         let told = || {
             let said = c.said();
@@ -175,7 +175,7 @@ pub(crate) fn rules_that_cannot_be_read_hold_up_no_endpoint(c: &mut Cluster) -> 
         let told_before = told();
         let longest = changes.make_many(c, CHANGES, &format!("iptables {fault}"))?;
         ensure!(longest < LATEST, "{longest:?}");
-        // A program that hangs is waited for.
+        // The daemon waits for a hanging program.
         ensure!(
             told() - told_before == usize::from(fault == "fails"),
             "it is told once"
