@@ -4,58 +4,58 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// The types of a mode. An enum without values: code that needs only these types need not know the
-/// mode's [`Scheme`](crate::Scheme).
+/// The types of a mode. The implementor is an enum without values, so code that needs only these
+/// types need not know the mode's [`Scheme`](crate::Scheme).
 pub trait Kinds: 'static {
     /// The mode's settings.
     type Config: Config;
-    /// The kernel threads.
+    /// The kernel threads (lanes) of the mode.
     type Lane: Lane;
-    /// The parts that are read.
+    /// The parts of the kernel's state that the mode reads.
     type Part: Part<Lane = Self::Lane>;
-    /// The work that a lane writes at once.
+    /// The work that a lane writes in one step.
     type Plan: Send + Sync + 'static;
 }
 
-/// The settings that all modes have.
+/// The settings that all modes share.
 pub trait Config: Send + Sync + 'static {
-    /// Returns the longest pause before an unreadable part is read again.
+    /// Returns the longest pause between reads of an unreadable part.
     fn longest_pause(&self) -> Duration;
 
-    /// Returns the node's address from the flags, which precedes those of the Node object.
+    /// Returns the node's address from the flags. It precedes the Node object's addresses.
     fn node_ip(&self) -> Option<IpAddr>;
 
-    /// Reports whether localhost serves NodePorts, too.
+    /// Reports whether localhost serves NodePorts.
     fn serves_localhost(&self) -> bool {
         false
     }
 }
 
-/// A part of the kernel's state, which is read and known as a whole.
+/// A part of the kernel's state. The engine reads and knows it only as a whole.
 pub trait Part: Copy + Eq + Send + 'static {
     /// The mode's lanes.
     type Lane;
 
-    /// All parts.
+    /// All parts of the mode.
     const ALL: &'static [Self];
 
-    /// Returns the part's name for operators: `the virtual servers`.
+    /// Returns the part's name for operators, such as `the virtual servers`.
     fn name(self) -> &'static str;
 
-    /// Returns the kernel thread that reads the part. It is the only thread that writes the part.
+    /// Returns the kernel thread that reads the part. No other thread writes the part.
     fn lane(self) -> Self::Lane;
 }
 
-/// A kernel thread of a mode, which does one thing after another.
+/// A kernel thread of a mode, which runs one step after another.
 pub trait Lane: Copy + Eq + Send + 'static {
-    /// All lanes. The first one carries out changes of Services. They start in this order, so that
-    /// the most urgent work comes first.
+    /// All lanes, in the order of their start: the most urgent work comes first. The first lane
+    /// writes changes of Services.
     const ALL: &'static [Self];
 }
 
-/// Returns the index of a value.
+/// Returns the index of a value in a list of all values.
 pub(crate) fn number<T: PartialEq>(all: &[T], one: &T) -> usize {
-    // Every value is in the list.
+    // The list contains every value, so the default is never used.
     all.iter().position(|of| of == one).unwrap_or_default()
 }
 
@@ -74,7 +74,7 @@ macro_rules! kinds {
             type Plan = $plan;
         }
 
-        /// State that the engine keeps for this mode.
+        /// The engine's state for this mode.
         pub(crate) type State = $crate::State<$kinds>;
     };
 }
@@ -95,7 +95,7 @@ macro_rules! parts {
             const ALL: &'static [Self] = &[$(Self::$lane),+];
         }
 
-        /// A part of the kernel's state that is read by itself.
+        /// A part of the kernel's state with a separate read.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Part { $($(#[$about_part])* $part,)+ }
 

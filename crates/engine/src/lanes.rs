@@ -13,11 +13,11 @@ use crate::scheme::{ConfigOf, KernelAccess, LaneOf, PartOf, PlanOf, Scheme};
 /// Result of reading a part.
 pub(crate) type Read<S> = Result<<S as Scheme>::PartContent, Unreadable>;
 
-/// Finished work of a kernel thread.
+/// The finished work of a kernel thread.
 pub(crate) enum LaneResult<S: Scheme> {
-    /// The thread has read these parts.
+    /// The parts that the thread has read.
     Read(Vec<(PartOf<S>, Read<S>)>),
-    /// The thread has carried out a step.
+    /// A step that the thread has carried out.
     Stepped {
         outcomes: Option<S::Outcomes>,
         answer: Option<S::QueryResponse>,
@@ -34,8 +34,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         Self(workers.into_iter().map(Thread::new).collect())
     }
 
-    /// Creates lanes without threads, which work when they are started. For tests that need a fixed
-    /// order of writes.
+    /// Creates lanes without threads, which work inside the call that starts them. Tests use them
+    /// for a fixed order of writes.
     pub fn inline(kernel: impl Fn() -> K) -> Self {
         let all = LaneOf::<S>::ALL.iter();
         Self(all.map(|_| Thread::inline(kernel())).collect())
@@ -46,7 +46,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         &mut self.0[number(LaneOf::<S>::ALL, &lane)]
     }
 
-    /// Reports whether the lane for changes of Services is free.
+    /// Reports whether the lane for changes of Services is idle.
     pub(crate) fn is_first_free(&self) -> bool {
         self.0.first().is_some_and(Thread::is_free)
     }
@@ -101,7 +101,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Lanes<S, K> {
         }
     }
 
-    /// Ready when a lane has finished something.
+    /// Becomes ready when a lane has finished work.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let lanes = self.0.iter_mut();
         let is_ready = lanes

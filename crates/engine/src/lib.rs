@@ -120,10 +120,11 @@ use lanes::LaneResult;
 use monitor::Monitor;
 use scheme::{ConfigOf, LaneOf, PartOf, PlanOf};
 
-/// Pause between a notification of an address and reading all: they change in bursts.
+/// Pause between a notification of an address and the read of all addresses, since addresses change
+/// in bursts.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// Number of entries from which reading takes memory that is worth freeing.
+/// Number of entries from which a read takes memory that is worth freeing.
 const MANY: usize = 1_000;
 
 /// A proxy mode for one IP family: a scheme and its kernel threads.
@@ -135,7 +136,7 @@ pub struct Engine<S: KernelAccess<K>, K: 'static> {
 }
 
 impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
-    /// Creates a mode that wants nothing yet and has not read the kernel.
+    /// Creates a mode that wants no entries yet and has not read the kernel.
     pub fn new(config: ConfigOf<S>, node: NodeFacts, lanes: Lanes<S, K>, now: Instant) -> Self {
         let state = State::new(config, node, now);
         let mut scheme = S::new(&state);
@@ -154,7 +155,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.begin(now);
     }
 
-    /// Applies the model's facts beyond single Services. Returns true if every Service must be
+    /// Applies the model's facts that concern all Services. Returns true if every Service must be
     /// compiled again.
     fn learn(&mut self, model: &Model, node: NodeObject) -> bool {
         let is_evident = S::EVIDENCE.iter().all(|part| self.state.knows(*part));
@@ -167,15 +168,14 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
         let is_node_other = node == NodeObject::MayDiffer && {
             let is_other = self.state.learn_node(model.node());
-            // No Service needs to be compiled for them; the scheme handles entries that depend on
-            // them.
+            // No Service depends on these networks. The scheme handles the entries that do.
             self.state.node.service_cidrs = model.service_cidrs(self.state.node.family);
             self.scheme.node_changed(&mut self.state) | is_other
         };
         (has_changed && may_delete) || is_node_other
     }
 
-    /// Starts a free lane's next work: reading pending parts, or its step.
+    /// Starts the next work of an idle lane: reads of pending parts, or its next step.
     fn start(&mut self, lane: LaneOf<S>) {
         if !self.lanes.of(lane).is_free() {
             return;
@@ -184,7 +184,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         if !due.is_empty() {
             return self.lanes.read(lane, &self.state.config, due);
         }
-        // Nothing is written before the wanted entries are known.
+        // The engine writes no entry before it knows all wanted entries.
         if !self.state.has_claims {
             return;
         }
@@ -198,11 +198,11 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Books the finished work of a lane.
+    /// Records the finished work of a lane.
     fn take(&mut self, model: &Model, lane: LaneOf<S>, done: LaneResult<S>) {
         match done {
             LaneResult::Read(parts) => {
-                // The node's addresses alone need little memory.
+                // A read of only the node's addresses needs little memory.
                 let is_much = parts.iter().any(|(part, _)| *part != S::ADDRESSES);
                 for (part, found) in parts {
                     match found {
@@ -214,7 +214,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
                     }
                 }
                 self.scheme.after_reading(&mut self.state);
-                // Entries that Services wait for may exist without having been written.
+                // Entries that Services wait for may exist without a write.
                 self.state.news.review();
                 self.state.report.has_used_much |= is_much && self.scheme.served().len() >= MANY;
             }
@@ -230,7 +230,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         }
     }
 
-    /// Reads the kernel without writing.
+    /// Reads the kernel, and writes nothing.
     ///
     /// # Errors
     ///
@@ -247,7 +247,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         Ok(())
     }
 
-    /// Counts for each part the entries that already are as wanted: those that a start would keep.
+    /// Counts for each part the entries that a start would keep, since they already are as wanted.
     /// The kernel must have been read, and all wanted entries be known.
     pub fn kept(&mut self, now: Instant) -> Vec<(PartOf<S>, usize)> {
         self.begin(now);
@@ -261,9 +261,9 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         kept.collect()
     }
 
-    /// Returns all plans that would be written, in order, each computed as if the ones before had
-    /// been done. Writes nothing. The kernel must have been read, and all wanted entries be known.
-    /// `see` gets each plan before its changes are recorded.
+    /// Returns all plans in writing order, without writing them. Each plan assumes that the earlier
+    /// plans succeeded. The kernel must have been read, and all wanted entries be known. `see` gets
+    /// each plan before its changes are recorded.
     pub async fn preview(
         mut self,
         now: Instant,
@@ -274,8 +274,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
         self.scheme.forgo_waiting();
         'again: loop {
             self.scheme.prepare(&mut self.state);
-            // A lane comes after all lanes before it have nothing left to do, so it writes each
-            // entry once.
+            // A lane starts after all earlier lanes have finished, so it writes each entry once.
             for &lane in LaneOf::<S>::ALL {
                 let Step { plan, query } = self.scheme.next(lane, &mut self.state);
                 if plan.is_none() && query.is_none() {
@@ -299,7 +298,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Engine<S, K> {
     }
 }
 
-/// True if the Node object must be read again.
+/// The state of the Node object since the last update.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NodeObject {
     Same,
@@ -312,7 +311,8 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
     }
 
     fn is_ready(&self) -> bool {
-        // The wanted entries depend on the node's addresses; this avoids compiling twice.
+        // The wanted entries depend on the node's addresses. Waiting for them avoids a second
+        // compilation.
         self.state.look(S::ADDRESSES).is_tried() && self.lanes.is_first_free()
     }
 
@@ -339,10 +339,10 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
         let node = &self.state.node;
         let is_own = |address| IpFamily::of(address) == node.family;
         let carries = |address| node.interface_addresses.contains(&address);
-        // If the addresses are being read, the result may be from before this notice.
+        // A read in progress may have missed the change behind this notice.
         let is_open = self.state.look(S::ADDRESSES).is_awaited();
         let is_news = match *notice {
-            // The notice may only mean a longer lifetime.
+            // The notice may only announce a longer lifetime.
             Notice::AddressAdded(address) => is_own(address) && (is_open || !carries(address)),
             Notice::AddressRemoved(address) => is_own(address) && (is_open || carries(address)),
             Notice::ServiceAddressRemoved(address) if !is_own(address) => false,
@@ -399,7 +399,7 @@ impl<S: KernelAccess<K>, K: Send + 'static> Mode for Engine<S, K> {
 
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let polled = self.lanes.poll(context);
-        // If a Service needs no write, no lane reports it.
+        // No lane reports a Service that needs no write.
         if self.state.news.has_fresh() {
             return Poll::Ready(());
         }

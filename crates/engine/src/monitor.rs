@@ -1,4 +1,4 @@
-//! Reports that follow from a mode's state: conflicts, repaired drift, and lateness.
+//! Reports derived from a mode's state: conflicts, repaired drift, and lateness.
 
 use std::mem;
 use std::time::Instant;
@@ -11,17 +11,18 @@ use crate::scheme::{Concern, PartOf, Scheme};
 use crate::served::Served;
 use crate::state::State;
 
-/// Data for the reports on a mode.
+/// Data for a mode's reports.
 #[derive(Default)]
 pub(crate) struct Monitor {
     /// Start of the time without any serving entry.
     unserved: Option<Instant>,
-    /// Version of the conflicts that were last reported.
+    /// Version of the last reported conflicts.
     conflicts_version: u64,
 }
 
 impl Monitor {
-    /// Records since when no serving entry exists: since it was wanted, not since it was refused.
+    /// Updates the start of the time without a serving entry. The time starts when the entries are
+    /// wanted, not when the kernel refuses them.
     pub(crate) fn note_unserved(&mut self, now: Instant, served: &dyn Served) {
         let since = self.unserved.unwrap_or(now);
         self.unserved = served.serves_nobody().then_some(since);
@@ -47,7 +48,7 @@ impl Monitor {
         self.note_unserved(state.now, scheme.served());
     }
 
-    /// Sets the times since when something is late, and since when it makes no progress.
+    /// Sets the start of the current lateness, and the time of the last progress.
     pub(crate) fn note_lateness<S: Scheme>(
         &self,
         state: &State<S::Kinds>,
@@ -74,7 +75,7 @@ impl Monitor {
                 earlier(&mut standing.stuck_since, stuck);
             }
         }
-        // Each refused entry may be invalid itself, but not all at once.
+        // Single refused entries may be invalid themselves. All entries cannot be.
         let is_all_refused = |_: &Instant| {
             let held = scheme.held_by_others().len();
             scheme.served().is_all_refused(held)

@@ -1,4 +1,4 @@
-//! Changed Services and drift that wait to be reported.
+//! Changed Services and drift that future reports will contain.
 
 use std::fmt::Display;
 use std::hash::Hash;
@@ -10,22 +10,22 @@ use hashbrown::HashSet;
 use proxy::{Drift, NamespacedName, Owner, Report};
 use reconcile::Table;
 
-/// Longest time that drift is collected before it is reported, if the repair takes long.
+/// Longest time to collect drift before a report, if the repair takes long.
 const TELL_DRIFT: Duration = Duration::from_secs(5);
 
-/// Number of awaited Services above which their memory is freed.
+/// Number of awaited Services above which their memory is freed later.
 const MANY: usize = 1_000;
 
-/// The news for the next report.
+/// The Services and drift for the next report.
 #[derive(Debug, Default)]
 pub struct News {
     /// Services that changed and are not settled yet.
     awaited: HashSet<NamespacedName>,
-    /// Awaited Services that must be checked.
+    /// Awaited Services to check.
     fresh: Vec<NamespacedName>,
     /// Awaited Services whose entries another program had changed.
     disturbed: HashSet<NamespacedName>,
-    /// Awaited Services for which something was written, or tried, since they changed.
+    /// Awaited Services with at least one write, or an attempt, since they changed.
     written: HashSet<NamespacedName>,
     drift: Drift,
     /// Start of the current drift.
@@ -33,17 +33,17 @@ pub struct News {
 }
 
 impl News {
-    /// Records that a Service may want something else.
+    /// Records that a Service may want different entries.
     pub fn changed(&mut self, service: &NamespacedName) {
         if self.awaited.insert(service.clone()) {
             self.fresh.push(service.clone());
         }
     }
 
-    /// Records that entries of these Services were written, or tried.
+    /// Records a write, or an attempt, of entries of these Services.
     pub fn wrote(&mut self, services: impl IntoIterator<Item = NamespacedName>) {
         for service in services {
-            // Each port of a Service names it, one after the other.
+            // Consecutive ports often belong to the same Service.
             if self.fresh.last() == Some(&service) && self.written.contains(&service) {
                 continue;
             }
@@ -62,12 +62,12 @@ impl News {
         }
     }
 
-    /// Checks all awaited Services: their entries may exist without having been written for them.
+    /// Checks all awaited Services. Their entries may exist without a write for them.
     pub fn review(&mut self) {
         self.fresh = self.awaited.iter().cloned().collect();
     }
 
-    /// Reports whether there are Services to check.
+    /// Reports whether Services wait for a check.
     pub(crate) fn has_fresh(&self) -> bool {
         !self.fresh.is_empty()
     }
@@ -124,7 +124,7 @@ impl News {
         }
     }
 
-    /// Takes the drift once it is repaired, or the repair takes long.
+    /// Returns and clears the drift once it is repaired, or if the repair takes long.
     pub(crate) fn take_drift(&mut self, now: Instant, is_repaired: bool) -> Drift {
         let is_late = |since: &mut Instant| {
             is_repaired || now.saturating_duration_since(*since) >= TELL_DRIFT

@@ -10,19 +10,19 @@ use crate::kinds::Kinds;
 use crate::served::Served;
 use crate::state::State;
 
-/// Settings of a mode.
+/// The settings of a mode.
 pub(crate) type ConfigOf<S> = <<S as Scheme>::Kinds as Kinds>::Config;
 
-/// Kernel threads of a mode.
+/// The kernel threads of a mode.
 pub(crate) type LaneOf<S> = <<S as Scheme>::Kinds as Kinds>::Lane;
 
-/// Parts that a mode reads.
+/// The parts that a mode reads.
 pub(crate) type PartOf<S> = <<S as Scheme>::Kinds as Kinds>::Part;
 
-/// Work that a lane of a mode writes at once.
+/// The work that a lane of a mode writes in one step.
 pub(crate) type PlanOf<S> = <<S as Scheme>::Kinds as Kinds>::Plan;
 
-/// The next work of a lane: it carries out the plan, and then sends the query.
+/// The next work of a lane. The lane writes the plan, and then sends the query.
 pub struct Step<S: Scheme> {
     /// The plan to write.
     pub plan: Option<PlanOf<S>>,
@@ -31,30 +31,30 @@ pub struct Step<S: Scheme> {
 }
 
 impl<S: Scheme> Step<S> {
-    /// No work.
+    /// A step without work.
     pub const NONE: Self = Self {
         plan: None,
         query: None,
     };
 }
 
-/// Number of Services up to which they are sorted.
+/// Largest number of Services that are sorted.
 const MANY: usize = 1_000;
 
-/// The Services whose entries are computed again.
+/// The Services whose entries must be computed again.
 #[derive(Debug, Clone, Copy)]
 pub enum Extent<'a> {
     /// All Services, for the first time.
     First,
-    /// All Services: something changed that each of them depends on.
+    /// All Services, because a fact changed that each of them depends on.
     All,
     /// These Services.
     These(&'a HashSet<NamespacedName>),
 }
 
 impl Extent<'_> {
-    /// Returns the Services in the model, and those that have claims but are gone. Few Services are
-    /// sorted by name, so that the same changes lead to the same plans.
+    /// Returns the Services in the model, and deleted Services that still have claims. Sorts a
+    /// small number by name, so that the same changes lead to the same plans.
     pub fn services<'a>(
         self,
         model: &'a Model,
@@ -77,15 +77,15 @@ impl Extent<'_> {
 /// Who is affected when a part is out of date or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concern {
-    /// Clients are affected: the part is late, and without progress it is stuck.
+    /// Clients are affected. The part is late, and without progress it is stuck.
     Clients,
-    /// Clients are affected, but an operator must repair something else: a restart would not help.
+    /// Clients are affected, but only an operator can repair the cause. A restart would not help.
     Operator,
-    /// Nobody is affected in this configuration.
+    /// No client is affected in this configuration.
     Nobody,
 }
 
-/// A proxy mode for one IP family: its tables, its order, and its reads and writes. Pure.
+/// A proxy mode for one IP family: its tables, its writing order, and its reads and writes. Pure.
 pub trait Scheme: Sized + Send + 'static {
     /// The mode's types.
     type Kinds: Kinds;
@@ -93,21 +93,22 @@ pub trait Scheme: Sized + Send + 'static {
     type Outcomes: Send + 'static;
     /// Content of a part that was read.
     type PartContent: Send + 'static;
-    /// Query to the kernel, besides reading parts.
+    /// A query to the kernel, apart from reads of parts.
     type Query: Send + 'static;
     /// Response to a query.
     type QueryResponse: Send + 'static;
 
     /// The part with the node's addresses.
     const ADDRESSES: PartOf<Self>;
-    /// The parts that show which entries are ours: nothing is deleted while one is unknown.
+    /// The parts that show which entries are ours. The engine deletes no entry while one of them is
+    /// unknown.
     const EVIDENCE: &'static [PartOf<Self>];
-    /// The lanes that write: the mode is not settled while one works.
+    /// The lanes that write. The mode is not settled while one of them works.
     const WRITING: &'static [LaneOf<Self>];
-    /// The lanes that clients wait for; they continue until another mode takes over.
+    /// The lanes that clients wait for. They continue until another mode takes over.
     const SERVING: &'static [LaneOf<Self>];
 
-    /// Creates a scheme that wants nothing yet, and knows no entries.
+    /// Creates a scheme that wants no entries and knows no entries.
     fn new(state: &State<Self::Kinds>) -> Self;
 
     // ---- tables ----
@@ -118,11 +119,11 @@ pub trait Scheme: Sized + Send + 'static {
     /// Returns the tables of a part.
     fn tables(&self, part: PartOf<Self>) -> impl Iterator<Item = &dyn Rows>;
 
-    /// Returns the table of the entries that serve Services: if none of them exists, no client is
+    /// Returns the table of the entries that serve Services. If none of them exists, no client is
     /// served.
     fn served(&self) -> &dyn Served;
 
-    /// Returns the table of the entries that two Services may claim. It is `served` by default.
+    /// Returns the table of the entries that two Services may claim; `served` by default.
     fn disputed(&self) -> &dyn Served {
         self.served()
     }
@@ -130,8 +131,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// Reports whether all entries that a Service wants exist.
     fn is_settled(&self, service: &NamespacedName) -> bool;
 
-    /// Returns who is affected when a part is out of date. By default nobody needs the node's
-    /// addresses if all of them serve NodePorts.
+    /// Returns who is affected when a part is out of date. By default, the node's addresses concern
+    /// no client if all addresses serve NodePorts.
     fn concern(&self, state: &State<Self::Kinds>, part: PartOf<Self>) -> Concern {
         if part == Self::ADDRESSES && state.node.serves_node_ports_everywhere() {
             Concern::Nobody
@@ -142,8 +143,8 @@ pub trait Scheme: Sized + Send + 'static {
 
     // ---- wanted entries ----
 
-    /// Allows or forbids to delete unwanted entries, after [`State::may_delete`] changed. At first
-    /// it is forbidden.
+    /// Allows or forbids the deletion of unwanted entries, after [`State::may_delete`] changed.
+    /// Deletion is forbidden at first.
     fn removals_change(&mut self, state: &State<Self::Kinds>);
 
     /// Applies the addresses that serve NodePorts, after [`State::node`] may have changed. Returns
@@ -162,20 +163,20 @@ pub trait Scheme: Sized + Send + 'static {
 
     // ---- next work ----
 
-    /// Wants entries that follow from the kernel's state, before the lanes get their next steps.
+    /// Adds wanted entries that follow from the kernel's state, before the lanes get their next
+    /// steps.
     fn prepare(&mut self, _: &mut State<Self::Kinds>) {}
 
-    /// Returns the next step of a free lane that has nothing to read. Services are known.
+    /// Returns the next step of an idle lane with no pending reads. The Services are known.
     fn next(&mut self, lane: LaneOf<Self>, state: &mut State<Self::Kinds>) -> Step<Self>;
 
-    /// Returns when there is work besides retries and reading: after `now`, or `now` if there is
-    /// more work at once.
+    /// Returns when work other than retries and reads is due. Returns `now` if more work is ready.
     fn next_due(&self, _now: Instant) -> Option<Instant> {
         None
     }
 
-    /// Returns the entries that another program has in place of ours. The kernel refuses ours until
-    /// then, but this does not make the node unhealthy.
+    /// Returns the entries that another program owns in place of ours. The kernel refuses ours
+    /// meanwhile, but the node stays healthy.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
@@ -185,12 +186,12 @@ pub trait Scheme: Sized + Send + 'static {
         Vec::new()
     }
 
-    /// Returns the draining endpoints, of which at most `named` are listed.
+    /// Returns the draining endpoints, and lists at most `named` of them.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
 
-    /// Stops to wait for other entries, since time does not pass in a preview.
+    /// Stops waiting for other entries, since time does not pass in a preview.
     fn forgo_waiting(&mut self) {}
 
     // ---- results ----
@@ -198,8 +199,8 @@ pub trait Scheme: Sized + Send + 'static {
     /// Applies the content of a part.
     fn observe(&mut self, state: &mut State<Self::Kinds>, model: &Model, found: Self::PartContent);
 
-    /// Reports whether Services must be compiled again after reading: [`update`](Self::update)
-    /// knows which.
+    /// Reports whether Services must be compiled again after reading. [`update`](Self::update)
+    /// knows which Services.
     fn wants_update(&self) -> bool {
         false
     }
@@ -215,14 +216,14 @@ pub trait Scheme: Sized + Send + 'static {
         outcomes: Self::Outcomes,
     );
 
-    /// Returns the outcomes of a plan if all of it is done.
+    /// Returns the outcomes of a plan as if every write had succeeded.
     fn as_done(plan: &PlanOf<Self>) -> Self::Outcomes;
 
     /// Applies the response to a query.
     fn take(&mut self, state: &mut State<Self::Kinds>, answer: Self::QueryResponse);
 }
 
-/// A scheme's reads and writes of a kernel, on the thread of a lane.
+/// A scheme's access to the kernel, on the thread of a lane.
 pub trait KernelAccess<K>: Scheme {
     /// Reads a part.
     ///
@@ -235,7 +236,7 @@ pub trait KernelAccess<K>: Scheme {
         part: PartOf<Self>,
     ) -> Result<Self::PartContent, Unreadable>;
 
-    /// Carries out a plan.
+    /// Writes a plan to the kernel.
     fn write(kernel: &mut K, plan: &PlanOf<Self>) -> Self::Outcomes;
 
     /// Sends a query.

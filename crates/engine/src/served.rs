@@ -9,10 +9,10 @@ use hashbrown::HashMap;
 use proxy::{Conflict, Owner};
 use reconcile::{Rows, Table};
 
-/// Limit of conflicts that are listed for the Services of a namespace.
+/// Limit of listed conflicts for the Services of one namespace.
 pub const CONFLICTS_MAX: usize = 256;
 
-/// A table of entries that Service ports claim; one port can have each.
+/// A table of entries that Service ports claim. Only one port can own each entry.
 pub trait Served: Rows {
     /// Returns the number of entries that are wanted, exist, or both.
     fn len(&self) -> usize;
@@ -22,18 +22,18 @@ pub trait Served: Rows {
         self.len() == 0
     }
 
-    /// Reports whether entries are wanted, and none of them exists in any form.
+    /// Reports whether the table wants entries and none of them exists in any form.
     fn serves_nobody(&self) -> bool;
 
-    /// Reports whether at least as many entries failed as are wanted, apart from the `held` ones
-    /// that another program has. False if these are all.
+    /// Reports whether every wanted entry has failed, not counting the `held` entries that another
+    /// program owns. False if another program owns all of them.
     fn is_all_refused(&self, held: usize) -> bool;
 
-    /// Changes whenever [`conflicts`](Self::conflicts) may return something else.
+    /// A version that changes whenever the result of [`conflicts`](Self::conflicts) may change.
     fn conflicts_version(&self) -> u64;
 
-    /// Returns the claims that lost: for the Services of a namespace, the first [`CONFLICTS_MAX`];
-    /// and the number of the others.
+    /// Returns the lost claims and the number of unlisted ones. For the Services of each namespace,
+    /// lists the first [`CONFLICTS_MAX`] claims.
     fn conflicts(&self) -> (Vec<Conflict>, usize);
 }
 
@@ -60,7 +60,7 @@ where
     }
 
     fn conflicts(&self) -> (Vec<Conflict>, usize) {
-        // Keeps only the first ones, since a namespace can have hundreds of thousands.
+        // Keeps only the first conflicts, since a namespace can have hundreds of thousands.
         let mut first: HashMap<&str, BinaryHeap<(&K, &Owner, &Owner)>> = HashMap::new();
         let mut more = 0;
         for (key, claims) in self.contested() {

@@ -11,10 +11,10 @@ use reconcile::{ReadSchedule, Removals};
 use crate::kinds::{Config as _, Kinds, Part as _, number};
 use crate::news::News;
 
-/// Shortest pause before an unexpected part is read again.
+/// Shortest pause between two reads of a part with unexpected content.
 const REREAD_PAUSE: Duration = Duration::from_millis(100);
 
-/// Knowledge of a part of the kernel's state.
+/// The engine's knowledge of one part of the kernel's state.
 struct Knowledge {
     look: ReadSchedule,
     /// Time of the last write to the part.
@@ -29,19 +29,19 @@ pub struct State<K: Kinds> {
     pub now: Instant,
     /// This node.
     pub node: NodeFacts,
-    /// New addresses of the node by the kernel's notifications, until they are read.
+    /// Addresses that the kernel has announced as new. An address stays until the next read.
     pub(crate) arriving: HashSet<IpAddr>,
-    /// The addresses that serve NodePorts, for observers.
+    /// The addresses that serve NodePorts, for readers outside the engine.
     pub serving: NodePorts,
     /// The next report.
     pub report: Report,
-    /// News that may be part of a report.
+    /// Changed Services and drift for later reports.
     pub news: News,
     /// The parts in the order of [`Part::ALL`](crate::Part::ALL).
     parts: Vec<Knowledge>,
     /// The plans that lanes are writing.
     pub(crate) in_flight: Vec<(K::Lane, Arc<K::Plan>)>,
-    /// True once the wanted entries are known: before that, nothing is written or deleted.
+    /// True once the wanted entries are known. Before that, the engine neither writes nor deletes.
     pub(crate) has_claims: bool,
     pub(crate) may_delete: bool,
 }
@@ -72,13 +72,13 @@ impl<K: Kinds> State<K> {
         }
     }
 
-    /// Reports whether unwanted entries may be deleted: the sources are complete, and it is known
-    /// which entries are ours.
+    /// Reports whether unwanted entries may be deleted. The sources must be complete, and the
+    /// engine must know which entries are ours.
     pub fn may_delete(&self) -> bool {
         self.may_delete
     }
 
-    /// Returns the tables' setting for removals: forbidden removals are not late.
+    /// Returns the removal setting for tables. A forbidden removal does not count as late.
     pub fn removals(&self) -> Removals {
         if self.may_delete {
             Removals::Late
@@ -104,7 +104,7 @@ impl<K: Kinds> State<K> {
         self.look(part).is_known()
     }
 
-    /// Returns the schedule of reading a part.
+    /// Returns the read schedule of a part.
     pub fn look(&self, part: K::Part) -> &ReadSchedule {
         &self.part(part).look
     }
@@ -119,7 +119,7 @@ impl<K: Kinds> State<K> {
         self.look_mut(part).ask(now);
     }
 
-    /// Requests to read an unexpected part, some time after it was last read.
+    /// Requests a read of a part with unexpected content, after a pause since the last read.
     pub fn doubt(&mut self, part: K::Part) {
         let now = self.now;
         self.look_mut(part).ask_apart(now, REREAD_PAUSE);
@@ -135,12 +135,12 @@ impl<K: Kinds> State<K> {
         self.part(part).written
     }
 
-    /// Reports that something could be read.
+    /// Records in the report that the source `name` is readable again.
     pub fn tell_readable(&mut self, name: &'static str) {
         self.report.readable.push(name);
     }
 
-    /// Reports that something could not be read.
+    /// Records in the report that a part of the kernel is unreadable.
     pub fn tell_unreadable(&mut self, unreadable: Unreadable) {
         self.report.unreadable.push(unreadable);
     }
@@ -149,7 +149,7 @@ impl<K: Kinds> State<K> {
         self.parts.iter().all(|part| part.look.is_tried())
     }
 
-    /// Starts to read a lane's pending parts, and returns them.
+    /// Starts the lane's pending reads, and returns their parts.
     pub(crate) fn begin_reading(&mut self, lane: K::Lane) -> Vec<K::Part> {
         let now = self.now;
         let all = K::Part::ALL.iter().copied();
@@ -179,7 +179,7 @@ impl<K: Kinds> State<K> {
 
     // ---- plans ----
 
-    /// Returns the plans that are being written.
+    /// Returns the plans that lanes are writing.
     pub fn in_flight(&self) -> impl Iterator<Item = &K::Plan> {
         self.in_flight.iter().map(|(_, plan)| &**plan)
     }
@@ -189,7 +189,7 @@ impl<K: Kinds> State<K> {
         self.in_flight.iter().any(|(of, _)| *of == lane)
     }
 
-    /// Takes the plan that a lane has finished writing.
+    /// Removes and returns the plan that a lane has finished writing.
     pub(crate) fn landed(&mut self, lane: K::Lane) -> Option<Arc<K::Plan>> {
         let at = self.in_flight.iter().position(|(of, _)| *of == lane)?;
         Some(self.in_flight.swap_remove(at).1)
@@ -197,8 +197,9 @@ impl<K: Kinds> State<K> {
 
     // ---- the node ----
 
-    /// Applies the Node object, and returns true if anything changed. A Node without an address,
-    /// such as a new one that its cloud provider has not initialised, removes none.
+    /// Applies the Node object, and returns true if the node's facts changed. A Node without
+    /// addresses, such as a new Node before its cloud provider has initialised it, removes no
+    /// address.
     pub(crate) fn learn_node(&mut self, object: Option<&Node>) -> bool {
         let family = self.node.family;
         let addresses = object.map(|node| node.addresses.as_slice());
@@ -213,14 +214,15 @@ impl<K: Kinds> State<K> {
         has_changed
     }
 
-    /// Reports whether the node may have got this address since its addresses were read.
+    /// Reports whether the kernel has announced this address since the last read of the node's
+    /// addresses.
     pub fn is_arriving(&self, address: &IpAddr) -> bool {
         self.arriving.contains(address)
     }
 
     // ---- reports ----
 
-    /// Reports whether there is a report without any finished lane.
+    /// Reports whether a report is ready although no lane has finished.
     pub(crate) fn has_news(&self) -> bool {
         let report = &self.report;
         !report.settled.is_empty()

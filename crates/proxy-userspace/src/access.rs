@@ -19,7 +19,7 @@ use crate::port::Listener;
 use crate::proxier::Userspace;
 use relay::Serving;
 
-/// Most writes that the search for a refused change may take.
+/// Limit of writes in the search for a refused change.
 const MAX_WRITES: usize = 32;
 
 impl<K: Kernel> KernelAccess<K> for Userspace {
@@ -50,9 +50,9 @@ impl<K: Kernel> KernelAccess<K> for Userspace {
     fn query(_: &mut K, _: &Config, (): ()) {}
 }
 
-/// Sets the endpoints of a listening port, and opens the port if need be. After a failure, no
-/// further port of that protocol is opened: each attempt may search all port numbers, and thousands
-/// may follow.
+/// Sets the endpoints of a listening port, and opens the port if necessary. After a failure, opens
+/// no further port of that protocol. Each attempt may search all port numbers, and thousands may
+/// follow.
 fn serve(
     kernel: &mut impl Kernel,
     sockets: &Sockets,
@@ -74,9 +74,9 @@ fn serve(
     opened
 }
 
-/// Writes the whole plan at once. If the kernel refuses, writes the base with the existing
-/// redirects first. Then writes the changes in ever smaller halves, until each refused change
-/// stands alone.
+/// Writes the whole plan in one step. If the kernel refuses, writes the base with the existing
+/// redirects first. Then writes the changes in ever smaller halves, until each refused change is
+/// isolated.
 fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
     let Err(refusal) = kernel.redirect(plan) else {
         return RedirectOutcomes::default();
@@ -94,7 +94,8 @@ fn redirect(kernel: &mut impl Kernel, plan: &Redirects) -> RedirectOutcomes {
         return refuse_all(refusal);
     }
     if plan.base.is_some() {
-        // A whole write removes what it does not name, so it names the existing redirects.
+        // A whole write removes every redirect that it does not name, so it names the existing
+        // redirects.
         let was_there = plan
             .changes
             .iter()

@@ -17,22 +17,22 @@ pub(crate) struct Claims {
     by_owner: HashMap<Arc<Owner>, Arc<ServedPort>>,
 }
 
-/// State of the node that redirects depend on, beside the Services.
+/// The facts about the node that redirects depend on, besides the Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Surroundings {
-    /// Node address that packets from elsewhere are sent to.
+    /// The node address that packets from other hosts are redirected to.
     pub(crate) via: Option<IpAddr>,
     /// Detector of traffic from this node's pods.
     pub(crate) detector: LocalDetector,
 }
 
 impl Claims {
-    /// Returns all Services that claim something.
+    /// Returns all Services with claims.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
 
-    /// Reports whether everything that a Service claims is in the kernel.
+    /// Reports whether the kernel has every port and redirect that a Service claims.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         tables.base.pending_len() == 0 && ports.all(|port| tables.has_all_of(&port.owner))
@@ -64,8 +64,8 @@ impl Claims {
         }
     }
 
-    /// Returns the ports of a previous process that rules still use for this Service port alone.
-    /// The rules stay correct if this process opens the same ports.
+    /// Returns the ports of a previous process that rules use for this Service port only. The rules
+    /// stay correct if this process opens the same ports.
     pub(crate) fn ports_before(
         &self,
         owner: &Arc<Owner>,
@@ -107,7 +107,7 @@ impl Claims {
         ports
     }
 
-    /// Renews the redirect claims of an owner whose ports were opened.
+    /// Renews the redirect claims of an owner after its ports were opened.
     pub(crate) fn aim(&self, owner: &Arc<Owner>, tables: &mut Tables, surroundings: &Surroundings) {
         if let Some(port) = self.by_owner.get(owner) {
             aim(port, tables, surroundings);

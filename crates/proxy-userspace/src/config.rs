@@ -13,15 +13,14 @@ pub struct Config {
     pub detector: LocalDetector,
     /// True if NodePorts on all addresses include localhost.
     pub localhost_node_ports: bool,
-    /// `--bind-address`, if it is an address of this node. It takes precedence over the Node
-    /// object.
+    /// `--bind-address`, if the node has that address. It takes precedence over the Node object.
     pub node_ip: Option<IpAddr>,
-    /// Mark of the relay's own connections ([`Limits::mark`](relay::Limits::mark)), which are not
-    /// redirected.
+    /// Mark of the relay's own connections ([`Limits::mark`](relay::Limits::mark)). Marked packets
+    /// are not redirected.
     pub own_mark: Option<u32>,
     /// Period of the drift check.
     pub sync_period: Duration,
-    /// Modes whose leftovers are removed once this one serves.
+    /// Modes whose leftovers are removed once this mode serves.
     pub modes: Footprints,
 }
 

@@ -1,5 +1,5 @@
-//! A fake kernel for tests: holds redirects and open ports. A write that the kernel would refuse
-//! fails and changes nothing.
+//! A fake kernel for tests, with redirects and open ports. It rejects each write that the kernel
+//! would refuse, and then changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::plan::{Base, Blame, Extent, RedirectTarget, Redirects, Refusal, Socke
 use crate::port::{Listener, Portal};
 use relay::Serving;
 
-/// A handle to a fake kernel; clones share it.
+/// A handle to a fake kernel. Clones share the kernel.
 #[derive(Debug, Clone, Default)]
 pub struct FakeKernel(Arc<Mutex<State>>);
 
@@ -33,7 +33,7 @@ pub struct State {
     pub open: BTreeMap<Listener, (u16, Arc<Serving>)>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Number of the next port to open.
+    /// Number of the next port that opens.
     pub next_port: u16,
     /// Portals whose redirects are refused.
     pub refused: BTreeSet<Portal>,
@@ -41,7 +41,7 @@ pub struct State {
     pub held: Option<String>,
     /// Reason why no port can be opened.
     pub exhausted: Option<String>,
-    /// Most ports that may be open.
+    /// Limit of open ports.
     pub most: Option<usize>,
     /// Number of attempts to open a port.
     pub tries: usize,

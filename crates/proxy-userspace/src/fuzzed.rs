@@ -1,5 +1,5 @@
-//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Nothing else
-//! may use them.
+//! Entry points for the fuzzer: each parser of outside input, as a function of bytes. Only the
+//! fuzzer may use them.
 
 use footprint::Footprints;
 use nftables_netlink::fuzzed::pieces;
@@ -27,7 +27,7 @@ pub fn saved(bytes: &[u8], modes: Footprints) {
     }
 }
 
-/// Parses an object of the redirect table. The elements are read as elements of each map.
+/// Parses an object of the redirect table. Treats the elements as elements of each map.
 pub fn object(bytes: &[u8]) {
     let read = pieces(bytes);
     let elements = read.elements.map(|(_, elements)| elements);

@@ -21,11 +21,11 @@ use crate::redirect::nftables::NftablesRedirect;
 use crate::traffic::Traffic;
 use relay::{ListeningPort, Relay, Serving, Transport};
 
-/// Ports opened in search of one that need not be avoided.
+/// Limit of ports to open in search of one outside the avoided ports.
 const TRIES: usize = 16;
 
-/// The kernel operations of this mode for one IP family. Implemented by the real kernel with a
-/// relay, and by a strict fake.
+/// The kernel operations of this mode for one IP family. The real kernel with a relay implements
+/// them, and so does a strict fake.
 pub trait Kernel: Send + 'static {
     /// Returns the addresses of all interfaces, including loopback.
     ///
@@ -41,14 +41,14 @@ pub trait Kernel: Send + 'static {
     /// The redirects cannot be read.
     fn redirects(&mut self, config: &Config) -> Result<RedirectState, Unreadable>;
 
-    /// Writes a plan of redirects, whole or not at all.
+    /// Writes a whole plan of redirects or nothing.
     ///
     /// # Errors
     ///
     /// The kernel refuses the plan.
     fn redirect(&mut self, plan: &Redirects) -> Result<(), Refusal>;
 
-    /// Sets the endpoints of a listening port, and returns its number if it is open.
+    /// Sets the endpoints of a listening port, and returns its number if the port is open.
     ///
     /// # Errors
     ///
@@ -59,8 +59,8 @@ pub trait Kernel: Send + 'static {
         serving: &Arc<Serving>,
     ) -> Result<Option<u16>, SocketError>;
 
-    /// Opens a listening port and returns its number: `again` if that number is free, otherwise one
-    /// outside `avoided`.
+    /// Opens a listening port and returns its number. The number is `again` if that port is free,
+    /// otherwise one outside `avoided`.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ pub trait Kernel: Send + 'static {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<u16, SocketError>;
 
-    /// Closes a listening port. Its connections go on.
+    /// Closes a listening port. Its connections continue.
     ///
     /// # Errors
     ///
@@ -88,12 +88,12 @@ pub struct UserspaceKernel {
     relay: Relay,
     opened: HashMap<Listener, ListeningPort>,
     traffic: Traffic,
-    /// Links of modes, whose addresses are not the node's.
+    /// Names of modes' links. Their addresses do not count as the node's.
     links: Vec<&'static str>,
 }
 
 impl UserspaceKernel {
-    /// Creates a kernel for one family that iptables can write ([`Iptables::check`]).
+    /// Creates a kernel for one family that writes redirects by iptables ([`Iptables::check`]).
     pub fn with_iptables(family: IpFamily, iptables: Iptables, relay: Relay) -> Self {
         let redirect = Box::new(IptablesRedirect::new(family, iptables));
         Self::new(family, redirect, relay)
@@ -124,8 +124,8 @@ impl UserspaceKernel {
         self
     }
 
-    /// Creates a kernel for one family that redirects by a table in nf\_tables. It needs neither a
-    /// program nor a module of iptables.
+    /// Creates a kernel for one family that writes redirects to an nf\_tables table. It needs
+    /// neither a program nor a module of iptables.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl UserspaceKernel {
         avoided: &HashSet<(Protocol, u16)>,
     ) -> Result<ListeningPort, SocketError> {
         let (name, protocol) = (listener.name.to_string().into(), listener.name.protocol);
-        // Ports to avoid stay open meanwhile; otherwise the system would choose them again.
+        // Avoided ports stay open during the search. Otherwise the system would choose them again.
         let mut left = Vec::new();
         let found = loop {
             match self.open_at(0, transport, &name, serving) {
@@ -180,7 +180,7 @@ impl UserspaceKernel {
             }
         };
         for opened in left {
-            // If the relay has ended, its ports are closed.
+            // A relay that has ended has already closed its ports.
             let _ = self.relay.close(opened.number);
         }
         found

@@ -10,9 +10,9 @@ engine::kinds! {
 
 engine::parts! {
     lanes {
-        /// Opens and closes listening ports, and reads addresses.
+        /// The lane that opens and closes listening ports, and reads addresses.
         Sockets,
-        /// Writes rules, and reads them in between.
+        /// The lane that writes and reads rules.
         Rules,
     }
     parts {

@@ -20,8 +20,8 @@ pub enum PartState {
 /// The redirects that the kernel holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RedirectState {
-    /// Rules that do not depend on Services; `None` if they, or anything else, differ from what
-    /// this mode writes.
+    /// Rules that do not depend on Services. `None` if any rule differs from the form that this
+    /// mode writes.
     pub base: Option<Base>,
     /// Redirects by portal.
     pub redirects: HashMap<Portal, RedirectTarget>,

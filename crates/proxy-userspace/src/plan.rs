@@ -1,4 +1,4 @@
-//! Writes as data.
+//! Writes to the kernel, as data.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -23,12 +23,11 @@ pub enum Plan {
 /// Changes of listening ports.
 #[derive(Debug, Clone, Default)]
 pub struct Sockets {
-    /// Each listener with its endpoints; `None` closes it.
+    /// Each listener with its endpoints. `None` closes the listener.
     pub changes: Vec<(Listener, Option<Arc<Serving>>)>,
-    /// Ports that rules of an earlier process lead to. None of them may be opened for another
-    /// Service.
+    /// Ports that rules of an earlier process lead to. They must not be opened for another Service.
     pub avoided: HashSet<(Protocol, u16)>,
-    /// Avoided ports that are opened again, for the same Service.
+    /// Avoided ports that are opened again for their former Service.
     pub again: HashMap<Listener, u16>,
 }
 
@@ -37,23 +36,23 @@ pub struct Sockets {
 pub struct Redirects {
     /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// Rules that do not depend on Services, if they are written.
+    /// Rules that do not depend on Services, or `None` if they stay unchanged.
     pub base: Option<Base>,
-    /// Extent of the write.
+    /// The redirects that the write replaces.
     pub extent: Extent,
     /// Redirects to write.
     pub changes: Vec<Change>,
-    /// Leftovers of other modes, removed after all else is written.
+    /// Leftovers of other modes. They are removed after all other writes.
     pub leftovers: Leftovers,
 }
 
-/// The redirects that a plan names.
+/// The redirects that a plan replaces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Extent {
     /// Only the redirects that change.
     #[default]
     Changes,
-    /// All redirects; the write removes any other.
+    /// All redirects. The write removes every redirect that the plan does not name.
     Whole,
 }
 
@@ -62,7 +61,7 @@ pub enum Extent {
 pub struct Change {
     /// Redirected destination.
     pub portal: Portal,
-    /// Target in the kernel now.
+    /// Current target in the kernel.
     pub before: Option<RedirectTarget>,
     /// Target after the write.
     pub after: Option<RedirectTarget>,
@@ -75,10 +74,10 @@ pub struct Change {
 pub struct RedirectTarget {
     /// Service port as `namespace/name:port`.
     pub name: Arc<str>,
-    /// Node address for packets from elsewhere. Without it, only the node's own packets are
-    /// redirected.
+    /// Node address for packets from other hosts. Without an address, only the node's own packets
+    /// are redirected.
     pub via: Option<IpAddr>,
-    /// Port for packets from elsewhere. Each port is 0 until it is open.
+    /// Port for packets from other hosts. Each port is 0 until it is open.
     pub outside: u16,
     /// Port for packets from this node's pods.
     pub pods: u16,
@@ -104,13 +103,13 @@ impl RedirectTarget {
     }
 }
 
-/// Rules that do not depend on Services: they lead packets to the redirects.
+/// Rules that do not depend on Services. They lead packets to the redirects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
     /// Addresses that serve NodePorts.
     pub node_ports: NodePortsAt,
-    /// Mark of packets that are not redirected. The relay needs it because an endpoint's address
-    /// and port may themselves be redirected.
+    /// Mark of the relay's packets, which are not redirected. The relay needs the mark because an
+    /// endpoint's address and port may themselves be redirected.
     pub own_mark: Option<u32>,
 }
 
@@ -129,9 +128,9 @@ pub enum NodePortsAt {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// Reason, and what to do.
+    /// The reason, and the advice.
     pub reason: String,
-    /// Meaning for other writes.
+    /// The meaning of the refusal for other writes.
     pub blame: Blame,
 }
 
@@ -158,16 +157,16 @@ pub enum SocketError {
 /// The outcome of a plan.
 #[derive(Debug, Clone)]
 pub enum Outcomes {
-    /// Port of each listener, in the plan's order; `None` for closed ones.
+    /// Port of each listener, in the plan's order. `None` for closed listeners.
     Sockets(Vec<Result<Option<u16>, SocketError>>),
-    /// Outcome of the rules.
+    /// Refused parts of the rules.
     Redirects(RedirectOutcomes),
 }
 
 /// The refused parts of a write of rules.
 #[derive(Debug, Clone, Default)]
 pub struct RedirectOutcomes {
-    /// Refusal of the base, which refuses all else as well.
+    /// Refusal of the base. All changes then fail, too.
     pub base: Option<Refusal>,
     /// Refusals of changes, by their index in the plan.
     pub changes: Vec<(usize, Refusal)>,
@@ -183,7 +182,7 @@ impl RedirectOutcomes {
 }
 
 impl Redirects {
-    /// Reports whether there is nothing to write.
+    /// Reports whether the plan is empty.
     pub fn is_empty(&self) -> bool {
         self.base.is_none()
             && self.extent == Extent::Changes

@@ -22,7 +22,7 @@ use proxy::{
 
 use relay::Serving;
 
-/// The endpoints that serve.
+/// The endpoints that serve clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// All endpoints.
@@ -40,17 +40,17 @@ pub enum Sources {
     Ranges,
 }
 
-/// A kind of listening port.
+/// The kind of a listening port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListenerKind {
-    /// Endpoints that serve.
+    /// The endpoints that serve clients.
     pub scope: Scope,
-    /// Clients that are served.
+    /// The clients that are served.
     pub sources: Sources,
 }
 
 impl ListenerKind {
-    /// All kinds.
+    /// All kinds of listening ports.
     pub(crate) const ALL: [Self; 4] = [
         Self::of(Scope::Cluster, Sources::All),
         Self::of(Scope::Cluster, Sources::Ranges),
@@ -88,11 +88,11 @@ impl fmt::Display for Listener {
 /// A redirected destination: an address and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Portal {
-    /// Address; `None` for all addresses of this node.
+    /// The address, or `None` for all addresses of this node.
     pub address: Option<IpAddr>,
-    /// Protocol.
+    /// The destination's protocol.
     pub protocol: Protocol,
-    /// Port.
+    /// The destination's port.
     pub port: u16,
 }
 
@@ -106,10 +106,10 @@ impl fmt::Display for Portal {
     }
 }
 
-/// The listener kinds of a portal, by the origin of packets.
+/// The listener kinds of a portal, by origin of the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListenerKinds {
-    /// Kind for packets from elsewhere.
+    /// Kind for packets from other hosts.
     pub outside: ListenerKind,
     /// Kind for packets from pods of this node.
     pub pods: ListenerKind,
@@ -126,11 +126,11 @@ pub struct ServedPort {
     pub name: Arc<str>,
     /// Listening ports, with their endpoints.
     pub listeners: Vec<(Listener, Arc<Serving>)>,
-    /// Portals redirected to the listening ports.
+    /// Portals that are redirected to the listening ports.
     pub portals: Vec<(Portal, ListenerKinds)>,
 }
 
-/// Compiles a Service into one entry for each port; none if the Service has no address of this
+/// Compiles a Service into one entry for each port. Empty if the Service has no address of this
 /// family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
@@ -142,8 +142,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         let nets = service.source_ranges.iter().copied();
         let nets = nets.filter(|net| IpFamily::of(net.addr()) == node.family);
         let mut nets: Vec<IpNet> = nets.collect();
-        // A node may carry a balancer's address, and then sends from it. Ranges that admit the node
-        // therefore admit that address.
+        // A node with a load balancer's address may send from that address. Ranges that admit the
+        // node therefore admit the address.
         let admits_node = |ip: IpAddr| nets.iter().any(|net| net.contains(&ip));
         if node.ip.is_some_and(admits_node) {
             let own = service.ingress_ips.iter().filter(is_own);
@@ -179,7 +179,7 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
             pods: kind,
             node: kind,
         };
-        // A client on this node loses no source address if another node's endpoint serves.
+        // For a client on this node, no source address is lost if another node's endpoint serves.
         let external = |sources| ListenerKinds {
             outside: ListenerKind::of(from_outside, sources),
             ..everywhere(ListenerKind::of(Scope::Cluster, sources))
@@ -214,7 +214,8 @@ pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
         kinds.sort_unstable();
         kinds.dedup();
         if owner.name.protocol == Protocol::Sctp {
-            // SCTP gets no listening port, which is reported, so nothing leads there.
+            // SCTP gets no listening port, so its portals are removed. The report names the refused
+            // port.
             portals.clear();
         }
         let serving = |kind: ListenerKind| {

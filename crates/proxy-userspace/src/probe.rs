@@ -5,12 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use iptables::{Iptables, IptablesError, Match, Rule, Table, Target};
 use proxy::{IpFamily, Protocol};
 
-/// Kernel modules, by alias, of the matches and targets that this mode usually needs: for
+/// Kernel modules, by alias, of the matches and targets that this mode usually needs. Used by
 /// [`Iptables::choose_loading`].
 pub const MODULES: [&str; 4] = ["ipt_tcp", "ipt_udp", "ipt_mark", "ipt_DNAT"];
 
-/// Tries rules with each match and target that all clusters need, in a chain that nothing leads to.
-/// The rules are removed again.
+/// Tries rules with each match and target that all clusters need, in an unused chain. Then removes
+/// the rules.
 ///
 /// # Errors
 ///

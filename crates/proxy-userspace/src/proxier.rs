@@ -37,7 +37,7 @@ use crate::tables::Tables;
 /// The userspace mode for one IP family.
 pub type Proxier<K> = Engine<Userspace, K>;
 
-/// The kernel threads of this mode: [listening ports and rules](Lane).
+/// The kernel threads (lanes) of this mode: [listening ports and rules](Lane).
 pub type Lanes<K> = engine::Lanes<Userspace, K>;
 
 /// The wanted and actual state of the userspace mode, and its next writes.
@@ -50,7 +50,7 @@ pub struct Userspace {
 }
 
 impl Userspace {
-    /// Wants the base for the current addresses. Returns true if redirects depend on the change.
+    /// Claims the base for the current addresses. Returns true if redirects depend on the change.
     fn want_base(&mut self, state: &mut State) -> bool {
         let node = &state.node;
         let outside = |ip: &IpAddr| match ip {
@@ -73,7 +73,7 @@ impl Userspace {
             let addresses = selected.iter().copied().filter(outside).collect();
             (Some(NodePortsAt::These(selected)), addresses)
         } else {
-            // NodePorts stay where they are served.
+            // The addresses that serve NodePorts stay the same.
             let installed = self.tables.base.actual(&());
             let installed = installed.map(|base| base.node_ports.clone());
             let addresses = mem::take(&mut state.serving.addresses);
@@ -86,7 +86,7 @@ impl Userspace {
         };
         self.tables.base.claim(&(), [((), base)]);
         state.serving.addresses = addresses;
-        // Until the addresses are known, redirects keep their address.
+        // Until the node's addresses are known, redirects keep their target address.
         let is_other = node.has_addresses && self.surroundings.via != via;
         if is_other {
             self.surroundings.via = via;
@@ -103,8 +103,8 @@ impl Userspace {
     }
 
     fn next_of_sockets(&mut self, state: &State) -> Option<Plan> {
-        // Rules of an earlier process may lead to ports that are free now. Such a port may not open
-        // for another Service.
+        // Rules of an earlier process may lead to ports that are free now. Such a port must not
+        // open for another Service.
         if !state.knows(Part::Rules) {
             return None;
         }
@@ -135,8 +135,8 @@ impl Userspace {
         let opens = |listener: &&Listener| {
             tables.sockets.wanted(listener).is_some() && tables.port(listener) == 0
         };
-        // Listeners that failed to get a port come first, ahead of all younger ones. A closing port
-        // gives them a chance at once.
+        // Listeners that failed to get a port come before all younger ones. A closing port makes
+        // their retry due immediately.
         let closes = |listener: &&Listener| tables.sockets.wanted(listener).is_none();
         let is_chance = due.iter().any(|of| opens(of) || closes(of));
         if tables.sockets.failing_len() > 0 && is_chance {
@@ -156,7 +156,8 @@ impl Userspace {
         let rank = |listener: &Listener| {
             let owner = tables.sockets.owner(listener);
             let order = owner.map(|owner| (owner.rank, Arc::clone(owner)));
-            // Closing listeners make room first, then come those that were served before.
+            // Closing listeners come first, since they free ports. Listeners that an earlier
+            // process served come next.
             let is_new = order.is_some() && !again.contains_key(listener);
             (is_new, order)
         };
@@ -174,7 +175,7 @@ impl Userspace {
         }))
     }
 
-    /// Returns true if ports are being opened, or about to be.
+    /// Reports whether ports are being opened or will be opened soon.
     fn is_opening(&self, state: &State) -> bool {
         let opens = |listener: &Listener| self.tables.port(listener) == 0;
         let mut due = self.tables.sockets.due(state.now);
@@ -187,11 +188,11 @@ impl Userspace {
     }
 
     fn next_of_rules(&mut self, state: &State) -> Option<Plan> {
-        // RedirectOutcomes before the node's addresses are known, the base could remove NodePorts.
+        // A base that is written before the node's addresses are known could remove NodePorts.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return None;
         }
-        // These redirects are written together with those whose ports open in a moment.
+        // Waits for ports that are about to open, so that one write contains all redirects.
         if self.is_opening(state) {
             return None;
         }
@@ -223,7 +224,7 @@ impl Userspace {
             None => state.may_delete(),
         };
         if plan.extent == Writes::Whole {
-            // Redirects that are not ready stay as they are.
+            // Redirects that are not ready keep their current target.
             let wanted = tables.redirects.iter_wanted().map(|(portal, _)| *portal);
             let held = tables.redirects.iter_actual().map(|(portal, _)| *portal);
             let all: HashSet<_> = wanted.chain(held).collect();
@@ -248,7 +249,7 @@ impl Userspace {
         (!plan.is_empty()).then_some(Plan::Redirects(plan))
     }
 
-    /// Takes over the rules that were read. Returns true if redirects depend on a change.
+    /// Records the rules that were read. Returns true if redirects depend on a change.
     fn observe_rules(&mut self, state: &mut State, held: RedirectState) -> bool {
         let is_drift = state.knows(Part::Rules) && !mem::take(&mut self.is_uncertain);
         let is_aimed = self.aim_as_found(state, &held);
@@ -266,9 +267,9 @@ impl Userspace {
         is_other
     }
 
-    /// Keeps the address that a previous process led packets to, until the node's addresses are
-    /// known. With none, no packet from elsewhere would be served. Returns true if the address has
-    /// changed.
+    /// Keeps the address that a previous process sent packets to, until the node's addresses are
+    /// known. Without an address, packets from other hosts would not be served. Returns true if the
+    /// address has changed.
     fn aim_as_found(&mut self, state: &State, held: &RedirectState) -> bool {
         let via = &mut self.surroundings.via;
         if state.node.has_addresses || via.is_some() {
@@ -325,7 +326,7 @@ impl Userspace {
 
     fn settle_redirects(&mut self, state: &mut State, plan: &Redirects, written: RedirectOutcomes) {
         if written.is_refused() {
-            // The content of the kernel is not known in every case.
+            // The refused write may have changed the kernel's rules.
             self.is_uncertain = true;
             state.doubt(Part::Rules);
         }
@@ -387,7 +388,7 @@ impl Userspace {
         if base.is_some() || refusal.blame == Blame::None {
             redirects.fail(&change.portal, state.now);
         } else {
-            // Refused alone, among others that were taken, the change itself is at fault.
+            // The kernel accepted other changes, so the refused change itself is at fault.
             redirects.excuse(&change.portal, state.now);
         }
         if base.is_none() {
@@ -435,7 +436,7 @@ impl engine::Scheme for Userspace {
     const ADDRESSES: Part = Part::Addresses;
     const EVIDENCE: &'static [Part] = &[];
     const WRITING: &'static [Lane] = &[Lane::Sockets, Lane::Rules];
-    // Endpoints change without a rule.
+    // Changes of endpoints need only this lane, and no rule.
     const SERVING: &'static [Lane] = &[Lane::Sockets];
 
     fn new(state: &State) -> Self {
@@ -487,10 +488,10 @@ impl engine::Scheme for Userspace {
 
     fn notice(&mut self, state: &mut State, notice: &Notice) -> bool {
         if *notice == Notice::Ruleset {
-            // Notices mostly arrive in groups.
+            // Notices often arrive in groups.
             state.doubt(Part::Rules);
         }
-        // No link holds service addresses.
+        // This mode has no link for service addresses.
         false
     }
 
@@ -529,14 +530,14 @@ impl engine::Scheme for Userspace {
             (Plan::Redirects(plan), Outcomes::Redirects(written)) => {
                 self.settle_redirects(state, plan, written);
             }
-            // Each lane carries out its own plans.
+            // A lane never gets a plan of another lane.
             _ => {}
         }
     }
 
     fn as_done(plan: &Plan) -> Outcomes {
         match plan {
-            // The kernel tells the real numbers when it opens the ports.
+            // The real port numbers are known only once the kernel opens the ports.
             Plan::Sockets(sockets) => Outcomes::Sockets(
                 (1..=u16::MAX)
                     .cycle()

@@ -1,4 +1,4 @@
-//! The seam between redirects and the program or table that carries them.
+//! The interface between redirects and their backend: a program or a table.
 
 pub(crate) mod iptables;
 pub(crate) mod nftables;
@@ -18,7 +18,7 @@ pub(crate) trait Redirect: Send {
     /// The redirects cannot be read.
     fn read(&mut self, config: &Config) -> Result<RedirectState, Unreadable>;
 
-    /// Writes a plan, whole or not at all. The caller has read the redirects before.
+    /// Writes a whole plan or nothing. The caller must have read the redirects before.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The tables of this mode: wanted, actual, and so pending state.
+//! The tables of this mode: the wanted state, the actual state, and their difference.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,24 +15,24 @@ use relay::Serving;
 
 /// All tables of one IP family.
 pub(crate) struct Tables {
-    /// Listening ports. This process owns the actual ones, so all are known.
+    /// Listening ports. This process opens them itself, so the actual state is always known.
     pub(crate) sockets: Table<Listener, Arc<Serving>, Arc<Owner>>,
     pub(crate) redirects: Table<Portal, RedirectTarget, Arc<Owner>>,
     pub(crate) base: Table<(), Base, ()>,
-    /// Leftovers of other modes, which no Service waits for.
+    /// Leftovers of other modes. No Service waits for their removal.
     pub(crate) leftovers: Table<(), Leftovers, ()>,
     /// Numbers of the open listening ports.
     ports: HashMap<Listener, u16>,
     /// Listeners by the number of their port.
     numbers: HashMap<(Protocol, u16), Listener>,
-    /// Number of actual redirects that lead to a port.
+    /// Number of actual redirects to each port.
     uses: HashMap<(Protocol, u16), usize>,
     /// True if rules may lead to ports of an earlier process.
     may_have_foreign: bool,
 }
 
 impl Tables {
-    /// Creates tables in which nothing is wanted or known.
+    /// Creates empty tables.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self {
             sockets: Table::new(),
@@ -99,17 +99,17 @@ impl Tables {
         self.sockets.set_actual(listener, None);
     }
 
-    /// Reports whether rules lead to a listening port, which then stays open.
+    /// Reports whether rules lead to a listening port. Such a port stays open.
     pub(crate) fn is_used(&self, listener: &Listener) -> bool {
         let port = (listener.name.protocol, self.port(listener));
         self.uses.contains_key(&port)
     }
 
-    /// Reports whether a redirect has to wait: it would leave an open port for one that does not
-    /// serve as wanted yet. The new port may have no endpoint while the old one has. The old port
-    /// may belong to the same Service or to the previous owner of the address.
+    /// Reports whether a redirect has to wait, because it would leave an open port for a port that
+    /// does not yet serve as wanted. The new port may have no endpoint while the old port has one.
+    /// The old port may belong to the same Service or to the previous owner of the address.
     pub(crate) fn is_early(&self, change: &Change) -> bool {
-        // The usual case, and that of a start, when all redirects are written.
+        // No listening port is pending in the usual case, and at the end of a start.
         if self.sockets.pending_len() == 0 {
             return false;
         }
@@ -130,9 +130,8 @@ impl Tables {
         })
     }
 
-    /// Reports whether a redirect leads only to ports of Services that are gone, while its own
-    /// ports could not be opened. Its packets are not theirs, and a port of theirs may be the one
-    /// that is needed.
+    /// Reports whether a redirect leads only to unwanted ports of other Services, while its own
+    /// ports could not be opened. Its removal can free a port for this Service.
     pub(crate) fn is_abandoned(&self, change: &Change) -> bool {
         let (Some(owner), Some(before), Some(after)) =
             (&change.owner, &change.before, &change.after)
@@ -154,7 +153,8 @@ impl Tables {
             && ListenerKind::ALL.into_iter().any(cannot_be_opened)
     }
 
-    /// Reports whether exactly `count` redirects lead to a port that this process has not opened.
+    /// Reports whether exactly `count` redirects lead to this port, and this process has not opened
+    /// it.
     pub(crate) fn leads_alone(&self, protocol: Protocol, number: u16, count: usize) -> bool {
         let port = (protocol, number);
         number != 0
@@ -167,8 +167,8 @@ impl Tables {
         self.may_have_foreign
     }
 
-    /// Returns the ports that redirects will leave for a port of another Service with endpoints.
-    /// Until then the old port keeps its endpoints.
+    /// Returns the ports that redirects will leave for another Service's port with endpoints. Until
+    /// then, the old ports keep their endpoints.
     pub(crate) fn handed_over(&self) -> HashSet<(Protocol, u16)> {
         let redirects = &self.redirects;
         let pending = redirects
@@ -206,7 +206,7 @@ impl Tables {
                 .is_some_and(|of| !is_empty(of))
     }
 
-    /// Returns the ports of an earlier process that rules lead to.
+    /// Returns the ports of an earlier process that rules still lead to.
     pub(crate) fn foreign_ports(&mut self) -> HashSet<(Protocol, u16)> {
         if !self.may_have_foreign {
             return HashSet::new();
@@ -240,7 +240,7 @@ impl Tables {
         self.redirects.set_actual(portal, aim);
     }
 
-    /// Takes over the redirects that were read, and returns those that drifted.
+    /// Records the redirects that were read, and returns the portals that drifted.
     pub(crate) fn observe(&mut self, held: RedirectState) -> Vec<Portal> {
         let RedirectState {
             base,
@@ -260,7 +260,7 @@ impl Tables {
         self.redirects.observe(redirects)
     }
 
-    /// Reports whether everything that an owner claims is in the kernel.
+    /// Reports whether the kernel has every port and redirect that an owner claims.
     pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
         let mut sockets = self.sockets.keys_of(owner).iter();
         let mut redirects = self.redirects.keys_of(owner).iter();

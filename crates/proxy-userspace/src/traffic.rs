@@ -10,7 +10,7 @@ use proxy::{IpFamily, Protocol, ServicePortName};
 use crate::port::Listener;
 use relay::{ListeningPort, PortCounters, Serving, TrafficCounts};
 
-/// The open listening ports with their counters. Clones share them.
+/// The open listening ports with their counters. Clones share the same ports.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic(Arc<Mutex<Ports>>);
 
@@ -29,12 +29,12 @@ struct OpenPort {
     serving: Arc<Serving>,
 }
 
-/// The traffic of one listening port. A Service port may have several.
+/// The traffic of one listening port. A Service port may have several listening ports.
 #[derive(Debug, Clone)]
 pub struct ListenerTraffic {
     /// Service port that owns the listener.
     pub name: ServicePortName,
-    /// Number of the opening, unique within this process. The counters of each opening begin at 0.
+    /// Number of the opening, unique within this process. Each opening starts its counters at 0.
     pub opening: u64,
     /// Total traffic.
     pub sum: TrafficCounts,
@@ -45,7 +45,7 @@ pub struct ListenerTraffic {
 impl Traffic {
     /// Returns the traffic of each listening port.
     pub fn read(&self) -> Vec<ListenerTraffic> {
-        // Copies first, so that no port waits for the lock while counters are read.
+        // Copies the ports first, so that reading counters does not hold the lock.
         let ports: Vec<_> = {
             let held = self.lock();
             let ports = held.iter();

@@ -59,7 +59,7 @@ fn a_process_that_comes_after_another_takes_over() {
         let redirects = saved
             .lines()
             .filter(|line| line.contains("--to-destination"));
-        // Two protocols, an address and a NodePort, from outside and from the node.
+        // Eight rules: two protocols, an address and a NodePort, from outside and from the node.
         assert_eq!(redirects.count(), 8, "none twice");
     });
 }

@@ -37,7 +37,7 @@ fn packets_find_their_way_by_nftables_over_ipv6() {
     on_a_node(|| packets_find_their_way_over_ipv6(kernel));
 }
 
-/// Rules that `nft` lists and writes again equal this mode's rules, byte by byte.
+/// Checks that rules which `nft` lists and rewrites equal this mode's rules, byte by byte.
 #[test]
 #[ignore = "writes rules: run it as root, where the kernel has nf_tables"]
 fn rules_that_tell_pods_apart_read_back() {
@@ -70,7 +70,7 @@ fn nft_lists_the_table_and_what_others_change_of_it_is_repaired() {
             "fib daddr type local dnat to meta l4proto . th dport map @nodeports-node comment",
         ] {
             let is_there = listed.contains(part);
-            // Older versions print the comment behind, and say `ip`.
+            // Older versions print the comment at the end, and print `ip`.
             let plain = part.split(" comment").next().unwrap();
             let other = plain.replace("dnat to", "dnat ip to");
             assert!(

@@ -1,4 +1,4 @@
-//! Stories about the mode on the strict fake kernel.
+//! Test scenarios for the mode on the strict fake kernel.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -80,7 +80,7 @@ impl World {
         self.model.apply(Event::ServiceDeleted(name));
     }
 
-    /// Sets a Service's endpoints. Even addresses are on this node.
+    /// Sets a Service's endpoints. Endpoints with even addresses are on this node.
     fn endpoints(&mut self, service: &str, addresses: &[&str]) {
         let endpoint = |address: &&str| Endpoint {
             address: address.parse().unwrap(),
@@ -162,7 +162,7 @@ impl World {
     }
 }
 
-/// Creates a world with `web1` at 10.96.0.1 to `web9` at 10.96.0.9, nothing written yet.
+/// Creates a world with `web1` at 10.96.0.1 to `web9` at 10.96.0.9. No write has happened yet.
 fn of_nine_services() -> World {
     let mut world = World::new().listed();
     for number in 1..=9 {
@@ -197,7 +197,7 @@ fn service(name: &str, address: &str) -> Service {
     }
 }
 
-/// Returns a Service with a NodePort and a balancer's address.
+/// Returns a Service with a NodePort and a load balancer's address.
 fn balanced(name: &str, address: &str) -> Service {
     let mut service = service(name, address);
     service.ports[0].node_port = Some(30_080);
@@ -324,7 +324,8 @@ fn policies_and_source_ranges_have_ports_of_their_own() {
     let cluster = world.aim(Some("10.96.0.1"), 80).unwrap();
     let everybody = (Scope::Cluster, Sources::All, all.clone());
     assert_eq!(world.at(cluster.outside), everybody);
-    // From elsewhere only this node's endpoints serve; from the node and its pods all do.
+    // Only this node's endpoints serve clients on other hosts. All endpoints serve the node and its
+    // pods.
     let node_port = world.aim(None, 30_080).unwrap();
     let outside = (Scope::Local, Sources::All, local.clone());
     assert_eq!(world.at(node_port.outside), outside);
@@ -344,7 +345,7 @@ fn policies_and_source_ranges_have_ports_of_their_own() {
         .unwrap();
     let admits = |ip: &str| serving.admits(ip.parse().unwrap());
     assert!(admits("192.0.2.77") && !admits("198.51.100.7"));
-    // The ranges admit the node, which may send from the balancer's address.
+    // The ranges admit the node, which may send from the load balancer's address.
     assert!(admits("203.0.113.1"));
 }
 
@@ -432,7 +433,7 @@ fn drift_is_repaired_and_reported() {
         .collect();
     assert_eq!(kinds, [("rule", 1)]);
     assert_eq!(world.writes()[0].changes.len(), 1);
-    // All of it.
+    // Another program deletes all redirects.
     let mut state = world.kernel.state();
     state.base = None;
     state.redirects.clear();
@@ -452,7 +453,7 @@ fn a_redirect_that_is_refused_takes_nothing_away_where_all_is_written_anew() {
     let bad = portal(Some("10.96.0.10"), 80);
     let mut state = world.kernel.state();
     state.refused.insert(bad);
-    // A foreign rule stands among the mode's rules.
+    // A foreign rule appears among the mode's rules.
     state.base = None;
     state.writes.clear();
     drop(state);
@@ -501,7 +502,7 @@ fn a_port_that_cannot_be_opened_is_told_and_tried_again() {
         "{told}"
     );
     assert!(world.mode.standing().pending_since.is_some());
-    // Services with a port go on, and follow changes.
+    // Services with an open port still serve, and follow changes.
     world.endpoints("before", &["10.244.0.7"]);
     world.sync();
     assert_eq!(world.at(40_000).2, ["10.244.0.7:8080"]);
@@ -528,7 +529,7 @@ fn an_address_that_cannot_be_served_does_not_lead_to_a_service_that_is_gone() {
     other.external_ips = vec!["10.96.0.3".parse().unwrap()];
     world.apply(other);
     let report = world.sync();
-    // Each close allows one more attempt.
+    // Each closed port allows one more attempt.
     assert_eq!(report.failures.len(), 2);
     assert!(report.failures.iter().all(|of| of.object.contains("heir")));
     assert_eq!(world.aim(Some("10.96.0.1"), 80), None);
@@ -603,7 +604,8 @@ fn an_address_goes_over_once_its_new_service_serves() {
     world.sync();
     let name = |world: &World| world.aim(Some("10.96.0.1"), 80).unwrap().name;
     assert_eq!(&*name(&world), "default/older");
-    // Both at once: the younger has an open port, but no endpoints until that write is booked.
+    // Both changes come together. The younger Service has an open port, but no endpoints until its
+    // write is recorded.
     world.delete("older");
     world.endpoints("younger", &["10.244.2.3"]);
     let changes = world.model.take_changes();
@@ -628,7 +630,7 @@ fn an_address_goes_over_while_its_former_service_loses_its_endpoints() {
     world.apply(claiming(service("former", "10.96.0.1")));
     world.endpoints("former", &["10.244.1.2"]);
     world.sync();
-    // Both at once, as when a workload moves.
+    // Both changes come together, as when a workload moves.
     world.apply(service("former", "10.96.0.1"));
     world.endpoints("former", &[]);
     world.apply(claiming(service("next", "10.96.0.2")));
@@ -702,7 +704,8 @@ fn a_restart_opens_the_ports_that_rules_lead_to() {
     assert!(world.writes().is_empty(), "no rule changes");
 }
 
-/// If ports run short, Services that were served come first, then the oldest.
+/// Checks the order when ports run short: Services that were already served come first, then the
+/// oldest.
 #[test]
 fn the_oldest_services_keep_scarce_ports_after_a_restart() {
     let aged = |number: u16| Service {
@@ -725,8 +728,8 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
     let report = world.sync();
     assert_eq!(served(&world), ["web1", "web2"]);
     assert!(report.failures.iter().any(|of| of.object.contains("web3")));
-    // A younger Service comes, and then a free port. The older one gets it, though its retry is
-    // later.
+    // A younger Service appears, and then a port becomes free. The older Service gets the port,
+    // though its retry is later.
     world.delete("web1");
     world.apply(aged(4));
     for _ in 0..4 {
@@ -734,11 +737,11 @@ fn the_oldest_services_keep_scarce_ports_after_a_restart() {
         world.now += Duration::from_millis(1);
     }
     assert_eq!(served(&world), ["web2", "web3"]);
-    // An older Service comes; no served Service loses its port to it.
+    // An older Service appears. No served Service loses its port to it.
     world.apply(aged(1));
     world.sync();
     assert_eq!(served(&world), ["web2", "web3"]);
-    // The next process takes over the same ports.
+    // The next process opens the same ports.
     let kernel = world.kernel;
     kernel.state().open.clear();
     let mut world = World::with(Config::default(), NodePortAddresses::All, kernel).listed();
@@ -783,7 +786,7 @@ fn without_knowing_the_addresses_what_is_redirected_keeps_its_address() {
     let aim = world.aim(Some("10.96.0.1"), 80).unwrap();
     assert_eq!((aim.via, aim.outside), (before, 40_000));
 
-    // The node's address has changed meanwhile.
+    // The node's address has changed since.
     let mut state = world.kernel.state();
     state.hidden = None;
     state.addresses = ["192.0.2.7".parse().unwrap()].into();

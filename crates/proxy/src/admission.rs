@@ -36,14 +36,14 @@ use crate::owner::Rank;
 /// Rules for external and load-balancer addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddressRules {
-    /// The allowed networks, or `None` if all are. A network of a single address allows this
-    /// address even if it is the API server's.
+    /// The allowed networks, or `None` if every address is allowed. A network of a single address
+    /// allows this address even if it belongs to the API server.
     pub allowed: Option<Vec<IpNet>>,
 }
 
 impl AddressRules {
     /// Reports whether a network of a single address (`/32`, `/128`) allows this address, even if
-    /// it is the API server's.
+    /// it belongs to the API server.
     pub fn names(&self, address: IpAddr) -> bool {
         let nets = self.allowed.iter().flatten();
         let mut hosts = nets.filter(|net| net.prefix_len() == net.max_prefix_len());
@@ -73,32 +73,32 @@ impl AddressField {
 /// Reason why an address is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Refusal {
-    /// Another Service has it as a cluster IP.
+    /// The address is another Service's cluster IP.
     ClusterIp,
-    /// The API server has this address and port.
+    /// The API server uses this address and port.
     ApiServer(u16),
     /// No allowed network contains it.
     NotAllowed,
-    /// Another Service's load balancer has it at this port. A controller assigned it there, while a
-    /// user wrote the external IP.
+    /// Another Service's load balancer has the address and port. A controller assigned them there,
+    /// while a user wrote the external IP.
     LoadBalancer(u16, Protocol),
-    /// It is an address of this node, and another Service has this node port: the API server
+    /// The address belongs to this node, and another Service has this node port. The API server
     /// assigned the port to that Service alone.
     NodePort(u16, Protocol),
 }
 
-/// An address that a Service names, but that is refused.
+/// A refused address that a Service names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RefusedAddress {
-    /// The field that names it.
+    /// The field that names the address.
     pub field: AddressField,
     /// The address.
     pub address: IpAddr,
-    /// The reason.
+    /// The reason for the refusal.
     pub why: Refusal,
 }
 
-/// The addresses that Services name, and the refused ones.
+/// The addresses that Services name, and the refused addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Admission {
     rules: AddressRules,
@@ -115,25 +115,25 @@ pub(crate) struct Admission {
     refused: HashMap<NamespacedName, Box<RestrictedService>>,
     /// The Services that name each external IP.
     external: HashMap<IpAddr, HashSet<NamespacedName>>,
-    /// The load-balancer addresses that each Service is served at, with ports.
+    /// The load-balancer addresses and ports that serve each Service.
     balanced: HashMap<NamespacedName, Vec<ServiceAddress>>,
-    /// The load-balancer addresses and ports, with the number of Services that have each.
+    /// The number of Services at each load-balancer address and port.
     balancers: HashMap<IpAddr, HashMap<ServiceAddress, u32>>,
     /// The addresses of this node that serve NodePorts, sorted.
     node_addresses: Vec<IpAddr>,
-    /// The number of Service ports that have each node port.
+    /// The number of Service ports with each node port.
     node_ports: HashMap<(u16, Protocol), u32>,
-    /// The Services with external IPs that have each port.
+    /// The Services that have external IPs, by their ports.
     external_ports: HashMap<(u16, Protocol), HashSet<NamespacedName>>,
     /// Services whose external IPs must be judged again.
     doubted_names: HashSet<NamespacedName>,
     /// Addresses whose Services must be judged again.
     doubted: HashSet<IpAddr>,
-    /// Changes whenever the result may change.
+    /// Version of the result: changes whenever the result may change.
     version: u64,
 }
 
-/// A Service that is only partly served.
+/// A Service that the proxy serves only in part.
 #[derive(Debug, PartialEq, Eq)]
 struct RestrictedService {
     given: Service,
@@ -164,8 +164,8 @@ impl Admission {
         &self.api_servers
     }
 
-    /// Changes whenever [`refused`](Self::refused) or [`asking`](Self::asking) may return something
-    /// else.
+    /// A version that changes whenever the result of [`refused`](Self::refused) or
+    /// [`asking`](Self::asking) may change.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
@@ -176,7 +176,7 @@ impl Admission {
         all.flat_map(|(name, held)| held.refused.iter().map(move |one| (name, one)))
     }
 
-    /// Returns the addresses that are refused to a Service.
+    /// Returns the refused addresses of a Service.
     pub(crate) fn refused_to(&self, name: &NamespacedName) -> &[RefusedAddress] {
         self.refused.get(name).map_or(&[], |held| &held.refused)
     }
@@ -198,7 +198,8 @@ impl Admission {
         self.refused.get(name).map_or(&[], |held| &held.cut.excess)
     }
 
-    /// Returns the EndpointSlices of a Service that are above its limits; `None` if all are served.
+    /// Returns the EndpointSlices of a Service above its limits, or `None` if all slices are
+    /// served.
     pub(crate) fn slices_left_out(
         &self,
         name: &NamespacedName,
@@ -222,18 +223,18 @@ impl Admission {
         asked.flat_map(|(address, names)| names.iter().map(|name| (*address, name)))
     }
 
-    /// Returns a Service as it was given, from the part that is served.
+    /// Returns the original Service for its served part.
     pub(crate) fn as_given<'a>(&'a self, served: &'a Service) -> &'a Service {
         let held = self.refused.get(&served.name);
         held.map_or(served, |held| &held.given)
     }
 
-    /// Reports whether the Service was given like this.
+    /// Reports whether `given` equals the original of this served Service.
     pub(crate) fn is_as_given(&self, served: &Service, given: &Service) -> bool {
         self.as_given(served) == given
     }
 
-    /// Adds a Service as it was given.
+    /// Adds a Service in its original form.
     pub(crate) fn enter(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
             *self.cluster_ips.entry(*ip).or_default() += 1;
@@ -262,7 +263,7 @@ impl Admission {
         }
     }
 
-    /// Removes a Service as it was given.
+    /// Removes a Service in its original form.
     pub(crate) fn leave(&mut self, given: &Service) {
         for ip in &given.cluster_ips {
             release(&mut self.cluster_ips, ip);
@@ -303,7 +304,7 @@ impl Admission {
         self.refused.remove(&given.name);
     }
 
-    /// Sets the addresses of this node that serve NodePorts, sorted.
+    /// Sets the sorted addresses of this node that serve NodePorts.
     pub(crate) fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) {
         if self.node_addresses == addresses {
             return;
@@ -325,8 +326,8 @@ impl Admission {
         self.doubted_names.extend(names.cloned());
     }
 
-    /// Sets the load-balancer addresses at which a Service is served, and marks the equal external
-    /// IPs of others to be judged again.
+    /// Sets the load-balancer addresses that serve a Service. Marks other Services' equal external
+    /// IPs to be judged again.
     fn balance(&mut self, name: &NamespacedName, now: Vec<ServiceAddress>) {
         let before = self.balanced.get(name).map_or(&[][..], Vec::as_slice);
         if before == now {
@@ -357,8 +358,8 @@ impl Admission {
         }
     }
 
-    /// Returns the ports of external IPs that another Service has, as a node port or by its load
-    /// balancer, with the reasons; sorted.
+    /// Returns the ports of external IPs that another Service owns through a node port or its load
+    /// balancer. Sorted, with the reasons.
     fn yielded(&self, service: &Service) -> Vec<(ServiceAddress, Refusal)> {
         let balanced = self.balanced.get(&service.name);
         let balanced = balanced.map_or(&[][..], Vec::as_slice);
@@ -397,8 +398,7 @@ impl Admission {
         usize::try_from(*all).is_ok_and(|all| all > ports.filter(is_it).count())
     }
 
-    /// Removes from a Service all that it may not have. The Service was [entered](Self::enter)
-    /// before.
+    /// Removes all refused parts from a Service. The Service was [entered](Self::enter) before.
     pub(crate) fn admit(&mut self, service: &mut Service, slices: &[EndpointSlice]) {
         self.admit_only(service, slices);
         let ports = service.ports.iter();
@@ -432,7 +432,7 @@ impl Admission {
             why: *why,
         }));
         service.yielded = yielded.into_iter().map(|(of, _)| of).collect();
-        // Addresses at which no port of the Service is left.
+        // Addresses that serve no port of the Service any longer.
         let is_left = |ip: &IpAddr| {
             let mut ports = service.ports.iter();
             ports.any(|port| {
@@ -501,7 +501,7 @@ impl Admission {
         (!is_allowed).then_some(Refusal::NotAllowed)
     }
 
-    /// Reads the API server's addresses from these slices of `default/kubernetes`.
+    /// Reads the API server's addresses from these slices, which belong to `default/kubernetes`.
     pub(crate) fn learn_api_servers(&mut self, slices: &[EndpointSlice]) {
         let endpoints = slices.iter().flat_map(|slice| {
             let ports = slice.ports.iter();
@@ -540,7 +540,7 @@ impl Admission {
         }
     }
 
-    /// Takes the Services that must be judged again.
+    /// Takes the names of the Services that must be judged again.
     pub(crate) fn take_doubted(&mut self) -> HashSet<NamespacedName> {
         let doubted = mem::take(&mut self.doubted);
         let names = doubted.iter().filter_map(|ip| self.asked.get(ip));

@@ -12,9 +12,10 @@ use crate::object::Service;
 /// Changes since [`Model::take_changes`](crate::Model::take_changes) was last called.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// Services that changed, were deleted, or whose endpoints changed.
+    /// Services that were changed or deleted, or whose endpoints changed.
     pub services: HashSet<NamespacedName>,
-    /// The former addresses and node ports of these Services, if they may have fewer now.
+    /// The former addresses and node ports of Services that may have fewer addresses or node ports
+    /// now.
     pub left: HashMap<NamespacedName, FormerPlaces>,
     /// Families of these Services' cluster IPs, and of endpoints that changed.
     pub families: FamilySet,
@@ -26,10 +27,10 @@ pub struct Changes {
     pub service_changes: usize,
     /// Number of EndpointSlice changes.
     pub slice_changes: usize,
-    /// Triggers of the slices' changes. A deleted slice has none: its trigger is that of the
+    /// Triggers of the slices' changes. A deleted slice adds none, since its trigger belongs to the
     /// previous change.
     pub triggers: Vec<Trigger>,
-    /// Objects that lists no longer named, one entry for each such list.
+    /// Objects that lists no longer named, one entry for each list.
     pub vanished: Vec<MissingObjects>,
 }
 
@@ -73,8 +74,8 @@ pub struct Trigger {
     pub at: SystemTime,
 }
 
-/// Known objects that a list no longer named, without an event of their deletion before. Some are
-/// normal after the source was away; many mean that the source has lost them.
+/// Known objects that a list no longer named, although no event reported their deletion. A few are
+/// normal after the source was away. Many mean that the source has lost them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MissingObjects {
     /// Kind of the list.
@@ -89,10 +90,10 @@ pub struct MissingObjects {
 }
 
 impl MissingObjects {
-    /// Limit of objects that are named.
+    /// Limit of named objects.
     pub const NAMED: usize = 5;
 
-    /// Returns the objects that were not named, or `None` if all were.
+    /// Returns the objects missing from the list, or `None` if the list named all.
     pub(crate) fn of(kind: Kind, known: usize, gone: &HashSet<NamespacedName>) -> Option<Self> {
         if gone.is_empty() {
             return None;
@@ -127,7 +128,7 @@ impl Changes {
         self.services.insert(service.name.clone());
     }
 
-    /// Records a Service's former addresses and node ports, if `by` replaces it with fewer.
+    /// Records a Service's former addresses and node ports if its replacement `by` has fewer.
     pub(crate) fn note_left(&mut self, service: &Service, by: Option<&Service>) {
         if let Some(left) = FormerPlaces::of(service, by) {
             self.leave(service.name.clone(), left);
@@ -138,7 +139,7 @@ impl Changes {
         self.left.entry(name).or_default().extend(left);
     }
 
-    /// Adds later changes.
+    /// Merges later changes into these changes.
     pub fn extend(&mut self, later: Self) {
         let Self {
             services,
@@ -180,7 +181,8 @@ pub struct FormerPlaces {
 }
 
 impl FormerPlaces {
-    /// Returns all that a Service has; `None` if its replacement has all of that, too.
+    /// Returns all addresses and node ports of a Service, or `None` if its replacement `by` has all
+    /// of them.
     pub(crate) fn of(service: &Service, by: Option<&Service>) -> Option<Self> {
         let has_all = |by: &Service| {
             by.ports == service.ports
@@ -195,7 +197,7 @@ impl FormerPlaces {
         })
     }
 
-    /// Adds an earlier state.
+    /// Merges an earlier state.
     pub(crate) fn extend(&mut self, other: Self) {
         self.places.extend(other.places);
         self.work = self.work.max(other.work);
@@ -222,8 +224,8 @@ pub(crate) fn places(service: &Service) -> impl Iterator<Item = ServicePlace> + 
     addresses.chain(node_ports.map(ServicePlace::NodePort))
 }
 
-/// Estimates the work of computing a Service with so many endpoints: its ports × addresses ×
-/// endpoints, and × source ranges. All of the node's addresses count as one.
+/// Estimates the work of computing a Service with this number of endpoints: ports × addresses ×
+/// endpoints, plus ports × addresses × source ranges. All of the node's addresses count as one.
 pub(crate) fn work(service: &Service, endpoints: usize) -> usize {
     let ingress = service.ingress_ips.len();
     let addresses = service.cluster_ips.len() + ingress + service.external_ips.len() + 1;

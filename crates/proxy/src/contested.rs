@@ -1,5 +1,5 @@
-//! Parts of Services that are not served or are the node's own addresses, and options that are
-//! ignored, with the reasons.
+//! Contested parts of Services: addresses that are refused or belong to the node, parts above the
+//! limits, and ignored options. Each has its reason.
 
 use std::cmp::Ordering;
 use std::net::{IpAddr, SocketAddr};
@@ -12,28 +12,28 @@ use crate::limits::{
 };
 use crate::{AddressField, Excess, IpFamily, Model, NamespacedName, Refusal, ServiceAddress};
 
-/// Part of a Service that is not served as intended.
+/// A part of a Service that is not served as intended.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Contested {
     /// The Service.
     pub service: NamespacedName,
-    /// The part of it.
+    /// The contested part.
     pub what: ContestedPart,
 }
 
 /// The part of a Service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContestedPart {
-    /// An address in a field.
+    /// An address, the field that names it, and the reason.
     Address(IpAddr, AddressField, ContestReason),
     /// The part above the limits.
     TooLarge(OverLimit),
-    /// An option that is not heeded.
+    /// An ignored option.
     Option(IgnoredOption),
 }
 
-/// The part above the limits, one for each family. Two are equal even if their sizes differ, so
-/// that a Service that scales is reported once.
+/// The part above the limits, one for each family. Two parts are equal even if their sizes differ,
+/// so that a Service that scales is reported once.
 #[derive(Debug, Clone, Copy)]
 pub struct OverLimit(pub Excess);
 
@@ -57,21 +57,21 @@ impl Ord for OverLimit {
     }
 }
 
-/// The reason.
+/// The reason why an address is contested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContestReason {
     /// The address is not served.
     Refused(Refusal),
-    /// The address is served, and is an address of this node.
+    /// The address is served, and belongs to this node.
     OfNode,
     /// The address is served, and is the next hop of this node's default route.
     NextHop,
-    /// The address is served, and is in this network of an interface of this node.
+    /// The address is served, and lies in this network of one of the node's interfaces.
     InNetwork(IpNet),
 }
 
 impl ContestedPart {
-    /// The reasons in the order of the gauge's values.
+    /// The labels of the reasons, in the order of the gauge's values.
     pub const LABELS: [&str; 9] = [
         "cluster-ip",
         "api-server",
@@ -84,7 +84,7 @@ impl ContestedPart {
         "limit",
     ];
 
-    /// Returns the gauge's label of the reason; `None` if the part is no address.
+    /// Returns the gauge's label of the reason, or `None` if the part is not an address.
     pub fn label(&self) -> Option<&'static str> {
         Some(match self {
             Self::Address(_, _, ContestReason::Refused(Refusal::ClusterIp)) => "cluster-ip",
@@ -113,7 +113,7 @@ impl ContestedPart {
 }
 
 impl Contested {
-    /// Returns the family of the addresses, or `None` if all of the Service is affected.
+    /// Returns the family of the addresses, or `None` if the whole Service is affected.
     pub fn family(&self) -> Option<IpFamily> {
         match &self.what {
             ContestedPart::Address(address, ..) => Some(IpFamily::of(*address)),
@@ -122,7 +122,7 @@ impl Contested {
         }
     }
 
-    /// Reports whether the part is not served.
+    /// Reports whether the proxy does not serve the part.
     pub fn is_refused(&self) -> bool {
         match &self.what {
             ContestedPart::TooLarge(_) | ContestedPart::Option(_) => true,
@@ -130,7 +130,7 @@ impl Contested {
         }
     }
 
-    /// Describes the action that is refused or taken: `serve 192.0.2.1 (spec.externalIPs)`.
+    /// Describes the refused or completed action: `serve 192.0.2.1 (spec.externalIPs)`.
     pub fn object(&self) -> String {
         match &self.what {
             ContestedPart::Address(
@@ -213,7 +213,7 @@ impl Contested {
         }
     }
 
-    /// Reports whether this depends on this node: its addresses, or its kernel.
+    /// Reports whether the reason depends on this node: on its addresses or its kernel.
     pub fn is_of_this_node(&self) -> bool {
         match &self.what {
             ContestedPart::TooLarge(_) => false,
@@ -239,7 +239,7 @@ impl Contested {
     }
 }
 
-/// Names the Service that has an address, for a message.
+/// Names the Service that owns an address, for a message.
 fn named(owner: Option<&NamespacedName>) -> String {
     owner.map_or_else(
         || "another Service".to_owned(),

@@ -1,17 +1,17 @@
-//! Detection of local traffic, which comes from this node's own pods and needs no masquerading.
+//! Detection of local traffic. Traffic from this node's own pods needs no masquerading.
 
 use ipnet::IpNet;
 
 /// Detection of local traffic (`--detect-local-mode`) for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum LocalDetector {
-    /// No detection: upstream then masquerades only traffic that comes from a cluster IP.
+    /// No detection. Upstream then masquerades only traffic from a cluster IP.
     #[default]
     None,
     /// Detection by source address: modes `ClusterCIDR` and `NodeCIDR`.
     SourceNet(IpNet),
-    /// Detection by the bridge that packets enter through: mode `BridgeInterface`.
+    /// Detection by ingress bridge: mode `BridgeInterface`.
     Bridge(String),
-    /// Detection by the prefix of the interface that packets enter through: mode `InterfaceNamePrefix`.
+    /// Detection by the prefix of the ingress interface's name: mode `InterfaceNamePrefix`.
     InterfacePrefix(String),
 }

@@ -1,4 +1,4 @@
-//! Events of a source, the same for the API watch and for a folder of manifests.
+//! Events of a source. The API watch and a folder of manifests send the same events.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,21 +6,21 @@ use std::sync::Arc;
 use crate::names::NamespacedName;
 use crate::object::{EndpointSlice, Node, Service, ServiceCidr};
 
-/// The kinds that are watched.
+/// The kinds of objects that a source watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// v1 Service.
     Service,
     /// discovery.k8s.io/v1 EndpointSlice.
     EndpointSlice,
-    /// v1 Node; only the own one.
+    /// v1 Node, only this node's object.
     Node,
-    /// networking.k8s.io/v1 ServiceCIDR, if the mode uses them.
+    /// networking.k8s.io/v1 ServiceCIDR, if the mode uses ServiceCIDRs.
     ServiceCidr,
 }
 
 impl Kind {
-    /// All kinds; the kinds that every mode needs come first.
+    /// All kinds. The kinds that every mode needs come first.
     pub const ALL: [Self; 4] = [
         Self::Service,
         Self::EndpointSlice,
@@ -53,16 +53,16 @@ pub enum Event {
         /// True if the list names every existing object.
         is_whole: bool,
     },
-    /// An object exists, but cannot be decoded. Its last state stays. If it has none, kernel
-    /// entries that may be its own must stay, too.
+    /// An object exists, but cannot be decoded. Its last state stays. If the object has no earlier
+    /// state, kernel entries that may belong to it stay.
     Unreadable(Kind, NamespacedName),
     /// A Service was added or changed.
     ServiceApplied(Service),
-    /// A Service was deleted, or is no longer for this proxy.
+    /// A Service was deleted, or no longer belongs to this proxy.
     ServiceDeleted(NamespacedName),
     /// A slice was added or changed.
     SliceApplied(EndpointSlice),
-    /// A slice (by its own name) was deleted, or is no longer for this proxy.
+    /// A slice was deleted, or no longer belongs to this proxy. The name is the slice's own.
     SliceDeleted(NamespacedName),
     /// The own Node was added or changed.
     NodeApplied(Node),
@@ -72,7 +72,7 @@ pub enum Event {
     ServiceCidrApplied(ServiceCidr),
     /// A ServiceCIDR was deleted.
     ServiceCidrDeleted(Arc<str>),
-    /// All addresses and ports at which the source reaches its API server; no Service may take one.
-    /// Comes before any event that was read over a connection to one of them.
+    /// All addresses and ports at which the source reaches its API server. No Service may take one.
+    /// A source sends this event before any event that it reads over a connection to a new address.
     ApiServerAt(Vec<SocketAddr>),
 }

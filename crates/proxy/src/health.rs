@@ -21,8 +21,8 @@ pub struct HealthCheck {
 }
 
 impl HealthCheck {
-    /// Returns the health check of a Service for the node of this name. `None` if the Service has
-    /// no such port, or no cluster IP of this family.
+    /// Returns the health check of a Service for the node of this name, or `None` if the Service
+    /// has no such port or no cluster IP of this family.
     pub fn of(view: &ServiceView<'_>, family: IpFamily, node: &str) -> Option<Self> {
         let port = view.service.health_check_node_port?;
         view.service.cluster_ip(family)?;

@@ -26,7 +26,7 @@ impl IgnoredOption {
     }
 }
 
-/// Options that are supported here: the mode, and the values that the kernel lacks.
+/// Options that this node supports: the mode's options, without the values that the kernel lacks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OptionSupport {
     /// The mode's name.

@@ -17,8 +17,8 @@ use hashbrown::{HashMap, HashSet};
 use crate::names::{IpFamily, NamespacedName};
 use crate::object::{EndpointSlice, Service};
 
-/// Limit of addresses × ports that one Service is served at, in an IP family. The node's addresses
-/// count as one, for NodePorts.
+/// Limit of addresses × ports of one Service, in an IP family. For NodePorts, the node's addresses
+/// count as one.
 pub const MAX_FRONTENDS: usize = 4_096;
 
 /// Limit of addresses × ports × endpoints of one Service, in an IP family. Also the limit of
@@ -26,19 +26,19 @@ pub const MAX_FRONTENDS: usize = 4_096;
 pub const MAX_DESTINATIONS: usize = 100_000;
 
 /// Limit of addresses × ports × endpoints of one Service with at most [`FEW_FRONTENDS`], in an IP
-/// family. It is higher because a tenant multiplies addresses and ports cheaply, but must name each
-/// endpoint. In IPVS mode these are some 190 MB of kernel memory
+/// family. The limit is higher because a tenant multiplies addresses and ports cheaply, but must
+/// name each endpoint. In IPVS mode, such a Service takes some 190 MB of kernel memory
 /// (`ipvs-netlink/examples/memory_cost.rs`).
 pub const MAX_DESTINATIONS_OF_FEW: usize = 300_000;
 
-/// Limit of endpoints of one Service port, in an IP family: ten times what Kubernetes is tested
-/// with. To add one, the kernel searches all destinations of the virtual server.
+/// Limit of endpoints of one Service port, in an IP family: ten times the number that Kubernetes
+/// tests. To add an endpoint, the kernel searches all destinations of the virtual server.
 pub const MAX_ENDPOINTS: usize = 50_000;
 
-/// Addresses × ports of one Service, in an IP family, up to which they count as few.
+/// Largest number of addresses × ports of one Service, in an IP family, that counts as few.
 pub const FEW_FRONTENDS: usize = 16;
 
-/// Returns the limit of addresses × ports × endpoints for so many addresses × ports.
+/// Returns the limit of addresses × ports × endpoints for a Service with this number of frontends.
 fn max_destinations(frontends: usize) -> usize {
     if frontends <= FEW_FRONTENDS {
         MAX_DESTINATIONS_OF_FEW
@@ -47,18 +47,18 @@ fn max_destinations(frontends: usize) -> usize {
     }
 }
 
-/// The part of a Service that is above the limits in one IP family, and is not served.
+/// The part of a Service that exceeds the limits in one IP family, and is not served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Excess {
     /// The family.
     pub family: IpFamily,
-    /// Number of load-balancer addresses, all after the served ones.
+    /// Number of load-balancer addresses that are not served. They come after the served ones.
     pub ingress_ips: usize,
-    /// Number of external IPs, all after the served ones.
+    /// Number of external IPs that are not served. They come after the served ones.
     pub external_ips: usize,
-    /// Number of ports, all after the served ones.
+    /// Number of ports that are not served. They come after the served ones.
     pub ports: usize,
-    /// Number of endpoints, in whole EndpointSlices.
+    /// Number of endpoints that are not served, in whole EndpointSlices.
     pub endpoints: usize,
 }
 
@@ -105,8 +105,7 @@ pub(crate) struct Cut {
     pub(crate) slices: HashSet<NamespacedName>,
 }
 
-/// Reports whether [`cut`] would remove nothing. O(slices), and O(1) for a Service of the usual
-/// size.
+/// Reports whether [`cut`] would remove nothing. O(slices), or O(1) for a Service of usual size.
 pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
     let addresses = 2 + service.ingress_ips.len() + service.external_ips.len();
     let ports = service.ports.len();
@@ -120,7 +119,7 @@ pub(crate) fn is_within(service: &Service, slices: &[EndpointSlice]) -> bool {
         && endpoints.sum::<usize>() <= MAX_ENDPOINTS
         && addresses * load <= max_destinations(addresses * ports)
         && ports * ranges <= MAX_DESTINATIONS;
-    // If both families together are not small, each of them may still be.
+    // Each family may be small even if both together are not.
     is_small || {
         let mut copy = service.clone();
         cut(&mut copy, slices) == Cut::default() && copy == *service
@@ -190,7 +189,7 @@ pub(crate) fn cut(service: &mut Service, slices: &[EndpointSlice]) -> Cut {
     cut
 }
 
-/// Keeps the first `most` addresses of a family. Returns how many it kept and removed.
+/// Keeps the first `most` addresses of a family. Returns the numbers of kept and removed addresses.
 fn keep_first(
     addresses: &mut Vec<std::net::IpAddr>,
     family: IpFamily,

@@ -28,12 +28,12 @@ use crate::stale_flows::Frontend;
 use crate::topology::Target;
 use crate::writes::Writes;
 
-/// A proxy mode for one IP family. One task owns it; its state has no lock.
+/// A proxy mode for one IP family. One task owns the mode, so its state has no lock.
 pub trait Mode: Send {
     /// Returns the family that the mode serves.
     fn family(&self) -> IpFamily;
 
-    /// Reports whether changes can be computed at once. Until then, the caller collects them.
+    /// Reports whether the mode can compute changes now. Until then, the caller collects changes.
     fn is_ready(&self) -> bool;
 
     /// Computes the wanted entries of everything in `changes`. Writes nothing.
@@ -42,29 +42,30 @@ pub trait Mode: Send {
     /// Handles a notification of the kernel.
     fn notice(&mut self, notice: &Notice, now: Instant);
 
-    /// Starts to compare the kernel with the recorded state, piece by piece. Called once in each
-    /// sync period.
+    /// Starts to compare the kernel with the recorded state, one part after another. Called once in
+    /// each sync period.
     fn check(&mut self, now: Instant);
 
-    /// Starts all pending work on free kernel threads. Does not wait.
+    /// Starts all pending work on idle kernel threads, without waiting for it.
     fn proceed(&mut self, model: &Model, now: Instant);
 
-    /// Starts only work that clients wait for, until all kernel threads are idle. Another mode then
-    /// replaces this one.
+    /// Starts only the work that clients wait for. Another mode replaces this one once all kernel
+    /// threads are idle.
     fn go_on_serving(&mut self, now: Instant);
 
-    /// Ready when there is something to [book](Self::book): a kernel thread has finished, or a
-    /// change needs no write. If neither is so and no thread works, stays pending and wakes nobody.
+    /// Becomes ready when [`book`](Self::book) has a result: a kernel thread has finished, or a
+    /// change needs no write. Otherwise stays pending; an idle mode wakes no task.
     fn poll_finished(&mut self, context: &mut Context<'_>) -> Poll<()>;
 
-    /// Records finished work of kernel threads, and returns a report; `None` if there is none.
+    /// Records finished work of kernel threads. Returns a report, or `None` if no work has
+    /// finished.
     fn book(&mut self, model: &Model, now: Instant) -> Option<Report>;
 
     /// Reports whether all kernel threads are idle, so that another mode may replace this one.
     fn is_idle(&self) -> bool;
 
     /// Returns when [`proceed`](Self::proceed) has work without a new event: a retry, or a drain to
-    /// check. After `now`, or `now` if there is more work at once.
+    /// check. Returns `now` if more work is ready.
     fn next_due(&self, now: Instant) -> Option<Instant>;
 
     /// Returns the progress of the mode.
@@ -77,8 +78,8 @@ pub trait Mode: Send {
     /// unknown.
     fn node_addresses(&self) -> Option<&BTreeSet<IpAddr>>;
 
-    /// Returns the Services' addresses and ports that another program has in the kernel, so that
-    /// this mode leaves them alone. None in a mode where only one program can have them.
+    /// Returns the Services' addresses and ports that another program owns in the kernel, so that
+    /// this mode leaves them alone. Empty by default.
     fn held_by_others(&self) -> Vec<ServiceAddress> {
         Vec::new()
     }
@@ -88,23 +89,23 @@ pub trait Mode: Send {
         Vec::new()
     }
 
-    /// Returns the draining endpoints, of which at most `named` are listed. None in a mode that
-    /// lets connections continue by themselves.
+    /// Returns the draining endpoints, and lists at most `named` of them. Empty in a mode whose
+    /// connections continue without tracking.
     fn drains(&self, _named: usize) -> Drains {
         Drains::default()
     }
 }
 
-/// Endpoints that were removed, and whose connections end by themselves.
+/// Removed endpoints whose connections are allowed to end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Drains {
     /// Number of draining endpoints.
     pub count: usize,
-    /// Start of the oldest drain, as far as known.
+    /// Start of the oldest known drain.
     pub oldest: Option<Instant>,
     /// The first draining endpoints, by address.
     pub first: Vec<DrainingEndpoint>,
-    /// Longest duration of a drain; `None` if it lasts until the connections end.
+    /// Limit of a drain's duration; `None` if a drain lasts until its connections end.
     pub limit: Option<Duration>,
 }
 
@@ -115,7 +116,7 @@ pub struct DrainingEndpoint {
     pub at: ServiceAddress,
     /// The endpoint.
     pub target: Target,
-    /// Start of the drain, as far as known: after a restart, the start of the process.
+    /// Start of the drain, or of the process if it started later.
     pub since: Option<Instant>,
 }
 
@@ -130,25 +131,25 @@ pub enum Notice {
     ServiceAddressRemoved(IpAddr),
     /// The link that holds service addresses was removed, replaced, or set up or down.
     ServiceLink,
-    /// Another program has changed the rules of this mode, or may have.
+    /// Another program has changed the mode's rules, or may have changed them.
     Ruleset,
-    /// Notifications were lost: anything may have changed.
+    /// Notifications were lost, so any entry may have changed.
     Anything,
 }
 
-/// Progress of a mode. Writes that failed for their own reason, and are reported by name, do not
-/// count.
+/// Progress of a mode. A write that failed for its own reason does not count: its failure is
+/// reported by name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Time of the oldest change that is not in the kernel yet; `None` if all are.
+    /// Time of the oldest change that is not in the kernel yet, or `None`.
     pub pending_since: Option<Instant>,
-    /// Time since when nothing that is pending could be written; `None` if there is progress, or
-    /// nothing to do.
+    /// Start of the time without any successful write of pending work. `None` while writes succeed
+    /// or no work is pending.
     pub stuck_since: Option<Instant>,
     /// True if no work is running or pending.
     pub is_settled: bool,
-    /// Number of entries that differ from the wanted state: refused, or waiting for other entries
-    /// or for both initial lists.
+    /// Number of entries that differ from the wanted state: refused entries, and entries that wait
+    /// for others or for the initial lists.
     pub pending: usize,
     /// Number of these entries whose last write was refused.
     pub failing: usize,
@@ -159,22 +160,21 @@ pub struct Standing {
 pub struct Report {
     /// Number of writes that the kernel accepted.
     pub written: usize,
-    /// All writes by subject and result, including refused ones.
+    /// All writes by subject and result, including refused writes.
     pub writes: Writes,
-    /// Writes that were refused, or could not be tried. They stay pending, and are retried with
-    /// back-off.
+    /// Writes that failed or could not be tried. They stay pending, and are retried with back-off.
     pub failures: Vec<Failure>,
-    /// Number of tables of rules that `iptables-restore` refused.
+    /// Number of tables whose rules `iptables-restore` refused.
     pub failed_restores: usize,
-    /// Parts of the kernel's state that could not be read. Their last known state stays, everything
-    /// else continues, and they are read again with back-off.
+    /// Unreadable parts of the kernel's state. The last known state stays, and reading is retried
+    /// with back-off. All other work continues.
     pub unreadable: Vec<Unreadable>,
-    /// Parts of the kernel's state that could be read.
+    /// Parts of the kernel's state that were read successfully.
     pub readable: Vec<&'static str>,
-    /// Services whose wanted entries are all in the kernel, as of their last
+    /// Services whose wanted entries all exist in the kernel, as of their last
     /// [`update`](Mode::update).
     pub settled: Vec<NamespacedName>,
-    /// Settled Services for which something was written since they changed.
+    /// Settled Services with at least one write since they changed.
     pub written_for: HashSet<NamespacedName>,
     /// Settled Services whose entries another program had changed.
     pub repaired: Vec<NamespacedName>,
@@ -183,27 +183,28 @@ pub struct Report {
     pub withdrawn: Vec<Frontend>,
     /// Service ports that claim an address and port of another Service port, if the list changed.
     pub conflicts: Option<Vec<Conflict>>,
-    /// Number of conflicts that are not listed: one namespace can have very many.
+    /// Number of unlisted conflicts, since one namespace can have very many.
     pub more_conflicts: usize,
-    /// Addresses and ports that Service ports want but another program has, each reported once.
+    /// Addresses and ports that a Service port wants but another program owns. Each is reported
+    /// once.
     pub foreign: Vec<(String, ServicePortName)>,
-    /// Entries that another program had changed, once they are repaired.
+    /// Repaired entries that another program had changed.
     pub drift: Drift,
     /// Counters of iptables mode.
     pub iptables: Option<IptablesReport>,
     /// Counters of nftables mode.
     pub nftables: Option<NftablesReport>,
-    /// True if this work needed much memory for a while: the kernel was read or compared, or much
-    /// was written.
+    /// True if this work needed much memory for a while: the mode read or compared the kernel, or
+    /// wrote many entries.
     pub has_used_much: bool,
-    /// The reason why a kernel thread ended, if one did. No state can be trusted then, and the
-    /// process should end.
+    /// The reason why a kernel thread ended, if one has. The process should then end, because no
+    /// state can be trusted.
     pub gone: Option<String>,
 }
 
 impl Report {
-    /// Records that an address, or this node if there is none, no longer serves a port. Only UDP
-    /// counts, since flows of other protocols end by themselves.
+    /// Records that an address, or this node if `address` is `None`, no longer serves a port.
+    /// Ignores protocols other than UDP, since their flows end by themselves.
     pub fn withdraw(&mut self, address: Option<IpAddr>, protocol: Protocol, port: u16) {
         if protocol == Protocol::Udp {
             self.withdrawn.push(Frontend::new(address, port));
@@ -211,10 +212,10 @@ impl Report {
     }
 }
 
-/// A part of the kernel's state that could not be read.
+/// An unreadable part of the kernel's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
-    /// The part: `the virtual servers`, ...
+    /// The part's name, such as `the virtual servers`.
     pub part: &'static str,
     /// The reason, and the advice.
     pub reason: String,
@@ -251,7 +252,7 @@ pub struct DriftedEntries {
 }
 
 impl Drift {
-    /// The kinds.
+    /// All kinds of drifted entries.
     pub const KINDS: [&str; 8] = [
         "virtual server",
         "destination",
@@ -263,7 +264,7 @@ impl Drift {
         "chain",
     ];
 
-    /// Limit of entries that are named for each kind.
+    /// Limit of named entries for each kind.
     pub const NAMED: usize = 3;
 
     /// Adds an entry of one of the [`KINDS`](Self::KINDS).
@@ -275,7 +276,7 @@ impl Drift {
         }
     }
 
-    /// Reports whether there is no drift.
+    /// Reports whether no entry has drifted.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -291,10 +292,10 @@ impl Drift {
 pub struct IptablesReport {
     /// Number of wanted rules in filter and nat, without rules in other programs' chains.
     pub wanted: [usize; 2],
-    /// Number of rules in filter and nat that this sync wrote; `None` if there was nothing to
-    /// write.
+    /// Number of rules in filter and nat that this sync wrote, or `None` if the kernel already had
+    /// all rules.
     pub written: Option<[usize; 2]>,
-    /// True if everything was compared with the kernel, and not only changes written.
+    /// True if the sync compared all rules with the kernel. False if it only wrote changes.
     pub is_full: bool,
 }
 
@@ -309,18 +310,18 @@ pub struct NftablesReport {
     pub failed_listeners: usize,
     /// Number of NodePorts that are served on localhost, if it may have changed.
     pub listeners: Option<usize>,
-    /// True if everything was compared with the kernel, and not only changes written.
+    /// True if the sync compared all entries with the kernel. False if it only wrote changes.
     pub is_full: bool,
 }
 
 /// A failed write. Displayed as one line for the operator's log.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Failure {
-    /// The entry: `virtual server 10.0.0.1:80/TCP`.
+    /// The entry, such as `virtual server 10.0.0.1:80/TCP`.
     pub object: String,
     /// The Service port that wants the entry, if known.
     pub owner: Option<ServicePortName>,
-    /// The reason, in the kernel's words if there are any, and the advice.
+    /// The reason, in the kernel's words where possible, and the advice.
     pub reason: String,
 }
 
@@ -340,6 +341,6 @@ pub struct Conflict {
     pub object: String,
     /// The owner: the older Service, or at the same age the one whose name sorts first.
     pub winner: ServicePortName,
-    /// The Service port that is not served there until the winner is gone.
+    /// The Service port that is not served there while the winner exists.
     pub loser: ServicePortName,
 }

@@ -1,5 +1,5 @@
-//! The model: the latest state of all objects from the sources, and the changes since they were
-//! last taken.
+//! The model: the latest state of all objects from the sources, and the changes since the last
+//! [`Model::take_changes`].
 
 mod list;
 mod queries;
@@ -23,22 +23,25 @@ use shared::{Shared, is_just_elsewhere, seen};
 /// All Services, slices and the own Node. An update costs O(event), a read O(changed Services).
 #[derive(Debug, Default)]
 pub struct Model {
-    /// Boxed, since a hash table is up to twice as large as its entries, and three times while it
-    /// grows.
+    /// Services by name. Boxed, since a hash table is up to twice as large as its entries, and
+    /// three times as large while it grows.
     services: HashMap<NamespacedName, Box<Service>>,
-    /// Slices by Service, sorted by name, so that a Service's slices have a fixed order. Most
+    /// Slices by Service. Sorted by name, so that a Service's slices have a fixed order. Most
     /// Services have one slice, for which a tree's node would be ten times as large.
     slices: HashMap<NamespacedName, Vec<EndpointSlice>>,
-    /// The Service of each slice: a deletion names the slice only, and its label may have changed.
+    /// The Service of each slice. A deletion names only the slice, and the slice's label may have
+    /// changed.
     service_of: HashMap<NamespacedName, NamespacedName>,
-    /// Changes whenever a Service is added or deleted, since the order of names may change then.
+    /// Version of the Services' names and their order. Changes whenever a Service is added or
+    /// deleted.
     names_version: u64,
-    /// Name of this node. For endpoints on other nodes, the node's name is not kept.
+    /// Name of this node. The model does not keep the names of other nodes.
     own_node: Option<Box<str>>,
-    /// The placement of endpoints on other nodes that are meant for all: nothing is kept of it.
+    /// The placement of endpoints on other nodes without hints. The model keeps nothing else of
+    /// such placements.
     elsewhere: Arc<Placement>,
     node: Option<Node>,
-    /// True if the own Node exists, by an event or by a list; `None` while unknown.
+    /// True if an event or a list showed the own Node; `None` while unknown.
     has_node: Option<bool>,
     is_node_named: bool,
     service_cidrs: ServiceCidrs,
@@ -50,9 +53,9 @@ pub struct Model {
     admission: Admission,
     /// The Services that have options.
     with_options: HashSet<NamespacedName>,
-    /// Changes whenever one of these Services changes its options.
+    /// Version of the options of all Services.
     options_version: u64,
-    /// True during a list of Services: changes of cluster IPs are judged at its end.
+    /// True during a list of Services. Cluster IPs that changed are judged at its end.
     is_listing_services: bool,
     changes: Changes,
     placements: Shared<Placement>,
@@ -65,7 +68,7 @@ pub enum ExternalIps {
     /// Services are served at their external IPs.
     #[default]
     Served,
-    /// External IPs count as not given.
+    /// The model treats Services as if they had no external IPs.
     Ignored,
 }
 
@@ -75,8 +78,8 @@ impl Model {
         Self::default()
     }
 
-    /// Creates an empty model for the node of this name. It keeps whether an endpoint is on this
-    /// node or meant for this node, but not the names of other nodes.
+    /// Creates an empty model for the node of this name. The model keeps whether an endpoint is on
+    /// or meant for this node. It drops the names of other nodes.
     pub fn of_node(name: &str) -> Self {
         Self {
             own_node: Some(name.into()),
@@ -84,14 +87,14 @@ impl Model {
         }
     }
 
-    /// Sets the handling of external IPs. No mode sees ignored ones.
+    /// Sets the handling of external IPs. Modes never see ignored external IPs.
     #[must_use]
     pub fn with_external_ips(mut self, external_ips: ExternalIps) -> Self {
         self.external_ips = external_ips;
         self
     }
 
-    /// Sets the rules for external and load-balancer addresses. No mode sees refused ones.
+    /// Sets the rules for external and load-balancer addresses. Modes never see refused addresses.
     #[must_use]
     pub fn with_address_rules(mut self, rules: AddressRules) -> Self {
         self.admission = Admission::new(rules);
@@ -136,8 +139,8 @@ impl Model {
                     self.changes.node = true;
                 }
             }
-            // The Node object may be deleted while the node still serves: its last state stays in
-            // use.
+            // The Node object may be deleted while the node still serves, so its last state stays
+            // in use.
             Event::NodeDeleted(_) => {
                 self.has_node = Some(false);
                 self.is_node_named = false;
@@ -255,7 +258,8 @@ impl Model {
         self.judge_again();
     }
 
-    /// Records that the options of a Service changed or were removed, and whether it has any now.
+    /// Records that a Service's options changed or were removed. `has_options` is true if it has
+    /// options now.
     fn note_options(&mut self, name: &NamespacedName, has_options: bool) {
         let had_options = if has_options {
             !self.with_options.insert(name.clone())
@@ -265,17 +269,17 @@ impl Model {
         self.options_version += u64::from(had_options || has_options);
     }
 
-    /// Judges the Services again whose addresses must be judged, unless a list is running.
+    /// Judges the addresses of doubted Services again, unless a list is running.
     fn judge_again(&mut self) {
         if !self.is_listing_services {
             self.judge_doubted();
         }
     }
 
-    /// Judges them at once. The API server's address cannot wait for the end of a list: without
-    /// that address the list may never end.
+    /// Judges the addresses of doubted Services again, even during a list. The API server's address
+    /// cannot wait for the end of a list, which may never end without it.
     fn judge_doubted(&mut self) {
-        // If a load balancer loses an address, an external IP may get it, so this repeats.
+        // Repeats, since an external IP may get an address that a load balancer loses.
         loop {
             let doubted = self.admission.take_doubted();
             if doubted.is_empty() {
@@ -300,7 +304,7 @@ impl Model {
         }
     }
 
-    /// Cuts a Service to its limits again, after its slices changed.
+    /// Applies the limits to a Service again, after its slices changed.
     fn weigh_again(&mut self, name: &NamespacedName) {
         let slices = slices_of(&self.slices, name);
         let is_within = |service: &Service| limits::is_within(service, slices);
@@ -325,7 +329,7 @@ impl Model {
         }
     }
 
-    /// Updates the API server's addresses, if these are its slices.
+    /// Updates the API server's addresses if `service` is `default/kubernetes`.
     fn follow_api_servers(&mut self, service: &NamespacedName) {
         if Rank::of(service) == Rank::ApiServer {
             let slices = slices_of(&self.slices, service);
@@ -426,7 +430,7 @@ fn slices_of<'a>(
     slices.get(service).map_or(&[], Vec::as_slice)
 }
 
-/// Finds a slice among those of its Service, or the position to insert it.
+/// Finds the index of a slice among those of its Service, or the index for its insertion.
 fn position(slices: &[EndpointSlice], name: &NamespacedName) -> Result<usize, usize> {
     slices.binary_search_by(|slice| slice.name.cmp(name))
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 pub use inet::{IpFamily, Protocol};
 
-/// `namespace/name` of an object, cheap to clone.
+/// `namespace/name` of an object. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespacedName(Arc<str>);
 
 impl NamespacedName {
-    /// Joins the two parts.
+    /// Joins a namespace and a name.
     pub fn new(namespace: &str, name: &str) -> Self {
         Self([namespace, "/", name].concat().into())
     }
@@ -46,9 +46,9 @@ impl fmt::Debug for NamespacedName {
 pub struct ServicePortName {
     /// The Service.
     pub service: NamespacedName,
-    /// The port's name, empty for the only port of a Service.
+    /// The port's name. Empty for the only port of a Service.
     pub port: Arc<str>,
-    /// The protocol: a name may have both a TCP and a UDP port.
+    /// The protocol. A Service may use one name for a TCP port and a UDP port.
     pub protocol: Protocol,
 }
 

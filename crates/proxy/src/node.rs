@@ -8,7 +8,7 @@ use ipnet::IpNet;
 
 use crate::names::IpFamily;
 
-/// Facts about this node that compiling depends on, for one IP family.
+/// Facts about this node that affect compiling, for one IP family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFacts {
     /// The family.
@@ -19,15 +19,16 @@ pub struct NodeFacts {
     pub zone: Option<Arc<str>>,
     /// The node's address of this family, from its Node object or `--bind-address`.
     pub ip: Option<IpAddr>,
-    /// Addresses of this family on every interface but `kube-ipvs0`, without loopback and IPv6
-    /// link-local ones.
+    /// Addresses of this family on every interface except `kube-ipvs0`. Excludes loopback and IPv6
+    /// link-local addresses.
     pub interface_addresses: BTreeSet<IpAddr>,
     /// True once the addresses have been read.
     pub has_addresses: bool,
     /// The addresses that serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
-    /// The networks of this family's ClusterIPs, sorted and unique (one may contain another). `None`
-    /// while unknown: entries for them must not be deleted then. Set only for modes that use them.
+    /// The networks of this family's ClusterIPs, sorted and unique. One network may contain
+    /// another. `None` while unknown: entries for them must then stay. Set only for modes that use
+    /// them.
     pub service_cidrs: Option<Vec<IpNet>>,
 }
 
@@ -41,7 +42,7 @@ pub fn is_outside(address: &IpAddr) -> bool {
 }
 
 impl NodeFacts {
-    /// Returns the facts of a node whose name alone is known.
+    /// Returns the facts of a node of which only the name is known.
     pub fn new(family: IpFamily, name: &str) -> Self {
         Self {
             family,
@@ -60,11 +61,11 @@ impl NodeFacts {
         self.node_port_addresses.of(self.family) == Selection::All
     }
 
-    /// Returns the addresses that serve NodePorts, sorted. `None` if they are unknown, because the
-    /// node's addresses, or its own IP if it matters, are: then nothing that serves may be deleted.
+    /// Returns the sorted addresses that serve NodePorts, or `None` while the node's addresses or
+    /// its needed own IP are unknown. Serving entries must then stay.
     ///
-    /// `bound` are the addresses on `kube-ipvs0`. Upstream's filter by CIDR includes these; all
-    /// addresses (also when spelled `0.0.0.0/0`) do not.
+    /// `bound` are the addresses on `kube-ipvs0`. Upstream's filter by CIDR includes them. A
+    /// selection of all addresses, also as `0.0.0.0/0`, excludes them.
     pub fn serving_node_ports(
         &self,
         bound: impl IntoIterator<Item = IpAddr>,
@@ -75,8 +76,8 @@ impl NodeFacts {
         let all = || self.interface_addresses.iter().copied();
         Some(match self.node_port_addresses.of(self.family) {
             Selection::All => all().collect(),
-            // Upstream turns `primary` into NODE_IP/32: an address that the node lacks serves
-            // nothing.
+            // Upstream turns `primary` into NODE_IP/32. If the node lacks the address, no address
+            // serves NodePorts.
             Selection::Primary => {
                 let own = self.ip?;
                 all().filter(|ip| *ip == own).collect()
@@ -130,14 +131,14 @@ impl NodeFacts {
 /// `--nodeport-addresses`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum NodePortAddresses {
-    /// The flag is not set: every address of the node.
+    /// The flag is not set: every address of the node serves NodePorts.
     #[default]
     All,
     /// `primary`: the node's own IP.
     Primary,
-    /// Addresses in these networks; a family with none is served on every address.
+    /// Addresses in these networks. Every address of a family without a network.
     Within(Vec<IpNet>),
-    /// `primary` beside networks: the node's own IP, and addresses in these networks.
+    /// `primary` together with networks: the node's own IP, and addresses in these networks.
     PrimaryOrWithin(Vec<IpNet>),
 }
 
@@ -148,15 +149,15 @@ pub enum Selection<'a> {
     All,
     /// The node's own IP.
     Primary,
-    /// Addresses in these networks; at least one.
+    /// Addresses in these networks, of which at least one exists.
     Within(Vec<&'a IpNet>),
-    /// The node's own IP, and addresses in these networks; at least one.
+    /// The node's own IP and addresses in these networks, of which at least one exists.
     PrimaryOrWithin(Vec<&'a IpNet>),
 }
 
 impl NodePortAddresses {
-    /// Returns the selection of a family. As in upstream, networks that include all addresses
-    /// select nothing special.
+    /// Returns the selection of a family. Networks that include all addresses select all, as in
+    /// upstream.
     pub fn of(&self, family: IpFamily) -> Selection<'_> {
         let (nets, has_primary) = match self {
             Self::All => return Selection::All,
@@ -175,14 +176,14 @@ impl NodePortAddresses {
         }
     }
 
-    /// Reports whether there are networks, but none of this family: upstream then serves all
+    /// Reports whether the flag has networks, but none of this family. Upstream then serves all
     /// addresses.
     pub fn lacks(&self, family: IpFamily) -> bool {
         matches!(self, Self::Within(nets) if of_family(nets, family).next().is_none())
     }
 
-    /// Reports whether a network of this family has loopback addresses only. Larger ones, such as
-    /// 0.0.0.0/0, do not count (KEP-6032).
+    /// Reports whether a network of this family has loopback addresses only. Larger networks, such
+    /// as 0.0.0.0/0, do not count (KEP-6032).
     pub fn names_loopback(&self, family: IpFamily) -> bool {
         let (Self::Within(nets) | Self::PrimaryOrWithin(nets)) = self else {
             return false;
@@ -204,8 +205,8 @@ impl NodePortAddresses {
         }
     }
 
-    /// Reports whether a loopback address of this family is named. All addresses do not count
-    /// (KEP-6032).
+    /// Reports whether the flag names a loopback address of this family. A selection of all
+    /// addresses does not count (KEP-6032).
     pub fn names_localhost(&self, family: IpFamily) -> bool {
         let nets = match self {
             Self::All | Self::Primary => return false,
@@ -223,7 +224,7 @@ fn of_family(nets: &[IpNet], family: IpFamily) -> impl Iterator<Item = &IpNet> {
 /// The addresses that serve NodePorts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePorts {
-    /// The node's addresses that serve NodePorts, sorted; without loopback addresses.
+    /// The node's sorted addresses that serve NodePorts, without loopback addresses.
     pub addresses: Vec<IpAddr>,
     /// True if loopback addresses serve NodePorts, too.
     pub on_localhost: bool,
@@ -270,11 +271,11 @@ mod tests {
         assert_eq!(serving(NodePortAddresses::Primary), ["192.168.0.10"]);
         let within = |cidr: &str| serving(NodePortAddresses::Within(vec![cidr.parse().unwrap()]));
         assert_eq!(within("192.168.0.0/16"), ["192.168.0.10"]);
-        // As upstream: a network filter also sees what is bound to kube-ipvs0,
+        // As in upstream, a network filter includes addresses on kube-ipvs0.
         assert_eq!(within("10.0.0.0/8"), ["10.0.0.1", "10.96.0.1"]);
-        // but a network that holds everything is no filter,
+        // A network of all addresses is no filter.
         assert_eq!(within("0.0.0.0/0"), ["10.0.0.1", "192.168.0.10"]);
-        // and a family without a network of its own is not filtered.
+        // The filter does not apply to a family without a network.
         assert_eq!(within("fd00::/8"), ["10.0.0.1", "192.168.0.10"]);
     }
 
@@ -287,10 +288,11 @@ mod tests {
         let of = |nets: &[&str]| serving(with_primary(nets));
         assert_eq!(of(&["127.0.0.0/8", "::1/128"]), ["192.168.0.10"]);
         assert_eq!(of(&["10.0.0.0/16"]), ["10.0.0.1", "192.168.0.10"]);
-        // All addresses are all, and networks of the other family leave the own address.
+        // `0.0.0.0/0` selects all addresses. Networks of the other family select the own address
+        // alone.
         assert_eq!(of(&["0.0.0.0/0"]), ["10.0.0.1", "192.168.0.10"]);
         assert_eq!(of(&["fd00::/8"]), ["192.168.0.10"]);
-        // Without the own address, only the networks are known.
+        // Without its own address, the node knows only the addresses in the networks.
         let mut node = node(with_primary(&["10.0.0.0/16"]));
         node.ip = None;
         assert_eq!(node.serving_node_ports([]), None);
@@ -309,7 +311,7 @@ mod tests {
             (within(&["10.0.0.0/8"]), false, [false, false]),
             (within(&["0.0.0.0/0", "::/0"]), true, [false, false]),
             (within(&["0.0.0.0/0", "127.0.0.1/32"]), true, [true, false]),
-            // No network of IPv4: all IPv4 addresses.
+            // The flag has no network of IPv4: all IPv4 addresses serve NodePorts.
             (within(&["::1/128"]), true, [false, true]),
             (within(&["126.0.0.0/7"]), true, [false, false]),
             (primary(&["::1/128"]), false, [false, true]),
@@ -338,7 +340,7 @@ mod tests {
         for addresses in [NodePortAddresses::All, NodePortAddresses::Primary] {
             assert!(unknown(addresses, |node| node.has_addresses = false));
         }
-        // The addresses are known, but none matches: as in upstream, none serves NodePorts.
+        // The addresses are known, but none matches. As in upstream, none serves NodePorts.
         assert_eq!(serving(within("172.16.0.0/12")), [""; 0]);
     }
 }

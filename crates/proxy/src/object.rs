@@ -44,11 +44,11 @@ pub struct Service {
     pub kind: ServiceType,
     /// `spec.clusterIPs`, at most one of each family, and only of families in `spec.ipFamilies`.
     pub cluster_ips: SmallVec<[IpAddr; 2]>,
-    /// `spec.externalIPs`, both families. Some ports may not be served at them: see
-    /// [`external_ips_of`](Self::external_ips_of).
+    /// `spec.externalIPs`, both families. [`external_ips_of`](Self::external_ips_of) excludes the
+    /// ports in `yielded`.
     pub external_ips: Vec<IpAddr>,
-    /// Ports of external IPs that another Service has, by its load balancer or as a node port;
-    /// sorted. The model sets them.
+    /// Ports of external IPs that another Service owns through its load balancer or node port;
+    /// sorted. The model sets this field.
     pub yielded: Box<[ServiceAddress]>,
     /// `status.loadBalancer.ingress[].ip` with `ipMode: VIP`, both families.
     pub ingress_ips: Vec<IpAddr>,
@@ -60,16 +60,16 @@ pub struct Service {
     pub internal_local: bool,
     /// `externalTrafficPolicy: Local`.
     pub external_local: bool,
-    /// `spec.loadBalancerSourceRanges`, both families, empty when every source is allowed.
+    /// `spec.loadBalancerSourceRanges`, both families. Empty if every source is allowed.
     pub source_ranges: Vec<IpNet>,
     /// `spec.healthCheckNodePort` of a `LoadBalancer` Service with `externalTrafficPolicy: Local`.
     pub health_check_node_port: Option<u16>,
-    /// Options of this proxy beyond Kubernetes' fields; nearly no Service has any.
+    /// Options of this proxy beyond Kubernetes' fields. Nearly no Service has options.
     pub options: Option<Box<ServiceOptions>>,
 }
 
 impl Service {
-    /// Creates a Service at these cluster IPs, without ports, and with the API's defaults.
+    /// Creates a Service with these cluster IPs, no ports, and the API's defaults.
     pub fn at(name: NamespacedName, cluster_ips: impl IntoIterator<Item = IpAddr>) -> Self {
         Self {
             name,
@@ -98,7 +98,7 @@ impl Service {
             .find(|ip| IpFamily::of(*ip) == family)
     }
 
-    /// Returns the external IPs at which a port is served, of both families.
+    /// Returns the external IPs, of both families, that serve a port.
     pub fn external_ips_of(
         &self,
         port: &ServicePort,
@@ -148,7 +148,7 @@ impl fmt::Display for ServiceAddress {
 /// One entry of `spec.ports`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServicePort {
-    /// The name, empty when absent; endpoints are matched by it.
+    /// The port's name, or empty. An endpoint's port has the same name.
     pub name: Arc<str>,
     /// The protocol.
     pub protocol: Protocol,
@@ -163,7 +163,7 @@ pub struct ServicePort {
 pub struct EndpointSlice {
     /// Namespace and name of the slice.
     pub name: NamespacedName,
-    /// The Service it belongs to: label `kubernetes.io/service-name`.
+    /// The Service of the slice: label `kubernetes.io/service-name`.
     pub service: NamespacedName,
     /// `addressType`.
     pub family: IpFamily,
@@ -186,19 +186,19 @@ pub struct EndpointPort {
     pub port: u16,
 }
 
-/// One endpoint. Conditions are after the API's nil rules: `ready` and `serving` nil are true,
+/// One endpoint. Its conditions follow the API's nil rules: `ready` and `serving` nil are true,
 /// `terminating` nil is false.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
-    /// `addresses[0]`; the API says that the others should be ignored.
+    /// `addresses[0]`. The API says that consumers should ignore further addresses.
     pub address: IpAddr,
-    /// True if it serves and does not terminate, or if `publishNotReadyAddresses` is set.
+    /// True if the endpoint serves and does not terminate, or if `publishNotReadyAddresses` is set.
     pub ready: bool,
-    /// True if it serves, also while terminating.
+    /// True if the endpoint serves, also while it terminates.
     pub serving: bool,
-    /// True if its pod is being deleted.
+    /// True if the endpoint's pod is being deleted.
     pub terminating: bool,
-    /// Its node, and the hints.
+    /// The endpoint's node and hints.
     pub placement: Arc<Placement>,
 }
 
@@ -232,14 +232,15 @@ impl From<EndpointView<'_>> for Endpoint {
     }
 }
 
-/// A list of endpoints. A large node has 500,000 of them. If all are IPv4 and most differ in their
-/// address only, each takes 5 bytes.
+/// A list of endpoints. A large node has 500,000 of them. An endpoint takes 5 bytes if the list is
+/// IPv4 and most endpoints differ only in their address.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EndpointList(PackedEndpoints);
 
 #[derive(Clone, PartialEq, Eq)]
 enum PackedEndpoints {
-    /// Used if and only if it is possible. States are in the order of their first use.
+    /// Used whenever all endpoints are IPv4 and few states differ. States are in the order of their
+    /// first use.
     V4 {
         states: Box<[EndpointState]>,
         list: Box<[Endpoint4]>,
@@ -256,7 +257,7 @@ struct EndpointState {
     placement: Arc<Placement>,
 }
 
-/// The address, and the index of the state.
+/// The endpoint's address, and the index of its state.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Endpoint4(Ipv4Addr, u8);
 
@@ -313,7 +314,7 @@ impl EndpointList {
                 return placed.collect();
             }
         };
-        // Some states may be equal now. The others are still in the order of their first use.
+        // Some states may be equal now. The remaining states keep the order of their first use.
         let mut states: Vec<EndpointState> = Vec::with_capacity(given.len());
         let mut numbers: Vec<u8> = Vec::with_capacity(given.len());
         for state in given {
@@ -323,7 +324,7 @@ impl EndpointList {
             };
             let known = states.iter().position(|known| *known == state);
             let number = known.unwrap_or(states.len());
-            // Fits, since there are no more states than before.
+            // The number fits, since `states` did not grow.
             numbers.push(number.try_into().unwrap_or(u8::MAX));
             if known.is_none() {
                 states.push(state);
@@ -345,8 +346,8 @@ impl EndpointList {
 
     /// Packs endpoints; `None` if one is IPv6, or too many states differ.
     fn pack(endpoints: &[Endpoint]) -> Option<PackedEndpoints> {
-        // Uses a hash table, since a slice may have as many states as endpoints, each on another
-        // node.
+        // Uses a hash table, since each endpoint of a slice may be on another node and have a
+        // different state.
         let most = endpoints.len().min(usize::from(u8::MAX));
         let mut numbers: HashMap<EndpointState, u8> = HashMap::with_capacity(most);
         let mut states: Vec<EndpointState> = Vec::new();
@@ -418,8 +419,8 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// `spec.podCIDRs`.
     pub pod_cidrs: Vec<IpNet>,
-    /// True if the Node is being deleted, or has the cluster autoscaler's taint for a coming deletion.
-    /// Load balancers should send elsewhere then (KEP-3836).
+    /// True if the Node is being deleted, or has the cluster autoscaler's taint for a coming
+    /// deletion. Load balancers should then use other nodes (KEP-3836).
     pub is_leaving: bool,
 }
 

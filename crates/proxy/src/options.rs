@@ -10,17 +10,17 @@
 
 use std::fmt;
 
-/// The prefix of all options' annotations: the program's name. It is no domain, since the project
-/// owns none, and `kubernetes.io` is reserved.
+/// The prefix of all options' annotations: the program's name. The prefix is no domain, since the
+/// project owns none and `kubernetes.io` is reserved.
 pub const PREFIX: &str = "kube-proxy-ipvs/";
 
 /// The annotation that names a scheduler.
 pub const SCHEDULER: &str = "kube-proxy-ipvs/scheduler";
 
-/// Limit of invalid annotations that are kept for one Service.
+/// Limit of stored invalid annotations of one Service.
 const WRONG_MAX: usize = 4;
 
-/// Limit of characters of an invalid annotation, and of its value, that are kept.
+/// Limit of stored characters of an invalid annotation's key, and of its value.
 const SHOWN_MAX: usize = 100;
 
 /// Description of an option.
@@ -30,7 +30,7 @@ pub struct OptionRow {
     pub annotation: &'static str,
     /// Returns the allowed values, in words.
     pub allowed: fn() -> String,
-    /// The flag whose value applies to Services without the option.
+    /// The flag that sets the value for Services without the option.
     pub default: &'static str,
     /// The names of the modes that support the option.
     pub modes: &'static [&'static str],
@@ -40,7 +40,7 @@ pub struct OptionRow {
 
 /// The value of an option.
 pub trait OptionValue: Sized {
-    /// Parses a value; `None` if it is not allowed.
+    /// Parses a value, or returns `None` if the value is not allowed.
     fn parse(text: &str) -> Option<Self>;
 
     /// Returns the allowed values, in words.
@@ -68,7 +68,7 @@ macro_rules! options {
         #[derive(Debug, Clone, Default, PartialEq, Eq)]
         pub struct ServiceOptions {
             $(#[doc = $doc] pub $field: Option<$type>,)+
-            /// The first invalid annotations: unknown options, or options with an invalid value.
+            /// The first invalid annotations, with an unknown option or an invalid value.
             pub wrong: Vec<WrongOption>,
         }
 
@@ -83,7 +83,7 @@ macro_rules! options {
                 }
             }
 
-            /// Returns the options that are set, with their values as in the annotation.
+            /// Returns the options that are set, with their values as in the annotations.
             pub fn given(&self) -> impl Iterator<Item = (&'static OptionRow, String)> {
                 let values = [$(self.$field.as_ref().map(OptionValue::text)),+];
                 ROWS.iter().zip(values).filter_map(|(row, value)| Some((row, value?)))
@@ -111,7 +111,7 @@ pub struct WrongOption {
 }
 
 impl WrongOption {
-    /// Returns the allowed options or values.
+    /// Returns the allowed options or values, as advice.
     pub fn advice(&self) -> String {
         let unknown = || {
             let names: Vec<&str> = ROWS.iter().map(|row| row.annotation).collect();
@@ -135,8 +135,8 @@ impl OptionRow {
 }
 
 impl ServiceOptions {
-    /// Reads annotations with the [`PREFIX`]. An empty value counts as not given. Returns `None` if
-    /// there is nothing to keep.
+    /// Reads annotations with the [`PREFIX`]. Skips empty values. Returns `None` if no option or
+    /// invalid annotation remains.
     pub fn read<'a>(annotations: impl Iterator<Item = (&'a str, &'a str)>) -> Option<Box<Self>> {
         let mut options: Option<Box<Self>> = None;
         for (annotation, value) in annotations.filter(|(_, value)| !value.is_empty()) {
@@ -156,13 +156,13 @@ impl ServiceOptions {
     }
 }
 
-/// A scheduler of IPVS. Only the kernel's own are allowed: the kernel loads the module of any name,
-/// and tenants must not load others.
+/// An IPVS scheduler. Only the kernel's own schedulers are allowed. The kernel would load a module
+/// of any name, and tenants must not load other modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scheduler(&'static str);
 
 impl Scheduler {
-    /// All schedulers of Linux (`net/netfilter/ipvs`).
+    /// All schedulers in Linux (`net/netfilter/ipvs`).
     pub const ALL: [Self; 14] = [
         Self("rr"),
         Self("wrr"),
@@ -251,7 +251,7 @@ mod tests {
                 [("kube-proxy-ipvs/scheduler", scheduler.to_string())]
             );
         }
-        // `ftp` would load ip_vs_ftp, which is no scheduler.
+        // `ftp` would load the module ip_vs_ftp, which is not a scheduler.
         for value in ["RR", " rr", "ftp", "sh,mh"] {
             let options = read(&[("kube-proxy-ipvs/scheduler", value)]).unwrap();
             assert_eq!(options.scheduler, None);

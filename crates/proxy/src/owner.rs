@@ -7,26 +7,26 @@ use std::sync::Arc;
 use crate::names::{NamespacedName, ServicePortName};
 use crate::object::{Service, ServicePort};
 
-/// A Service port that wants an entry. Owners are ordered by age, then by name. If several claim
-/// one address and port, the first has it, in every mode. Claims that lose to a load balancer's
-/// address are not here: the model refuses them.
+/// A Service port that wants an entry. Owners are ordered by age, then by name. In every mode, the
+/// first owner gets a contested address and port. The model has already refused claims that lose to
+/// a load balancer's address.
 #[derive(Debug, Clone)]
 pub struct Owner {
     /// `metadata.creationTimestamp`; a Service without one counts as the youngest.
     pub created: i64,
     /// The Service port.
     pub name: ServicePortName,
-    /// Order of writing.
+    /// Writing order of the owner.
     pub rank: Rank,
 }
 
-/// Order of writing, for nodes with many entries. It does not decide who has an address that
-/// several claim.
+/// The writing order for nodes with many entries. A rank does not decide who gets a contested
+/// address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// The API server, since everything on the node waits for it (k/k#133773).
+    /// The API server, which everything on the node waits for (k/k#133773).
     ApiServer,
-    /// DNS, since nearly everything waits for it.
+    /// DNS, which nearly everything waits for.
     Dns,
     /// All other Services.
     Other,
@@ -57,7 +57,7 @@ impl Owner {
         })
     }
 
-    /// Returns the sort key; the rank follows from the name.
+    /// Returns the sort key. The key omits the rank, since the name determines it.
     fn key(&self) -> (i64, &ServicePortName) {
         (self.created, &self.name)
     }

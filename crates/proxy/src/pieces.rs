@@ -1,7 +1,8 @@
 //! Computes changes in pieces.
 //!
-//! A tenant with one namespace can change very much at once: Services of the largest size, or
-//! thousands of small ones. A change in another namespace waits for at most one piece of that:
+//! A tenant with one namespace can change many entries in one moment: Services of the largest size,
+//! or thousands of small Services. A change in another namespace waits for at most one piece of
+//! these changes:
 //!
 //! ```text
 //!   Changes ─▶ others: the changes within each namespace's share ─▶ Mode::update
@@ -26,8 +27,8 @@ use crate::view::ServiceView;
 /// The work of a namespace in one piece: milliseconds for the daemon.
 const SHARE: usize = 8_192;
 
-/// Longest time that a piece above the shares waits for the previous one to be written. Some writes
-/// may never succeed: they are refused, or wait for others.
+/// Longest time that a piece above the shares waits for the previous piece's writes. Some writes
+/// may never succeed: the kernel refuses them, or they wait for other entries.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Returns the work of computing a Service in its current state.
@@ -42,19 +43,19 @@ pub struct Pieces {
     /// True if the last piece was within the shares.
     had_others: bool,
     /// The last Service above the share of each namespace. The namespace's next piece starts after
-    /// it.
+    /// this Service.
     last_of: BTreeMap<String, NamespacedName>,
-    /// The namespace of the last piece above the shares. The next piece is of the namespace after
-    /// it.
+    /// The namespace of the last piece above the shares. The next piece belongs to the namespace
+    /// after it.
     last: String,
     /// Time when the last piece above the shares was taken.
     taken: Option<Instant>,
-    /// True if all that could be written of the taken changes is written.
+    /// True if every possible write of the taken changes is done.
     is_at_rest: bool,
 }
 
 impl Pieces {
-    /// Records whether all taken changes that could be written are written.
+    /// Records whether every possible write of the taken changes is done.
     pub fn note_rest(&mut self, is_at_rest: bool) {
         self.is_at_rest = is_at_rest;
     }
@@ -67,7 +68,7 @@ impl Pieces {
         }
     }
 
-    /// Takes the next changes to compute; `None` if they have to wait.
+    /// Takes the next changes to compute, or `None` if they have to wait.
     pub fn take(&mut self, waiting: &mut Changes, model: &Model, now: Instant) -> Option<Changes> {
         let Some(above) = above_shares(waiting, model) else {
             *self = Self::default();
@@ -124,9 +125,9 @@ impl Pieces {
     }
 }
 
-/// Returns the Services above the share of their namespace, by name, with their work. Services with
-/// the least work are within the share. `None` if no Service is above, or everything must be
-/// computed anyway.
+/// Returns the Services above the share of their namespace, by name, with their work. A namespace's
+/// share holds its Services with the least work. Returns `None` if no Service is above, or if
+/// everything must be computed anyway.
 fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName, usize)>> {
     if waiting.node || waiting.service_cidrs {
         return None;
@@ -153,7 +154,8 @@ fn above_shares(waiting: &Changes, model: &Model) -> Option<Vec<(NamespacedName,
     (!all.is_empty()).then_some(all)
 }
 
-/// Chooses all Services but those above their shares and those that exchange addresses with them.
+/// Chooses all Services except those above their shares and those that exchange addresses with
+/// them.
 fn others(
     waiting: &Changes,
     model: &Model,
@@ -164,8 +166,8 @@ fn others(
     waiting.services.difference(&kept).cloned().collect()
 }
 
-/// Adds all Services that exchange addresses or node ports with these, directly or through others.
-/// O(addresses of all waiting Services).
+/// Adds all Services that exchange addresses or node ports with these Services, directly or through
+/// further Services. O(addresses of all waiting Services).
 fn with_exchanges(
     waiting: &Changes,
     model: &Model,
@@ -214,7 +216,8 @@ fn with_exchanges(
     services
 }
 
-/// Takes these Services out of `waiting`, with their changes. Changes of no Service are taken, too.
+/// Takes these Services out of `waiting`, with their changes. Also takes the changes that belong to
+/// no Service.
 fn take_out(waiting: &mut Changes, services: HashSet<NamespacedName>) -> Changes {
     waiting.services.retain(|name| !services.contains(name));
     let left = waiting.left.extract_if(|name, _| services.contains(name));
@@ -254,7 +257,7 @@ mod tests {
         IpAddr::from(of.bytes().fold(7, number).to_be_bytes())
     }
 
-    /// A Service with this many ports at these external IPs.
+    /// Creates a Service with this many ports at these external IPs.
     fn service(of: &str, ports: u16, external_ips: &[&str]) -> Event {
         let port = |number: u16| ServicePort {
             name: number.to_string().into(),
@@ -269,7 +272,7 @@ mod tests {
         })
     }
 
-    /// A Service at these external IPs, with more work than a share.
+    /// Creates a Service at these external IPs with more work than a share.
     fn large(of: &str, external_ips: &[&str]) -> [Event; 2] {
         let port = |number: u16| EndpointPort {
             name: number.to_string().into(),
@@ -325,7 +328,7 @@ mod tests {
             Some(names)
         }
 
-        /// Takes the next piece once all before is written.
+        /// Takes the next piece once all earlier pieces are written.
         fn take_at_rest(&mut self) -> Vec<String> {
             self.pieces.note_rest(true);
             self.take().unwrap()
@@ -350,20 +353,20 @@ mod tests {
         world.told([service("b/1", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/1"]);
         assert_eq!(world.take_at_rest(), ["a/1"]);
-        // The writes are running; another change need not wait for them.
+        // The writes are running. Another change does not wait for them.
         world.pieces.note_rest(false);
         world.told([service("b/2", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/2"]);
         assert_eq!(world.take(), None);
         assert_eq!(world.pieces.next_due(world.now), world.now + PATIENCE);
-        // A stream of other changes delays no Service, and neither do Services that sort before it.
+        // A stream of small changes delays no Service. Neither do Services that sort before it.
         world.told(large("a/0", &[]));
         world.told([service("b/3", 1, &[])]);
         assert_eq!(world.take().unwrap(), ["b/3"]);
         world.told([service("b/4", 1, &[])]);
         assert_eq!(world.take_at_rest(), ["a/2"]);
         assert_eq!(world.take_at_rest(), ["b/4"]);
-        // If something is never written, the next piece still comes.
+        // The next piece starts even if a write never finishes.
         world.pieces.note_rest(false);
         world.now += PATIENCE;
         assert_eq!(world.take().unwrap(), ["a/3"]);
@@ -382,7 +385,7 @@ mod tests {
             sizes.push(world.take_at_rest().len());
         }
         assert_eq!(sizes.iter().sum::<usize>(), 10_001);
-        // The first piece has the share of the namespace, and the other namespace.
+        // The first piece contains the namespace's share and the other namespace.
         assert_eq!(sizes[0], SHARE / 2 + 1);
         assert!(sizes.iter().all(|size| *size <= sizes[0]), "{sizes:?}");
     }
@@ -393,7 +396,7 @@ mod tests {
         for of in ["a/1", "a/2", "a/3", "c/1", "d/1"] {
             world.told(large(of, &[]));
         }
-        // Source ranges are work, too.
+        // Source ranges count as work, too.
         let ranged = Service {
             ingress_ips: vec![IpAddr::from([203, 0, 113, 1])],
             source_ranges: vec!["10.0.0.0/8".parse().unwrap(); 1_000],
@@ -420,8 +423,7 @@ mod tests {
         while world.take().is_none() || !world.waiting.is_empty() {
             world.pieces.note_rest(true);
         }
-        // `b/1` gives its address to the large Service, which gives its own to `b/2`, which gives
-        // its own to `b/3`.
+        // `b/1` gives `one` to `a/1`. `a/1` gives `other` to `b/2`, which gives `third` to `b/3`.
         world.told([service("b/1", 1, &[]), service("b/2", 1, other)]);
         world.told(large("a/1", one));
         world.told([service("b/3", 1, third), service("b/4", 2, &[])]);

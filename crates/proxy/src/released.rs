@@ -1,4 +1,4 @@
-//! Entries that a Service no longer owns.
+//! Kernel entries that a Service has released.
 
 use std::sync::Arc;
 

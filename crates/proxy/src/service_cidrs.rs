@@ -6,13 +6,13 @@ use ipnet::IpNet;
 
 use crate::names::{IpFamily, NamespacedName};
 
-/// The ServiceCIDRs.
+/// The ServiceCIDRs of the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceCidrs {
     objects: BTreeMap<NamespacedName, Vec<IpNet>>,
-    /// The networks of all objects.
+    /// The combined networks of all objects.
     nets: BTreeSet<IpNet>,
-    /// True once every object is known.
+    /// True once a list has named every object.
     is_known: bool,
 }
 
@@ -29,19 +29,19 @@ impl ServiceCidrs {
         self.objects.contains_key(name)
     }
 
-    /// Returns true if the networks changed.
+    /// Adds or replaces an object, and returns true if the networks changed.
     pub(crate) fn apply(&mut self, name: NamespacedName, nets: Vec<IpNet>) -> bool {
         self.objects.insert(name, nets);
         self.gather()
     }
 
-    /// Returns true if the networks changed.
+    /// Removes an object, and returns true if the networks changed.
     pub(crate) fn delete(&mut self, name: &NamespacedName) -> bool {
         self.objects.remove(name);
         self.gather()
     }
 
-    /// Records that every object is known; returns true the first time.
+    /// Records that every object is known. Returns true on the first call.
     pub(crate) fn know(&mut self) -> bool {
         !std::mem::replace(&mut self.is_known, true)
     }
@@ -53,7 +53,8 @@ impl ServiceCidrs {
         self.is_known.then(|| own.collect())
     }
 
-    /// Combines the networks of all objects, of which there are few.
+    /// Combines the networks of all objects; their number is small. Returns true if the networks
+    /// changed.
     fn gather(&mut self) -> bool {
         let nets = self.objects.values().flatten().copied().collect();
         std::mem::replace(&mut self.nets, nets) != self.nets

@@ -1,13 +1,14 @@
 //! Shares of Services and namespaces in the writes of one plan.
 //!
-//! A tenant with one namespace can have very much pending: one Service of the largest size, or
-//! thousands of smaller ones. A change in another namespace waits for at most a share of it.
+//! A tenant with one namespace can have many pending writes: one Service of the largest size, or
+//! thousands of smaller ones. A change in another namespace waits for at most one share of these
+//! writes.
 
 use hashbrown::HashMap;
 
 use crate::names::NamespacedName;
 
-/// The priority of a write in a plan; the smallest comes first.
+/// The priority of a write in a plan. The smallest priority comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Share {
     /// The Service and its namespace are below their shares.
@@ -27,7 +28,7 @@ pub struct Shares<'a> {
 }
 
 impl<'a> Shares<'a> {
-    /// Starts without writes; `most` writes are the share of a Service, and of a namespace.
+    /// Creates shares without writes. The share of a Service, and of a namespace, is `most` writes.
     pub fn new(most: usize) -> Self {
         Self {
             most,

@@ -1,9 +1,8 @@
-//! Finds conntrack entries of UDP flows that lead to an endpoint which no longer serves them.
+//! Finds conntrack entries of UDP flows to an endpoint that no longer serves them.
 //!
-//! UDP has no end that the kernel could see. While a client goes on sending, the kernel keeps the
-//! conntrack entry, and with it the endpoint that was chosen for the first packet (k/k#71514,
-//! k/k#76664). A flow is stale in two cases. Once its entry is deleted, the next packet opens a new
-//! flow:
+//! UDP has no end that the kernel could see. While a client keeps sending, the kernel keeps the
+//! conntrack entry and its endpoint, chosen for the first packet (k/k#71514, k/k#76664). A flow is
+//! stale in two cases. Once its entry is deleted, the next packet opens a new flow:
 //!
 //! - A Service claims the address and port that the flow was opened to, but none of its serving
 //!   endpoints sends the replies. If the Service has no serving endpoint, all its flows are stale
@@ -45,7 +44,7 @@ pub enum Frontend {
 }
 
 impl Frontend {
-    /// Returns the frontend at an address, or at this node's addresses if there is none.
+    /// Returns the frontend for an address, or the node port if `address` is `None`.
     pub fn new(address: Option<IpAddr>, port: u16) -> Self {
         address.map_or(Self::NodePort(port), |ip| {
             Self::Address(SocketAddr::new(ip, port))
@@ -56,7 +55,7 @@ impl Frontend {
 /// The UDP ports of a Service in one IP family, and their endpoints.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UdpService {
-    /// Addresses at which the ports are served, except for `yielded` ones; sorted.
+    /// Sorted addresses that serve the ports, except for `yielded` ports.
     addresses: Vec<IpAddr>,
     yielded: Vec<ServiceAddress>,
     ports: Vec<UdpPort>,
@@ -67,12 +66,12 @@ pub struct UdpService {
 struct UdpPort {
     port: u16,
     node_port: Option<u16>,
-    /// Endpoints that serve, also while terminating; sorted.
+    /// Sorted endpoints that serve, also while terminating.
     serving: Vec<SocketAddr>,
 }
 
 impl UdpService {
-    /// Returns the UDP ports of a Service; none if it has no cluster IP of the family.
+    /// Returns the UDP ports of a Service. Empty if the Service has no cluster IP of the family.
     pub fn of(view: &ServiceView<'_>, family: IpFamily) -> Self {
         let service = view.service;
         let Some(cluster_ip) = service.cluster_ip(family) else {
@@ -94,7 +93,8 @@ impl UdpService {
             node_port: port.node_port,
             serving: serving.get(&*port.name).cloned().unwrap_or_default(),
         });
-        // Yielded ports matter for external IPs only, not for the own cluster IP and load balancer.
+        // Yielded ports matter only for external IPs: a Service keeps its own cluster IP and
+        // load-balancer IPs.
         let external = |of: &&ServiceAddress| {
             let ip = of.address;
             ip != cluster_ip && !service.ingress_ips.contains(&ip)
@@ -106,12 +106,12 @@ impl UdpService {
         }
     }
 
-    /// Reports whether there is no UDP port.
+    /// Reports whether the Service has no UDP port.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty()
     }
 
-    /// Reports whether both have the same frontends, port by port.
+    /// Reports whether both Services have the same frontends, port by port.
     fn has_frontends_of(&self, other: &Self) -> bool {
         let numbers = |of: &Self| {
             let ports = of.ports.iter();
@@ -143,7 +143,7 @@ fn serving<'a>(view: &ServiceView<'a>, family: IpFamily) -> HashMap<&'a str, Vec
     all
 }
 
-/// Limit of withdrawn frontends that are remembered while their flows cannot be deleted.
+/// Limit of remembered withdrawn frontends whose flows cannot be deleted yet.
 const WITHDRAWN_MAX: usize = 262_144;
 
 /// Number of a Service port in [`UdpServices`].
@@ -160,14 +160,14 @@ pub struct UdpServices {
     last_id: PortId,
 }
 
-/// A Service with the numbers of its ports, in the order of its ports.
+/// A Service with the numbers of its ports, in port order.
 #[derive(Debug)]
 struct KnownService {
     service: UdpService,
     ids: Vec<PortId>,
 }
 
-/// Service ports that claim a frontend: nearly always one.
+/// Service ports that claim a frontend. Nearly always one port.
 #[derive(Debug)]
 enum Claimants {
     One(PortId),
@@ -182,7 +182,7 @@ impl Claimants {
         }
     }
 
-    /// Removes a port; returns true if none is left.
+    /// Removes a port, and returns true if no port is left.
     fn remove(&mut self, id: PortId) -> bool {
         match self {
             Self::One(one) => *one == id,
@@ -202,18 +202,18 @@ impl Claimants {
     }
 }
 
-/// Owner of a stale flow. Flows of one owner may have to wait for those of others.
+/// Owner of a stale flow. One owner's flows may have to wait for those of another owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StaleOf<'a> {
-    /// A Service, which claims the flow's destination.
+    /// A Service that claims the flow's destination.
     Service(&'a NamespacedName),
-    /// A frontend that no Service claims any more.
+    /// A frontend that no Service claims any longer.
     Withdrawn(Frontend),
 }
 
 impl UdpServices {
-    /// Replaces the ports of a Service, which are empty if it is gone or has no UDP port. Returns
-    /// true if a flow may have become stale.
+    /// Replaces the UDP ports of a Service; empty if the Service is deleted or has no UDP port.
+    /// Returns true if a flow may have become stale.
     pub fn set(&mut self, name: &NamespacedName, service: UdpService) -> bool {
         let known = self.services.get_mut(name);
         match known {
@@ -255,8 +255,9 @@ impl UdpServices {
             .insert(name.clone(), KnownService { service, ids });
     }
 
-    /// Removes a Service. Returns true if flows to one of its frontends may be stale: another
-    /// Service claims it, or the mode has withdrawn it. Otherwise the mode still serves it.
+    /// Removes a Service. Returns true if flows to one of its frontends may be stale, because
+    /// another Service claims the frontend or the mode has withdrawn it. The mode still serves any
+    /// other frontend.
     fn remove(&mut self, name: &NamespacedName) -> bool {
         let Some(KnownService { service, ids }) = self.services.remove(name) else {
             return false;
@@ -293,9 +294,9 @@ impl UdpServices {
         self.withdrawn.extend(frontends.into_iter().take(room));
     }
 
-    /// Forgets the [withdrawn](Self::withdraw) frontends that no Service claims, since their stale
-    /// flows have been deleted. Node ports are kept if the node's addresses were unknown. Returns
-    /// true unless some are kept for that.
+    /// Forgets the [withdrawn](Self::withdraw) frontends that no Service claims, once their stale
+    /// flows are deleted. Keeps node ports, and returns false, if the node's addresses were
+    /// unknown.
     pub fn forget_withdrawn(&mut self, knows_node_ports: bool) -> bool {
         let waits =
             |frontend: &Frontend| matches!(frontend, Frontend::NodePort(_)) && !knows_node_ports;
@@ -323,7 +324,7 @@ impl UdpServices {
         if let Some(service) = claimant {
             return Some(StaleOf::Service(service));
         }
-        // Our rules did not redirect an untranslated flow.
+        // Our rules did not redirect a flow without translation.
         let is_translated = answerer != destination;
         let mut frontends = frontends_at(destination, node_ports);
         let withdrawn = frontends.find(|frontend| self.withdrawn.contains(frontend));
@@ -341,7 +342,7 @@ impl UdpServices {
         claiming.any(|(of, _)| of == service)
     }
 
-    /// Returns the Service and serving endpoints of each port that claims a destination.
+    /// Returns the Service and serving endpoints of each port that claims the destination.
     fn claiming(
         &self,
         destination: SocketAddr,

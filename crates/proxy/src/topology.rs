@@ -1,8 +1,9 @@
-//! Chooses the endpoints for cluster traffic and local traffic of one Service port.
+//! Chooses the endpoints of one Service port for cluster traffic and for local traffic.
 //!
-//! The rules are upstream's (`CategorizeEndpoints`, KEP-1669 for terminating endpoints, KEP-2433
-//! and KEP-3015 for hints). Ready endpoints are used, narrowed by hints if every ready one has
-//! them. If none is ready, endpoints that serve while terminating are used.
+//! The rules are upstream's `CategorizeEndpoints`, with KEP-1669 for terminating endpoints and
+//! KEP-2433 and KEP-3015 for hints. Ready endpoints are used. Hints narrow the choice if every
+//! ready endpoint has hints. If no endpoint is ready, endpoints that serve while terminating are
+//! used.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -24,18 +25,19 @@ pub struct Target {
     pub port: u16,
 }
 
-/// The endpoints of one Service port in one family, each list sorted and without duplicates.
+/// The endpoints of one Service port in one family. Each list is sorted and without duplicates.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backends {
-    /// Endpoints for traffic that may go anywhere. Empty if there is no such traffic: the Service's
-    /// internal policy is Local, and it cannot be reached from outside.
+    /// Endpoints for traffic to any node. Empty if the Service's internal policy is Local and no
+    /// external traffic can reach it.
     pub cluster: Vec<Target>,
     /// Endpoints for traffic that must stay on this node. Empty if no policy of the Service is Local.
     pub local: Vec<Target>,
-    /// Every endpoint on this node in any state: these may connect to themselves (hairpin).
+    /// Every endpoint on this node in any state. These endpoints may connect to themselves
+    /// (hairpin).
     pub on_node: Vec<Target>,
     /// True if any endpoint serves, on any node. With hints and no Local policy, only endpoints
-    /// that are meant for this node count.
+    /// meant for this node count.
     pub any: bool,
     /// Number of endpoints in any state.
     pub total: usize,
@@ -57,12 +59,12 @@ pub struct Endpoints<'a> {
     sorted: Vec<SliceEndpoint<'a>>,
     /// Indexes into `sorted` for each slice's endpoints.
     places: Vec<Vec<usize>>,
-    /// The slices that have a port, by name and protocol, and the port's number there. A Service
-    /// may have thousands of ports, each in other slices.
+    /// The slices that have a port, by name and protocol, and the port's index in each slice. A
+    /// Service may have thousands of ports, each in different slices.
     numbers: HashMap<(&'a str, Protocol), Numbers>,
 }
 
-/// Indexes of slices, and a port's number in each.
+/// Indexes of slices, and a port's index in each slice.
 type Numbers = SmallVec<[(usize, u16); 1]>;
 
 #[derive(Debug)]
@@ -90,8 +92,8 @@ impl<'a> Endpoints<'a> {
         };
         let mut sorted: Vec<_> = slices.iter().enumerate().flat_map(of_slice).collect();
         sorted.sort_by_key(|one| (one.endpoint.address, one.endpoint.terminating));
-        // If a slice has an address twice without terminating, the last one counts, as in upstream
-        // (`endpointslicecache.go`, `addEndpoints`).
+        // If a slice lists an address twice without terminating, the last entry counts, as in
+        // upstream (`endpointslicecache.go`, `addEndpoints`).
         let is_same = |one: &SliceEndpoint<'_>, next: &SliceEndpoint<'_>| {
             (one.slice, one.endpoint.address) == (next.slice, next.endpoint.address)
                 && !next.endpoint.terminating
@@ -122,11 +124,11 @@ impl<'a> Endpoints<'a> {
     }
 
     /// Returns the endpoints of a port, sorted, one for each address and port: O(n). If slices
-    /// disagree, an endpoint that is not terminating wins: its address was given to a new pod.
+    /// disagree, an endpoint that is not terminating wins, since a new pod has its address.
     fn candidates(&self, port: &ServicePort) -> Vec<Candidate<'a>> {
         let mut found = self.listed(port);
-        // The order is wrong only if an address is in several slices or has several numbers.
-        // Sorting is linear otherwise.
+        // The order is wrong only if several slices list an address, or an address has several port
+        // numbers. In all other cases, no sort is needed.
         if !found.is_sorted_by(|one, next| one.target < next.target) {
             found.sort_by_key(|c| (c.target, c.endpoint.terminating));
             found.dedup_by_key(|c| c.target);
@@ -205,7 +207,7 @@ impl<'a> Endpoints<'a> {
     }
 }
 
-/// Returns the policies with traffic: Cluster, Local.
+/// Returns which policies have traffic: Cluster, Local.
 fn uses(service: &Service, port: &ServicePort, family: IpFamily) -> (bool, bool) {
     let external = is_externally_reachable(service, port, family);
     (
@@ -222,47 +224,47 @@ struct Candidate<'a> {
     is_local: bool,
 }
 
-/// An endpoint of a port, and the reasons to use it or not: [`Endpoints::verdicts`].
+/// An endpoint of a port, and the reasons to use it or not. See [`Endpoints::verdicts`].
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointVerdict<'a> {
     /// The address.
     pub ip: IpAddr,
-    /// The port that the pod listens on; `None` if the slice has none for this Service port.
+    /// The pod's port, or `None` if the slice has no port for this Service port.
     pub port: Option<u16>,
     /// The endpoint in its slice.
     pub endpoint: EndpointView<'a>,
-    /// True if it is on this node.
+    /// True if the endpoint is on this node.
     pub is_local: bool,
-    /// Number of times that slices list it; one of them counts.
+    /// Number of slice entries that list the endpoint. Only one of them counts.
     pub listed: usize,
-    /// The verdict for traffic that may go anywhere.
+    /// The verdict for traffic to any node.
     pub cluster: Reason,
     /// The verdict for traffic that must stay on this node.
     pub local: Reason,
 }
 
-/// Reason to use or not to use an endpoint for one policy's traffic.
+/// The reason to use an endpoint, or not to use it, for one policy's traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Used: it is ready.
+    /// Used: the endpoint is ready.
     Ready,
-    /// Used: it terminates but serves, and no endpoint is ready.
+    /// Used: the endpoint terminates but serves, and no endpoint is ready.
     LastResort,
     /// Not used: the Service has no traffic of this policy.
     Unasked,
-    /// Not used: it is not ready.
+    /// Not used: the endpoint is not ready.
     NotReady,
-    /// Not used: it terminates, and no longer serves.
+    /// Not used: the endpoint terminates, and no longer serves.
     Terminating,
-    /// Not used: it terminates, and others are ready.
+    /// Not used: the endpoint terminates, and other endpoints are ready.
     OthersAreReady,
-    /// Not used: hints assign it to another zone, and others to this one.
+    /// Not used: hints assign the endpoint to another zone, and other endpoints to this zone.
     OtherZone,
-    /// Not used: hints assign it to another node, and others to this one.
+    /// Not used: hints assign the endpoint to another node, and other endpoints to this node.
     OtherNode,
-    /// Not used: it is on another node.
+    /// Not used: the endpoint is on another node.
     NotOnNode,
-    /// Not used: its slice has no port of the Service port's name and protocol.
+    /// Not used: the endpoint's slice has no port of the Service port's name and protocol.
     OtherPort,
 }
 
@@ -291,8 +293,8 @@ impl fmt::Display for Reason {
 }
 
 impl<'a> Endpoints<'a> {
-    /// Returns all endpoints of a port, sorted by address, with the reasons to use them or not.
-    /// Agrees with [`serving`](Self::serving). O(n log n).
+    /// Returns all endpoints of a port, sorted by address, each with its verdicts. Agrees with
+    /// [`serving`](Self::serving). O(n log n).
     pub fn verdicts(&self, port: &ServicePort) -> Vec<EndpointVerdict<'a>> {
         let mut listed = self.listed(port);
         listed.sort_by_key(|c| (c.target, c.endpoint.terminating));
@@ -327,7 +329,7 @@ impl<'a> Endpoints<'a> {
         judged
     }
 
-    /// Returns endpoints of slices that have no such port.
+    /// Returns the endpoints of slices that lack the port.
     fn of_other_ports(&self, candidates: &[Candidate<'a>]) -> Vec<EndpointVerdict<'a>> {
         let is_known = |ip: &IpAddr| candidates.binary_search_by_key(ip, |c| c.target.ip).is_ok();
         let others = self.sorted.iter();
@@ -407,17 +409,17 @@ fn is_externally_reachable(service: &Service, port: &ServicePort, family: IpFami
 /// Scope to which hints narrow the ready endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
-    /// No narrowing.
+    /// All endpoints: no hints apply.
     Cluster,
-    /// Endpoints meant for this zone.
+    /// Endpoints with a hint for this zone.
     Zone,
-    /// Endpoints meant for this node.
+    /// Endpoints with a hint for this node.
     Node,
 }
 
 impl Scope {
-    /// Chooses the scope. Hints count only if every ready endpoint has them, and at least one is
-    /// meant for this zone or node. So incomplete hints cannot cut off this node.
+    /// Chooses the scope. Hints count only if every ready endpoint has them, and at least one names
+    /// this zone or node. So incomplete hints cannot cut off this node.
     fn of(ready: &[&Candidate<'_>], node: &NodeFacts) -> Self {
         let holds = |scope: Self, is_hinted: fn(&EndpointView<'_>) -> bool| {
             ready.iter().all(|c| is_hinted(&c.endpoint))

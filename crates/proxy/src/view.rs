@@ -1,4 +1,4 @@
-//! One Service as a mode sees it.
+//! One Service with its slices, as a mode compiles it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use hashbrown::HashSet;
 use crate::names::NamespacedName;
 use crate::object::{EndpointSlice, Service};
 
-/// One Service and its slices, for compiling.
+/// One Service and its slices, as input for compiling.
 #[derive(Debug, Clone, Copy)]
 pub struct ServiceView<'a> {
     /// The Service.
@@ -19,7 +19,7 @@ pub struct ServiceView<'a> {
 }
 
 impl<'a> ServiceView<'a> {
-    /// Returns a view of a Service and its slices, which are sorted by name.
+    /// Returns a view of a Service and its slices, which must be sorted by name.
     pub fn new(service: &'a Service, slices: &'a [EndpointSlice]) -> Self {
         Self {
             service,
@@ -29,14 +29,13 @@ impl<'a> ServiceView<'a> {
         }
     }
 
-    /// Reports whether the API server has this address, as far as known. Only the API server's own
-    /// node may have the address.
+    /// Reports whether this is a known address of the API server. Only the API server's own node
+    /// may have the address.
     pub fn is_api_server(&self, address: IpAddr) -> bool {
         self.api_servers.iter().any(|at| at.ip() == address)
     }
 
-    /// Returns the slices of both families, sorted by name, without those above the
-    /// [limits](crate::limits).
+    /// Returns the slices of both families within the [limits](crate::limits), sorted by name.
     pub fn slices(&self) -> impl Iterator<Item = &'a EndpointSlice> + use<'a> {
         let left_out = self.left_out;
         let slices = self.slices.iter();

@@ -1,23 +1,23 @@
 //! Counts writes to the kernel by subject and result.
 
-/// Subject of a write, in the order of reports.
+/// The subject of a write, in the order of reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Subject {
-    /// Virtual servers of IPVS.
+    /// IPVS virtual servers.
     VirtualServers,
     /// Destinations of virtual servers.
     Destinations,
-    /// Sets.
+    /// IP sets.
     Sets,
-    /// Members of sets.
+    /// IP set members.
     SetMembers,
     /// The link that holds service addresses.
     Link,
     /// Service addresses on the link.
     Addresses,
-    /// Rules: a restore by a program, or the shim's transaction.
+    /// Rules, written by a restore program or in one transaction of our own.
     Rules,
-    /// Transactions of a table of nf\_tables.
+    /// Transactions of an nf\_tables table.
     Table,
     /// Listening ports of this process.
     ListeningPorts,
@@ -28,7 +28,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// All subjects.
+    /// All subjects, in order.
     pub const ALL: [Self; 11] = [
         Self::VirtualServers,
         Self::Destinations,
@@ -81,16 +81,16 @@ impl Subject {
 /// Result of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Fate {
-    /// The kernel accepted it.
+    /// The kernel accepted the write.
     Done,
-    /// The kernel refused it, or it could not be tried.
+    /// The kernel refused the write, or the write could not be tried.
     Refused,
     /// The reply was lost, so the result is unknown.
     Unknown,
 }
 
 impl Fate {
-    /// All results.
+    /// All results, in order.
     pub const ALL: [Self; 3] = [Self::Done, Self::Refused, Self::Unknown];
 
     /// Returns the metric's label.
@@ -103,7 +103,7 @@ impl Fate {
     }
 }
 
-/// Numbers of writes. A fixed size, so that counting allocates no memory.
+/// Numbers of writes by subject and result. The size is fixed, so counting allocates no memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Writes([[u32; Fate::ALL.len()]; Subject::ALL.len()]);
 
@@ -125,7 +125,7 @@ impl Writes {
         }
     }
 
-    /// Returns the number of writes of a subject and result.
+    /// Returns the number of writes with this subject and result.
     pub fn count(&self, subject: Subject, fate: Fate) -> u32 {
         let of = self.0.get(subject as usize);
         of.and_then(|of| of.get(fate as usize))
@@ -133,7 +133,7 @@ impl Writes {
             .unwrap_or_default()
     }
 
-    /// Returns the numbers that are not zero.
+    /// Returns the nonzero numbers.
     pub fn iter(&self) -> impl Iterator<Item = (Subject, Fate, u32)> {
         let all = Subject::ALL.into_iter();
         let all = all.flat_map(|subject| Fate::ALL.into_iter().map(move |fate| (subject, fate)));

@@ -1,4 +1,5 @@
-//! Checks which external and load-balancer addresses Services get, in any order of events.
+//! Checks which external and load-balancer addresses Services get. The order of events must not
+//! matter.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -75,7 +76,7 @@ fn reached_at(addresses: &[&str]) -> Event {
     Event::ApiServerAt(all.collect())
 }
 
-/// Returns the served external addresses, and the reasons for the refused ones.
+/// Returns the served external addresses, and the reasons for refused addresses.
 fn seen(model: &Model, of: &str) -> (Vec<String>, Vec<Refusal>) {
     let view = model.view(&name(of)).unwrap();
     let served = view.service.external_ips.iter();
@@ -116,20 +117,20 @@ fn a_cluster_ip_is_its_services_alone_whoever_came_first() {
             let refused = (vec!["192.0.2.1".to_owned()], vec![Refusal::ClusterIp]);
             assert_eq!(seen(&model, "thief"), refused);
             assert_eq!(model.service_at(ip("10.96.0.10")), Some(&name("victim")));
-            // An equal event, or a change of refused addresses alone, changes nothing.
+            // An equal event changes nothing. Neither does a change of only refused addresses.
             model.take_changes();
             add(&mut model, &thief);
             assert!(!model.has_changes());
 
-            // An address becomes free when its Service is deleted, and is taken back when it
-            // returns.
+            // The deletion of a Service frees its address. When the Service returns, it takes the
+            // address back.
             model.apply(Event::ServiceDeleted(name("victim")));
             assert!(model.take_changes().services.contains(&name("thief")));
             assert_eq!(seen(&model, "thief").1, []);
             add(&mut model, &victim);
             assert!(model.take_changes().services.contains(&name("thief")));
             assert_eq!(seen(&model, "thief"), refused);
-            // Other addresses are not refused.
+            // The model does not refuse unrelated addresses.
             add(
                 &mut model,
                 &service("thief", "10.96.0.66", 80, &["192.0.2.1"]),
@@ -171,7 +172,7 @@ fn only_networks_that_are_allowed_are_served() {
         assert_eq!((seen.len(), refused.len()), (served, 3 - served));
         assert!(refused.iter().all(|why| *why == Refusal::NotAllowed));
     }
-    // Likewise for load balancers.
+    // Load-balancer addresses follow the same rule.
     let mut model = model(Some(&["192.0.2.0/24"]), None);
     let mut balanced = service("web", "10.96.0.10", 80, &[]);
     balanced.ingress_ips = vec![ip("192.0.2.1"), ip("198.51.100.1")];
@@ -186,7 +187,7 @@ fn only_networks_that_are_allowed_are_served() {
 fn nobody_gets_where_the_api_server_is() {
     let thief = service("thief", "10.96.0.66", 6443, &["172.35.0.5", "172.35.0.6"]);
     let other_port = service("web", "10.96.0.10", 80, &["172.35.0.5"]);
-    // The addresses are known from this process, and from default/kubernetes.
+    // The API server's addresses come from this process, and from default/kubernetes.
     let mut model = model(None, Some("172.35.0.5:6443"));
     add(&mut model, &thief);
     add(&mut model, &other_port);
@@ -198,7 +199,7 @@ fn nobody_gets_where_the_api_server_is() {
     model.apply(api_servers(&["172.35.0.6"]));
     assert!(model.take_changes().services.contains(&name("thief")));
     assert_eq!(of_thief(&model), [""; 0]);
-    // At another port the address is served.
+    // The Service may have the address at another port.
     let view = model.view(&name("web")).unwrap();
     assert!(view.is_api_server(ip("172.35.0.5")));
     assert!(!view.is_api_server(ip("172.35.0.7")));
@@ -215,18 +216,18 @@ fn an_address_that_the_api_server_moves_to_is_taken_back_at_once() {
     add(&mut model, &thief);
     assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
     model.take_changes();
-    // A list that has begun may never end without the address.
+    // A running list may never end without the API server's address.
     model.apply(Event::ListStarted(Kind::Service));
     model.apply(reached_at(&["172.35.0.5:6443", "172.35.0.8:6443"]));
     assert!(model.take_changes().services.contains(&name("thief")));
     assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
-    // The endpoints of default/kubernetes count as well, and alone.
+    // The endpoints of default/kubernetes also count, even without the source's addresses.
     model.apply(api_servers(&["172.35.0.8"]));
     model.apply(reached_at(&[]));
     assert_eq!(seen(&model, "thief").1, [Refusal::ApiServer(6443)]);
     model.apply(api_servers(&["172.35.0.5"]));
     assert_eq!(seen(&model, "thief").0, ["172.35.0.8"]);
-    // Also for IPv6, and if a controller has assigned the address.
+    // The rule also covers IPv6, and addresses that a controller has assigned.
     let mut assigned = service("assigned", "fd96::66", 443, &[]);
     assigned.ingress_ips = vec![ip("fd35::5")];
     add(&mut model, &assigned);
@@ -247,7 +248,7 @@ fn the_api_servers_address_is_served_where_it_is_named_alone() {
         add(&mut model, &balanced);
         assert_eq!(seen(&model, "api").1.is_empty(), is_served, "{allowed:?}");
     }
-    // The API server's own Service may name it.
+    // The API server's own Service may name the API server's address.
     let mut model = model(None, None);
     model.apply(api_servers(&["172.35.0.5"]));
     add(
@@ -257,7 +258,7 @@ fn the_api_servers_address_is_served_where_it_is_named_alone() {
     assert_eq!(seen(&model, "kubernetes").1, []);
 }
 
-/// Equal Services are served equally, whatever the events before.
+/// Checks that equal Services are served equally, whatever the earlier events.
 #[test]
 fn the_order_of_events_does_not_matter() {
     let addresses = ["10.96.0.1", "10.96.0.2", "10.96.0.3", "192.0.2.1"];
@@ -304,7 +305,7 @@ fn the_order_of_events_does_not_matter() {
     }
 }
 
-/// A Service with its own cluster IP, TCP ports, external IPs and load-balancer addresses.
+/// Creates a Service with a cluster IP, TCP ports, external IPs and load-balancer addresses.
 fn claimant(of: &str, number: u8, ports: &[u16], external: &[&str], ingress: &[&str]) -> Service {
     let mut service = service(of, &format!("10.96.0.{number}"), 1, external);
     service.ingress_ips = ingress.iter().map(|text| ip(text)).collect();
@@ -318,7 +319,7 @@ fn claimant(of: &str, number: u8, ports: &[u16], external: &[&str], ingress: &[&
     service
 }
 
-/// Returns the external addresses and ports that a Service is served at.
+/// Returns the external addresses and ports that serve a Service.
 fn external(model: &Model, of: &str) -> Vec<String> {
     let service = model.view(&name(of)).unwrap().service;
     let ports = service.ports.iter();
@@ -350,7 +351,7 @@ fn a_load_balancers_address_is_no_older_services_external_ip() {
             assert_eq!(external(&model, "thief"), all);
             model.take_changes();
             add(&mut model, &victim);
-            // Both addresses change their owners at once.
+            // Both addresses change their owners in one step.
             assert_eq!(model.take_changes().services.len(), 2);
         } else {
             add(&mut model, &victim);
@@ -380,7 +381,7 @@ fn a_load_balancers_address_is_no_older_services_external_ip() {
             add(&mut model, &victim);
             assert_eq!(external(&model, "thief"), left);
         }
-        // If it lost all ports, the address is not its own.
+        // A load balancer without served ports does not own the address.
         add(
             &mut model,
             &claimant("victim", 2, &[80, 443], &[], &["192.0.2.1"]),
@@ -406,7 +407,7 @@ fn a_service_keeps_what_its_own_load_balancer_has() {
     assert_eq!(model.refused_addresses().count(), 0);
 }
 
-/// Age and order do not matter: the API server assigns a node port to one Service.
+/// Checks that age and order do not matter: the API server assigns a node port to one Service only.
 #[test]
 fn a_node_port_is_no_other_services_external_ip_at_this_nodes_addresses() {
     let node = [ip("192.0.2.1"), ip("192.0.2.2")];
@@ -505,7 +506,7 @@ fn a_load_balancers_address_that_is_refused_takes_nothing() {
         &claimant("balanced", 2, &[80], &[], &["10.96.0.3", "192.0.2.1"]),
     );
     assert_eq!(external(&model, "user"), [""; 0]);
-    // The address is a cluster IP by now.
+    // The address is now a cluster IP.
     add(&mut model, &claimant("owner", 3, &[80], &[], &[]));
     let mut other = service("owner-of-2-1", "192.0.2.1", 80, &[]);
     other.ports.clear();
@@ -518,8 +519,8 @@ fn a_load_balancers_address_that_is_refused_takes_nothing() {
 }
 
 proptest! {
-    /// For any history of Services: at an address and port, an external IP is served if and only if
-    /// no other Service's load balancer is served there.
+    /// Checks any sequence of changes of Services. An external IP is served at a port if and only
+    /// if no other Service's load balancer is served there.
     #[test]
     fn external_ips_are_served_where_no_load_balancer_is(
         steps in proptest::collection::vec((0_u8..5, proptest::option::weighted(0.8, (0_u8..8, 0_u8..8, 1_u8..8))), 1..40)

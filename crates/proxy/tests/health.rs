@@ -57,7 +57,7 @@ fn service(cluster_ips: &[&str], port: Option<u16>) -> Event {
     })
 }
 
-/// Returns the health checks over IPv4 and IPv6 at `n1`.
+/// Returns the number of local endpoints over IPv4 and IPv6 at node `n1`.
 fn told(events: impl IntoIterator<Item = Event>) -> [Option<usize>; 2] {
     let mut model = Model::new();
     for event in events {
@@ -103,7 +103,8 @@ fn an_address_counts_once() {
     let events = [
         service(&DUAL[..1], Some(31999)),
         slice("a", Some(80), &["10.0.0.1@n1 ready", "10.0.0.2@n1 dying"]),
-        // Another port of the same pod, and a deleted pod's address that a new pod has.
+        // The slice repeats a pod with another port, and an address of a deleted pod that a new pod
+        // has taken over.
         slice("b", Some(81), &["10.0.0.1@n1 ready", "10.0.0.2@n1 ready"]),
     ];
     assert_eq!(told(events), [Some(2), None]);

@@ -41,7 +41,7 @@ fn service(ports: usize, ingress: usize, external: usize) -> Service {
     service
 }
 
-/// A slice with the first ports of the Service.
+/// Creates a slice with the first ports of the Service.
 fn slice(slice: &str, ports: usize, endpoints: usize) -> EndpointSlice {
     EndpointSlice {
         name: name(slice),
@@ -76,7 +76,7 @@ fn model(service: &Service, slices: &[EndpointSlice]) -> Model {
     model
 }
 
-/// Counts the ports, load-balancer addresses, external IPs and slices that are served.
+/// Counts the served ports, load-balancer addresses, external IPs and slices.
 fn served(model: &Model) -> [usize; 4] {
     let view = model.view(&name("big")).unwrap();
     let of = view.service;
@@ -101,7 +101,8 @@ const NONE: Excess = Excess {
 fn a_service_of_500_000_frontends_has_its_first_addresses_alone() {
     let given = service(100, 3, 5_000);
     let mut model = model(&given, &[]);
-    // 40 addresses: the cluster IP, three of load balancers, and the first external IPs.
+    // The limit allows 40 addresses: the cluster IP, three load-balancer addresses, and the first
+    // external IPs.
     assert_eq!(served(&model), [100, 3, 36, 0]);
     const { assert!(100 * (1 + 3 + 36) <= MAX_FRONTENDS) };
     let view = model.view(&name("big")).unwrap();
@@ -135,7 +136,7 @@ fn endpoints_count_for_each_address_whatever_comes_first() {
         first_slices.apply(Event::SliceApplied(slice.clone()));
     }
     first_slices.apply(Event::ServiceApplied(given));
-    // 6,000 destinations for each address: 16 addresses, more than the few.
+    // Each address has 6,000 destinations. The limit allows 16 addresses, more than the few.
     for model in [&first_service, &first_slices] {
         assert_eq!(served(model), [2, 4, 11, 3]);
         let excess = Excess {
@@ -144,7 +145,7 @@ fn endpoints_count_for_each_address_whatever_comes_first() {
         };
         assert_eq!(model.excess_of(&name("big")), [excess]);
     }
-    // With fewer endpoints there is room for more addresses.
+    // Fewer endpoints leave room for more addresses.
     let mut model = first_slices;
     model.apply(Event::SliceDeleted(name("b")));
     assert_eq!(served(&model), [2, 4, 20, 2]);
@@ -186,7 +187,7 @@ fn source_ranges_count_for_each_load_balancer_address() {
     let nets = (0..4_000).map(|number| numbered(20, number).into());
     given.source_ranges = nets.collect();
     assert_eq!(served(&model(&given, &[])), [10, 2, 5, 0]);
-    // Without a load-balancer address, source ranges are nothing but work.
+    // Source ranges cost only work if the Service has no load-balancer address.
     given.ingress_ips.clear();
     given.ports = service(100, 0, 0).ports;
     let model = model(&given, &[]);
@@ -199,7 +200,8 @@ fn a_service_of_a_usual_size_is_served_whole() {
     let slices: Vec<_> = (0..50)
         .map(|number| slice(&format!("s{number}"), 3, 100))
         .collect();
-    // 5,000 endpoints, as many as Kubernetes is tested with; a telephone exchange.
+    // The first Service has 5,000 endpoints, the number that Kubernetes tests. The second has 1,000
+    // ports, like a telephone exchange.
     for (given, slices) in [
         (service(3, 2, 3), &*slices),
         (service(1_000, 1, 2), &[slice("a", 100, 50)]),
@@ -210,8 +212,8 @@ fn a_service_of_a_usual_size_is_served_whole() {
     }
 }
 
-/// A tenant must write each endpoint, but multiplies ports and addresses cheaply. With few of
-/// these, many endpoints are allowed.
+/// Checks that a Service with few addresses and ports may have many endpoints. A tenant must write
+/// each endpoint, but multiplies ports and addresses cheaply.
 #[test]
 fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
     let slices: Vec<_> = (0..170)
@@ -226,7 +228,8 @@ fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
         assert_eq!(model.excess_of(&name("big")), []);
         assert_eq!(served(&model), [3, ingress, external, 170]);
     }
-    // The limit of endpoints of a port, at a cluster IP and a NodePort, and one more.
+    // 51 slices hold the limit of endpoints of a port, and one more. The Service has a cluster IP
+    // and a NodePort.
     let slices: Vec<_> = (0..51)
         .map(|number| slice(&format!("s{number:03}"), 3, 1_000))
         .collect();
@@ -244,7 +247,7 @@ fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
         ..NONE
     };
     assert_eq!(one_port.excess_of(&name("big")), [excess]);
-    // Multiplied endpoints count as before.
+    // With more frontends than few, the ordinary limit applies.
     let many = model(&service(FEW_FRONTENDS + 1, 0, 0), &[]);
     assert_eq!(many.oversized().count(), 0);
     let slices: Vec<_> = (0..10)
@@ -257,7 +260,7 @@ fn a_service_of_very_many_endpoints_is_served_whole_at_its_usual_addresses() {
 #[test]
 fn a_service_of_the_largest_size_is_resolved_in_linear_time() {
     let given = service(MAX_FRONTENDS, 0, 0);
-    // Each slice has its own port, and some have none.
+    // Some slices have a port of their own, and some have no port.
     let slices: Vec<_> = (0..2_000)
         .map(|number| {
             let mut slice = slice(
@@ -285,6 +288,6 @@ fn a_service_of_the_largest_size_is_resolved_in_linear_time() {
         .sum();
     let took = began.elapsed();
     assert_eq!(count, 49 * 1_900);
-    // Each port x each endpoint would be 380 million comparisons.
+    // Comparing each port with each endpoint would take 380 million comparisons.
     assert!(took < Duration::from_secs(4), "{took:?}");
 }

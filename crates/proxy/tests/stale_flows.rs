@@ -27,7 +27,7 @@ fn ips<T: FromIterator<IpAddr>>(text: &str) -> T {
         .collect()
 }
 
-/// A Service with a port `dns`, 53, over TCP and over UDP.
+/// Creates a Service with a port `dns`, 53, over TCP and over UDP.
 fn service(service: &str, cluster_ips: &str, external_ips: &str) -> Service {
     let port = |protocol, node_port| ServicePort {
         name: "dns".into(),
@@ -45,8 +45,8 @@ fn service(service: &str, cluster_ips: &str, external_ips: &str) -> Service {
     }
 }
 
-/// A slice whose endpoints serve DNS over UDP on `number` and over TCP on 8053. An endpoint is an
-/// address, with `~` before it if it serves while terminating, `-` if it does not serve.
+/// Creates a slice whose endpoints serve DNS over UDP on `number` and over TCP on 8053. The prefix
+/// `~` of an address means serving while terminating, `-` means not serving.
 fn slice(slice: &str, service: &str, number: u16, endpoints: &str) -> EndpointSlice {
     let port = |protocol, port| EndpointPort {
         name: "dns".into(),
@@ -91,7 +91,7 @@ impl World {
         }
     }
 
-    /// Applies events; returns true if flows must be compared.
+    /// Applies events, and returns true if flows must be compared.
     fn tell(&mut self, events: impl IntoIterator<Item = Event>) -> bool {
         events.into_iter().for_each(|event| self.model.apply(event));
         let mut has_changed = false;
@@ -103,7 +103,7 @@ impl World {
         has_changed
     }
 
-    /// The state on a node with the addresses 172.35.0.100 and fd35::100.
+    /// Judges a flow on a node with the addresses 172.35.0.100 and fd35::100.
     fn is_stale(&self, flow: &str) -> bool {
         self.is_stale_where(flow, false)
     }
@@ -122,8 +122,8 @@ impl World {
         stale.is_some()
     }
 
-    /// Records that the mode has removed its rules for these: `ADDRESS:PORT`, or `PORT` of the
-    /// node.
+    /// Records that the mode has removed its rules for these frontends: `ADDRESS:PORT`, or `PORT`
+    /// of the node.
     fn withdraw(&mut self, frontends: &str) {
         let frontend = |text: &str| match text.parse() {
             Ok(at) => Frontend::Address(at),
@@ -134,7 +134,8 @@ impl World {
     }
 }
 
-/// Service `dns` with four kinds of frontends, and slices with different ports, in both families.
+/// Returns the Service `dns` with four kinds of frontends, and slices with different ports, in both
+/// families.
 fn dns() -> Vec<Event> {
     let mut dns = service("dns", "10.96.0.10 fd96::10", "192.0.2.20 2001:db8::20");
     dns.ingress_ips = ips("192.0.2.10 2001:db8::10");
@@ -324,9 +325,9 @@ fn what_a_service_has_lost_is_stale_and_the_rest_is_not() {
     }
 }
 
-/// Three Services claim the same 1,000 addresses × 100 ports, more than the model allows. A search
-/// through a list for each frontend would take minutes for one Service. A change of endpoints must
-/// not cost a search of the frontends.
+/// Checks the cost of three Services that claim the same 1,000 addresses × 100 ports, more than the
+/// model allows. A list search for each frontend would take minutes for one Service. A change of
+/// endpoints must not search the frontends.
 #[test]
 fn very_many_frontends_cost_no_more_than_their_number() {
     let address = |at: u16| {

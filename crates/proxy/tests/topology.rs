@@ -357,7 +357,7 @@ fn any_slice() -> impl Strategy<Value = (bool, u16, Vec<String>)> {
 }
 
 proptest! {
-    /// The verdict on each endpoint agrees with the choice.
+    /// Checks that each endpoint's verdict agrees with the choice.
     #[test]
     fn who_is_in_is_who_serves(
         given in prop::collection::vec(any_slice(), 0..4),

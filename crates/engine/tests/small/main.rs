@@ -1,5 +1,5 @@
-//! The smallest mode: it opens a socket for each cluster IP and port. It has no tables in the
-//! kernel; it only reads the node's addresses.
+//! The smallest mode: it opens a socket for each cluster IP and port. It reads only the node's
+//! addresses, and writes no kernel tables.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
 mod mode;
@@ -68,7 +68,7 @@ impl World {
         }));
     }
 
-    /// Works until nothing is left to do at once; returns all reports.
+    /// Runs the mode until no work is left, and returns all reports as one.
     fn settle(&mut self) -> Report {
         let mut all = Report::default();
         loop {
@@ -179,7 +179,7 @@ fn what_cannot_be_read_is_told_and_read_again() {
     world.now = world.mode.next_due(world.now).unwrap();
     world.settle();
     assert!(world.mode.node_ports().is_some());
-    // A new address is read soon; a known one is not read again.
+    // The mode soon reads a new address. It does not read a known address again.
     let notice = |text: &str| Notice::AddressAdded(text.parse().unwrap());
     for (address, reads) in [("192.0.2.1", 2), ("192.0.2.2", 3), ("2001:db8::1", 3)] {
         world.mode.notice(&notice(address), world.now);
@@ -215,14 +215,14 @@ fn very_many_conflicts_of_one_namespace_are_counted_and_hide_no_others() {
     let told = world.sync();
     let conflicts = told.conflicts.unwrap();
     assert_eq!(conflicts.len(), engine::CONFLICTS_MAX);
-    // The oldest Service has the address.
+    // The oldest Service owns the address.
     assert_eq!(
         conflicts.len() + told.more_conflicts,
         usize::try_from(MANY).unwrap() - 1
     );
     let losers: Vec<String> = conflicts.iter().map(|of| of.loser.to_string()).collect();
     assert_eq!(losers.first().unwrap(), "default/large-0002");
-    // A change of a Service that claims the address already is no new conflict.
+    // A change of a Service whose claim is known causes no new conflict.
     world.service("large-0500", 500, "10.96.0.1");
     assert_eq!(world.sync().conflicts, None);
 }

@@ -1,5 +1,5 @@
-//! The smallest mode. The daemon's tests include this file, too: they show, explain, diff and clean
-//! up a mode that no observer knows.
+//! The smallest mode. The daemon's tests include this file. They show, explain, diff and clean up
+//! this mode, which has no special code in the daemon.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -33,7 +33,7 @@ impl engine::Lane for Sockets {
     const ALL: &'static [Self] = &[Self];
 }
 
-/// A socket to open or close.
+/// The sockets to open (true) or close (false).
 pub(crate) type Plan = BTreeMap<SocketAddr, bool>;
 
 pub(crate) struct NoFlags;

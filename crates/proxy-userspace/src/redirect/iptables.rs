@@ -32,7 +32,7 @@ use crate::port::Portal;
 /// The table of all these chains.
 const NAT: Table = Table::Nat;
 
-/// Chains for packets from an interface: to addresses, and to NodePorts.
+/// Chains for packets from an interface. This one holds service addresses, the next one NodePorts.
 const CONTAINER: &str = "KUBE-PORTALS-CONTAINER";
 const NODE_PORT_CONTAINER: &str = "KUBE-NODEPORT-CONTAINER";
 /// Chains for packets from this node.
@@ -46,8 +46,8 @@ const LAST: &str = "handle service NodePorts; NOTE: this must be the last rule i
 
 /// The footprint of this mode.
 ///
-/// Source: upstream's `pkg/proxy/userspace/proxier.go` of Kubernetes 1.25. Its rules of table
-/// filter are no longer written.
+/// Source: upstream's `pkg/proxy/userspace/proxier.go` of Kubernetes 1.25. Our mode does not write
+/// upstream's rules of table filter.
 pub const FOOTPRINT: Footprint = Footprint {
     chains: &[
         (NAT, CONTAINER),
@@ -73,12 +73,12 @@ pub const FOOTPRINT: Footprint = Footprint {
 pub(crate) struct IptablesRedirect {
     family: IpFamily,
     iptables: Iptables,
-    /// Rules of built-in chains that jump to these chains, as last read or written.
+    /// Rules of built-in chains that jump to this mode's chains, as last read or written.
     jumps: BTreeSet<String>,
 }
 
 impl IptablesRedirect {
-    /// Creates redirects for one family that iptables can write.
+    /// Creates redirects for one family, written by these iptables programs.
     pub(crate) fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self {
             family,
@@ -117,7 +117,7 @@ impl Redirect for IptablesRedirect {
     }
 }
 
-/// Writes a plan over these installed jumps.
+/// Writes a plan, given the jumps that are installed.
 fn write(
     family: IpFamily,
     plan: &Redirects,
@@ -125,7 +125,7 @@ fn write(
     restore: &mut Restore<'_>,
 ) -> io::Result<()> {
     restore.begin(NAT)?;
-    // Declaring a chain empties it; all rules are written with the base.
+    // A chain's declaration empties it, so a whole write contains all rules.
     if plan.extent == Extent::Whole {
         for chain in CHAINS {
             restore.declare(chain)?;
@@ -172,7 +172,7 @@ fn write(
 /// Returns the rules of built-in chains that jump to this mode's chains.
 fn jumps(family: IpFamily, base: &Base) -> Vec<String> {
     let jump = |from: &str, to: &'static str, mut matches: Vec<Match>| {
-        // Packets from the relay are not redirected.
+        // Packets from the relay skip the redirects.
         let own = base.own_mark.filter(|_| from == "OUTPUT");
         matches.extend(own.map(Match::NotMark));
         Rule::new(matches, to).line(from)
@@ -261,7 +261,7 @@ pub(crate) struct SaveReader<'a> {
     is_ordered: bool,
 }
 
-/// The rules of one redirect.
+/// The rules of one redirect, as they were read.
 #[derive(Default)]
 struct RedirectRules {
     name: String,
@@ -302,7 +302,7 @@ impl<'a> SaveReader<'a> {
     }
 
     fn rule(&mut self, rule: RuleLine<'_>) {
-        // A rule without a portal is not this mode's.
+        // A rule without a portal does not belong to this mode.
         let known = parse(rule).is_some_and(|parsed| self.take(rule, &parsed));
         self.is_ordered &= known;
     }
@@ -334,7 +334,8 @@ impl<'a> SaveReader<'a> {
         let mut redirects = HashMap::with_capacity(self.redirects.len());
         for (portal, rules) in std::mem::take(&mut self.redirects) {
             let node = rules.node.unwrap_or_default();
-            // Without a rule of its own, a packet from elsewhere follows the node's: nowhere.
+            // Without a rule for other hosts, `outside` is the port for the node. No rule leads
+            // their packets there.
             let outside = rules.outside.unwrap_or(node);
             let aim = RedirectTarget {
                 name: rules.name.into(),
@@ -343,7 +344,7 @@ impl<'a> SaveReader<'a> {
                 pods: rules.pods.unwrap_or(outside),
                 node,
             };
-            // Compares with the rules as this mode writes them, in the order of each chain.
+            // Compares the rules with this mode's own form, in the order of each chain.
             let mut own = lines(self.family, &portal, &aim, &self.config.detector);
             let mut found = rules.lines;
             let chain = |line: &String| line.contains("-HOST ");
@@ -362,7 +363,7 @@ impl<'a> SaveReader<'a> {
         (held, self.jumps.into_iter().collect())
     }
 
-    /// Returns the base that has these jumps, if any.
+    /// Returns the base with these jumps, if one exists.
     fn find_base(&self) -> Option<Base> {
         let addresses = self.jumps.iter().filter_map(|line| {
             let rule = RuleLine::parse(line)?;

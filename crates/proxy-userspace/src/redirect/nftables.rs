@@ -1,5 +1,5 @@
-//! Redirects by a table of their own in nf\_tables: maps from destinations to listening ports, one
-//! for each origin of packets.
+//! Redirects by an nf\_tables table: maps from destinations to listening ports, one for each origin
+//! of packets.
 //!
 //! ```text
 //!   prerouting  ip daddr . meta l4proto . th dport ─▶ @portals    dnat to an address of this node
@@ -47,10 +47,10 @@ pub fn native_names(family: IpFamily) -> BTreeSet<String> {
         .collect()
 }
 
-/// Name of the table that the probe tries.
+/// Name of the probe's table.
 const PROBE: &str = "kube-proxy-userspace-probe";
 
-/// Redirects by nf\_tables.
+/// Redirects by nf\_tables, for one family.
 pub(crate) struct NftablesRedirect {
     family: IpFamily,
     nftables: Nftables,
@@ -97,13 +97,13 @@ impl Redirect for NftablesRedirect {
     }
 }
 
-/// Reports whether the kernel has nf\_tables, without a trial.
+/// Reports whether the kernel has nf\_tables. Tries no transaction.
 pub fn has_nftables() -> bool {
     Nftables::open().is_ok()
 }
 
-/// Tries everything that the table of a family may need. The kernel keeps nothing and notifies no
-/// listener.
+/// Tries every feature that the table of a family may need. The kernel keeps no change and sends no
+/// notification.
 ///
 /// # Errors
 ///
@@ -125,7 +125,7 @@ pub fn probe_nftables(family: IpFamily) -> Result<(), CommitError> {
     };
     let edits = node_ports.map(|node_ports| edits(family, &of_base(node_ports)));
     let name: Name = PROBE.into();
-    // The same table by another name.
+    // Gives the same table the probe's name.
     let edits = edits.into_iter().flatten().map(|edit| match edit {
         Edit::AddTable(table) => Edit::AddTable(Table {
             name: Arc::clone(&name),
@@ -175,7 +175,7 @@ fn edits(family: IpFamily, plan: &Redirects) -> Vec<Edit> {
     edits
 }
 
-/// Groups elements by map, one edit each.
+/// Groups elements into one edit for each map.
 fn by_map(
     elements: impl Iterator<Item = (&'static str, Element)>,
     edit: fn(Name, Vec<Element>) -> Edit,

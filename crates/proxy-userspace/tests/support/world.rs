@@ -1,5 +1,5 @@
-//! A node and a host beside it with endpoints and a client, in network namespaces, with real
-//! packets.
+//! A test world of a node and a neighbouring host, in network namespaces with real packets. The
+//! host runs the endpoints and a client.
 //!
 //! ```text
 //!   client, endpoints ── 192.0.2.2 ═══ 192.0.2.1 ── node: ClusterIP 10.96.0.1, NodePort 30080
@@ -35,11 +35,11 @@ pub(crate) fn sh(script: &str) -> String {
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// A host beside the node, which works in its own network namespace.
+/// A neighbouring host of the node, in its own network namespace.
 pub(crate) struct Host(mpsc::Sender<Job>);
 
 impl Host {
-    /// Creates the host. The calling thread has left the node's namespace for it.
+    /// Creates the host. The calling thread must have left the node's namespace before.
     pub(crate) fn new(family: IpFamily) -> Self {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (told, id) = mpsc::channel();
@@ -92,7 +92,7 @@ impl Host {
 /// Mark of the relay's connections.
 const MARK: Option<u32> = Some(0x4000);
 
-/// Opens the kernel on the thread of a lane.
+/// A function that opens the kernel on the thread of a lane.
 pub(crate) type Opens = fn(IpFamily, Relay) -> UserspaceKernel;
 
 pub(crate) struct World {
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// Runs the mode until nothing is left to do.
+    /// Runs the mode until no work is left.
     pub(crate) fn sync(&mut self) -> Report {
         let changes = self.model.take_changes();
         self.mode.update(&self.model, &changes, Instant::now());
@@ -171,7 +171,7 @@ impl World {
         all
     }
 
-    /// Serves a Service at an address and a NodePort, by endpoints on the host.
+    /// Adds a Service at an address and a NodePort, with endpoints on the host.
     pub(crate) fn serve(&mut self, address: &str, endpoints: &[SocketAddr]) {
         let name = NamespacedName::new("default", "web");
         let address: IpAddr = address.parse().unwrap();
@@ -225,7 +225,7 @@ impl World {
     }
 }
 
-/// Returns the name of the endpoint that answers at an address, by TCP.
+/// Returns the name of the endpoint that replies at an address over TCP.
 pub(crate) fn who(at: &str) -> Result<String, ErrorKind> {
     let at: SocketAddr = at.parse().unwrap();
     let connected = TcpStream::connect_timeout(&at, Duration::from_secs(3));
@@ -236,7 +236,7 @@ pub(crate) fn who(at: &str) -> Result<String, ErrorKind> {
     Ok(String::from_utf8(name.into()).unwrap())
 }
 
-/// Returns the name of the endpoint that answers at an address, by UDP.
+/// Returns the name of the endpoint that replies at an address over UDP.
 pub(crate) fn who_by_udp(at: &str) -> Result<String, ErrorKind> {
     let at: SocketAddr = at.parse().unwrap();
     let any = if at.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
@@ -251,7 +251,7 @@ pub(crate) fn who_by_udp(at: &str) -> Result<String, ErrorKind> {
     Ok(char::from(name[0]).to_string())
 }
 
-/// Returns all endpoints that answer within a few tries.
+/// Returns all endpoints that reply within a few tries.
 pub(crate) fn all(ask: fn(&str) -> Result<String, ErrorKind>, at: &str) -> BTreeSet<String> {
     (0..4).map(|_| ask(at).unwrap()).collect()
 }
@@ -266,7 +266,7 @@ pub(crate) fn on_a_node(story: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Checks every way to a Service, by TCP and UDP, from the node and from the host.
+/// Checks every route to a Service, over TCP and UDP, from the node and from the host.
 pub(crate) fn packets_find_their_way(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let endpoints = world.endpoints("192.0.2.2", &["a", "b"]);
@@ -278,7 +278,7 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
         assert_eq!(all(who, at), both, "{at} from the node");
         assert_eq!(all(who_by_udp, at), both, "{at} by UDP from the node");
     }
-    // The second address is not the one that the node would answer from by default.
+    // The node would not reply from the second address by default.
     for at in [cluster, node_port, "198.51.100.1:30080"] {
         let tcp = world.host.run(move || all(who, at));
         assert_eq!(tcp, both, "{at} from elsewhere");
@@ -288,7 +288,7 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
     // Packets to an address and port outside all Services pass unchanged.
     assert!(who("10.96.0.1:81").is_err());
     assert_eq!(who("127.0.0.1:30081"), Err(ErrorKind::ConnectionRefused));
-    // The kernel's content equals what was written.
+    // The kernel's content equals the written state.
     world.mode.check(Instant::now());
     let report = world.settle();
     assert_eq!((report.written, report.drift.is_empty()), (0, true));
@@ -317,7 +317,7 @@ pub(crate) fn packets_find_their_way(kernel: Opens) {
     super::until("all are closed", || sh("ss -Hltn").is_empty());
 }
 
-/// Checks every way to a Service over IPv6.
+/// Checks every route to a Service over IPv6.
 pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
     let mut world = World::new(IpFamily::V6, kernel);
     let endpoints = world.endpoints("2001:db8::2", &["a", "b"]);
@@ -337,8 +337,8 @@ pub(crate) fn packets_find_their_way_over_ipv6(kernel: Opens) {
     assert_eq!((report.written, report.drift.is_empty()), (0, true));
 }
 
-/// Checks that endpoints in the node's own network are reached, even at the NodePort's number or at
-/// an address of the Service.
+/// Checks that clients reach endpoints in the node's own network, even at the NodePort's number or
+/// at an address of the Service.
 pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let node_port = "192.0.2.1:30080";
@@ -364,8 +364,8 @@ pub(crate) fn endpoints_of_the_node_itself_are_reached(kernel: Opens) {
     super::until("flows end", || world.relay.counters().flows() == 0);
 }
 
-/// Checks that rules which tell pods apart read back as written, also after another program lists
-/// and writes them again.
+/// Checks that rules for the detection of pods read back as written, even after another program
+/// lists and rewrites them.
 pub(crate) fn rules_that_detect_pods_read_back(kernel: Opens, again: &'static str) {
     let detectors = [
         LocalDetector::None,
@@ -403,7 +403,7 @@ pub(crate) fn rules_that_detect_pods_read_back(kernel: Opens, again: &'static st
     }
 }
 
-/// Checks that a second process takes over from the first.
+/// Checks that a second process takes over from the first process.
 pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     let mut world = World::new(IpFamily::V4, kernel);
     let endpoints = world.endpoints("192.0.2.2", &["a"]);
@@ -438,7 +438,7 @@ pub(crate) fn one_process_comes_after_another(kernel: Opens) {
     assert_eq!(who("10.96.0.1:80").unwrap(), "a");
 }
 
-/// Checks very many Services at once, one more, and the removal of all.
+/// Checks a large number of Services in one step, one more Service, and the removal of all.
 pub(crate) fn very_many_are_served(kernel: Opens, many: u16) {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;

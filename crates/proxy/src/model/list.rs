@@ -1,4 +1,4 @@
-//! Progress of lists, and the objects that they no longer name.
+//! Progress of lists, and the objects that lists no longer name.
 
 use hashbrown::HashSet;
 
@@ -7,14 +7,13 @@ use crate::names::NamespacedName;
 /// Progress of the lists of one kind.
 #[derive(Debug, Default)]
 pub(super) struct ListProgress {
-    /// True once a list has completed, also while the next one runs.
+    /// True once a list has completed. Stays true while the next list runs.
     pub(super) has_completed: bool,
-    /// True once a list that named everything has completed. Stays true once `unreadable` is empty:
-    /// a later unreadable object has an older state, or is so new that the kernel has nothing of
-    /// it.
+    /// True once a complete list has named every object. Stays true once `unreadable` is empty. A
+    /// later unreadable object has a known older state, or is too new to have kernel entries.
     pub(super) was_whole: bool,
-    /// Names that the running list, or an incomplete one, has not confirmed. They are deleted when
-    /// a whole list completes.
+    /// Names that neither the running list nor an incomplete list has confirmed. A completed whole
+    /// list deletes their objects.
     pub(super) unconfirmed: Option<HashSet<NamespacedName>>,
     /// Existing objects without any known state.
     pub(super) unreadable: HashSet<NamespacedName>,
@@ -35,7 +34,7 @@ impl ListProgress {
     }
 
     pub(super) fn confirm_unreadable(&mut self, name: NamespacedName, is_known: bool) {
-        // An object that was never readable still is not.
+        // An object that was never readable remains unreadable.
         let was_whole = self.is_whole();
         self.confirm(&name);
         if !is_known && !was_whole {

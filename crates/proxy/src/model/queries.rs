@@ -16,14 +16,15 @@ use crate::options::ServiceOptions;
 use crate::view::ServiceView;
 
 impl Model {
-    /// Reports whether Services and slices have been listed once. Before that, nothing is written.
+    /// Reports whether Services and slices have been listed once. Before that, the daemon writes
+    /// nothing.
     pub fn is_complete(&self) -> bool {
         self.service_list.has_completed && self.slice_list.has_completed
     }
 
-    /// Reports whether every existing Service and slice is, or was, known. Before that, kernel
-    /// entries that no known Service wants may belong to an unreadable one, and may not be deleted.
-    /// Once true, always true.
+    /// Reports whether every existing Service and slice is, or was, known. Before that, a kernel
+    /// entry without a known Service may belong to an unreadable Service, and must stay. Once true,
+    /// always true.
     pub fn is_whole(&self) -> bool {
         self.service_list.is_whole() && self.slice_list.is_whole()
     }
@@ -38,12 +39,12 @@ impl Model {
         }
     }
 
-    /// Reports whether the own Node has been listed once (it need not exist).
+    /// Reports whether the own Node has been listed once, even if the Node does not exist.
     pub fn is_node_listed(&self) -> bool {
         self.node_list.has_completed
     }
 
-    /// Reports whether ServiceCIDRs have been listed once, or cannot be listed.
+    /// Reports whether ServiceCIDRs have been listed once, or the server cannot list them.
     pub fn are_service_cidrs_listed(&self) -> bool {
         self.service_cidr_list.has_completed
     }
@@ -60,7 +61,7 @@ impl Model {
         self.admission.refused()
     }
 
-    /// Returns the addresses that are refused to one Service.
+    /// Returns the addresses that the model refuses to one Service.
     pub fn addresses_refused_to(&self, name: &NamespacedName) -> &[RefusedAddress] {
         self.admission.refused_to(name)
     }
@@ -102,13 +103,13 @@ impl Model {
         })
     }
 
-    /// Changes whenever [`services_with_options`](Self::services_with_options) may return something
-    /// else.
+    /// A version that changes whenever the result of
+    /// [`services_with_options`](Self::services_with_options) may change.
     pub fn options_version(&self) -> u64 {
         self.options_version
     }
 
-    /// Returns the Service with this cluster IP. Searches all Services.
+    /// Returns the Service with this cluster IP. O(Services).
     pub fn service_at(&self, cluster_ip: IpAddr) -> Option<&NamespacedName> {
         let mut all = self.services();
         let has = |service: &&Service| service.cluster_ips.contains(&cluster_ip);
@@ -128,8 +129,7 @@ impl Model {
         all.min_by_key(age).map(|service| &service.name)
     }
 
-    /// Returns the Service that has this node port, the first by age and name. Searches all
-    /// Services.
+    /// Returns the Service that has this node port, the first by age and name. O(Services).
     pub fn node_port_of(&self, number: u16, protocol: Protocol) -> Option<&NamespacedName> {
         let has = |service: &&Service| {
             let mut ports = service.ports.iter();
@@ -140,15 +140,15 @@ impl Model {
         all.min_by_key(age).map(|service| &service.name)
     }
 
-    /// Sets the addresses of this node that serve NodePorts, sorted. External IPs cannot take a
-    /// node port of another Service there.
+    /// Sets the sorted addresses of this node that serve NodePorts. At these addresses, an external
+    /// IP cannot take another Service's node port.
     pub fn serve_node_ports_at(&mut self, addresses: &[IpAddr]) {
         self.admission.serve_node_ports_at(addresses);
         self.judge_again();
     }
 
-    /// Changes whenever [`refused_addresses`](Self::refused_addresses) or
-    /// [`naming_externally`](Self::naming_externally) may return something else.
+    /// A version that changes whenever the result of [`refused_addresses`](Self::refused_addresses)
+    /// or [`naming_externally`](Self::naming_externally) may change.
     pub fn external_addresses_version(&self) -> u64 {
         self.admission.version()
     }
@@ -168,7 +168,7 @@ impl Model {
         &self.changes
     }
 
-    /// Returns one Service with its slices; `None` if there is no such Service.
+    /// Returns one Service with its slices, or `None` if the Service does not exist.
     pub fn view(&self, name: &NamespacedName) -> Option<ServiceView<'_>> {
         let service = self.services.get(name)?;
         Some(ServiceView {
@@ -179,8 +179,8 @@ impl Model {
         })
     }
 
-    /// Returns the addresses and ports of the API server, which no Service may take, sorted. They
-    /// are those at which the source reaches it, and the endpoints of `default/kubernetes`.
+    /// Returns the sorted addresses and ports of the API server, which no Service may take: the
+    /// source's connections and the endpoints of `default/kubernetes`.
     pub fn api_servers(&self) -> &[SocketAddr] {
         self.admission.api_servers()
     }
@@ -190,8 +190,8 @@ impl Model {
         self.services.keys()
     }
 
-    /// Changes whenever [`service_names`](Self::service_names) may return other names, or another
-    /// order.
+    /// A version that changes whenever [`service_names`](Self::service_names) may return other
+    /// names or another order.
     pub fn names_version(&self) -> u64 {
         self.names_version
     }
@@ -201,7 +201,7 @@ impl Model {
         self.services.len()
     }
 
-    /// Returns the number of EndpointSlices, including those of Services that are not proxied.
+    /// Returns the number of EndpointSlices, including slices of Services that are not proxied.
     pub fn slice_count(&self) -> usize {
         self.service_of.len()
     }

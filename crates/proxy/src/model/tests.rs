@@ -73,7 +73,7 @@ fn a_change_concerns_the_families_that_it_is_of() {
     }
 }
 
-/// A model after these events, whose slices are listed.
+/// Creates a model from these events, and completes the list of slices.
 fn model(events: impl IntoIterator<Item = Event>) -> Model {
     let mut model = Model::new();
     model.apply(Event::ListStarted(Kind::EndpointSlice));
@@ -111,7 +111,7 @@ fn external_ips_may_be_as_if_they_were_not_given() {
         (seen, model.has_changes())
     };
     assert_eq!(seen(ExternalIps::Served), (1, true));
-    // A change of a part that is not kept changes nothing, either.
+    // The model ignores a change of a part that it does not keep.
     assert_eq!(seen(ExternalIps::Ignored), (0, false));
 }
 
@@ -231,7 +231,7 @@ fn what_a_list_no_longer_names_is_told_with_how_much_there_was() {
         [],
         "the first list takes nothing"
     );
-    // One Service came by a watch; another appears and disappears during the list.
+    // A watch event adds one Service. Another Service appears and disappears during the list.
     model.apply(Event::ServiceDeleted(name("s8")));
     for event in [
         START,
@@ -334,7 +334,7 @@ fn networks_of_services_are_known_once_all_are_told() {
     model.apply(complete(kind, true));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), ["10.0.0.0/16", "10.8.0.0/16"]);
-    // An equal object changes nothing; an object that a list no longer names is removed.
+    // An equal object changes nothing. An object that a new list no longer names is removed.
     model.apply(cidr("a", &["10.0.0.0/16"]));
     assert!(!model.has_changes());
     model.apply(Event::ListStarted(kind));
@@ -345,7 +345,7 @@ fn networks_of_services_are_known_once_all_are_told() {
     model.apply(Event::ServiceCidrDeleted("b".into()));
     assert!(changed(&mut model));
     assert_eq!(of(&model).unwrap(), [""; 0]);
-    // Other kinds do not wait for ServiceCIDRs.
+    // Services, slices and the Node do not wait for ServiceCIDRs.
     assert!(!model.is_complete() && !model.is_node_listed());
 }
 

@@ -21,7 +21,7 @@ fn aim(via: Option<&str>, ports: [u16; 3]) -> RedirectTarget {
     }
 }
 
-/// Reads a table nat with these rules.
+/// Reads a nat table with these rules.
 fn read(family: IpFamily, config: &Config, rules: &[String]) -> (RedirectState, BTreeSet<String>) {
     let mut saved = SaveReader::new(family, config);
     saved.line("*nat");

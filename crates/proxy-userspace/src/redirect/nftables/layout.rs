@@ -27,7 +27,7 @@ pub(super) enum Origin {
 impl Origin {
     pub(super) const ALL: [Self; 3] = [Self::Outside, Self::Pods, Self::Node];
 
-    /// Returns the map of addresses and the map of NodePorts.
+    /// Returns the names of two maps: the map of addresses and the map of NodePorts.
     pub(super) const fn maps(self) -> [&'static str; 2] {
         match self {
             Self::Outside => ["portals", "nodeports"],
@@ -36,7 +36,7 @@ impl Origin {
         }
     }
 
-    /// Returns the map that has the portal.
+    /// Returns the name of the map that contains the portal.
     pub(super) const fn map(self, portal: &Portal) -> &'static str {
         let [portals, node_ports] = self.maps();
         match portal.address {

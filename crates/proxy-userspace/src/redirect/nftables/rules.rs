@@ -11,7 +11,8 @@ use proxy::{IpFamily, LocalDetector};
 use super::layout::Origin;
 use crate::plan::{Base, NodePortsAt};
 
-/// `NF_IP_PRI_NAT_DST` less 10: before iptables, whose leftover rules may lead nowhere.
+/// Priority of the chains: `NF_IP_PRI_NAT_DST` less 10. They come before iptables, whose leftover
+/// rules may lead to closed ports.
 const PRIORITY: i32 = -110;
 
 /// Comment of the rules for NodePorts.
@@ -56,7 +57,7 @@ pub(super) fn chains(
     ]
 }
 
-/// Returns the rule that lets the relay's packets pass.
+/// Returns the rule that accepts the relay's packets.
 fn pass_by(family: IpFamily, mark: u32) -> Rule {
     let line = Line::new(family).marked(mark).verdict(Verdict::Return);
     line.comment("connections of kube-proxy itself")
