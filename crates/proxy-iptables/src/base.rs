@@ -19,9 +19,9 @@ use crate::chain::{Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// An empty chain in each table. If it is gone, another program has flushed the table.
+/// An empty chain in each table. Its absence shows that another program has flushed the table.
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
-/// A chain of the kubelet. This mode creates it and adds a rule, but never empties it.
+/// A chain of the kubelet. This mode creates the chain and adds a rule, but never empties it.
 pub(crate) const KUBELET: &str = "KUBE-FIREWALL";
 
 /// The chains that do not depend on Services.
@@ -48,7 +48,7 @@ const PREFIXES: [(Table, &str); 6] = [
     (Table::Nat, Purpose::Endpoint.prefix()),
     (Table::Nat, Purpose::Firewall.prefix()),
     (Table::Nat, Purpose::External.prefix()),
-    // Until Kubernetes 1.24, for the later KUBE-SVL- and KUBE-EXT-.
+    // Kubernetes until 1.24 used this prefix. KUBE-SVL- and KUBE-EXT- replaced it.
     (Table::Nat, "KUBE-XLB-"),
 ];
 
@@ -69,8 +69,8 @@ pub(crate) fn find(table: Table, name: &str) -> Option<&'static str> {
     Some(found.1)
 }
 
-/// Jumps into the chains above. Missing ones are inserted at the head of their chain in this order,
-/// so in an empty table the last jump comes first.
+/// Jumps into the chains above. Missing jumps are inserted at the head of their chain in this
+/// order. So in an empty table, the last jump comes first.
 const JUMPS: [Jump; 14] = {
     const fn jump(from: &'static str, to: &'static str, comment: &'static str) -> Jump {
         Jump::new(Table::Filter, from, to, comment)
@@ -106,8 +106,8 @@ const JUMPS: [Jump; 14] = {
     ]
 };
 
-/// Returns the rule that the kubelet also writes. With `route_localnet`, neighbours could reach
-/// listeners on localhost (k/k#90259).
+/// Returns the rule that the kubelet also writes. Without the rule, `route_localnet` would let
+/// neighbours reach listeners on localhost (k/k#90259).
 fn martian_rule() -> String {
     let matches = [
         Match::NotSource(LOCALHOST),
@@ -118,7 +118,7 @@ fn martian_rule() -> String {
     Rule::new(matches, Target::Drop).line(KUBELET)
 }
 
-/// Returns rules that stand beside other programs' rules, in chains of theirs.
+/// Returns our rules in other programs' chains.
 pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
     let martian = config
         .localhost_node_ports
@@ -130,13 +130,14 @@ pub(crate) fn guests(config: &Config) -> impl Iterator<Item = (Table, String)> {
 /// The base in one family: chains with their rules, and the rules in other programs' chains.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Base {
-    /// Rules by chain. For a shared chain, the rules behind those of the Services.
+    /// Rules by chain. In a shared chain, these rules come after the Services' rules.
     pub(crate) chains: BTreeMap<(Table, &'static str), Vec<String>>,
     pub(crate) guests: BTreeSet<(Table, String)>,
 }
 
 impl Base {
-    /// Creates the wanted base. `node_ports` has the addresses that serve NodePorts, unless all do.
+    /// Creates the wanted base. `node_ports` contains the addresses that serve NodePorts, or is
+    /// `None` for all addresses.
     pub(crate) fn new(family: IpFamily, config: &Config, node_ports: Option<&[IpAddr]>) -> Self {
         let chain = |(table, name): (Table, &'static str)| {
             let rules = match (table, name) {
@@ -159,14 +160,14 @@ impl Base {
         }
     }
 
-    /// Serves NodePorts at the addresses of the installed base.
+    /// Keeps the NodePort addresses of the installed base.
     pub(crate) fn keep_node_ports(&mut self, installed: &Self) {
         let chain = Shared::NatServices;
         let key = (chain.table(), chain.name());
         self.chains.insert(key, installed.tail(chain).to_vec());
     }
 
-    /// Returns the chains that differ from the installed ones.
+    /// Returns the chains that differ from the installed base.
     pub(crate) fn differing<'a>(
         &'a self,
         installed: &'a Self,
@@ -190,7 +191,7 @@ impl Base {
         jumps.chain(others).collect()
     }
 
-    /// Returns the rules of a shared chain that come behind those of the Services.
+    /// Returns the rules that come after the Services' rules in a shared chain.
     pub(crate) fn tail(&self, chain: Shared) -> &[String] {
         let tail = self.chains.get(&(chain.table(), chain.name()));
         tail.map_or(&[], Vec::as_slice)
@@ -202,13 +203,13 @@ impl Base {
         chains.map(|(_, lines)| lines.len()).sum()
     }
 
-    /// Reports whether the table's canary is there.
+    /// Reports whether the table has its canary.
     pub(crate) fn has_canary(&self, table: Table) -> bool {
         self.chains.contains_key(&(table, CANARY))
     }
 }
 
-/// A rule to add to a chain with other rules.
+/// A rule to add to a chain, which keeps its other rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Edit {
     /// Adds the rule at the head.
@@ -225,7 +226,7 @@ impl fmt::Display for Edit {
     }
 }
 
-/// Returns the end of nat `KUBE-SERVICES`.
+/// Returns the last rules of nat `KUBE-SERVICES`, which lead to the NodePorts.
 fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>) -> Vec<Rule> {
     let last = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
     let comment = || Match::comment(last);
@@ -250,9 +251,9 @@ fn to_node_ports(family: IpFamily, config: &Config, addresses: Option<&[IpAddr]>
     addresses.iter().map(rule).collect()
 }
 
-/// Returns the rules that let service traffic through a firewall that forwards nothing else.
+/// Returns the rules that accept service traffic in a firewall that forwards no other traffic.
 fn forward(config: &Config) -> Vec<Rule> {
-    // The kernel does not translate INVALID packets back, and their receiver would reset the
+    // The kernel does not translate INVALID packets back, so their receiver would reset the
     // connection (k/k#74839).
     let invalid = (!config.lets_invalid_pass).then(|| {
         let counter = Counter::InvalidDropped.name();

@@ -1,5 +1,5 @@
-//! The chains that all Services share, by name, and those of single Service ports, by upstream's
-//! hashes.
+//! The names of chains. Shared chains have fixed names; chains of single Service ports have
+//! upstream's hashes.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ pub use iptables::Table;
 use proxy::Protocol;
 use ring::digest::{SHA256, digest};
 
-/// The purpose of a Service port's chain. All are in table nat.
+/// The purpose of a Service port's chain. All these chains are in table nat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Purpose {
     /// Chooses an endpoint of the whole cluster.
@@ -44,7 +44,7 @@ impl Purpose {
     }
 }
 
-/// The part of a name that tells chains of one purpose apart: 16 characters of base32.
+/// The part of a name that distinguishes chains of one purpose: 16 characters of base32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Hash([u8; 16]);
 
@@ -60,7 +60,7 @@ impl Hash {
     }
 
     fn of(what: fmt::Arguments<'_>) -> Self {
-        /// RFC 4648.
+        /// The alphabet of RFC 4648.
         const ALPHABET: [u8; 32] = *b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let digest = digest(&SHA256, what.to_string().as_bytes());
         let mut bytes = digest.as_ref().iter();
@@ -102,7 +102,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Parses a name; `None` if it is not one of a Service port's chain.
+    /// Parses a name, or returns `None` if it does not name a Service port's chain.
     pub fn parse(name: &str) -> Option<Self> {
         let (purpose, hash) = Purpose::ALL
             .iter()
@@ -128,7 +128,7 @@ impl fmt::Display for Chain {
     }
 }
 
-/// A chain that has rules of every Service.
+/// A chain with rules of all Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Shared {
     /// filter `KUBE-SERVICES`: cluster IPs without endpoints.
@@ -142,7 +142,7 @@ pub enum Shared {
     /// nat `KUBE-SERVICES`: from addresses to the chains of Service ports. The jump to the
     /// NodePorts comes last.
     NatServices,
-    /// nat `KUBE-NODEPORTS`
+    /// nat `KUBE-NODEPORTS`: from node ports to the chains of Service ports.
     NatNodePorts,
 }
 
@@ -175,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// Returns the shared chain with this name.
+    /// Returns the shared chain with this name in this table.
     pub fn find(table: Table, name: &str) -> Option<Self> {
         let mut all = Self::ALL.into_iter();
         all.find(|chain| chain.table() == table && chain.name() == name)

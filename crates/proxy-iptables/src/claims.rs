@@ -11,9 +11,10 @@ use crate::config::Config;
 use crate::port::{ServedPort, ServiceAddress, Slot, Style};
 use crate::tables::Tables;
 
-/// With more endpoints than this, comments do not name endpoints, as upstream.
+/// Number of endpoints above which comments do not name endpoints, as in upstream.
 const MANY_ENDPOINTS: usize = 1000;
-/// With fewer, comments name endpoints again. The gap keeps one endpoint from changing every chain.
+/// Number of endpoints below which comments name endpoints again. The gap prevents a single
+/// endpoint from changing every chain.
 const FEW_ENDPOINTS: usize = 900;
 
 /// The claims of all Services of one IP family.
@@ -23,13 +24,14 @@ pub(crate) struct Claims {
     ports: HashMap<NamespacedName, Vec<Arc<ServedPort>>>,
     /// Compiled ports by owner, with the number of their rules.
     by_owner: HashMap<Arc<Owner>, (Arc<ServedPort>, RuleCounts)>,
-    /// Claimants of each address and port. The first claimant has all its rules, in every chain.
+    /// Claimants of each address and port. The first claimant owns all rules for it, in every
+    /// chain.
     pub(crate) places: Entries<ServiceAddress, (), Arc<Owner>>,
     endpoints: usize,
     /// Number of rules of all Services.
     pub(crate) rules: RuleCounts,
     pub(crate) is_terse: bool,
-    /// True if unwanted rules may be removed: every object could be read.
+    /// True if unwanted rules may be removed, since every object could be read.
     pub(crate) may_delete: bool,
 }
 
@@ -37,12 +39,12 @@ pub(crate) struct Claims {
 pub(crate) type RuleCounts = [usize; 2];
 
 impl Claims {
-    /// Returns all Services that claim something.
+    /// Returns all Services with claims.
     pub(crate) fn services(&self) -> impl Iterator<Item = &NamespacedName> {
         self.ports.keys()
     }
 
-    /// Returns all owners that claim something.
+    /// Returns all owners with claims.
     pub(crate) fn owners(&self) -> impl Iterator<Item = &Arc<Owner>> {
         self.by_owner.keys()
     }
@@ -52,7 +54,7 @@ impl Claims {
         self.by_owner.get(owner).map(|(port, _)| port)
     }
 
-    /// Reports whether everything that a Service claims is in the kernel.
+    /// Reports whether the kernel has every rule that a Service claims.
     pub(crate) fn is_settled(&self, service: &NamespacedName, tables: &Tables) -> bool {
         let mut ports = self.ports.get(service).into_iter().flatten();
         let is_known = |port: &ServedPort| self.may_delete || !port.is_cut_off();
@@ -95,8 +97,8 @@ impl Claims {
         let slots = port.slots(style);
         let mut chains = port.chains(style);
         if !self.may_delete && port.is_cut_off() {
-            // The endpoints of this node may be in an object that could not be read. The chain
-            // keeps its content. Nothing wants the chains it leads to, and they stay as well.
+            // An unreadable object may contain endpoints of this node. So the chain keeps its
+            // content. The unwanted chains that it leads to also stay.
             let external = port.external_chain();
             let mut compiled = chains.iter_mut().filter(|(chain, _)| *chain == external);
             if let (Some((_, content)), Some(there)) =
@@ -110,7 +112,7 @@ impl Claims {
         self.claim_slots(port, slots, tables);
     }
 
-    /// Claims the rules in shared chains for the addresses and ports that the owner has.
+    /// Claims the rules in shared chains for the addresses and ports that the owner owns.
     fn claim_slots(
         &mut self,
         port: Arc<ServedPort>,
@@ -135,8 +137,8 @@ impl Claims {
         self.count(&owner, Some((port, [filter, nat])));
     }
 
-    /// Replaces an owner's claims on places by those of these slots. If a place passes from one
-    /// owner to another, the other claims its slots again.
+    /// Replaces an owner's claims on places by those of these slots. If a place passes between two
+    /// owners, the other owner claims its slots again.
     fn claim_places(
         &mut self,
         owner: &Arc<Owner>,
@@ -177,8 +179,8 @@ impl Claims {
         }
     }
 
-    /// Renews claims after the kernel's content changed while nothing may be deleted, so that
-    /// chains keep what they hold.
+    /// Renews claims after the kernel's content changed while deletion is forbidden. So chains keep
+    /// their content.
     pub(crate) fn go_on(&mut self, tables: &mut Tables, config: &Config) {
         let ports = self.ports.values().flatten();
         let cut_off: Vec<_> = ports.filter(|port| port.is_cut_off()).cloned().collect();
@@ -200,7 +202,7 @@ impl Claims {
         }
     }
 
-    /// Decides again on the detail of comments.
+    /// Decides again whether comments name endpoints.
     pub(crate) fn settle_style(&mut self, tables: &mut Tables, config: &Config) {
         let most = if self.is_terse {
             FEW_ENDPOINTS

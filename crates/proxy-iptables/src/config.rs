@@ -20,22 +20,21 @@ pub struct Config {
     pub masquerade_mark: u32,
     /// Detector of traffic from this node's pods.
     pub detector: LocalDetector,
-    /// True if 127.0.0.0/8 serves NodePorts: `--iptables-localhost-nodeports`, if
-    /// `--nodeport-addresses` has it. Always false for IPv6.
+    /// True if 127.0.0.0/8 serves NodePorts: `--iptables-localhost-nodeports` is set, and
+    /// `--nodeport-addresses` includes it. Always false for IPv6.
     pub localhost_node_ports: bool,
-    /// True if packets that connection tracking calls INVALID pass: `nf_conntrack_tcp_be_liberal`
-    /// is set.
+    /// True if packets that connection tracking marks INVALID pass, because
+    /// `nf_conntrack_tcp_be_liberal` is set.
     pub lets_invalid_pass: bool,
-    /// True if the kernel counts with nfacct; see [`Counter`](crate::Counter).
+    /// True if the kernel counts with nfacct. See [`Counter`](crate::Counter).
     pub has_counters: bool,
-    /// `--bind-address`, if it is an address of this node. It takes precedence over the Node
-    /// object.
+    /// `--bind-address`, if the node has that address. It takes precedence over the Node object.
     pub node_ip: Option<IpAddr>,
     /// `--iptables-sync-period`: period of the drift check.
     pub sync_period: Duration,
     /// Source port of masqueraded flows.
     pub source_port: SourcePort,
-    /// Modes whose leftovers are removed once this one serves.
+    /// Modes whose leftovers are removed once this mode serves.
     pub modes: Footprints,
 }
 

@@ -8,11 +8,11 @@ use crate::saved::Saved;
 
 /// The state of one part of the kernel.
 pub enum PartState {
-    /// All rules, and the time that reading them took.
+    /// All rules, and the duration of their read.
     Rules(Box<Saved>, Duration),
     /// Addresses of the node.
     Addresses(BTreeSet<IpAddr>),
 }
 
-/// A query for the canary: true if it is there.
+/// A query for the canary. The response is true if the canary exists.
 pub struct CanaryQuery;

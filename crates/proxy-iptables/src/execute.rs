@@ -1,9 +1,9 @@
-//! Carries out a plan, and reports the outcome of each piece.
+//! Writes a plan, and reports the outcome of each piece.
 //!
-//! Together, a plan is one `iptables-restore`. After a refusal it is unknown which piece is at
-//! fault, and which tables were written. So the kernel is read again, and a new plan is carried out
-//! [`Apart`](Manner::Apart): table by table, in ever smaller halves, until each refused piece
-//! stands alone.
+//! [`Together`](Manner::Together), a plan is one `iptables-restore`. After a refusal, the piece at
+//! fault and the written tables are unknown. So the kernel is read again, and a new plan is written
+//! [`Apart`](Manner::Apart): table by table, in ever smaller halves, until each refused piece is
+//! isolated.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ use crate::port::OWN;
 const MAX_RESTORES: usize = 32;
 
 impl Plan {
-    /// Carries out the plan.
+    /// Writes the plan to the kernel.
     pub(crate) fn apply(&self, kernel: &mut dyn Kernel, manner: Manner) -> Verdicts {
         let pieces = self.pieces();
         let mut executor = Executor {
@@ -39,7 +39,7 @@ impl Plan {
     }
 }
 
-/// Writes the commands for those of these tables that have any.
+/// Writes the commands for these tables, and skips tables without commands.
 fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     for table in tables {
         if pieces.iter().any(|piece| piece.touches(*table)) {
@@ -52,7 +52,7 @@ fn write(tables: &[Table], pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> 
 fn write_table(table: Table, pieces: &[&Piece<'_>], restore: &mut Restore<'_>) -> io::Result<()> {
     let ops = || pieces.iter().flat_map(move |piece| piece.of(table));
     restore.begin(table)?;
-    // Declares chains first, so that jumps find them, and chains to remove are empty.
+    // Declares chains first. So jumps find their chains, and chains to remove are empty.
     for op in ops() {
         match op {
             Op::Write(name, _) => restore.declare(name)?,
@@ -110,7 +110,7 @@ impl Piece<'_> {
 }
 
 impl Verdicts {
-    /// Sets all verdicts to the same.
+    /// Sets all verdicts to this verdict.
     fn fill(&mut self, verdict: &Verdict) {
         self.base = verdict.clone();
         self.leftovers = verdict.clone();
@@ -122,7 +122,7 @@ impl Verdicts {
 /// A plan that is being carried out.
 struct Executor<'a> {
     kernel: &'a mut dyn Kernel,
-    /// Number of restores left.
+    /// Number of restores left for this plan.
     left: usize,
     verdicts: Verdicts,
 }
@@ -184,7 +184,7 @@ impl Executor<'_> {
                 piece.touches(table) && self.verdicts.parts.get(at) == Some(&Verdict::Done)
             });
             let mut parts: Vec<&Piece<'_>> = parts.collect();
-            // Pieces that may fail for the same reason stand together, and are found together.
+            // Groups pieces that may fail for the same reason, so that one search finds them.
             parts.sort_by_key(|piece| piece.traits);
             self.halve(table, parts);
         }
@@ -202,8 +202,8 @@ impl Executor<'_> {
         }
     }
 
-    /// If the kernel rejected every write, checks that it accepts any: it empties the canary's
-    /// chain.
+    /// If the kernel rejected every write, checks that it accepts any write. The test write empties
+    /// the canary's chain.
     fn try_nothing(&mut self) {
         let mut write = |sink: &mut dyn Write| {
             let mut restore = Restore::new(sink);
@@ -216,8 +216,8 @@ impl Executor<'_> {
         }
     }
 
-    /// Tries the pieces in a table together, and refused groups in halves, the largest groups
-    /// first.
+    /// Tries the pieces in a table together. Splits refused groups into halves, and tries the
+    /// largest groups first.
     fn halve(&mut self, table: Table, all: Vec<&Piece<'_>>) {
         let mut groups = VecDeque::from([all]);
         while let Some(group) = groups.pop_front() {
@@ -258,7 +258,7 @@ mod tests {
 
     const SERVICES: Shared = Shared::FilterServices;
 
-    /// Returns a rule for a port of its own.
+    /// Returns the write of a rule for this port.
     fn part(chain: Shared, port: u16) -> PortWrites {
         let slot = Slot {
             chain,
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// Returns a plan with two shared chains, the second written whole, and changes in each.
+    /// Returns a plan for two shared chains, the second written whole, with changes in each.
     fn plan() -> Plan {
         let jump = "-A INPUT -j KUBE-SERVICES".to_owned();
         Plan {
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn a_plan_can_be_counted_and_printed() {
         let plan = plan();
-        // A rule in a chain that is written whole is no change of its own.
+        // A rule in a chain that is written whole does not count as a separate change.
         assert_eq!(plan.rules(Table::Filter), 5);
         assert_eq!(plan.rules(Table::Nat), 0);
         let lines = plan.lines();
@@ -332,7 +332,7 @@ mod tests {
         let refused: Vec<bool> = apart.parts.iter().map(is_refused).collect();
         assert_eq!(refused, [false, false, true, false, false]);
         assert_eq!((apart.base, apart.general), (Verdict::Done, None));
-        // The base; all ports; halves of them; halves of the half that was refused.
+        // The restores: the base, all ports, two halves, and the halves of the refused half.
         assert_eq!((apart.taken, apart.refused), (3, 3));
     }
 
@@ -342,7 +342,7 @@ mod tests {
         kernel.state().refused = vec!["-A INPUT".to_owned()];
         let verdicts = plan().apply(&mut kernel, Manner::Apart);
         assert!(matches!(verdicts.base, Verdict::Refused(_)));
-        // The last one is in a chain that the base writes.
+        // The last change is in a chain that the base writes.
         assert_eq!(verdicts.parts, vec![Verdict::Untried; 5]);
         assert_eq!(verdicts.refused, 1);
     }

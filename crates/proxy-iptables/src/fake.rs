@@ -1,5 +1,5 @@
-//! A fake kernel for tests: keeps rules as iptables does. A write that iptables would refuse fails,
-//! and leaves its table unchanged.
+//! A fake kernel for tests that keeps rules as iptables does. It rejects each write that iptables
+//! would refuse, and leaves the table unchanged.
 
 use proxy::Unreadable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use crate::kernel::{Kernel, Refusal};
 /// Longest name of a chain (`XT_EXTENSION_MAXNAMELEN`, with the byte that ends it).
 const MAX_NAME: usize = 28;
 
-/// A handle to a fake kernel; clones share it.
+/// A handle to a fake kernel. Clones share the kernel.
 #[derive(Debug, Clone, Default)]
 pub struct FakeKernel(Arc<Mutex<State>>);
 
@@ -26,11 +26,11 @@ pub struct State {
     pub tables: BTreeMap<Table, BTreeMap<String, Vec<String>>>,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Parts of rules that are refused.
+    /// Parts of rules that the kernel refuses.
     pub refused: Vec<String>,
-    /// Reason why no write is accepted: the lock is held.
+    /// Reason why every write fails, such as a held lock.
     pub held: Option<String>,
-    /// Number of tables of a text after which another program gets the lock.
+    /// Number of tables of a text after which another program takes the lock.
     pub held_after: Option<usize>,
     /// Reason why rules cannot be read.
     pub unreadable: Option<String>,

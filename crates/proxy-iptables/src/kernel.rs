@@ -1,4 +1,4 @@
-//! The kernel as this mode sees it: rules as text, in and out.
+//! The kernel as this mode uses it: it reads and writes rules as text.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,18 +8,18 @@ use footprint::Footprints;
 use iptables::{Input, Iptables, Kind, Table};
 use proxy::{IpFamily, Unreadable};
 
-/// Kernel modules, by alias, of the matches and targets that this mode alone usually needs: for
-/// [`Iptables::choose_loading`]. The kernel itself loads those of rarer rules.
+/// Kernel modules, by alias, for matches and targets that usually only this mode needs. Used by
+/// [`Iptables::choose_loading`]. The kernel itself loads the modules of rarer rules.
 pub const MODULES: [&str; 3] = ["ipt_statistic", "ipt_tcp", "ipt_DNAT"];
 
-/// Longest time that a restore may take. It waits 5 s for the lock. Legacy iptables reads and
-/// writes a table whole, which takes minutes with very many rules.
+/// Time limit of a restore, including 5 s for the lock. Legacy iptables reads and writes whole
+/// tables, which takes minutes with very many rules.
 const RESTORE_LIMIT: Duration = Duration::from_mins(5);
 
-/// The kernel operations of this mode for one IP family. Implemented by the iptables programs, and
-/// by a strict fake that refuses what they refuse.
+/// The kernel operations of this mode for one IP family. The iptables programs implement them, and
+/// so does a strict fake that refuses the same input.
 pub trait Kernel: Send + 'static {
-    /// Returns the time, to measure how long reading takes. A fake kernel may have its own clock.
+    /// Returns the time, to measure the duration of reads. A fake kernel may have its own clock.
     fn clock(&self) -> Instant {
         Instant::now()
     }
@@ -27,15 +27,15 @@ pub trait Kernel: Send + 'static {
     /// Returns the addresses of all interfaces, including loopback.
     fn addresses(&mut self) -> Result<BTreeSet<IpAddr>, Unreadable>;
 
-    /// Passes each line of `iptables-save` to `line`, for one table or all. Costs a process.
+    /// Passes each line of `iptables-save` to `line`, for one table or all. Starts a process.
     fn save(
         &mut self,
         table: Option<Table>,
         line: &mut (dyn FnMut(&str) + Send),
     ) -> Result<(), Unreadable>;
 
-    /// Restores `text`, each table whole or not at all. Tables before a refused one stay written.
-    /// Costs a process.
+    /// Restores `text`, each table whole or not at all. Tables before a refused table stay written.
+    /// Starts a process.
     fn restore(&mut self, text: Input<'_>) -> Result<(), Refusal>;
 }
 
@@ -43,7 +43,7 @@ pub trait Kernel: Send + 'static {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// Reason, and what to do.
+    /// The reason, and the advice.
     pub reason: String,
     /// Kind of the refusal.
     pub kind: Kind,
@@ -54,12 +54,12 @@ pub struct Refusal {
 pub struct IptablesKernel {
     family: IpFamily,
     iptables: Iptables,
-    /// Links of modes, whose addresses are not the node's.
+    /// Names of modes' links. Their addresses do not count as the node's.
     links: Vec<&'static str>,
 }
 
 impl IptablesKernel {
-    /// Creates a kernel for one family that iptables can write ([`Iptables::check`]).
+    /// Creates a kernel for one family that writes through iptables ([`Iptables::check`]).
     pub fn new(family: IpFamily, iptables: Iptables) -> Self {
         Self {
             family,

@@ -10,9 +10,9 @@ engine::kinds! {
 
 engine::parts! {
     lanes {
-        /// Writes rules, and reads them in between.
+        /// The lane that writes rules, and reads all rules.
         Rules,
-        /// Only reads: addresses, and the canary.
+        /// The lane that only reads: addresses, and the canary.
         Looks,
     }
     parts {

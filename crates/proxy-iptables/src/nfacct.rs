@@ -1,7 +1,7 @@
 //! The kernel's named counters (nfnetlink_acct), which rules increment.
 //!
-//! A counter belongs to a network namespace, outlives the rules, and is read without reading any
-//! rule.
+//! A counter belongs to a network namespace and outlives the rules. A reader of a counter needs to
+//! read no rule.
 //!
 //! Source: `include/uapi/linux/netfilter/nfnetlink_acct.h`.
 
@@ -9,7 +9,7 @@ use netlink_batch::{
     Attributes, Batch, Connection, Error, Malformed, NLM_F_CREATE, Protocol, Refusal, Reply, Writer,
 };
 
-/// `struct nfgenmsg`: family, version, resource id.
+/// Body of `struct nfgenmsg`: family, version, resource id.
 const HEADER: [u8; 4] = [0; 4];
 const NEW: u16 = message(0);
 const GET: u16 = message(1);
@@ -24,7 +24,7 @@ const fn message(command: u16) -> u16 {
 /// A named counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Counter {
-    /// Packets that were not forwarded because connection tracking calls them INVALID.
+    /// Packets that were not forwarded because connection tracking marks them INVALID.
     InvalidDropped,
     /// Packets to NodePorts on 127.0.0.0/8, the first of each connection.
     LocalhostNodePorts,
@@ -43,14 +43,14 @@ impl Counter {
     }
 }
 
-/// The counters in the network namespace of the thread that opened them.
+/// A connection to the counters of a network namespace: that of the opening thread.
 #[derive(Debug)]
 pub struct Accounting {
     connection: Connection,
 }
 
 impl Accounting {
-    /// Opens a connection. The first call tells whether the kernel has counters.
+    /// Opens a connection. The first request shows whether the kernel has counters.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Accounting {
         Connection::open(Protocol::Netfilter).map(|connection| Self { connection })
     }
 
-    /// Creates the counters that are missing.
+    /// Creates the missing counters.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl Accounting {
     pub fn ensure(&mut self) -> Result<(), Error> {
         let mut batch = Batch::new();
         for counter in Counter::ALL {
-            // A kernel without nfacct reports that when asked to create one.
+            // A kernel without nfacct fails when asked to create a counter.
             if !matches!(self.packets(counter), Ok(Some(_))) {
                 batch.push(NEW, NLM_F_CREATE, |w| named(w, counter));
             }

@@ -27,23 +27,23 @@ pub struct Plan {
     pub(crate) config: Arc<Config>,
     pub(crate) is_terse: bool,
     pub(crate) manner: Manner,
-    /// Base in the kernel after the write; `None` if the base does not change.
+    /// The base in the kernel after the write, or `None` if the base does not change.
     pub(crate) wanted: Option<Arc<Base>>,
-    /// Chains of the base that are not shared.
+    /// Unshared chains of the base.
     pub(crate) base: Vec<(Table, &'static str, Vec<String>)>,
-    /// Edits of chains of other programs.
+    /// Edits in chains of other programs.
     pub(crate) guests: Vec<(Table, Edit)>,
     /// Shared chains to write whole.
     pub(crate) whole: Vec<WholeChain>,
     /// Changes for single Service ports.
     pub(crate) parts: Vec<PortWrites>,
-    /// Chains of Service ports that are no longer wanted.
+    /// Unwanted chains of Service ports.
     pub(crate) stale: Vec<Chain>,
     /// Leftovers of other modes.
     pub(crate) leftovers: Leftovers,
 }
 
-/// A step of a plan, for the operator.
+/// A step of a plan, as text for the operator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlanStep {
     /// Description.
@@ -52,14 +52,14 @@ pub struct PlanStep {
     pub chain: Option<WrittenChain>,
 }
 
-/// A chain that is written whole, whatever its content.
+/// A chain that the write replaces completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrittenChain {
     /// Table.
     pub table: Table,
     /// Name.
     pub name: String,
-    /// Rules, as lines from `-A CHAIN` on.
+    /// Rules, as lines that begin with `-A CHAIN`.
     pub rules: Vec<String>,
     /// Service port that owns the chain, if any.
     pub owner: Option<ServicePortName>,
@@ -76,7 +76,7 @@ pub(crate) struct WholeChain {
 /// The changes for one Service port.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PortWrites {
-    /// Owner; `None` for slots that are no longer wanted.
+    /// The owner, or `None` for slots that are no longer wanted.
     pub(crate) owner: Option<Arc<Owner>>,
     pub(crate) port: Option<Arc<ServedPort>>,
     /// Chains of the Service port to write, with their content.
@@ -100,7 +100,7 @@ pub(crate) enum Verdict {
     #[default]
     Done,
     Refused(Arc<str>),
-    /// The part was not tried: no restore was left, or its base was refused.
+    /// The part was not tried: the limit of restores was reached, or the base was refused.
     Untried,
 }
 
@@ -108,9 +108,9 @@ pub(crate) enum Verdict {
 #[derive(Debug, Clone, Default)]
 pub struct Verdicts {
     pub(crate) base: Verdict,
-    /// One for each Service port.
+    /// Verdict of each Service port.
     pub(crate) parts: Vec<Verdict>,
-    /// One for each stale chain.
+    /// Verdict of each stale chain.
     pub(crate) stale: Vec<Verdict>,
     pub(crate) leftovers: Verdict,
     /// Number of accepted restores.
@@ -119,17 +119,17 @@ pub struct Verdicts {
     pub(crate) refused: usize,
     /// True if a refused restore may have written some of its tables.
     pub(crate) is_doubtful: bool,
-    /// Reason why any write would fail now; the other verdicts mean nothing then.
+    /// Reason why any write would fail now. The other verdicts then have no meaning.
     pub(crate) general: Option<Arc<str>>,
 }
 
-/// The manner of carrying out a plan.
+/// The manner of writing a plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// One restore.
+    /// In one restore.
     #[default]
     Together,
-    /// Many restores, so that a refused piece harms no other.
+    /// In many restores, so that a refused piece affects no other piece.
     Apart,
 }
 
@@ -137,7 +137,7 @@ pub(crate) enum Manner {
 #[derive(Debug)]
 pub(crate) struct Piece<'a> {
     pub(crate) subject: Subject,
-    /// Key that puts pieces which may fail for the same reason beside each other.
+    /// Sort key that groups pieces which may fail for the same reason.
     pub(crate) traits: Option<(bool, Protocol, bool)>,
     pub(crate) ops: Vec<(Table, Op<'a>)>,
 }
@@ -154,12 +154,12 @@ pub(crate) enum Subject {
     Leftovers,
 }
 
-/// A command in a table. Rules are lines from `-A CHAIN` on.
+/// A command in a table. Rules are lines that begin with `-A CHAIN`.
 #[derive(Debug, Clone)]
 pub(crate) enum Op<'a> {
-    /// Creates or empties a chain, and fills it.
+    /// Creates or empties a chain, and adds its rules.
     Write(&'static str, Lines<'a>),
-    /// Creates or empties chains of one Service port, and fills them.
+    /// Creates or empties chains of one Service port, and adds their rules.
     WriteOwn(Own<'a>),
     /// Inserts a rule at the head of its chain.
     Insert(&'a str),
@@ -174,12 +174,12 @@ pub(crate) enum Op<'a> {
 /// The rules of a chain.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines<'a> {
-    /// Texts of several lines, each with a line feed; they come first.
+    /// Texts of several lines, each with a line feed. They come before the other rules.
     pub(crate) slots: &'a [Arc<str>],
     pub(crate) tail: &'a [String],
 }
 
-/// Chains of one Service port. Their rules are rendered when written.
+/// Chains of one Service port. Their rules are rendered during the write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own<'a> {
     part: &'a PortWrites,
@@ -194,7 +194,7 @@ pub(crate) enum Name<'a> {
 }
 
 impl Plan {
-    /// Reports whether there is nothing to write.
+    /// Reports whether the plan is empty.
     pub fn is_empty(&self) -> bool {
         !self.has_base()
             && self.parts.is_empty()
@@ -210,7 +210,7 @@ impl Plan {
         self.whole.iter().any(|whole| whole.chain == chain)
     }
 
-    /// Returns all pieces in their order; within each, commands are ordered by table.
+    /// Returns all pieces in order. Within a piece, commands are ordered by table.
     pub(crate) fn pieces(&self) -> Vec<Piece<'_>> {
         let base = Table::ALL.into_iter().map(|table| Piece {
             subject: Subject::Base,
@@ -259,11 +259,11 @@ impl Plan {
 
     fn part_ops<'a>(&'a self, part: &'a PortWrites) -> Vec<(Table, Op<'a>)> {
         let mut ops = Vec::new();
-        // Each rule goes to the head, so the last one comes first.
+        // Each rule is inserted at the head, so the last rule comes first.
         for change in part.slots.iter().rev() {
             let (chain, before, after) = (change.slot.chain, &change.before, &change.after);
-            // Apart, a whole chain is written with its old content, and the piece of the Service
-            // port changes it.
+            // In manner `Apart`, a whole chain is written with its old content, and the piece of
+            // the Service port changes it.
             if self.manner == Manner::Together && self.is_whole(chain) {
                 continue;
             }
@@ -367,7 +367,7 @@ impl Own<'_> {
 }
 
 impl Op<'_> {
-    /// Returns the steps of this command in a table.
+    /// Returns the text steps of this command in a table.
     fn tell(&self, table: Table) -> Vec<PlanStep> {
         let plain = |line| vec![PlanStep { line, chain: None }];
         match self {

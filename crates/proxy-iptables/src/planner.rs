@@ -1,4 +1,4 @@
-//! Chooses the next write: from tables to a plan.
+//! Chooses the next write: turns tables into a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,15 +14,16 @@ use crate::plan::{Change, Manner, Plan, PortWrites, WholeChain};
 use crate::port::{Content, Slot};
 use crate::tables::Tables;
 
-/// Number of changes in a shared chain below which it is not written whole.
+/// Largest number of changes in a shared chain without rewriting the whole chain.
 const FEW_CHANGES: usize = 64;
-/// Approximate number of Service rules in a restore, which iptables-nft writes in 25 ms. The time
-/// of a larger restore grows with the square of its size.
+/// Approximate number of Service rules in a restore. iptables-nft writes this number in 25 ms. The
+/// time of a larger restore grows with the square of its size.
 const MANY_RULES: usize = 1_024;
-/// Approximate maximum of restores for all rules: iptables-legacy reads and writes the whole table
-/// for each.
+/// Approximate maximum number of restores for all rules. iptables-legacy reads and writes the whole
+/// table for each restore.
 const MAX_RESTORES: usize = 32;
-/// Number of rules in one restore beyond which a Service or namespace comes after the others.
+/// Share of a Service, and of a namespace, in one restore, in rules. Above it, other Services come
+/// first.
 const SHARE: usize = 256;
 
 /// The inputs of a plan.
@@ -51,7 +52,7 @@ impl Planner<'_> {
         let written = parts.values().flat_map(|part| &part.slots);
         let written: HashSet<Slot> = written.map(|change| change.slot).collect();
         self.plan_base(&written, is_last, &mut plan);
-        // Later writes may still remove rules that lead to stale chains.
+        // Until the last write, rules may still lead to stale chains.
         if is_last && self.may_delete {
             let due = self.tables.chains.due(self.now);
             let stale = due.filter(|chain| self.tables.chains.wanted(chain).is_none());
@@ -91,8 +92,8 @@ impl Planner<'_> {
             let part = parts.entry(owner.cloned()).or_default();
             part.slots = self.in_order(owner, &slots);
         }
-        // Slots and chains lead to other chains of their owner. These are written with them, even
-        // if they failed before and could wait.
+        // Slots and chains lead to other chains of their owner. So these chains are written
+        // together with them, even chains that failed before and could wait.
         for (owner, part) in &mut parts {
             let chains = owner.iter().flat_map(|of| self.tables.chains.keys_of(of));
             for chain in chains.filter(|chain| self.tables.chains.is_pending(chain)) {
@@ -112,10 +113,10 @@ impl Planner<'_> {
         (actual.map_or(0, |there| there.rules) + wanted.rules) as usize
     }
 
-    /// Keeps as many Service ports as one restore writes. Those within the shares of their Service
-    /// and namespace come first, and all unwanted ones stay. Reports whether all are kept.
+    /// Reduces the parts to the size of one restore. Service ports within their shares come first,
+    /// and all unwanted parts stay. Returns true if it removed no part.
     fn leave_for_later(&self, parts: &mut BTreeMap<Option<Arc<Owner>>, PortWrites>) -> bool {
-        // Until the first Service is served, none has to wait.
+        // Until the first Service is served, no Service port has to wait.
         if self.tables.slots.as_wanted_len() == 0 {
             return true;
         }
@@ -150,8 +151,8 @@ impl Planner<'_> {
         false
     }
 
-    /// Returns the changes in slots, together with the owner's other slots in the same chains, in
-    /// their final order. Inserted rules come first.
+    /// Returns the changed slots, with the owner's other slots in the same chains, in their final
+    /// order. Inserted rules come first.
     fn in_order(&self, owner: Option<&Arc<Owner>>, changed: &BTreeSet<Slot>) -> Vec<Change> {
         let change = |slot: &Slot| Change {
             slot: *slot,
@@ -172,7 +173,7 @@ impl Planner<'_> {
         own.map(change).collect()
     }
 
-    /// Returns the slots to write; unwanted ones only if they may be removed.
+    /// Returns the slots to write. Includes unwanted slots only if they may be removed.
     fn due_slots(&self) -> Vec<Slot> {
         let due = self.tables.slots.due(self.now);
         due.filter(|slot| self.may_delete || self.tables.slots.wanted(slot).is_some())
@@ -186,7 +187,7 @@ impl Planner<'_> {
         };
         let installed = self.tables.base.actual(&()).cloned().unwrap_or_default();
         let mut whole: BTreeSet<Shared> = self.tables.disordered.due(self.now).copied().collect();
-        // A postponed base keeps its rules in the kernel.
+        // If the base is not written now, its rules in the kernel stay.
         let mut tails = &installed;
         if self.tables.base.due(self.now).next().is_some() {
             plan.wanted = Some(Arc::clone(wanted));
@@ -203,8 +204,8 @@ impl Planner<'_> {
         }
         if self.manner == Manner::Together {
             for chain in Shared::ALL {
-                // One of several restores inserts rules; only rules that it deletes have to be
-                // searched for.
+                // All restores but the last only insert rules. Only a deletion searches for its
+                // rule.
                 let counts = |slot: &&Slot| is_last || self.tables.slots.actual(slot).is_some();
                 let changes = written.iter().filter(|slot| slot.chain == chain);
                 let changes = changes.filter(counts).count();
@@ -224,8 +225,8 @@ impl Planner<'_> {
             .collect();
     }
 
-    /// Returns all rules of Services in these chains once `written` slots are as wanted, in the
-    /// order of their owners.
+    /// Returns all rules of Services in these chains, in the order of their owners. `written` slots
+    /// have their wanted rules, other slots their actual rules.
     fn texts_of(
         &self,
         chains: &BTreeSet<Shared>,
@@ -262,7 +263,7 @@ impl Planner<'_> {
         texts
     }
 
-    /// Plans the removal of other modes' leftovers, once this mode serves everything.
+    /// Plans the removal of other modes' leftovers once this mode serves all Services.
     pub(crate) fn plan_leftovers(&self) -> Option<Plan> {
         // After a refusal, the remaining leftovers are unknown.
         if !self.may_delete || !self.tables.serve_all() || self.is_uncertain {

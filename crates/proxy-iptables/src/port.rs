@@ -23,21 +23,21 @@ use crate::chain::{Chain, Hash, Purpose, Shared};
 use crate::config::Config;
 use crate::nfacct::Counter;
 
-/// A place in a shared chain: the rules for one address and port.
+/// The rules for one address and port in one shared chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
-    /// Chain.
+    /// The shared chain.
     pub chain: Shared,
-    /// Address; `None` for all addresses of this node.
+    /// The address, or `None` for all addresses of this node.
     pub address: Option<IpAddr>,
-    /// Protocol.
+    /// The protocol of the rules.
     pub protocol: Protocol,
-    /// Port.
+    /// The port of the rules.
     pub port: u16,
 }
 
 impl Slot {
-    /// Returns the address and port that the rules of this slot are about.
+    /// Returns the address and port of the slot's rules.
     pub(crate) fn place(&self) -> ServiceAddress {
         ServiceAddress {
             address: self.address,
@@ -53,11 +53,11 @@ impl fmt::Display for Slot {
     }
 }
 
-/// An address and port, in any chain. One Service port has all its rules: another's rules would
-/// drop or reject its packets.
+/// An address and port, in any chain. One Service port owns all rules for it, since another Service
+/// port's rules would drop or reject its packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct ServiceAddress {
-    /// Address; `None` for all addresses of this node.
+    /// The address, or `None` for all addresses of this node.
     address: Option<IpAddr>,
     protocol: Protocol,
     port: u16,
@@ -73,13 +73,12 @@ impl fmt::Display for ServiceAddress {
     }
 }
 
-/// The style of rules, beyond a Service's own fields.
+/// The style of rules, apart from a Service's own fields.
 #[derive(Debug, Clone, Copy)]
 pub struct Style<'a> {
-    /// Settings.
+    /// The mode's settings.
     pub config: &'a Config,
-    /// True if comments do not name endpoints, because there are very many (upstream: more than
-    /// 1,000).
+    /// True if comments do not name endpoints, because too many exist (upstream: more than 1,000).
     pub is_terse: bool,
 }
 
@@ -125,17 +124,18 @@ pub struct ServedPort {
     affinity: Option<u32>,
     internal_local: bool,
     external_local: bool,
-    /// `healthCheckNodePort`, with the names of all ports of the Service; only the first port has
-    /// it.
+    /// `healthCheckNodePort`, with the names of all ports of the Service. Only the first port has
+    /// this value.
     health_check: Option<(u16, Vec<String>)>,
-    /// Endpoints in upstream's order, by their text: `10.0.0.10:80` comes before `10.0.0.9:80`.
+    /// Endpoints in upstream's order, which sorts their text: `10.0.0.10:80` comes before
+    /// `10.0.0.9:80`.
     cluster: Vec<Endpoint>,
     local: Vec<Endpoint>,
-    /// True if any endpoint serves, here or elsewhere.
+    /// True if any endpoint serves, on any node.
     any: bool,
 }
 
-/// Compiles a Service into one entry for each port; none if the Service has no address of this
+/// Compiles a Service into one entry for each port. Empty if the Service has no address of this
 /// family.
 pub fn compile(view: &ServiceView<'_>, node: &NodeFacts) -> Vec<ServedPort> {
     let service = view.service;
@@ -219,7 +219,7 @@ impl ServedPort {
         })
     }
 
-    /// Reports whether an endpoint serves under a policy. Local never falls back to other nodes'
+    /// Reports whether the policy has a serving endpoint. Local never falls back to other nodes'
     /// endpoints.
     fn is_served(&self, is_local: bool) -> bool {
         if is_local {
@@ -237,8 +237,7 @@ impl ServedPort {
         self.any && !self.ingress_ips.is_empty() && !self.source_ranges.is_empty()
     }
 
-    /// Reports whether the policy leaves no endpoint for packets from outside, although there are
-    /// endpoints elsewhere.
+    /// Reports whether packets from outside have no endpoint, although other nodes have endpoints.
     pub(crate) fn is_cut_off(&self) -> bool {
         self.any && self.is_reachable_from_outside() && !self.is_served(self.external_local)
     }
@@ -261,8 +260,8 @@ impl ServedPort {
         }
     }
 
-    /// Returns the rarer needs of this port, as a sort key: if an iptables module is missing, ports
-    /// that need it fail together.
+    /// Returns the port's rarer features as a sort key. If an iptables module is missing, ports
+    /// that need the module fail together.
     pub(crate) fn traits(&self) -> (bool, Protocol, bool) {
         let protocol = self.owner.name.protocol;
         (self.affinity.is_some(), protocol, self.has_firewall())
@@ -270,7 +269,7 @@ impl ServedPort {
 
     // ---- shared chains ----
 
-    /// Returns the rules in shared chains, as lines with a line feed each.
+    /// Returns the rules in shared chains, as lines that end with a line feed.
     pub fn slots(&self, style: Style<'_>) -> Vec<(Slot, Arc<str>)> {
         let mut slots = Slots(Vec::new());
         let protocol = self.owner.name.protocol;
@@ -389,7 +388,7 @@ impl ServedPort {
         slots.0
     }
 
-    // ---- chains of its own ----
+    // ---- chains of one port ----
 
     /// Passes each rule of the port's own chains to `tell(chain, rule)`, chain by chain.
     fn rules(&self, style: Style<'_>, tell: &mut dyn FnMut(Chain, Rule)) {
@@ -425,8 +424,8 @@ impl ServedPort {
         let (chain, name) = (self.chain(Purpose::External), &self.name);
         let of = |what: &str| Match::comment(format!("{what} {name} external destinations"));
         if self.external_local {
-            // Packets from a pod or the node itself are treated as if they had come back through
-            // the load balancer: no policy applies.
+            // Packets from a pod or the node are treated as if they had returned through the load
+            // balancer, so no policy applies.
             let cluster = self.chain(Purpose::Cluster);
             let from_here = || Match::SourceLocal;
             if let Some(from_pod) = local(&style.config.detector) {
@@ -458,8 +457,7 @@ impl ServedPort {
         tell(chain, Rule::without_target([Match::comment(rest)]));
     }
 
-    /// Passes the rules of a policy's chain: masquerading on the way to the cluster IP, then the
-    /// endpoints.
+    /// Passes the rules of a policy's chain: masquerading for the cluster IP, then the endpoints.
     fn policy_rules(
         &self,
         is_local: bool,
@@ -507,8 +505,8 @@ impl ServedPort {
     ) {
         let (chain, protocol) = (endpoint.chain(), self.owner.name.protocol);
         let comment = || (!style.is_terse).then(|| Match::comment(self.name.clone()));
-        // A pod's connection to itself needs another source address; otherwise the pod would answer
-        // itself directly.
+        // A pod's connection to itself needs another source address. Otherwise, the pod would reply
+        // to itself directly.
         let hairpin = comment()
             .into_iter()
             .chain([Match::Source(endpoint.at.ip().into())]);
@@ -540,7 +538,7 @@ impl ServedPort {
         chains
     }
 
-    /// Writes the rules of the wanted chains, as lines with a line feed.
+    /// Writes the rules of the wanted chains, as lines that end with a line feed.
     pub fn write(
         &self,
         style: Style<'_>,
@@ -559,10 +557,10 @@ impl ServedPort {
     }
 }
 
-/// The table of a Service port's own chains.
+/// The table of all chains of single Service ports.
 pub(crate) const OWN: Table = Table::Nat;
 
-/// Rules by slot, in their order; of two entries with one slot the first counts.
+/// Rules by slot, in order. If two entries have one slot, the first entry counts.
 struct Slots(Vec<(Slot, Arc<str>)>);
 
 impl Slots {
@@ -576,8 +574,8 @@ impl Slots {
     }
 }
 
-/// A stand-in for the rules of a chain. Equal rules have equal stand-ins; others differ but for a
-/// probability of 2⁻⁶⁴.
+/// A digest of a chain's rules. Equal rules have equal digests. Different rules have equal digests
+/// with a probability of 2⁻⁶⁴.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Content {
     /// Number of rules.
@@ -586,7 +584,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Adds a rule at the end: a line, without a line feed.
+    /// Adds a rule at the end. The rule is a line without a line feed.
     pub fn add(&mut self, line: &str) {
         use std::hash::{DefaultHasher, Hash as _, Hasher as _};
         let mut hasher = DefaultHasher::new();

@@ -5,8 +5,8 @@ use proxy::{IpFamily, Protocol};
 
 use crate::nfacct::{Accounting, Counter};
 
-/// Tries rules with each match and target that all clusters need, in a chain that nothing leads to.
-/// The rules are removed again.
+/// Tries rules with each match and target that all clusters need, in an unused chain. Then removes
+/// the rules.
 ///
 /// # Errors
 ///
@@ -31,8 +31,8 @@ pub fn probe(iptables: &Iptables, family: IpFamily) -> Result<(), IptablesError>
     iptables.try_rules(family, &rules.collect::<Vec<_>>())
 }
 
-/// Reports whether counting rules exist. Each family has one for INVALID packets, unless conntrack
-/// is liberal.
+/// Reports whether counting rules exist in a family. Without a liberal conntrack, each family has a
+/// counting rule for INVALID packets.
 pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     if iptables.is_empty(family) {
         return false;
@@ -47,8 +47,8 @@ pub fn has_counting_rules(family: IpFamily, iptables: &Iptables) -> bool {
     read.is_ok() && has_some
 }
 
-/// Checks that the kernel has counters and that iptables can use them, and creates missing
-/// counters. Costs one process; writes nothing if counting rules exist.
+/// Checks that the kernel has counters and that iptables can use them. Creates missing counters.
+/// Starts one process, and writes no rule if counting rules exist.
 ///
 /// # Errors
 ///

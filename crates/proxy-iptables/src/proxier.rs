@@ -29,34 +29,35 @@ use crate::port::compile;
 use crate::saved::Saved;
 use crate::tables::Tables;
 
-/// Share of the time that reading all rules may take: one in this number.
+/// Divisor of the time share for reading all rules: reads may take one in this number.
 const READING_SHARE: u32 = 50;
 
-/// Number of Services in one write after which memory is given back.
+/// Number of Services in one write above which memory is freed afterwards.
 const MANY: usize = 1_000;
 
 /// The iptables mode for one IP family.
 pub type Proxier<K> = Engine<Iptables, K>;
 
-/// The kernel threads of this mode: [rules and looks](Lane).
+/// The kernel threads (lanes) of this mode: [rules and reads](Lane).
 pub type Lanes<K> = engine::Lanes<Iptables, K>;
 
 /// The wanted and actual state of the iptables mode, and its next writes.
 pub struct Iptables {
     tables: Tables,
     claims: Claims,
-    /// Manner of the next plan: apart after a refusal, until nothing is refused.
+    /// Manner of the next plan: apart after a refusal, until the kernel refuses no piece.
     manner: Manner,
     /// Time of the last read of all rules, and how long it took.
     read: Option<(Instant, Duration)>,
     freshness: Freshness,
     /// True if a refused restore has left the kernel's content unknown.
     is_uncertain: bool,
-    /// True if that content may differ from the tables. Nothing is written until it is read.
+    /// True if the kernel's content may differ from the tables. The mode reads it before the next
+    /// write.
     has_to_read: bool,
-    /// Schedule of looks for the canary.
+    /// Schedule of the canary's checks.
     canary: reconcile::ReadSchedule,
-    /// True if a check asks for a look for the canary, or for a read of all rules.
+    /// True if a periodic check needs a query for the canary, or a read of all rules.
     wants_look: bool,
 }
 
@@ -68,7 +69,7 @@ enum Freshness {
 }
 
 impl Iptables {
-    /// Wants the base for the current addresses.
+    /// Claims the base for the current addresses.
     fn want_base(&mut self, state: &mut State) {
         let (family, config) = (state.node.family, &state.config);
         let selection = state.node.node_port_addresses.of(family);
@@ -82,7 +83,7 @@ impl Iptables {
             let base = Base::new(family, config, Some(&selected));
             (base, selected.into_iter().filter(is_outside).collect())
         } else {
-            // NodePorts stay where they are served.
+            // The addresses that serve NodePorts stay the same.
             let mut base = Base::new(family, config, Some(&[]));
             if let Some(installed) = self.tables.base.actual(&()) {
                 base.keep_node_ports(installed);
@@ -144,7 +145,7 @@ impl Iptables {
         }
     }
 
-    /// Reports whether a check reads all rules instead of looking for the canary alone.
+    /// Reports whether a check reads all rules instead of only the canary.
     fn is_reading_due(&self, state: &State) -> bool {
         let period = state.config.sync_period;
         let period = period.saturating_sub(period / 8);
@@ -154,7 +155,7 @@ impl Iptables {
         })
     }
 
-    /// Returns the number of wanted and of written rules.
+    /// Returns the numbers of wanted and written rules.
     fn counts(&self, written: Option<RuleCounts>) -> IptablesReport {
         let base = self.tables.base.wanted(&());
         let base = |table| base.map_or(0, |base| base.rules(table));
@@ -167,12 +168,12 @@ impl Iptables {
     }
 
     fn next_of_rules(&mut self, state: &mut State) -> Step<Self> {
-        // Written before the node's addresses are known, the base could remove NodePorts.
+        // A base that is written before the node's addresses are known could remove NodePorts.
         if !(state.knows(Part::Rules) && state.look(Part::Addresses).is_tried()) {
             return Step::NONE;
         }
-        // After a refusal it is unknown what was written. A second write could double jumps, and
-        // empty chains of their new rules.
+        // After a refusal, the written rules are unknown. A second write could double jumps, and
+        // remove new rules from chains.
         if self.has_to_read {
             return Step::NONE;
         }
@@ -192,7 +193,7 @@ impl Iptables {
             Some(plan)
         };
         if is_empty && self.freshness == Freshness::Read {
-            // All rules were compared, and nothing had to be written.
+            // All rules were compared, and no write was needed.
             state.report.iptables = Some(self.counts(None));
             self.freshness = Freshness::Written;
         }
@@ -214,7 +215,7 @@ impl engine::Scheme for Iptables {
     const SERVING: &'static [Lane] = &[];
 
     fn new(state: &State) -> Self {
-        // A read of all rules needs no canary.
+        // A read of all rules makes the canary's check unnecessary.
         let mut canary = reconcile::ReadSchedule::new(state.now, state.config.sync_period);
         canary.begin();
         canary.succeed(state.now);
@@ -258,7 +259,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn node_changed(&mut self, state: &mut State) -> bool {
-        // No rule of a Service names an address that serves NodePorts.
+        // No Service's rule names an address that serves NodePorts.
         self.want_base(state);
         false
     }
@@ -271,7 +272,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn notice(&mut self, _: &mut State, _: &Notice) -> bool {
-        // No link holds service addresses.
+        // This mode has no link for service addresses.
         false
     }
 
@@ -281,7 +282,7 @@ impl engine::Scheme for Iptables {
     }
 
     fn prepare(&mut self, state: &mut State) {
-        // A read of all rules finds more than the canary.
+        // A read of all rules finds more than the canary's check.
         if !state.look(Part::Rules).is_awaited() && mem::take(&mut self.wants_look) {
             if self.is_reading_due(state) {
                 state.ask(Part::Rules);
@@ -294,8 +295,9 @@ impl engine::Scheme for Iptables {
     fn next(&mut self, lane: Lane, state: &mut State) -> Step<Self> {
         match lane {
             Lane::Rules => self.next_of_rules(state),
-            // Writes go on meanwhile, so a look that hangs delays none. Nor can its result be
-            // wrong: without a canary all rules are read, in turn with the writes.
+            // This lane runs in parallel with writes, so a query that hangs delays no write. Its
+            // result cannot be wrong: if the canary is missing, all rules are read, between the
+            // writes.
             Lane::Looks => {
                 let is_due = self.canary.is_due(state.now);
                 if !is_due || state.look(Part::Rules).is_awaited() {
@@ -322,7 +324,8 @@ impl engine::Scheme for Iptables {
                 self.freshness = Freshness::Read;
             }
             PartState::Addresses(addresses) => {
-                // Loopback addresses serve NodePorts, or do not count.
+                // True if the address is not a loopback address, or loopback addresses serve
+                // NodePorts.
                 let counts = |ip: &IpAddr| !ip.is_loopback() || state.config.localhost_node_ports;
                 let addresses = addresses.into_iter().filter(counts).collect();
                 state.node.interface_addresses = addresses;
@@ -349,7 +352,7 @@ impl engine::Scheme for Iptables {
             state.wrote(Part::Rules);
         }
         if verdicts.refused > 0 {
-            // The content of the kernel is not known in every case.
+            // The kernel's rules may differ from the recorded rules.
             self.is_uncertain = true;
             self.has_to_read |= verdicts.is_doubtful || verdicts.taken > 0;
             self.read = None;

@@ -20,7 +20,7 @@ use crate::chain::{Chain, Hash, Purpose};
 #[derive(Debug)]
 pub struct CounterReader {
     family: IpFamily,
-    /// Addresses with the chain that their packets go on in, and the number of packets.
+    /// Addresses with the next chain of their packets, and the number of packets.
     addresses: Vec<(ServedAddress, Chain, u64)>,
     /// Service port of each endpoint's chain.
     ports: HashMap<Hash, Hash>,
@@ -28,7 +28,7 @@ pub struct CounterReader {
     endpoints: HashMap<Hash, (SocketAddr, u64)>,
 }
 
-/// An address and port that rules serve. The address of a NodePort is the unspecified one.
+/// An address and port that rules serve. A NodePort has the unspecified address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServedAddress {
     /// Address and port.
@@ -40,7 +40,7 @@ pub struct ServedAddress {
 /// The connections of one Service port.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortConnections {
-    /// Connections by address, in the order of the rules: the cluster IP comes first.
+    /// Connections by address, in the order of the rules. The cluster IP comes first.
     pub addresses: Vec<(ServedAddress, u64)>,
     /// Connections by endpoint, for all addresses.
     pub endpoints: Vec<(SocketAddr, u64)>,

@@ -1,7 +1,7 @@
 //! Reads the output of `iptables-save` line by line, and keeps this mode's rules.
 //!
-//! Chains of Service ports are kept as digests. Rules in shared chains are kept by the address and
-//! port that they name.
+//! Keeps a digest of each Service port's chain, and rules in shared chains by their address and
+//! port.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,12 +25,12 @@ pub use footprint::Leftovers;
 pub struct Saved {
     /// Chains of Service ports.
     pub chains: HashMap<Chain, Content>,
-    /// Rules in shared chains, as lines with a line feed each.
+    /// Rules in shared chains, as lines that end with a line feed.
     pub slots: HashMap<Slot, String>,
-    /// The other rules.
+    /// All other rules of this mode.
     pub base: Base,
-    /// Shared chains that differ from this mode's form: they have rules without an address and
-    /// port, or in a wrong place.
+    /// Shared chains that differ from this mode's form: a rule has no address and port, or is at a
+    /// wrong position.
     pub disordered: BTreeSet<Shared>,
     /// Leftovers of other modes.
     pub leftovers: Leftovers,
@@ -39,7 +39,7 @@ pub struct Saved {
 /// A reader of the output of `iptables-save`, line by line.
 #[derive(Debug)]
 pub struct Reader {
-    /// This mode's rules in other programs' chains.
+    /// Our rules in other programs' chains.
     guests: BTreeSet<(Table, String)>,
     lines: iptables::Reader,
     others: Finder,
@@ -52,7 +52,7 @@ impl Reader {
         Self {
             guests: base::guests(config).collect(),
             lines: iptables::Reader::default(),
-            // A foreign rule that leads to leftovers is reported until it is gone.
+            // A foreign rule that leads to leftovers is reported until it is deleted.
             others: Finder::beside(&base::FOOTPRINT, config.modes, Held::Goes),
             saved: Saved::default(),
         }
@@ -66,7 +66,7 @@ impl Reader {
         }
     }
 
-    /// Reads a line, without its line feed.
+    /// Reads a line without its line feed.
     pub fn line(&mut self, line: &str) {
         match self.lines.read(line) {
             Some((table, Entry::Chain(name))) => self.declaration(table, name),
@@ -149,7 +149,7 @@ fn slot(chain: Shared, rule: RuleLine<'_>) -> Option<Slot> {
             }
             "-p" => protocol = Some(Protocol::from_lower(&options.next()?)?),
             "--dport" => port = Some(options.next()?.parse().ok()?),
-            // The rule is not for every source, or it is inverted.
+            // The rule excludes some sources, or is inverted.
             "-s" | "-i" | "!" => return None,
             _ => {}
         }

@@ -1,7 +1,7 @@
-//! The tables of this mode: wanted, actual, and so pending rules.
+//! The tables of this mode: the wanted rules, the actual rules, and their difference.
 //!
-//! Wants may change while a write goes on. So the tables record what the plan wrote, never what is
-//! wanted by then.
+//! The wanted rules may change during a write. So the tables record what the plan wrote, not the
+//! current wanted rules.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,14 +20,14 @@ pub(crate) struct Tables {
     pub(crate) base: Entries<(), Arc<Base>, ()>,
     pub(crate) slots: Entries<Slot, Arc<str>, Arc<Owner>>,
     pub(crate) chains: Entries<Chain, Content, Arc<Owner>>,
-    /// Shared chains to write whole. An actual entry here is one that nothing wants.
+    /// Shared chains to write whole. An actual entry stands for an unwanted, disordered chain.
     pub(crate) disordered: Entries<Shared, (), ()>,
-    /// Leftovers of other modes, which no Service waits for. Nothing wants them either.
+    /// Leftovers of other modes. No Service waits for their removal.
     pub(crate) leftovers: Entries<(), Leftovers, ()>,
 }
 
 impl Tables {
-    /// Creates tables in which nothing is wanted or known.
+    /// Creates empty tables.
     pub(crate) fn new(now: Instant) -> Self {
         let mut tables = Self {
             base: Entries::new(),
@@ -62,18 +62,19 @@ impl Tables {
         [base as &dyn Rows, slots, chains, disordered, leftovers].into_iter()
     }
 
-    /// Sets whether unwanted rules of Services count as late: not while they may not be removed.
+    /// Sets whether unwanted rules of Services count as late. They do not count while their removal
+    /// is forbidden.
     pub(crate) fn count_removals(&mut self, removals: Removals) {
         self.slots.count_removals(removals);
         self.chains.count_removals(removals);
     }
 
-    /// Reports whether all rules that all Services need are in the kernel.
+    /// Reports whether the kernel has all rules that every Service needs.
     pub(crate) fn has_base(&self) -> bool {
         self.base.pending_len() == 0 && self.disordered.pending_len() == 0
     }
 
-    /// Reports whether everything that an owner claims is in the kernel.
+    /// Reports whether the kernel has every rule that an owner claims.
     pub(crate) fn has_all_of(&self, owner: &Arc<Owner>) -> bool {
         let mut slots = self.slots.keys_of(owner).iter();
         let mut chains = self.chains.keys_of(owner).iter();
@@ -86,7 +87,7 @@ impl Tables {
         self.has_base() && self.slots.pending_len() == 0 && self.chains.pending_len() == 0
     }
 
-    /// Records that nothing of a plan was written.
+    /// Records that the plan wrote no rules.
     pub(crate) fn fail_all(&mut self, plan: &Plan, now: Instant) {
         self.fail_base(plan, now);
         for part in &plan.parts {
@@ -139,7 +140,7 @@ impl Tables {
                         }
                     }
                 }
-                // Refused alone, among others that were taken, the change itself is at fault.
+                // The kernel accepted other changes, so the refused change itself is at fault.
                 Verdict::Refused(_) => {
                     let owner = part.owner.as_ref().map(|owner| owner.name.clone());
                     let failure = failure("write iptables rules", owner, verdict);
@@ -157,7 +158,7 @@ impl Tables {
             let what = format!("remove iptables chain {chain}");
             report.failures.extend(failure(&what, None, verdict));
             if matches!(verdict, Verdict::Refused(_)) {
-                // A rule of another program leads to it; no Service is served less for that.
+                // A rule of another program leads to the chain. No Service is affected.
                 self.chains.excuse(chain, now);
             } else {
                 self.chains.fail(chain, now);

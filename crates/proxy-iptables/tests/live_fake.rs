@@ -1,5 +1,5 @@
-//! Compares the strict fake with the programs and the kernel: both take or refuse the same
-//! restores, and then hold the same rules.
+//! Compares the strict fake with the programs and the kernel. Both accept or refuse the same
+//! restores, and then have the same rules.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -16,15 +16,15 @@ use proxy::IpFamily;
 use proxy_iptables::fake::FakeKernel;
 use proxy_iptables::{IptablesKernel, Kernel, Table};
 
-/// Number of restores, one after the other.
+/// Number of consecutive restores.
 const RESTORES: usize = 60;
 
 /// A source of random restores.
 struct Restores(Chance);
 
 impl Restores {
-    /// Returns a rule as `iptables-save` prints it. Jumps lead to chains of higher numbers: no
-    /// loops.
+    /// Returns a rule as `iptables-save` prints it. Jumps lead only to chains of higher numbers, so
+    /// that no loop exists.
     fn rule(&mut self, family: IpFamily) -> String {
         let chain = self.0.small(4);
         let name = if self.0.small(6) == 0 {
@@ -70,12 +70,12 @@ impl Restores {
     }
 }
 
-/// Returns true if the restore was accepted. An unexpected error ends the test.
+/// Returns true if the kernel accepted the restore. An unexpected error ends the test.
 fn taken(kernel: &mut impl Kernel, text: &str) -> bool {
     let done = kernel.restore(&mut |to| to.write_all(text.as_bytes()));
     match done {
         Ok(()) => true,
-        // The programs' words only hint at which of these it is.
+        // The programs' messages only hint at one of these kinds.
         Err(refusal) if matches!(refusal.kind, Kind::Refused | Kind::NoModule) => false,
         Err(refusal) => panic!("{text}: {refusal:?}"),
     }
@@ -95,7 +95,7 @@ fn held(kernel: &mut impl Kernel) -> Vec<String> {
             }
         });
         told.unwrap();
-        // Chains come in the order of their names or of their creation; rules keep their own.
+        // Programs sort chains by name or creation. Rules keep their order.
         lines.sort_by_key(|line| line.split(' ').take(2).collect::<String>());
         held.push(format!("{table:?}: {lines:#?}"));
     }
@@ -137,7 +137,7 @@ fn compare(family: IpFamily, backend: Backend) {
         "{backend:?} {family}: {}",
         differences.join("\n")
     );
-    // Both happen.
+    // The restores contain accepted and refused ones.
     assert!((RESTORES / 5..RESTORES).contains(&refused), "{refused}");
 }
 

@@ -1,4 +1,4 @@
-//! Stories about the iptables mode on the strict fake kernel.
+//! Test scenarios for the iptables mode on the strict fake kernel.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -119,7 +119,7 @@ impl World<Slow> {
         Self::with(proxier, kernel, true)
     }
 
-    /// Runs, in real time, until the condition holds, and returns the time that took.
+    /// Runs in real time until the condition holds, and returns the elapsed time.
     fn until(&mut self, what: &str, is_so: impl Fn(&State) -> bool) -> Duration {
         let began = Instant::now();
         while !is_so(&self.kernel.state()) {
@@ -157,7 +157,7 @@ impl<K: Kernel> World<K> {
         self.model.apply(event);
     }
 
-    /// Runs the daemon's loop until nothing is left to do at once.
+    /// Runs the daemon's loop until no work is left.
     fn sync(&mut self) -> Synced {
         let changes = self.model.take_changes();
         self.proxier.update(&self.model, &changes, self.now);
@@ -197,7 +197,7 @@ impl<K: Kernel> World<K> {
         synced
     }
 
-    /// Checks the kernel, as happens once in each period.
+    /// Runs the periodic check of the kernel.
     fn tick(&mut self, later: Duration) -> Synced {
         self.now += later;
         self.proxier.check(self.now);
@@ -209,7 +209,7 @@ impl<K: Kernel> World<K> {
         std::mem::take(&mut self.kernel.state().restores)
     }
 
-    /// Changes a chain as another program would.
+    /// Changes a chain like another program.
     fn damage(&self, table: Table, name: &str, change: impl FnOnce(&mut Vec<String>)) {
         let mut state = self.kernel.state();
         let chains = state.tables.get_mut(&table).unwrap();
@@ -232,7 +232,7 @@ impl<K: Kernel> World<K> {
         self.kernel.state().tables[&table][name].clone()
     }
 
-    /// Returns the chains with their rules; rules of shared chains are sorted.
+    /// Returns the chains with their rules. Rules of shared chains are sorted.
     fn holds(&self) -> BTreeMap<(Table, String), Vec<String>> {
         let state = self.kernel.state();
         let mut all = BTreeMap::new();
@@ -415,7 +415,7 @@ fn many_large_services_of_one_namespace_come_after_the_others_in_pieces() {
     let longest = restores.iter().map(|text| text.lines().count()).max();
     assert!(longest.unwrap() < 4_000, "{longest:?} lines");
 
-    // A start that writes all Services at once has the same rules.
+    // A start that writes all Services in one plan leads to the same rules.
     let mut other = World::new();
     for number in 1..=3 {
         other.apply(Event::ServiceApplied(service(number)));
@@ -493,7 +493,7 @@ fn a_look_for_the_canary_that_hangs_delays_no_change() {
         longest = longest.max(world.until("a change", is_chosen));
     }
     assert!(longest < Duration::from_millis(100), "{longest:?}");
-    // It was there before the flush, which the next look notices.
+    // The chain existed before the flush. The next check notices its absence.
     world.kernel.flush();
     hangs.store(false, Ordering::Relaxed);
     world.proxier.check(world.now);
@@ -580,7 +580,7 @@ fn without_nfacct_packets_go_the_same_way_uncounted() {
         bare_forward[0],
         "-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP"
     );
-    // The rule that only counts comes before its twin for all sources.
+    // The counting rule comes first. The remaining rules equal the rules without counters.
     assert_eq!(node_ports[1..], bare_node_ports);
     assert!(
         node_ports[0].contains("-d 127.0.0.0/8 ")
@@ -662,7 +662,7 @@ fn writes_apart_after_a_passing_refusal_are_complete() {
         world.holds()
     };
     assert_eq!(world.holds(), at_a_start());
-    // Another program removes the rules. The refusal of another change reveals it.
+    // Another program removes the rules. The refusal of another change reveals the removal.
     world.damage(Table::Nat, "KUBE-SERVICES", Vec::clear);
     world.apply(Event::ServiceDeleted(service(3).name));
     world.sync();
@@ -703,7 +703,7 @@ fn a_service_that_is_refused_stands_alone() {
     assert_eq!(served.len(), 18 + 1);
     assert!(served.last().unwrap().ends_with("-j KUBE-NODEPORTS"));
     assert!(world.restores().len() < 32);
-    // Other Services change meanwhile.
+    // Other Services change in the meantime.
     world.apply(slice(1, [1, 2, 3]));
     let report = world.sync();
     assert!(report.failures.is_empty(), "{report:?}");
@@ -736,7 +736,7 @@ fn after_a_lock_that_is_lost_between_two_tables_rules_are_read_before_they_are_w
         let rules = world.chain(Table::Filter, "KUBE-SERVICES");
         rules.iter().filter(|rule| rule.contains("web-1")).count()
     };
-    // One rule is added in table filter, one removed in table nat.
+    // The change adds one rule in table filter, and removes one in table nat.
     world.apply(slice(1, []));
     world.kernel.state().held_after = Some(1);
     world.kernel.state().unreadable = Some("the machine is busy".to_owned());
@@ -773,8 +773,8 @@ fn the_chain_of_an_endpoint_is_written_with_what_leads_to_it() {
         world.now = world.proxier.next_due(world.now).unwrap();
     }
     assert!(world.settle().pending > 0);
-    // The change would be accepted now, and its retry is due in some seconds. Another endpoint is
-    // removed now.
+    // The kernel would accept the change now, and its retry is due in some seconds. Another
+    // endpoint is removed now.
     world.kernel.state().refused.clear();
     world.apply(slice(1, [1, 3]));
     let synced = world.sync();
@@ -851,15 +851,15 @@ fn a_node_on_which_every_service_is_refused_is_stuck() {
     let synced = world.settle();
     let since = synced.stuck.unwrap();
     assert!(synced.settled.is_empty(), "{synced:?}");
-    // Since the request; otherwise earlier requests would count as served.
+    // Counts from the request. Otherwise, earlier requests would count as served.
     assert_eq!(world.proxier.standing().pending_since, Some(asked));
-    // The base is still being written, which is no progress of any Service.
+    // The base is still being written. That is no progress of any Service.
     world.now += Duration::from_mins(1);
     world.kernel.flush();
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!(synced.stuck, Some(since));
     assert!(world.proxier.standing().pending_since.is_some());
-    // Services other than one: that one is reported by name, and no longer counts.
+    // The kernel refuses one Service, which is reported by name and no longer counts as stuck.
     world.kernel.state().refused = vec!["default/web-2".into()];
     world.now += Duration::from_mins(2);
     let synced = world.settle();
@@ -909,7 +909,7 @@ fn node_ports_stay_where_they_are_until_the_node_is_known() {
     assert_eq!(next.sync().pending, 0);
     let now = into_node_ports(&next).concat();
     assert!(now.contains("-d 192.168.0.10/32"), "{now}");
-    // `primary,localhost`
+    // The next process starts with `--nodeport-addresses=primary,localhost`.
     next.kernel.state().addresses.insert([127, 0, 0, 1].into());
     let mut last = World::on(next.kernel.clone(), true);
     let mut node = NodeFacts::new(IpFamily::V4, "node1");
@@ -954,7 +954,7 @@ fn repaired_drift_is_reported_by_kind() {
     }
     let synced = world.tick(Duration::from_mins(1));
     assert_eq!(told(&synced), [("chain", 2), ("rule", 1)]);
-    // The mode's own changes are no drift.
+    // The mode's own changes do not count as drift.
     world.apply(slice(1, [1, 2, 3]));
     assert!(world.sync().drift.is_empty());
     assert!(world.tick(Duration::from_mins(1)).drift.is_empty());
@@ -997,7 +997,7 @@ fn an_address_that_changes_while_addresses_are_read_is_read_again() {
         };
         put(&mut world, !is_there);
         world.now += Duration::from_millis(50);
-        // The rules are read, and recorded only once the result is back.
+        // The lane reads the rules. The mode records them only once the result has arrived.
         world.proxier.proceed(&world.model, world.now);
         put(&mut world, is_there);
         world.settle();
@@ -1078,7 +1078,7 @@ fn only_the_older_of_two_load_balancers_at_one_address_has_rules() {
             assert_eq!(about(&world), about(&alone), "{older:?} {younger:?}");
             assert_eq!(world.conflicts.len(), 1);
             assert_eq!(world.conflicts[0].object, "198.51.100.7:80/TCP");
-            // The younger Service gets the address with all its rules.
+            // The younger Service gets the address with all rules.
             world.apply(Event::ServiceDeleted(name("web-1")));
             assert_eq!(world.sync().pending, 0);
             assert!(world.conflicts.is_empty());
@@ -1246,7 +1246,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
         rules.push("-A INPUT -s 9.9.9.9/32 -j KUBE-IPVS-FILTER".to_owned());
     });
     let synced = world.tick(Duration::from_mins(1));
-    // One restore together, and then apart.
+    // The mode tries one restore together, and then one apart.
     assert_eq!((synced.failures.len(), synced.failed_restores), (1, 2));
     assert!(has_leftovers(&world));
     let tries = 2 + world.restores_within(Duration::from_mins(2));
@@ -1255,7 +1255,7 @@ fn leftovers_of_ipvs_mode_are_removed_once_no_rule_refers_to_them() {
     world.restores_within(Duration::from_secs(30));
     assert!(!has_leftovers(&world));
     assert_eq!(world.proxier.standing().pending, 0);
-    // From then on a change is one restore again.
+    // From then on, a change is one restore again.
     world.apply(slice(1, [1, 2, 3]));
     world.sync();
     assert_eq!(world.restores().len(), 1);
@@ -1297,7 +1297,7 @@ fn a_kernel_that_is_as_wanted_is_not_written() {
     assert!(world.restores().is_empty());
 }
 
-/// A change of one of a few Services.
+/// A change of one Service.
 #[derive(Debug, Clone)]
 enum Step {
     Apply(u8, u8),
@@ -1318,7 +1318,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Returns a Service in which each bit sets a field.
+/// Returns a Service with optional fields, one for each bit.
 fn varied(number: u8, bits: u8) -> Service {
     let is = |bit: u8| bits & (1 << bit) != 0;
     let mut varied = service(number);
@@ -1342,7 +1342,8 @@ fn varied(number: u8, bits: u8) -> Service {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// Checks that any steps leave the kernel as a start with the same objects does.
+    /// Checks that the kernel's rules after any steps equal those of a fresh start with the same
+    /// objects.
     #[test]
     fn steps_lead_where_a_start_leads(steps in proptest::collection::vec(step(), 1..25)) {
         let mut world = World::new();

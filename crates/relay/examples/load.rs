@@ -27,10 +27,10 @@ const TIME: Duration = Duration::from_secs(3);
 /// Number of idle connections.
 const IDLE: usize = 10_000;
 
-/// Descriptors for all else.
+/// Number of descriptors for other purposes.
 const OTHERS: usize = 100;
 
-/// Number of clients that connect at once.
+/// Number of clients that connect in parallel.
 const CLIENTS: usize = 4;
 
 fn main() {
@@ -51,7 +51,7 @@ fn main() {
 
 // ---- the endpoint ----
 
-/// Serves connections; the first byte of each says its purpose.
+/// Serves connections. The first byte of each connection selects its purpose.
 fn serve() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     println!("{}", listener.local_addr().unwrap());
@@ -121,7 +121,7 @@ fn client(at: SocketAddr, what: &str, count: usize) {
                 done += chunk.len();
             }
             client.shutdown(Shutdown::Write).unwrap();
-            // Waits until all is read.
+            // Waits until the endpoint has read all bytes.
             let _ = client.read(&mut [0; 1]);
             println!("{}", per_second(done, start));
         }
@@ -146,7 +146,7 @@ fn client(at: SocketAddr, what: &str, count: usize) {
             };
             let all: Vec<TcpStream> = (0..count).map(one).collect();
             println!("{}", all.len());
-            // Waits until the relay has measured, and closes this.
+            // Waits until the measuring process closes this pipe.
             let _ = std::io::stdin().read(&mut [0; 1]);
         }
     }
@@ -185,7 +185,7 @@ where
     line.trim().parse().unwrap()
 }
 
-/// Returns the client's result, and the CPU seconds of this process meanwhile.
+/// Returns the client's result, and the CPU seconds of this process during the run.
 fn run(at: SocketAddr, what: &str, count: usize) -> (u64, f64) {
     let before = worked();
     let (mut child, mut output) = start(&["client", &at.to_string(), what, &count.to_string()]);
@@ -217,7 +217,7 @@ fn measure(descriptors: Option<u64>) {
     let (mut server, mut output) = start(&["server"]);
     let endpoint: SocketAddr = line(&mut output);
     let descriptors = descriptors.map_or(usize::MAX, |most| most.try_into().unwrap());
-    // Each connection takes two here.
+    // In this process, each connection takes two descriptors.
     let idle = IDLE.min((descriptors - OTHERS) / 2);
     let all = [
         ("direct", None),

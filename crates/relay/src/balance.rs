@@ -1,4 +1,4 @@
-//! The choice of an endpoint for a client: round robin, or the endpoint that it had before.
+//! The choice of an endpoint for a client: round robin, or the client's previous endpoint.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -10,17 +10,17 @@ use ipnet::IpNet;
 
 use super::recent::Recent;
 
-/// Maximum number of clients remembered for one listening port.
+/// Maximum number of remembered clients of one listening port.
 const MOST_CLIENTS: usize = 65_536;
 
-/// The endpoints of a listening port, its affinity, and the clients that it admits.
+/// The endpoints of a listening port, its affinity, and its allowed clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Serving {
-    /// Endpoints, sorted. If empty, connections are reset.
+    /// Sorted endpoints. If the list is empty, connections are reset.
     pub endpoints: Box<[SocketAddr]>,
     /// Time that a client keeps its endpoint after its last connection.
     pub affinity: Option<Duration>,
-    /// Networks that clients may come from; `None` admits all.
+    /// Networks of allowed clients. `None` allows all clients.
     pub sources: Option<Box<[IpNet]>>,
 }
 
@@ -42,7 +42,7 @@ impl Serving {
 pub(crate) enum Choice {
     /// The previous endpoint, if there is affinity.
     Kept,
-    /// The next endpoint: the previous one did not accept.
+    /// The next endpoint, since the previous endpoint did not accept.
     Another,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Balance {
 
 impl Balance {
     pub(crate) fn new(serving: Arc<Serving>) -> Self {
-        // A random start, so that nodes do not all begin with the same endpoint.
+        // Starts at a random endpoint, so that nodes do not all begin with the same one.
         let random = RandomState::new().build_hasher().finish();
         let mut balance = Self {
             serving: Arc::default(),
@@ -66,7 +66,7 @@ impl Balance {
         balance
     }
 
-    /// Replaces the endpoints. Clients keep an endpoint that is still there.
+    /// Replaces the endpoints. Clients keep an endpoint that still serves.
     pub(crate) fn update(&mut self, serving: Arc<Serving>) {
         if serving.affinity != self.serving.affinity {
             let of = |ttl| Recent::new(ttl, MOST_CLIENTS);

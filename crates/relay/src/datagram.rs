@@ -1,5 +1,5 @@
-//! Datagrams with their destination address. An answer has to come from that address, or connection
-//! tracking does not match it.
+//! Datagrams with their destination address. A reply must come from that address to match
+//! connection tracking.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -16,7 +16,7 @@ use socket2::Socket;
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-/// A client, and the local address that it sent to.
+/// A client, and the local address to which the client sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Peer {
     pub(crate) client: SocketAddr,
@@ -40,18 +40,18 @@ impl Datagrams {
         Self(socket)
     }
 
-    /// Waits until a datagram may be there.
+    /// Waits until a datagram may have arrived.
     pub(crate) async fn readable(&self) -> io::Result<()> {
         self.0.readable().await
     }
 
-    /// Receives a datagram, if there is one, and returns its length and its peer.
+    /// Receives a datagram if one has arrived, and returns its length and its peer.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Peer)> {
         let receive = || receive(&self.0, buffer);
         self.0.try_io(Interest::READABLE, receive)
     }
 
-    /// Sends a datagram back to a peer, if there is room.
+    /// Sends a datagram to a peer if the buffer has room.
     pub(crate) fn send(&self, to: Peer, bytes: &[u8]) -> io::Result<usize> {
         send(&self.0, to, bytes)
     }

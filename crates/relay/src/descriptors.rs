@@ -1,5 +1,5 @@
-//! The limit of open files. Without a free descriptor, the relay stops accepting, logs it once, and
-//! goes on when one is free.
+//! The limit of open files. Without a free descriptor, the relay stops accepting and logs it once.
+//! It continues when a descriptor is free.
 
 use std::cell::Cell;
 use std::io;
@@ -12,20 +12,21 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-/// The error when no descriptor is left, with the remedy.
+/// The log message for a shortage of descriptors, with the remedy.
 pub(crate) const OPEN: &str =
     "as many files are open as may be: raise the limit (LimitNOFILE, `ulimit -n`)";
 
-/// Least number of descriptors left to the rest of the process.
+/// Minimum number of descriptors for the rest of the process.
 const RESERVE: usize = 256;
 
-/// Most files that the relay allows itself: Linux's default limit for one process (`fs.nr_open`).
+/// Maximum of the relay's own limit of open files: Linux's default limit for one process
+/// (`fs.nr_open`).
 const MOST: u64 = 1 << 20;
 
 /// First and longest pause after the kernel refused a descriptor.
 const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
-/// Time before the shortage is logged again.
+/// Pause between two warnings about a shortage.
 const QUIET: Duration = Duration::from_mins(1);
 
 /// The free descriptors of a relay. Clones share them, on any thread.
@@ -36,7 +37,7 @@ pub(crate) struct Free(Arc<Semaphore>, usize);
 pub(crate) struct Descriptors {
     free: Free,
     connections: Arc<Semaphore>,
-    /// Next pause; doubles each time that the kernel refuses a descriptor.
+    /// Next pause. It doubles each time that the kernel refuses a descriptor.
     pause: Cell<Duration>,
     /// Time of the last warning about a shortage.
     told: Cell<Option<Instant>>,
@@ -52,7 +53,7 @@ enum Shortage {
     Told,
 }
 
-/// Descriptors that are held until this is dropped.
+/// Descriptors in use, freed on drop.
 pub(crate) type DescriptorPermit = OwnedSemaphorePermit;
 
 impl Free {
@@ -65,19 +66,19 @@ impl Free {
         Self(semaphore(most), most)
     }
 
-    /// Returns the number of descriptors at the start.
+    /// Returns the initial number of descriptors.
     pub(crate) fn most(&self) -> usize {
         self.1
     }
 
-    /// Takes `count` descriptors, if that many are free.
+    /// Takes `count` descriptors if enough are free.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         Arc::clone(&self.0).try_acquire_many_owned(count).ok()
     }
 }
 
-/// Raises the soft limit of open files as far as allowed, as Go's runtime does, and returns it.
-/// Each Service port takes a descriptor before its first connection. `None` means no limit.
+/// Raises the soft limit of open files to the allowed maximum, as Go's runtime does, and returns
+/// it. Each Service port takes a descriptor before its first connection. `None` means no limit.
 fn raise_limit() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -97,7 +98,7 @@ fn semaphore(most: usize) -> Arc<Semaphore> {
 }
 
 impl Descriptors {
-    /// Wraps the free descriptors, for so many connections.
+    /// Wraps the free descriptors, for at most this number of connections.
     pub(crate) fn new(free: Free, connections: usize) -> Self {
         let [first, _] = PAUSES;
         Self {
@@ -109,7 +110,7 @@ impl Descriptors {
         }
     }
 
-    /// Takes descriptors, if that many are free. A shortage is not logged.
+    /// Takes descriptors if enough are free. Does not log a shortage.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         self.free.try_take(count)
     }

@@ -11,14 +11,15 @@ use super::descriptors::DescriptorPermit;
 use super::shares::Seat;
 use super::traffic::CountedConnection;
 
-/// Identity of a flow: the number of the port, the client, and the address that it sent to.
+/// Identity of a flow: the number of the port, the client, and the local address to which the
+/// client sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct FlowKey {
     pub(crate) port: u64,
     pub(crate) peer: Peer,
 }
 
-/// A flow of datagrams. It ends when it is dropped.
+/// A flow of datagrams. The flow ends on drop.
 pub(crate) struct Flow {
     pub(crate) endpoint: SocketAddr,
     pub(crate) socket: Rc<UdpSocket>,
@@ -29,7 +30,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Creates a flow whose answers the task `answers` sends back.
+    /// Creates a flow. Its task `answers` sends the endpoint's replies.
     pub(crate) fn new(
         endpoint: SocketAddr,
         socket: Rc<UdpSocket>,

@@ -67,18 +67,18 @@ pub enum Transport {
 pub struct ListeningPort {
     /// Number of the port within the relay.
     pub number: u64,
-    /// Address that it listens on.
+    /// Address of the listening socket.
     pub at: SocketAddr,
     /// Traffic counters of the port.
     pub counters: Arc<PortCounters>,
 }
 
-/// The error of a relay whose thread has ended: nothing is carried.
+/// The error of a relay whose thread has ended. It carries no traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the relay has ended; its cause is on standard error")]
 pub struct Ended;
 
-/// A handle to a relay; clones share one relay. After the last handle is dropped, ports accept for
+/// A handle to a relay. Clones share one relay. After the last handle is dropped, ports accept for
 /// another [`Limits::linger`]. The thread ends with its last connection, or after
 /// [`Limits::drain`].
 #[derive(Debug, Clone)]
@@ -111,7 +111,7 @@ struct Opening {
 type Holds = (DescriptorPermit, Option<EphemeralPort>);
 
 impl Relay {
-    /// Starts a relay on a thread of its own, in the caller's network namespace.
+    /// Starts a relay on a new thread, in the caller's network namespace.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl Relay {
             .spawn(move || {
                 let all = LocalSet::new();
                 let done = all.block_on(&runtime, run(limits, free, counters, received));
-                // Remaining connections end here, before the caller hears of it.
+                // Remaining connections end here, before the caller gets the reply.
                 drop(all);
                 drop(runtime);
                 if let Some((done, left)) = done {
@@ -146,8 +146,8 @@ impl Relay {
         Ok(relay)
     }
 
-    /// Opens a port of a Service, which serves once this returns. If `at` has port 0, the system
-    /// chooses a port number.
+    /// Opens a port of a Service, which serves once this function returns. If `at` has port 0, the
+    /// system chooses a port number.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl Relay {
         service: &Arc<str>,
         serving: Arc<Serving>,
     ) -> io::Result<ListeningPort> {
-        // The caller retries later; the rest of the process keeps its descriptors.
+        // The caller retries later. The rest of the process keeps its descriptors.
         let held = self.free.try_take(1);
         let held = held.ok_or_else(|| io::Error::other(OPEN))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -191,8 +191,8 @@ impl Relay {
         })
     }
 
-    /// Replaces the endpoints of a port. TCP connections go on, even to endpoints that were
-    /// removed. UDP flows to removed endpoints end.
+    /// Replaces the endpoints of a port. TCP connections continue, even to removed endpoints. UDP
+    /// flows to removed endpoints end.
     ///
     /// # Errors
     ///
@@ -201,7 +201,7 @@ impl Relay {
         self.order(Order::Update(number, serving))
     }
 
-    /// Closes a port. Its TCP connections go on for [`Limits::drain`]; its UDP flows end.
+    /// Closes a port. Its TCP connections continue for [`Limits::drain`]. Its UDP flows end.
     ///
     /// # Errors
     ///
@@ -210,8 +210,8 @@ impl Relay {
         self.order(Order::Close(number))
     }
 
-    /// Closes all ports and blocks until no connection is left or `limit` is over. Returns the
-    /// number of connections that are reset then.
+    /// Closes all ports, and blocks until all connections have ended or `limit` is over. Returns
+    /// the number of connections that are then reset.
     pub fn finish(&self, limit: Duration) -> usize {
         let (done, finished) = mpsc::channel();
         if self.order(Order::Finish(limit, done)).is_err() {
@@ -230,7 +230,7 @@ impl Relay {
     }
 }
 
-/// A port and the task that accepts for it.
+/// A port, and the task that receives for it.
 enum Port {
     Tcp(Rc<tcp::Port>, JoinHandle<()>),
     Udp(Rc<udp::Port>, JoinHandle<()>),
@@ -255,14 +255,14 @@ impl Port {
     }
 }
 
-/// Runs a port's task, and keeps the port's resources until it ends or is aborted.
+/// Runs a port's task, and keeps the port's resources until the task ends or is aborted.
 async fn with(holds: Holds, task: impl Future<Output = ()>) {
     let _holds = holds;
     task.await;
 }
 
-/// Carries out orders until none can come. Returns who waits for the end, and the number of
-/// connections left.
+/// Carries out orders until all senders are dropped. Returns the caller that waits for the end, and
+/// the number of remaining connections.
 async fn run(
     limits: Limits,
     free: Free,
@@ -272,8 +272,8 @@ async fn run(
     let shared = Rc::new(Shared::new(limits, free, counters));
     let mut ports: HashMap<u64, Port> = HashMap::new();
     let (mut limit, mut done) = (shared.limits.drain, None);
-    // Takes all queued orders before any other task runs. Otherwise a packet could come through a
-    // new rule before its port serves.
+    // Takes all queued orders before any other task runs. Otherwise, a new rule could lead a packet
+    // here before its port serves.
     while let Some(order) = unconstrained(orders.recv()).await {
         match order {
             Order::OpenTcp(socket, opening) => {
@@ -285,7 +285,7 @@ async fn run(
                 ports.insert(opening.number, Port::Tcp(port, task));
             }
             Order::OpenUdp(socket, opening) => {
-                // The runtime can watch every socket that the system made.
+                // The runtime can watch every socket of the system.
                 if let Ok((port, holds)) = udp::Port::new(opening, socket) {
                     let port = Rc::new(port);
                     let task = udp::serve(Rc::clone(&shared), Rc::clone(&port));

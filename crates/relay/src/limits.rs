@@ -14,53 +14,54 @@ pub const DIAL_TIMEOUTS: [Duration; 4] = [
 /// Limits of a relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Time that a UDP flow lasts without a datagram either way. Upstream: `--udp-timeout`.
+    /// Time that a UDP flow lasts without a datagram in either direction. Upstream:
+    /// `--udp-timeout`.
     pub udp_idle: Duration,
-    /// Maximum number of UDP flows. Beyond, the flow that was idle for longest is evicted.
+    /// Maximum number of UDP flows. Above it, the longest idle flow is evicted.
     pub udp_flows: usize,
-    /// Time that connections go on after their listening port was closed.
+    /// Time that connections continue after their listening port was closed.
     pub drain: Duration,
-    /// Time that ports still accept after the last handle to the relay is dropped. A successor
-    /// needs it to redirect packets to its own ports first.
+    /// Time that ports still accept after the last handle to the relay is dropped. Meanwhile, a
+    /// successor redirects packets to its own ports.
     pub linger: Duration,
-    /// Maximum number of TCP connections. Further ones wait in the kernel's queue.
+    /// Maximum number of TCP connections. Further connections wait in the kernel's queue.
     pub connections: usize,
-    /// Maximum number of pipes lent at once. Beyond, bytes are copied.
+    /// Maximum number of pipes in use at one time. Above it, bytes are copied.
     pub pipes: usize,
-    /// Maximum number of reads of 64 KiB that wait in memory at once for slow readers. Beyond, reads are of
-    /// 4 KiB.
+    /// Maximum number of 64 KiB reads that wait in memory for slow receivers. Above it, reads are 4
+    /// KiB.
     pub waiting: usize,
-    /// Maximum number of descriptors, including listening ports and pipes. `None` takes the soft limit of the
-    /// process, less a reserve.
+    /// Maximum number of descriptors, including listening ports and pipes. `None` means the soft
+    /// limit of the process, less a reserve.
     pub descriptors: Option<usize>,
-    /// Mark of connections and flows to endpoints (`SO_MARK`), by which redirecting rules let them
-    /// pass.
+    /// Mark of connections and flows to endpoints (`SO_MARK`). Redirecting rules ignore marked
+    /// packets.
     pub mark: Option<u32>,
     /// Number of endpoints that a connection tries.
     pub dial: Dial,
     /// Scope of session affinity.
     pub pin: Pin,
-    /// Way that bytes are carried.
+    /// Method of carrying bytes.
     pub carriage: Carriage,
-    /// Clients that are accepted.
+    /// Clients that the relay accepts.
     pub reach: Reach,
 }
 
-/// The way that bytes move from one socket to the other.
+/// The method of moving bytes from one socket to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carriage {
     /// Through a buffer of the process.
     Copy,
     /// Through a pipe of the kernel, without a copy (`splice(2)`).
     Splice,
-    /// Through a buffer, and through a pipe while there are many bytes.
+    /// Through a buffer, or through a pipe while the connection carries many bytes.
     Adaptive,
 }
 
 /// The number of endpoints that a connection tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dial {
-    /// Each endpoint in turn until one accepts, each within [`DIAL_TIMEOUTS`].
+    /// Each endpoint in turn until one accepts, with a limit from [`DIAL_TIMEOUTS`] for each try.
     Several,
     /// One endpoint, within this time.
     Once(Duration),
@@ -69,7 +70,7 @@ pub enum Dial {
 /// The scope of session affinity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pin {
-    /// Each client keeps an endpoint of its own.
+    /// Each client keeps one endpoint.
     Client,
     /// All clients of a listening port keep the same endpoint.
     Port,
@@ -80,10 +81,10 @@ pub enum Pin {
 pub enum Reach {
     /// All clients.
     Anybody,
-    /// Only clients that the kernel redirected from another address or port. Connections to the
-    /// listening port itself are reset, and datagrams dropped. A TCP socket knows its original
-    /// destination (`SO_ORIGINAL_DST`). For UDP, connection tracking is asked once for each flow;
-    /// if it cannot answer, the client is accepted.
+    /// Only clients that the kernel redirected from another address or port. Direct connections to
+    /// the listening port are reset, and direct datagrams dropped. A TCP socket knows its original
+    /// destination (`SO_ORIGINAL_DST`). For UDP, the relay queries connection tracking once for
+    /// each flow, and accepts the client if the query fails.
     Redirected,
 }
 
@@ -96,9 +97,9 @@ impl Default for Limits {
             drain: Duration::from_mins(15),
             linger: Duration::from_secs(10),
             connections: 65_536,
-            // 64 MiB of the kernel's memory at most.
+            // At most 64 MiB of the kernel's memory.
             pipes: 256,
-            // 64 MiB at most.
+            // At most 64 MiB.
             waiting: 1_024,
             descriptors: None,
             mark: None,

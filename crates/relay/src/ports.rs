@@ -1,7 +1,7 @@
 //! The share of the node's ephemeral ports that the relay may take.
 //!
-//! The system chooses listening ports from those by which the node connects to others
-//! (`net.ipv4.ip_local_port_range`). If the relay took all of them, not even the kubelet could
+//! The system chooses listening ports from the same range as the node's outgoing connections
+//! (`net.ipv4.ip_local_port_range`). If the relay took all ports, not even the kubelet could
 //! connect.
 
 use std::fs;
@@ -14,21 +14,21 @@ use hashbrown::HashMap;
 
 use super::Transport;
 
-/// The kernel's default, for a range that cannot be read.
+/// The kernel's default range, for a range that cannot be read.
 const DEFAULT: Range = Range {
     ports: 32_768..=60_999,
     count: 28_232,
 };
 
-/// The ports by which this network namespace connects to others.
+/// The local ports of outgoing connections in this network namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Range {
     ports: RangeInclusive<u16>,
-    /// Number of ports that the system chooses from; excludes reserved ports.
+    /// Number of ports that the system chooses from, without reserved ports.
     count: usize,
 }
 
-/// Returns the number of ephemeral ports in this network namespace, without reserved ones.
+/// Returns the number of ephemeral ports in this network namespace, without reserved ports.
 pub(crate) fn ephemeral() -> usize {
     Range::read().count
 }
@@ -61,9 +61,9 @@ impl Range {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ephemeral(Arc<Mutex<HashMap<Kind, usize>>>);
 
-/// A transport, and true for IPv6. Only ports of the same kind compete for numbers. Outgoing TCP
-/// connections of IPv4 and IPv6 share their numbers. Both families take the same ones first, since
-/// the kernel gives odd numbers to listeners and even ones to clients.
+/// A transport, and true for IPv6. Only ports of the same kind compete for numbers. IPv4 and IPv6
+/// use the same numbers first, since the kernel gives odd numbers to listeners and even numbers to
+/// clients.
 type Kind = (Transport, bool);
 
 /// A guard that counts one ephemeral port.
@@ -71,8 +71,8 @@ type Kind = (Transport, bool);
 pub(crate) struct EphemeralPort(Ephemeral, Kind);
 
 impl Ephemeral {
-    /// Counts a port about to be opened, if half of the ephemeral ports stay with the node. Returns
-    /// `None` for a number outside of the ephemeral range.
+    /// Counts a port that will be opened, if half of the ephemeral ports remain for the node.
+    /// Returns `None` for a number outside the ephemeral range.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl Ephemeral {
         transport: Transport,
         at: SocketAddr,
     ) -> io::Result<Option<EphemeralPort>> {
-        // Read each time: the administrator may have widened the range.
+        // Reads the range each time, since the administrator may have widened it.
         let range = Range::read();
         if at.port() != 0 && !range.ports.contains(&at.port()) {
             return Ok(None);

@@ -1,11 +1,11 @@
-//! Carries bytes between two connections, both ways at once, until both directions have ended.
+//! Carries bytes between two connections in both directions, until both directions have ended.
 //!
-//! Pending writes are bounded: a connection is read again only after all that was read from it is
-//! written. An idle connection holds neither a buffer nor a pipe. All connections share one buffer,
-//! and pipes are lent only while they hold bytes.
+//! Pending writes are bounded: the relay reads from a connection again only after it has written
+//! all earlier bytes. An idle connection holds neither a buffer nor a pipe. All connections share
+//! one buffer, and borrow pipes only while they hold bytes.
 //!
-//! The end of one direction (FIN) is passed on while the other direction goes on. A reset of one
-//! connection resets the other.
+//! The relay passes on the end of one direction (FIN) while the other direction continues. A reset
+//! of one connection resets the other.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -26,25 +26,26 @@ use super::limits::{Carriage, Limits};
 use super::shares::Seat;
 use super::traffic::{CountedConnection, add};
 
-/// Bytes read at once.
+/// Bytes of one read.
 const CHUNK: usize = 64 * 1024;
 
-/// Bytes read at once while many reads wait to be written. A waiting direction holds no more.
+/// Bytes of one read while many reads wait to be written. A waiting direction then holds no more
+/// bytes than this.
 const FEW_BYTES: usize = 4 * 1024;
 
 /// Requested size of a pipe. The kernel may allow less.
 const PIPE: usize = 256 * 1024;
 
-/// Maximum number of empty pipes kept for reuse.
+/// Maximum number of empty pipes that are kept for reuse.
 const SPARE_PIPES: usize = 32;
 
-/// Descriptors that a pipe takes.
+/// Number of descriptors of a pipe.
 const OF_PIPE: u32 = 2;
 
-/// Bytes carried before other tasks have their turn.
+/// Bytes carried before other tasks get their turn.
 const TURN: usize = 1024 * 1024;
 
-/// Least bytes per read for which a pipe pays off.
+/// Minimum number of bytes per read for which a pipe pays off.
 const FEW: usize = 16 * 1024;
 
 /// The buffers and pipes that all connections share.
@@ -53,7 +54,7 @@ pub(crate) struct Pump {
     buffer: RefCell<Box<[u8]>>,
     /// Empty pipes, ready for reuse.
     spare: RefCell<Vec<Pipe>>,
-    /// Number of further pipes allowed. `free` has the descriptors.
+    /// Number of further pipes allowed. `free` holds their descriptors.
     room: Free,
     free: Free,
     /// Number of further large reads that may wait to be written.
@@ -77,11 +78,11 @@ enum Medium {
 
 /// The result of a read.
 enum Transfer {
-    /// All bytes that were read, this many, are written.
+    /// Number of bytes that were read and completely written.
     All(usize),
     /// Bytes that wait in memory, with the permit for a large read.
     Bytes(Vec<u8>, Option<DescriptorPermit>),
-    /// Bytes that wait in a pipe, this many.
+    /// Number of bytes that wait in a pipe.
     Piped(Pipe, usize),
     /// The peer has closed this direction.
     End,
@@ -105,7 +106,7 @@ impl Pump {
         self.spare.borrow_mut().clear();
     }
 
-    /// Carries bytes both ways until both directions have ended, and counts them as they are read.
+    /// Carries bytes in both directions until both have ended, and counts the bytes that are read.
     /// An error resets both connections.
     pub(crate) async fn run(
         &self,
@@ -145,7 +146,8 @@ impl Pump {
                     Medium::Buffer => self.read(from, to, sum)?,
                     Medium::Pipe => self.splice(from, to, sum)?,
                 };
-                // A buffer that is not full has emptied the socket, so no further read is needed.
+                // A read that does not fill the buffer has emptied the socket, so no further read
+                // is needed.
                 let is_empty = matches!(now, Transfer::All(count) if count < CHUNK);
                 moved = Some(now);
                 if is_empty && way == Medium::Buffer {
@@ -224,7 +226,7 @@ impl Pump {
         };
         Ok(match bytes.get(written..) {
             Some(left) if !left.is_empty() => Transfer::Bytes(left.to_vec(), leave),
-            // A full buffer has not emptied the socket.
+            // A read that fills the buffer has not emptied the socket.
             _ if count == most => Transfer::All(CHUNK),
             _ => Transfer::All(count),
         })
@@ -260,7 +262,7 @@ impl Pump {
         Ok(Transfer::All(count))
     }
 
-    /// Returns a pipe, if one more is allowed.
+    /// Borrows a pipe if the limit allows one more.
     fn borrow(&self) -> Option<Pipe> {
         if let Some(pipe) = self.spare.borrow_mut().pop() {
             return Some(pipe);
@@ -293,8 +295,8 @@ fn drain(pipe: &Pipe, to: &TcpStream, count: usize) -> io::Result<usize> {
     Ok(splice(&pipe.read, None, to, None, count, flags)?)
 }
 
-/// Waits until `to` can be written, or `from` fails. No other call would notice that failure
-/// meanwhile.
+/// Waits until `to` can be written, or `from` fails. No other call would notice the failure during
+/// this wait.
 async fn writable(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     tokio::select! {
         biased;
@@ -306,7 +308,7 @@ async fn writable(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// Turns an error that only means "not yet" into success.
+/// Turns a `WouldBlock` error into success.
 fn would_block(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(()),
@@ -316,7 +318,7 @@ fn would_block(error: io::Error) -> io::Result<()> {
 
 /// Makes a connection send a reset when it is closed.
 pub(crate) fn reset(connection: &TcpStream) {
-    // A connection that is gone needs no reset.
+    // A connection that has ended needs no reset.
     let _ = connection.set_zero_linger();
 }
 

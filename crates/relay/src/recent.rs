@@ -1,8 +1,8 @@
 //! A bounded map whose entries expire some time after their last use.
 //!
-//! All entries have the same time to live, so one queue keeps the next to expire at its head. A use
-//! only notes the time. An entry that reaches the head after a use moves to the end. So each call
-//! costs O(1), and no timer is needed.
+//! All entries have the same time to live, so the head of one queue expires next. A use only
+//! records the time. A used entry that reaches the head moves to the end. So each call costs O(1),
+//! and needs no timer.
 
 use std::collections::VecDeque;
 use std::hash::Hash;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-/// Entries at the head that each insertion examines: more than one, so that the queue stays
-/// bounded.
+/// Number of entries at the head that each insertion examines. More than one, so that the queue
+/// stays bounded.
 const LOOKS: usize = 2;
 
 /// Number of recently used entries that an eviction may skip.
@@ -20,15 +20,15 @@ const CHANCES: usize = 16;
 struct Entry<V> {
     value: V,
     used: Instant,
-    /// Number of the entry's place in the queue.
+    /// Number of the entry in the queue.
     number: u64,
 }
 
-/// A place in the queue.
+/// An entry's record in the queue.
 struct QueueEntry<K> {
     key: K,
     number: u64,
-    /// Time of the entry's last use when it was queued.
+    /// Time of the entry's last use before it was queued.
     seen: Instant,
 }
 
@@ -36,14 +36,15 @@ struct QueueEntry<K> {
 pub(crate) struct Recent<K, V> {
     entries: HashMap<K, Entry<V>>,
     queue: VecDeque<QueueEntry<K>>,
-    /// Time that an unused entry lasts.
+    /// Time to live of an unused entry.
     ttl: Duration,
     most: usize,
     next: u64,
 }
 
 impl<K: Clone + Eq + Hash, V> Recent<K, V> {
-    /// Creates an empty map of at most `most` entries, at least one, that last for `ttl`.
+    /// Creates an empty map. It holds at most `most` entries, at least one, each for `ttl` after
+    /// its last use.
     pub(crate) fn new(ttl: Duration, most: usize) -> Self {
         Self {
             entries: HashMap::new(),
@@ -54,12 +55,12 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         }
     }
 
-    /// Returns the number of entries, including expired ones that are still here.
+    /// Returns the number of entries, including expired entries that are not yet removed.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns the value of a key and notes its use, or `None` if it has expired.
+    /// Returns the value of a key and records its use, or `None` if the entry has expired.
     pub(crate) fn get(&mut self, key: &K, now: Instant) -> Option<&V> {
         if now.saturating_duration_since(self.used(key)?) >= self.ttl {
             self.entries.remove(key);
@@ -75,7 +76,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         Some(self.entries.get(key)?.used)
     }
 
-    /// Inserts a value. Above the limit, an entry that was unused for long is evicted.
+    /// Inserts a value. Above the limit, evicts an entry that was unused for long.
     pub(crate) fn insert(&mut self, key: K, value: V, now: Instant) {
         self.look(now);
         if let Some(entry) = self.entries.get_mut(&key) {
@@ -116,7 +117,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         self.entries.retain(|key, entry| keeps(key, &entry.value));
     }
 
-    /// Evicts an entry that was unused for long. Returns false if there is none.
+    /// Evicts an entry that was unused for long. Returns false if the map is empty.
     pub(crate) fn give_way(&mut self) -> bool {
         let mut chances = CHANCES;
         while let Some(mut place) = self.queue.pop_front() {
@@ -138,7 +139,7 @@ impl<K: Clone + Eq + Hash, V> Recent<K, V> {
         false
     }
 
-    /// Examines the head of the queue: removes expired entries, moves used ones to the end.
+    /// Examines the head of the queue: removes expired entries, and moves used entries to the end.
     fn look(&mut self, now: Instant) {
         for _ in 0..LOOKS {
             let Some(mut place) = self.queue.pop_front() else {

@@ -1,26 +1,26 @@
-//! The check that a flow's first datagram was redirected here, by connection tracking.
+//! The check by connection tracking that a flow's first datagram was redirected to this port.
 
 use std::net::SocketAddr;
 
 use conntrack_netlink::{Conntrack, Error, Protocol};
 use tracing::warn;
 
-/// The connection for that question, in the network namespace of the thread that opened it.
+/// The conntrack connection for the check, in the network namespace of the thread that opened it.
 pub(crate) struct RedirectCheck(Option<Conntrack>);
 
 impl RedirectCheck {
-    /// Opens a check that asks connection tracking.
+    /// Opens a check that queries connection tracking.
     pub(crate) fn open() -> Self {
         Self(Conntrack::open().inspect_err(tell).ok())
     }
 
-    /// Creates a check that takes every datagram as redirected.
+    /// Creates a check that accepts every datagram as redirected.
     pub(crate) const fn never_asked() -> Self {
         Self(None)
     }
 
-    /// Reports whether the datagram from `client` that arrived at `own` was sent to another address
-    /// or port. Returns true if that is unknown.
+    /// Reports whether `client` sent to an address or port other than `own`, where the datagram
+    /// arrived. Returns true if the query fails.
     pub(crate) fn is(&mut self, client: SocketAddr, own: SocketAddr) -> bool {
         let Some(conntrack) = &mut self.0 else {
             return true;
@@ -38,7 +38,7 @@ impl RedirectCheck {
     }
 }
 
-/// Reports whether the next question would fail as well.
+/// Reports whether the next query would fail as well.
 fn is_for_good(error: &Error) -> bool {
     matches!(
         error,

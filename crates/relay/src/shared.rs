@@ -1,4 +1,4 @@
-//! State that the tasks of a relay share on its thread, and counters for other threads.
+//! State that a relay's tasks share on one thread, and counters for other threads.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -20,10 +20,10 @@ use super::recent::Recent;
 use super::redirect_check::RedirectCheck;
 use super::shares::{Client, Seat, Shares};
 
-/// Connections that a client keeps when all places are taken.
+/// Number of connections that a client keeps when no place is free.
 const FEW: usize = 16;
 
-/// Connections that are accepted while others end for them.
+/// Number of connections that may be accepted while the connections they replace still end.
 const SPARE: usize = 64;
 
 /// Size of the datagram buffer, above the largest datagram.
@@ -46,7 +46,8 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(limits: Limits, free: Free, counters: Arc<Counters>) -> Self {
-        // A connection takes two descriptors, a flow one, and one of the node's ephemeral ports.
+        // A connection takes two descriptors. A flow takes one descriptor and one ephemeral port of
+        // the node.
         let connections = limits.connections.min(free.most() / 2);
         let flows = limits.udp_flows.min(ephemeral() / 4).min(free.most() / 2);
         Self {
@@ -66,7 +67,7 @@ impl Shared {
         }
     }
 
-    /// Takes descriptors if enough are left, closing spare pipes if need be.
+    /// Takes descriptors if enough are left. Closes spare pipes if necessary.
     pub(crate) fn try_take(&self, count: u32) -> Option<DescriptorPermit> {
         self.descriptors.try_take(count).or_else(|| {
             self.pump.close_spare();
@@ -74,21 +75,21 @@ impl Shared {
         })
     }
 
-    /// Waits for the descriptors of the next connection. The client with most connections makes
-    /// room.
+    /// Waits for the descriptors of the next connection. The client with the most connections loses
+    /// one.
     pub(crate) async fn take(&self, count: u32) -> Option<DescriptorPermit> {
         if let Some(held) = self.try_take(count) {
             self.descriptors.tell_enough();
             return Some(held);
         }
-        // Connections that were accepted before take their places first.
+        // Lets earlier accepted connections take their places first.
         yield_now().await;
         self.end(self.connection_places.make_room());
         self.descriptors.wait(count).await
     }
 
-    /// Gives a client a place for a connection to a Service, evicting another connection if need
-    /// be. Waits if no client has to make room.
+    /// Gives a client a place for a connection to a Service. Evicts another connection if
+    /// necessary. Waits if no client has to lose a connection.
     pub(crate) async fn admit(
         &self,
         service: &Arc<str>,
@@ -126,7 +127,8 @@ impl Shared {
     }
 }
 
-/// Marks packets of a socket. Without the capability to mark, nothing is redirected either.
+/// Marks packets of a socket. Ignores a failure: without the capability to mark, no rule redirects
+/// either.
 pub(crate) fn set_mark(socket: &SockRef<'_>, mark: Option<u32>) {
     if let Some(mark) = mark {
         let _ = socket.set_mark(mark);
@@ -145,7 +147,7 @@ impl Drop for OpenConnection {
     }
 }
 
-/// Evictions by all relays that this process has had.
+/// Evictions by all relays of this process.
 static EVICTIONS: AllEvictions = AllEvictions {
     is_any_relay: AtomicBool::new(false),
     connections: AtomicU64::new(0),
@@ -158,7 +160,7 @@ struct AllEvictions {
     flows: AtomicU64,
 }
 
-/// Connections and flows that were ended to make room for others.
+/// Numbers of connections and flows that were ended to make room.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Evictions {
     /// TCP connections.
@@ -168,8 +170,8 @@ pub struct Evictions {
 }
 
 impl Evictions {
-    /// Returns the sum over all relays that this process has had, so that it never goes down; `None`
-    /// if it has had none.
+    /// Returns the sum over all relays of this process, which never decreases. `None` before the
+    /// first relay.
     pub fn of_process() -> Option<Self> {
         let all = &EVICTIONS;
         let is_any_relay = all.is_any_relay.load(Ordering::Relaxed);
@@ -191,7 +193,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Returns the counters of a relay that starts.
+    /// Returns counters for a new relay.
     pub(crate) fn of_new_relay() -> Self {
         EVICTIONS.is_any_relay.store(true, Ordering::Relaxed);
         Self::default()
@@ -202,13 +204,13 @@ impl Counters {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of TCP connections accepted so far.
+    /// Returns the number of TCP connections accepted until now.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of accepted connections that were reset: no endpoint, no place, or a
-    /// client that is not allowed.
+    /// Returns the number of accepted connections that were reset, because no endpoint or place was
+    /// left or the client was not allowed.
     pub fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
     }

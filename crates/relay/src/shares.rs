@@ -29,18 +29,18 @@ use tracing::{debug, warn};
 /// Number of recently used members that an eviction may skip.
 const CHANCES: usize = 16;
 
-/// Period of the warning that a client holds too many.
+/// Period of the warning about a client with too many connections.
 const NOTICE_PERIOD: Duration = Duration::from_mins(10);
 
-/// The name of a Service port, opaque here.
+/// The name of a Service port. The relay does not interpret it.
 type Service = Arc<str>;
 
-/// A client that counts as one.
+/// A client for counting: all its addresses count as one client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Client {
-    /// An IPv4 address, or the first address of an IPv6 network.
+    /// An IPv4 address, or the first address of an IPv6 /64 network.
     Network(IpAddr),
-    /// This node, by its loopback addresses.
+    /// This node, at its loopback addresses.
     Node,
 }
 
@@ -69,20 +69,20 @@ impl fmt::Display for Client {
     }
 }
 
-/// The places for connections, or for flows. `T` can end one.
+/// The limited places for connections, or for flows. `T` is a handle that ends one of them.
 pub(crate) struct Shares<T> {
     held: RefCell<Holders<T>>,
-    /// Signal that a place has become free.
+    /// Signal that a place is free again.
     freed: Notify,
 }
 
-/// A new place, and the holder that has to end for it.
+/// A new place, and the evicted member that has to end for it.
 pub(crate) struct Admitted<T: Clone> {
     pub(crate) place: Seat<T>,
     pub(crate) evicted: Option<T>,
 }
 
-/// A place that is held until this is dropped.
+/// A client's place for one connection or flow, freed on drop.
 pub(crate) struct Seat<T: Clone> {
     shares: Rc<Shares<T>>,
     number: u64,
@@ -102,22 +102,22 @@ struct Holders<T> {
     told: Option<Instant>,
 }
 
-/// The limits of a group of holders.
+/// The limits of places in total, for one Service, and for one client.
 struct Most {
     all: usize,
     service: usize,
     client: usize,
-    /// Places that a client keeps when all places are taken.
+    /// Number of places that a client keeps when no place is free.
     few: usize,
 }
 
-/// The room for one more holder.
+/// The room for one more member.
 enum Room {
     /// Free places are left.
     Free,
-    /// A holder of this Service and client has to end first.
+    /// No place is free. A member of this Service and client has to end first.
     Of((Service, Client)),
-    /// No holder has to make room.
+    /// No place is free, and no member has to end.
     None,
 }
 
@@ -127,14 +127,14 @@ struct Member<T> {
     end: T,
 }
 
-/// Holders of one client at one Service, oldest first. Some numbers may have ended.
+/// Members of one client at one Service, oldest first. Some numbers in the queue may have ended.
 #[derive(Default)]
 struct Group {
     queue: VecDeque<u64>,
     count: usize,
 }
 
-/// Holders ranked by the number of their places.
+/// Clients or Services, ranked by the number of their places.
 struct Ranks<K> {
     total: usize,
     counts: HashMap<K, usize>,
@@ -154,7 +154,7 @@ impl<K: Clone + Ord + Hash> Ranks<K> {
         self.counts.get(of).copied().unwrap_or_default()
     }
 
-    /// Returns the holder of most places.
+    /// Returns the key with the most places.
     fn biggest(&self) -> Option<(usize, &K)> {
         self.ranked.last().map(|(count, of)| (*count, of))
     }
@@ -173,7 +173,7 @@ impl<K: Clone + Ord + Hash> Ranks<K> {
 }
 
 impl<T: Clone> Shares<T> {
-    /// Creates `all` places, at least one. A client that holds `few` places keeps them.
+    /// Creates `all` places, at least one. A client with at most `few` places keeps them.
     pub(crate) fn new(what: &'static str, all: usize, few: usize) -> Self {
         let all = all.max(1);
         let held = Holders {
@@ -198,13 +198,13 @@ impl<T: Clone> Shares<T> {
         }
     }
 
-    /// Waits until a place becomes free.
+    /// Waits until a place is free again.
     pub(crate) async fn until_freed(&self) {
         self.freed.notified().await;
     }
 
-    /// Gives a client a place at a Service. Returns `None` if all are taken and no holder has to
-    /// make room.
+    /// Gives a client a place at a Service. Returns `None` if no place is free and no member has to
+    /// end.
     pub(crate) fn admit(
         self: &Rc<Self>,
         service: &Service,
@@ -236,7 +236,7 @@ impl<T: Clone> Shares<T> {
         Some(Admitted { place, evicted })
     }
 
-    /// Evicts a connection of the client that holds most, unless that client holds few.
+    /// Evicts a connection of the client with the most places, unless that client has few.
     pub(crate) fn make_room(&self) -> Option<T> {
         let mut held = self.held.borrow_mut();
         let (count, client) = held.clients.biggest()?;
@@ -268,7 +268,7 @@ impl<T: Clone> Holders<T> {
         from.map_or(Room::None, Room::Of)
     }
 
-    /// Returns the Service at which a client holds most.
+    /// Returns the Service at which a client has the most places.
     fn biggest_of(&self, client: Client) -> Option<(Service, Client)> {
         let (_, service) = self.of_clients.get(&client)?.biggest()?;
         Some((Arc::clone(service), client))
@@ -318,7 +318,7 @@ impl<T: Clone> Holders<T> {
         Some(member)
     }
 
-    /// Records the number of places that a client holds at a Service.
+    /// Records the number of a client's places at a Service.
     fn count(&mut self, of: &(Service, Client), count: usize) {
         let (service, client) = of;
         let ranks = self.services.entry(Arc::clone(service));
@@ -350,8 +350,8 @@ impl<T: Clone> Holders<T> {
     }
 }
 
-/// Returns the client that makes room: the one that holds most, or `client` itself if none holds
-/// more.
+/// Returns the client that has to free a place: the client with the most places. Prefers `client`
+/// if no other has more. Returns `None` if no client has more than `few`.
 fn chosen(ranks: &Ranks<Client>, client: Client, few: usize) -> Option<Client> {
     let mine = ranks.count(&client);
     let (count, biggest) = ranks.biggest()?;
@@ -360,7 +360,7 @@ fn chosen(ranks: &Ranks<Client>, client: Client, few: usize) -> Option<Client> {
 }
 
 impl<T: Clone> Seat<T> {
-    /// Notes that the connection was used.
+    /// Records that the connection was used.
     pub(crate) fn note_use(&self) {
         self.used.set(true);
     }
@@ -368,10 +368,10 @@ impl<T: Clone> Seat<T> {
 
 impl<T: Clone> Drop for Seat<T> {
     fn drop(&mut self) {
-        // Ends the loan first: dropping the member may use the shares again.
+        // Releases the borrow first, since dropping the member may use the shares again.
         let ended = self.shares.held.borrow_mut().remove(self.number);
         if ended.is_some() {
-            // Wakes all waiters: the first may have to wait for another Service's place.
+            // Wakes all waiters. The first waiter may need a place at another Service.
             self.shares.freed.notify_waiters();
         }
     }
@@ -459,7 +459,7 @@ mod tests {
         assert!(tried.ended.iter().all(|number| *number < 60));
         assert_eq!((tried.ended.len(), tried.refused), (20, 0));
         assert_eq!(tried.shares.len(), 60);
-        // From here on every client holds few.
+        // From here on, every client has few places.
         for number in 80..200 {
             tried.admit(number, "c", &format!("10.0.1.{number}"));
         }

@@ -1,4 +1,5 @@
-//! A TCP port: accepts connections, connects each to an endpoint, and carries its bytes.
+//! A TCP port. It accepts connections, connects each to an endpoint, and carries the bytes between
+//! both.
 
 use std::cell::RefCell;
 use std::io;
@@ -23,13 +24,13 @@ use super::pump::{Cut, reset};
 use super::shared::{Shared, set_mark};
 use super::traffic::PortCounters;
 
-/// Descriptors that a connection takes: the client's socket and the endpoint's.
+/// Number of descriptors of a connection: the client's socket and the endpoint's socket.
 const OF_CONNECTION: u32 = 2;
 
-/// Silence before the first keepalive probe: Go's default, and so upstream's.
+/// Idle time before the first keepalive probe, as in Go and upstream.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Pause of accepting after an unexpected error.
+/// Pause after an unexpected error of accepting.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A listening port and its connections.
@@ -52,7 +53,7 @@ impl Port {
     }
 }
 
-/// Makes a listening socket.
+/// Creates a listening socket.
 ///
 /// # Errors
 ///
@@ -68,33 +69,34 @@ pub(crate) fn listen(at: SocketAddr) -> io::Result<TcpListener> {
         socket.set_reuse_address(true)?;
     }
     socket.bind(&at.into())?;
-    // The kernel takes the lower one of this and `net.core.somaxconn`.
+    // The kernel takes the lower of this value and `net.core.somaxconn`.
     socket.listen(i32::from(i16::MAX))?;
     Ok(socket.into())
 }
 
-/// Accepts connections until aborted.
+/// Accepts connections until the task is aborted.
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListener) {
     let own = listener.local_addr();
     let own = own.map_or(Ipv4Addr::UNSPECIFIED.into(), |own| own.ip());
-    // A listener of the runtime cannot be polled for waiting clients; its streams can, and wrap any
-    // socket.
+    // The runtime's listener cannot be polled for waiting clients. The runtime's stream can, and it
+    // wraps any socket.
     let Ok(listener) = TcpStream::from_std(OwnedFd::from(listener).into()) else {
-        // The runtime can watch every socket that the system made.
+        // Never happens: the runtime can watch every socket of the system.
         return;
     };
     loop {
         if listener.readable().await.is_err() {
             return;
         }
-        // The client that waited may have been accepted already. Then no descriptors are taken.
+        // The waiting client may have been accepted already. Then no descriptors are needed.
         if listener
             .try_io(Interest::READABLE, || is_waited_at(&listener))
             .is_err()
         {
             continue;
         }
-        // Descriptors come before the connection: in the queue it waits at the kernel's cost.
+        // Takes descriptors before accepting. Until then, the connection waits in the kernel's
+        // queue, at the kernel's cost.
         let Some(place) = shared.descriptors.take_connection().await else {
             return;
         };
@@ -102,8 +104,9 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
             return;
         };
         let held = (place, held);
-        // So does the outgoing socket. If the kernel runs short, each connection would otherwise
-        // hold one socket and none would have two. Endpoints have the family of their Service.
+        // Opens the outgoing socket before accepting, too. In a shortage, each connection would
+        // otherwise hold one socket, and none would have two. Endpoints have the family of their
+        // Service.
         let outward = match open_outward(own, shared.limits.mark) {
             Ok(outward) => outward,
             Err(error) => {
@@ -115,7 +118,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
         let accepted = listener.try_io(Interest::READABLE, || accept(&listener));
         let (stream, client) = match accepted {
             Ok(accepted) => accepted,
-            // The client has given up meanwhile.
+            // The client has given up since.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(error) if is_exhausted(&error) => {
                 drop((held, outward));
@@ -145,12 +148,13 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>, listener: TcpListe
     }
 }
 
-/// Fails with [`WouldBlock`](io::ErrorKind::WouldBlock) if no client waits.
+/// Succeeds if a client waits, or the listener has an error. Fails with
+/// [`WouldBlock`](io::ErrorKind::WouldBlock) if no client waits.
 fn is_waited_at(listener: &TcpStream) -> io::Result<()> {
     let mut asked = [PollFd::new(listener, PollFlags::IN)];
     match poll(&mut asked, Some(&Timespec::default())) {
         Ok(0) => Err(io::ErrorKind::WouldBlock.into()),
-        // Accepting reports the error.
+        // The accept call reports the error.
         _ => Ok(()),
     }
 }
@@ -208,7 +212,7 @@ async fn connect_and_carry(
             () = shared.pump.run(client, &server, &carrying, &place) => {}
         }
     };
-    // The connection can also be ended while it dials.
+    // The connection can also be ended while it connects to the endpoint.
     tokio::select! {
         biased;
         () = carried => {}
@@ -216,7 +220,7 @@ async fn connect_and_carry(
     }
 }
 
-/// Reports whether the client's destination was another address or port than this one.
+/// Reports whether the client sent to an address or port other than this socket's.
 fn was_redirected(client: &TcpStream) -> bool {
     let socket = SockRef::from(client);
     let Ok(own) = client.local_addr() else {
@@ -239,9 +243,9 @@ fn prepare(connection: &TcpStream) {
     let _ = SockRef::from(connection).set_tcp_keepalive(&keepalive);
 }
 
-/// Connects to the first endpoint that accepts, and returns the connection with its endpoint. Each
-/// refusal moves on to the next endpoint until each has refused. Each timeout lengthens the time
-/// for the next try. The first try uses the socket that was opened before accepting.
+/// Connects to the first endpoint that accepts, and returns the connection with its endpoint. After
+/// a refusal, tries the next endpoint, until each has refused. A timeout lengthens the time for the
+/// next try. The first try uses the socket that was opened before accepting.
 async fn dial(
     shared: &Shared,
     port: &Port,
@@ -278,7 +282,7 @@ async fn dial(
                 shared.descriptors.succeeded();
                 return Some((server, endpoint));
             }
-            // A shortage here says nothing about the endpoint.
+            // A shortage on this node is no fault of the endpoint.
             Ok(Err(error)) if is_exhausted(&error) => {
                 shared.descriptors.back_off(&error).await;
                 wait = waits.next()?;
@@ -292,7 +296,7 @@ async fn dial(
     }
 }
 
-/// Opens a socket to an endpoint of this family.
+/// Opens an outgoing socket for an endpoint of this address's family.
 fn open_outward(family: IpAddr, mark: Option<u32>) -> io::Result<TcpSocket> {
     let socket = match family {
         IpAddr::V4(_) => TcpSocket::new_v4(),

@@ -1,7 +1,7 @@
 //! Counters of a listening port, by endpoint.
 //!
-//! Only the relay's thread counts, so there is no contention: a chunk costs one addition. Readers
-//! are on other threads.
+//! Only the relay's thread counts, so there is no contention, and a chunk costs one addition.
+//! Readers are on other threads.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,9 +22,9 @@ pub struct TrafficCounts {
     pub bytes_in: u64,
     /// Bytes to clients.
     pub bytes_out: u64,
-    /// Datagrams from clients; 0 for TCP.
+    /// Datagrams from clients. 0 for TCP.
     pub packets_in: u64,
-    /// Datagrams to clients; 0 for TCP.
+    /// Datagrams to clients. 0 for TCP.
     pub packets_out: u64,
 }
 
@@ -39,8 +39,7 @@ impl TrafficCounts {
     }
 }
 
-/// The counters of a listening port. Endpoints that no longer serve and have no connection left are
-/// counted together.
+/// The counters of a listening port. Removed endpoints without connections share one counter.
 #[derive(Debug, Default)]
 pub struct PortCounters(Mutex<Tallies>);
 
@@ -51,7 +50,7 @@ struct Tallies {
 }
 
 impl PortCounters {
-    /// Returns the totals of the port, and of each endpoint that serves or has a connection.
+    /// Returns the port's totals, and the totals of each endpoint that serves or has a connection.
     pub fn read(&self) -> (TrafficCounts, Vec<(SocketAddr, TrafficCounts)>) {
         let counted = self.lock();
         let mut sum = counted.past;
@@ -63,7 +62,7 @@ impl PortCounters {
         (sum, endpoints)
     }
 
-    /// Counts a connection to an endpoint, which ends when the returned guard is dropped.
+    /// Counts a connection to an endpoint until the returned guard is dropped.
     pub(crate) fn connect(&self, endpoint: SocketAddr) -> CountedConnection {
         let tally = Arc::clone(self.lock().endpoints.entry(endpoint).or_default());
         tally.connections.fetch_add(1, Ordering::Relaxed);
@@ -71,7 +70,7 @@ impl PortCounters {
         CountedConnection(tally)
     }
 
-    /// Merges the counters of endpoints that no longer serve and carry nothing.
+    /// Merges the counters of removed endpoints without connections.
     pub(crate) fn retain(&self, serving: &Serving) {
         let mut counted = self.lock();
         let Tallies { endpoints, past } = &mut *counted;

@@ -1,5 +1,5 @@
-//! A UDP port: each client has a flow with a socket of its own to one endpoint, which leads answers
-//! back.
+//! A UDP port. Each client has a flow with a separate socket to one endpoint, and the endpoint's
+//! replies return through that socket.
 
 use std::cell::RefCell;
 use std::io;
@@ -25,10 +25,10 @@ use super::shares::Client;
 use super::traffic::{CountedConnection, PortCounters};
 use super::{Holds, Opening, Transport};
 
-/// Datagrams received before other tasks have their turn.
+/// Number of datagrams received before other tasks get their turn.
 const TURN: usize = 64;
 
-/// Pause of receiving after an unexpected error.
+/// Pause after an unexpected error of receiving.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A UDP port.
@@ -36,14 +36,14 @@ pub(crate) struct Port {
     pub(crate) balance: RefCell<Balance>,
     pub(crate) counters: Arc<PortCounters>,
     number: u64,
-    /// Port number that it listens on.
+    /// Port number of the listening socket.
     at: u16,
     datagrams: Datagrams,
     service: Arc<str>,
 }
 
 impl Port {
-    /// Creates a port, and returns the resources that it holds.
+    /// Creates a port, and returns it with the resources that it holds.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl Port {
     }
 }
 
-/// Creates a receiving socket that reports the destination address of each datagram.
+/// Creates a socket that reports the destination address of each datagram.
 ///
 /// # Errors
 ///
@@ -97,7 +97,7 @@ pub(crate) fn bind(at: SocketAddr) -> io::Result<StdSocket> {
     Ok(socket.into())
 }
 
-/// Receives datagrams until aborted.
+/// Receives datagrams until the task is aborted.
 pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>) {
     let mut turn = 0;
     loop {
@@ -113,7 +113,7 @@ pub(crate) async fn serve(shared: Rc<Shared>, port: Rc<Port>) {
         match received {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            // An earlier datagram failed, or the error is unexpected.
+            // The error belongs to an earlier datagram, or is unexpected.
             Err(_) => sleep(PAUSE).await,
         }
         turn += 1;
@@ -138,13 +138,13 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
             flow.place.note_use();
             return;
         }
-        // Nobody listens at the endpoint: the datagram goes to the next one.
+        // No process listens at the endpoint, so the datagram goes to the next endpoint.
         flows.remove(&key);
         choice = Choice::Another;
     }
     let client = peer.client.ip();
     let own = SocketAddr::new(peer.own, port.at);
-    // Only the first datagram of a flow is checked: our answer does not change its conntrack entry.
+    // Checks only the first datagram of a flow, since replies do not change its conntrack entry.
     if choice == Choice::Kept && !shared.redirected.borrow_mut().is(peer.client, own) {
         return;
     }
@@ -181,7 +181,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     });
     let Ok(socket) = socket else { return };
     let socket = Rc::new(socket);
-    // A new socket has no earlier failure to report.
+    // A new socket has no pending error, so a failure here means a full buffer.
     let _ = send(&socket, bytes);
     let carrying = Rc::new(port.counters.connect(endpoint));
     carrying.datagram_in(bytes.len());
@@ -193,7 +193,7 @@ fn pass_on(shared: &Rc<Shared>, port: &Rc<Port>, peer: Peer, bytes: &[u8]) {
     shared.counters.set_flows(flows.len());
 }
 
-/// Sends an endpoint's answers back to the client until the flow is idle for too long.
+/// Sends an endpoint's replies to the client until the flow has been idle for too long.
 async fn answer(
     shared: Rc<Shared>,
     port: Rc<Port>,
@@ -207,7 +207,7 @@ async fn answer(
         let heard = socket.ready(Interest::READABLE | Interest::ERROR);
         match timeout(wait, heard).await {
             Ok(Ok(ready)) if ready.is_readable() => {}
-            // Nobody listens at the endpoint.
+            // No process listens at the endpoint.
             Ok(_) => break,
             Err(_) => match shared.flows.borrow().used(&key) {
                 Some(used) if used.elapsed() < idle => {
@@ -244,8 +244,8 @@ async fn answer(
     drop(ended);
 }
 
-/// Sends a datagram, and drops it if a buffer is full. The call bypasses the runtime, which reports
-/// a new socket as full until polled.
+/// Sends a datagram, and drops it if a buffer is full. Bypasses the runtime, which reports a new
+/// socket as full until polled.
 fn send(socket: &UdpSocket, bytes: &[u8]) -> io::Result<()> {
     match rustix::net::send(socket, bytes, SendFlags::DONTWAIT) {
         Ok(_) | Err(Errno::AGAIN | Errno::NOBUFS | Errno::MSGSIZE) => Ok(()),

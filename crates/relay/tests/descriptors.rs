@@ -1,5 +1,5 @@
-//! The relay in a process without free descriptors. The limit is the process's, so this test has a
-//! file of its own.
+//! The relay in a process without free descriptors. The limit applies to the whole process, so this
+//! test is in a separate file.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -36,14 +36,14 @@ fn worked(stat: &File) -> u64 {
 #[test]
 fn without_descriptors_nothing_spins_and_all_goes_on_once_there_are_some() {
     let with = Limits {
-        // The relay believes that there are enough.
+        // The relay assumes that enough descriptors are free.
         descriptors: Some(1_000_000),
         ..limits()
     };
     let world = World::new(with, Transport::Tcp, by(&[named("a")]));
     let stat = File::open("/proc/self/stat").unwrap();
     let at_rest = open();
-    // A connection needs two: its own, and one to the endpoint.
+    // A connection needs two descriptors: one for the client, and one for the endpoint.
     for free in [0, 1] {
         assert_eq!(world.who(), "a");
         until("all of it has ended", || open() == at_rest);
@@ -55,7 +55,7 @@ fn without_descriptors_nothing_spins_and_all_goes_on_once_there_are_some() {
         let current = Some(open() as u64 + 8);
         setrlimit(Resource::Nofile, Rlimit { current, ..before }).unwrap();
         let mut taken = all_there_are();
-        // One for the client itself.
+        // Frees one descriptor for the test's client.
         taken.truncate(taken.len() - 1 - free);
         let mut waits = world.connect();
         thread::sleep(Duration::from_millis(100));
@@ -77,7 +77,7 @@ fn without_descriptors_nothing_spins_and_all_goes_on_once_there_are_some() {
 
 /// Returns the number of open files.
 fn open() -> usize {
-    // The listing itself is one of them.
+    // The listing itself opens one file.
     fs::read_dir("/proc/self/fd").unwrap().count() - 1
 }
 

@@ -60,7 +60,7 @@ fn an_endpoint_that_refuses_is_passed_over() {
 
 #[test]
 fn an_endpoint_that_hangs_is_passed_over_in_time() {
-    // The endpoint's queue is full, so a client gets no answer.
+    // The endpoint's queue is full, so a client gets no reply.
     let hangs = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     hangs.bind(&ANY.into()).unwrap();
     hangs.listen(0).unwrap();
@@ -123,7 +123,7 @@ fn a_client_that_was_not_redirected_is_reset() {
 
 #[test]
 fn the_end_of_one_direction_leaves_the_other_open() {
-    // The endpoint answers after the client's end, and reads on after its own.
+    // The endpoint replies after the client has ended, and still reads after its own end.
     let at = endpoint(|mut connection| {
         let mut told = Vec::new();
         connection.read_to_end(&mut told).unwrap();
@@ -162,7 +162,7 @@ fn a_reset_resets_the_other_side() {
     client.write_all(b"x").unwrap();
     let error = client.read(&mut [0; 1]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    // The other way round.
+    // The same in the opposite direction.
     let (told, seen) = std::sync::mpsc::channel();
     let at = endpoint(move |mut connection| {
         connection.write_all(b"a").unwrap();
@@ -194,7 +194,7 @@ fn write_until_full(connection: &mut TcpStream) -> usize {
 #[test]
 fn a_slow_reader_delays_the_writer_and_loses_nothing() {
     let all = [Carriage::Copy, Carriage::Splice, Carriage::Adaptive].map(|one| (one, 1_024));
-    // Without room for large reads, the same bytes arrive.
+    // The same bytes arrive even without room for large reads.
     for (carriage, waiting) in [&all[..], &[(Carriage::Copy, 0), (Carriage::Adaptive, 0)]].concat()
     {
         let with = Limits {
@@ -219,7 +219,7 @@ fn a_slow_reader_delays_the_writer_and_loses_nothing() {
         let mut client = world.connect();
         let before = resident();
         let written = write_until_full(&mut client);
-        // The socket buffers are the kernel's, bounded by `tcp_rmem` and `tcp_wmem`.
+        // The socket buffers belong to the kernel, and `tcp_rmem` and `tcp_wmem` bound them.
         let grown = resident().saturating_sub(before);
         assert!(grown < 8 << 20, "{carriage:?}: {grown} bytes");
         go.send(()).unwrap();
@@ -264,7 +264,7 @@ fn much_is_carried_both_ways_at_once() {
 #[test]
 fn clients_wait_for_a_free_descriptor() {
     let with = Limits {
-        // For the listening port and two connections.
+        // Descriptors for the listening port and two connections.
         descriptors: Some(5),
         ..limits()
     };
@@ -286,7 +286,7 @@ fn clients_wait_for_a_free_descriptor() {
     hold(third);
 }
 
-/// Without a free descriptor no port opens, and existing ones go on.
+/// Checks that no port opens without a free descriptor, and that existing ports continue.
 #[test]
 fn a_listening_port_takes_a_descriptor_and_gives_it_back() {
     let with = Limits {
@@ -325,14 +325,14 @@ fn connections_above_the_limit_wait() {
     second.read_exact(&mut [0; 1]).unwrap();
 }
 
-/// Without a free pipe or its descriptors, bytes are copied.
+/// Checks that bytes are copied without a free pipe or its descriptors.
 #[test]
 fn without_a_pipe_bytes_are_carried_all_the_same() {
     let none = Limits {
         pipes: 0,
         ..limits()
     };
-    // For the listening port and one connection.
+    // Descriptors for the listening port and one connection.
     let few = Limits {
         descriptors: Some(3),
         ..limits()
@@ -348,7 +348,7 @@ fn without_a_pipe_bytes_are_carried_all_the_same() {
     }
 }
 
-/// Spare pipes are closed for new connections.
+/// Checks that spare pipes are closed for new connections.
 #[test]
 fn spare_pipes_keep_nobody_waiting() {
     let with = Limits {
@@ -444,7 +444,7 @@ fn udp(limits: Limits, endpoints: &[SocketAddr]) -> World {
 
 #[test]
 fn a_flow_of_datagrams_has_one_endpoint_until_it_is_idle() {
-    // Longer than a loaded machine delays an answer.
+    // Longer than the delay of a reply on a loaded machine.
     let with = Limits {
         udp_idle: Duration::from_secs(2),
         ..limits()
@@ -503,7 +503,7 @@ fn traffic_is_counted_by_endpoint() {
     for _ in 0..5 {
         assert_eq!(ask(&one, "xy"), "axy");
     }
-    // The client may have an answer before the relay counts it.
+    // The client may get the reply before the relay counts it.
     until("the last answer is counted", || {
         world.port.counters.read().0.packets_out >= 5
     });
@@ -536,7 +536,7 @@ fn a_flow_to_an_endpoint_that_serves_no_more_ends() {
 fn flows_are_bounded_and_the_one_gives_way_that_was_idle_for_longest() {
     let with = Limits {
         udp_idle: LONG,
-        // A client has half of them.
+        // A client may have half of the flows.
         udp_flows: 16,
         ..limits()
     };

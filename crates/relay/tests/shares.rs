@@ -1,5 +1,5 @@
-//! The shares of one client and one Service, in a network namespace of its own. The namespace has
-//! clients of several addresses, and a short range of ephemeral ports.
+//! Tests of the shares of one client and one Service, in a network namespace with several client
+//! addresses and a short range of ephemeral ports.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -24,7 +24,7 @@ use support::{ANY, LONG, World, by, connect, limits, named, open, until};
 
 const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 
-/// Runs a story on a node with addresses of several clients.
+/// Runs a test scenario on a node with addresses of several clients.
 fn on_a_node(story: impl FnOnce() + Send) {
     in_namespace(|| {
         let up = "ip link set lo up && ip addr add 10.0.0.1/24 dev lo";
@@ -50,7 +50,7 @@ fn connect_from(client: u8, to: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Reports whether a connection is served: the endpoint says its name.
+/// Reports whether the connection is served: the endpoint sends its name.
 fn is_served(stream: &mut TcpStream) -> bool {
     let mut name = [0];
     stream
@@ -59,7 +59,7 @@ fn is_served(stream: &mut TcpStream) -> bool {
     matches!(stream.read(&mut name), Ok(1))
 }
 
-/// Opens listening ports until that fails, and returns them with the reason.
+/// Opens listening ports until opening fails, and returns the ports with the error.
 fn open_all(relay: &Relay, transport: Transport, at: IpAddr) -> (Vec<ListeningPort>, String) {
     let mut all = Vec::new();
     loop {
@@ -94,13 +94,13 @@ fn half_of_the_ephemeral_ports_are_left_to_the_node() {
             numbers.len() <= 60,
             "both families have the same: {numbers:?}"
         );
-        // The node still connects to others, once for each port left.
+        // The node can still connect to other hosts, once for each port left.
         let server = TcpListener::bind(("127.0.0.1", 80)).unwrap();
         let at = server.local_addr().unwrap();
         let connected: Vec<_> = (0..40).map(|_| connect(at)).collect();
         assert_eq!(connected.len(), 40);
         UdpSocket::bind(ANY).unwrap();
-        // A closed port is free for another.
+        // A closed port frees its number for another port.
         let (transport, at, all) = last.unwrap();
         relay.close(all.first().unwrap().number).unwrap();
         let again = || {
@@ -183,7 +183,7 @@ fn one_service_does_not_hold_all_connections() {
 fn the_largest_holder_makes_room_when_descriptors_run_short() {
     on_a_node(|| {
         let limits = Limits {
-            // For the listening ports and 40 connections.
+            // Descriptors for the listening ports and 40 connections.
             descriptors: Some(161),
             ..limits()
         };
@@ -208,7 +208,7 @@ fn the_largest_holder_makes_room_when_descriptors_run_short() {
 #[ignore = "needs root and a network namespace: run by make test in the lab"]
 fn one_client_does_not_hold_all_udp_flows() {
     on_a_node(|| {
-        // The endpoint tells the port by which a flow arrives.
+        // The endpoint reports the source port of each flow.
         let endpoint = UdpSocket::bind(ANY).unwrap();
         let to = endpoint.local_addr().unwrap();
         thread::spawn(move || {
@@ -263,7 +263,7 @@ fn udp_flows_leave_ephemeral_ports_to_the_node() {
                 socket.send_to(b"x", world.port.at).unwrap();
             }
         }
-        // A quarter of the ports, of which a Service has three quarters.
+        // The relay may use a quarter of the ports, and a Service three quarters of these.
         until("all have come", || {
             world.relay.counters().evicted() == 200 - 19
         });

@@ -18,7 +18,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 pub(crate) const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// Returns the limits of most tests, in which nothing redirects.
+/// Returns the limits of most tests, where no rule redirects.
 pub(crate) fn limits() -> Limits {
     Limits {
         reach: Reach::Anybody,
@@ -48,7 +48,7 @@ impl World {
         connect(self.port.at)
     }
 
-    /// Returns the name of the endpoint that answers.
+    /// Returns the name of the endpoint that replies.
     pub(crate) fn who(&self) -> String {
         let mut client = self.connect();
         let mut name = [0; 1];
@@ -119,7 +119,7 @@ pub(crate) fn both_at(at: SocketAddr, name: &'static str) -> SocketAddr {
     at
 }
 
-/// Opens an endpoint that says its name, and then echoes.
+/// Opens an endpoint that sends its name, and then echoes.
 pub(crate) fn named(name: &'static str) -> SocketAddr {
     endpoint(move |mut connection| {
         let _ = connection.write_all(name.as_bytes());
@@ -136,13 +136,13 @@ pub(crate) fn echo(mut connection: TcpStream) {
     }
 }
 
-/// Returns an address where nobody listens.
+/// Returns an address without a listener.
 pub(crate) fn nobody() -> SocketAddr {
     let listener = TcpListener::bind(ANY).unwrap();
     listener.local_addr().unwrap()
 }
 
-/// Opens a UDP endpoint that answers with its name and the datagram.
+/// Opens a UDP endpoint that replies with its name and the datagram.
 pub(crate) fn answering(name: &'static str) -> SocketAddr {
     let socket = UdpSocket::bind(ANY).unwrap();
     let at = socket.local_addr().unwrap();
