@@ -29,13 +29,13 @@ use serde_json::{Value, json};
 use source::{Api, ContentType, Lists, Settings};
 
 const PATH: &str = "/apis/discovery.k8s.io/v1/endpointslices";
-/// Number of runs of each format; the median is printed.
+/// Number of runs of each format. The program prints the median.
 const RUNS: usize = 5;
 /// Timeout in seconds for making a streamed list.
 const STREAM_SECONDS: u32 = 20;
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
-/// The formats: name, accepted content types, compression, and way of listing.
+/// The formats: name, accepted content types, compression, and method of listing.
 const FORMS: [(&str, &str, &str, Lists); 6] = [
     ("JSON", JSON, "identity", Lists::Cached),
     ("JSON, gzip", JSON, "gzip", Lists::Cached),
@@ -117,7 +117,7 @@ fn median(mut runs: Vec<[u64; 3]>) -> [u64; 3] {
     })
 }
 
-/// Reads the EndpointSlices, and returns the time and memory that it took.
+/// Reads the EndpointSlices, and returns the elapsed time and the memory used.
 fn read_list(url: &str, lists: Lists) -> [u64; 3] {
     let began = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread();
@@ -150,7 +150,7 @@ fn read_list(url: &str, lists: Lists) -> [u64; 3] {
     [wall, nanos, kilobytes * 1024]
 }
 
-/// The fixture's lists as whole responses, in each format.
+/// Returns the fixture's lists as whole responses, in each format.
 fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
     let (send, address) = mpsc::channel();
     thread::spawn(move || {
@@ -195,7 +195,7 @@ fn bodies(slices: usize, endpoints: usize) -> Vec<Vec<u8>> {
     got.into()
 }
 
-/// Serves a response as the list of EndpointSlices, and nothing else.
+/// Serves a response only as the list of EndpointSlices.
 fn serve(answer: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
@@ -212,7 +212,7 @@ fn serve(answer: Vec<u8>) -> String {
                     // The client may close the connection once it has read enough.
                     let _ = (&connection).write_all(&answer);
                 } else {
-                    // Keeps the connection open as long as the client waits.
+                    // Keeps the connection open while the client waits.
                     lines.for_each(drop);
                 }
             });
@@ -221,7 +221,7 @@ fn serve(answer: Vec<u8>) -> String {
     format!("http://{address}")
 }
 
-/// An EndpointSlice as the controller makes one for a Deployment's Pods.
+/// Returns an EndpointSlice like the controller's slices for a Deployment's Pods.
 fn slice(number: usize, endpoints: usize) -> Value {
     let service = format!("service-{number}");
     let list: Vec<Value> = (0..endpoints)

@@ -58,7 +58,8 @@ use outage::Outage;
 pub use outage::{Trouble, Troubles};
 use request::{Need, Resource};
 
-/// Events buffered for the reader of the stream: 8 kB each if slices have 50 endpoints.
+/// Number of buffered events for the reader of the stream. With 50 endpoints, a slice's event has 8
+/// kB.
 const IN_FLIGHT: usize = 128;
 
 /// The service that sends a client's requests, as a counting layer sees it.
@@ -66,7 +67,7 @@ pub type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError
 
 /// A layer around a client's [`Transport`] that counts requests.
 pub trait Counter: Layer<Transport, Service = Self::Counted> {
-    /// The service that the client sends its requests with.
+    /// The service that sends the client's requests.
     type Counted: Service<Request<Body>, Response = Response<Self::Body>, Error = BoxError, Future: Send>
         + Clone
         + Send
@@ -88,12 +89,12 @@ where
     type Body = B;
 }
 
-/// Returns a layer that counts nothing.
+/// Returns a layer that counts no requests.
 pub fn uncounted(_host: &str) -> Identity {
     Identity::new()
 }
 
-/// An API server, and the client to talk to it.
+/// An API server, and a client for it.
 #[derive(Clone)]
 pub struct Server {
     client: Client,
@@ -107,8 +108,8 @@ pub struct Server {
 
 impl Server {
     /// Reads how to reach the server: from a kubeconfig, whose URL `master` overrides, from
-    /// `master` alone, or from the environment of this Pod. The server may still be down. `count`
-    /// makes the layer that counts requests, from the server's host and port.
+    /// `master` alone, or from this Pod's environment. The server may still be down. `count`
+    /// creates the layer that counts requests, from the server's host and port.
     ///
     /// # Errors
     ///
@@ -120,7 +121,7 @@ impl Server {
         Self::by(settings, count, ConnectHooks::default()).await
     }
 
-    /// Reads how to reach the server, and runs `hooks` before each connection.
+    /// Reads how to reach the server. The client runs `hooks` before each connection.
     ///
     /// # Errors
     ///
@@ -143,8 +144,8 @@ impl Server {
         if let Some(url) = master {
             config.cluster_url = url;
         }
-        // Servers ignore a user in the URL, but libraries that log their target would log the user
-        // too.
+        // Servers ignore a user in the URL, but libraries that log their target would also log the
+        // user.
         if let Ok(url) = without_user(&config.cluster_url.to_string()).parse() {
             config.cluster_url = url;
         }
@@ -156,7 +157,7 @@ impl Server {
             advice: "correct it, or list the server in NO_PROXY",
         })?;
         let token = token::FromFile::take(&mut config.auth_info);
-        // `ListWatch` retries, since it knows what was lost.
+        // `ListWatch` retries, since it knows which events were lost.
         config.default_retry = false;
         let url = config
             .cluster_url
@@ -214,7 +215,8 @@ impl Server {
     }
 
     /// Lists and watches Services, EndpointSlices and the Node named `node`, with upstream's
-    /// selectors, and ServiceCIDRs if the settings ask for them. Never ends; needs a tokio runtime.
+    /// selectors. Includes ServiceCIDRs if the settings enable them. Never ends; needs a tokio
+    /// runtime.
     pub fn stream(&self, node: &str) -> impl Stream<Item = Event> + Send + use<> {
         let mut resources = vec![
             Resource {
@@ -274,7 +276,7 @@ impl Server {
     }
 }
 
-/// The stream of events; its tasks end when it is dropped.
+/// The stream of events. Its tasks end on drop.
 struct Events {
     addresses: mpsc::UnboundedReceiver<Vec<SocketAddr>>,
     received: mpsc::Receiver<Event>,
@@ -285,7 +287,7 @@ impl Stream for Events {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        // An address comes before any event that was read over a connection to it.
+        // An address precedes any event that was read over a connection to it.
         if let Poll::Ready(Some(addresses)) = self.addresses.poll_recv(context) {
             return Poll::Ready(Some(Event::ApiServerAt(addresses)));
         }
@@ -387,7 +389,7 @@ async fn from_file(path: &Path) -> Result<Access, StartError> {
         reason: root_cause(error),
         advice,
     };
-    // Reads the file here first, to report a missing or unreadable file plainly.
+    // Reads the file here first, to report a missing or unreadable file clearly.
     std::fs::read(path).map_err(|error| failed(&error, "correct --kubeconfig"))?;
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| StartError::Api {
         what: what.clone(),
@@ -461,7 +463,7 @@ fn without_user(url: &str) -> String {
     format!("{scheme}://{host}{path}")
 }
 
-/// Parses `--master`. Like client-go, assumes plain HTTP if there is no scheme.
+/// Parses `--master`. Like client-go, assumes plain HTTP without a scheme.
 fn master_url(master: &str) -> Result<Uri, StartError> {
     let url = if master.contains("://") {
         master.to_owned()
@@ -493,7 +495,7 @@ pub(crate) fn read_as_anything(kind: Kind, bytes: &[u8]) {
                 },
             };
             let mut list = list::List::new(kind, answer());
-            // All bytes are there, so no read waits.
+            // All bytes have arrived, so no read waits.
             while let Some(Ok(Some(object))) = list.next().now_or_never() {
                 drop(object);
             }

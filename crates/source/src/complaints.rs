@@ -5,11 +5,11 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use crate::decode::{Key, Problem};
 
-/// The problems that were logged for each object. They are logged once, not with every update.
+/// The logged problems of each object. Each problem is logged once, not with every update.
 #[derive(Debug, Default)]
 pub(crate) struct Complaints(HashMap<Key, ProblemDigest>);
 
-/// Digest of an object's problems; an object may have thousands of them.
+/// Digest of an object's problems. An object may have thousands.
 #[derive(Debug, PartialEq, Eq)]
 struct ProblemDigest {
     problems: usize,
@@ -30,7 +30,7 @@ impl ProblemDigest {
 impl Complaints {
     /// Returns the new log lines for an object with these problems.
     pub(crate) fn of(&mut self, key: &Key, problems: &[Problem]) -> Vec<String> {
-        /// A slice with a thousand invalid endpoints is one mistake.
+        /// Limit of log lines: a slice with a thousand invalid endpoints is one mistake.
         const MOST: usize = 5;
         if problems.is_empty() {
             self.0.remove(key);

@@ -20,7 +20,7 @@ pub enum StartError {
     Api {
         /// The setting or file.
         what: String,
-        /// The error in it.
+        /// The error in the setting or file.
         reason: String,
         /// The advice to the operator.
         advice: &'static str,

@@ -1,17 +1,17 @@
-//! Parsers of bytes from outside, as functions for the fuzzer. No other code may use them.
+//! Parsers of outside bytes, as functions for the fuzzer. Only the fuzzer may use them.
 
 use proxy::Kind;
 
 use crate::{address, api, decode, manifests};
 
-/// Takes the kind from the first byte.
+/// Splits the bytes into a kind, from the first byte, and the rest.
 fn kind(bytes: &[u8]) -> Option<(Kind, &[u8])> {
     let (first, rest) = bytes.split_first()?;
     let kind = Kind::ALL.get(usize::from(*first) % Kind::ALL.len())?;
     Some((*kind, rest))
 }
 
-/// Decodes a byte for the kind, and an event of a watch in JSON.
+/// Decodes a kind's byte, followed by a watch event in JSON.
 pub fn json_event(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         let _ = decode::json::event(kind, bytes);
@@ -22,7 +22,7 @@ pub fn json_event(bytes: &[u8]) {
     }
 }
 
-/// Decodes a byte for the kind, and an event of a watch in protobuf.
+/// Decodes a kind's byte, followed by a watch event in protobuf.
 pub fn protobuf_event(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         let _ = decode::protobuf::event(kind, bytes);
@@ -31,7 +31,7 @@ pub fn protobuf_event(bytes: &[u8]) {
     }
 }
 
-/// Reads a byte for the kind, and a list and a watch in both formats and in pieces.
+/// Reads a kind's byte, followed by a list and a watch, in both formats and in pieces.
 pub fn answer(bytes: &[u8]) {
     if let Some((kind, bytes)) = kind(bytes) {
         api::read_as_anything(kind, bytes);

@@ -39,22 +39,23 @@ pub use whereabouts::{EndpointPlaces, Registry, WhereaboutsError};
 
 /// A source that is open.
 pub struct Source {
-    /// The events; the stream never ends.
+    /// The events. The stream never ends.
     pub events: BoxStream<'static, Event>,
-    /// The client of the API server, if the source is one.
+    /// The client of the API server, or `None` for a folder.
     pub client: Option<Client>,
-    /// The registry for details of objects that events lack.
+    /// The registry for details of objects that events do not contain.
     pub registry: Registry,
-    /// Description without secrets: `API server https://10.0.0.1:6443`.
+    /// Description without secrets, such as `API server https://10.0.0.1:6443`.
     pub from: String,
-    /// The addresses at which the API server is reached.
+    /// The addresses at which this process reaches the API server.
     pub addresses: ApiServerAddresses,
-    /// The ongoing failures of the API server; a folder has none.
+    /// The ongoing failures of the API server. A folder has no failures.
     pub troubles: Troubles,
 }
 
-/// Opens a source; `node` is this node's name. `count` makes the layer that counts requests, from
-/// the server's host and port ([`uncounted`]: none). `hooks` run before each connection to an API server.
+/// Opens a source. `node` is this node's name. `count` creates the layer that counts requests, from
+/// the server's host and port; [`uncounted`] counts none. `hooks` run before each connection to an
+/// API server.
 ///
 /// # Errors
 ///
@@ -88,7 +89,7 @@ pub async fn connect<C: Counter>(
     })
 }
 
-/// Opens a source, and returns its events and the client of its API server, if it is one. See
+/// Opens a source, and returns its events, with the client if the source is an API server. See
 /// [`connect`].
 ///
 /// # Errors

@@ -39,18 +39,19 @@ use tracing::{info, warn};
 use crate::error::StartError;
 use folder::{ChangedFiles, Folder};
 
-/// Quiet time after the last change before the folder is read: one save causes several events.
+/// Quiet time after the last change before the folder is read, since one save causes several
+/// events.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// Quiet time while a writer has not closed its file: half a file may look like a whole one with
-/// fewer objects.
+/// Quiet time while a writer has not closed its file. Half a file may look like a complete file
+/// with fewer objects.
 const UNFINISHED: Duration = Duration::from_secs(1);
-/// Quiet time after the folder itself was replaced: its creator may still be filling it.
+/// Quiet time after the folder itself was replaced, since its creator may still be filling it.
 const REFILLED: Duration = Duration::from_secs(1);
 /// Longest time that a series of changes delays reading.
 const LONGEST: Duration = Duration::from_secs(3);
-/// The symbolic link by which a mounted ConfigMap changes all its files at once.
+/// The symbolic link by which a mounted ConfigMap changes all its files in one step.
 const CONFIG_MAP_DATA: &str = "..data";
-/// Batches of events buffered for the reader of the stream.
+/// Number of buffered event batches for the reader of the stream.
 const IN_FLIGHT: usize = 1;
 
 /// Watches the manifests in `folder`. `node` is this node's name.
@@ -104,11 +105,11 @@ fn into_io(error: notify::Error) -> io::Error {
 
 /// The stream of events from the thread.
 ///
-/// All events of one look arrive together, so a reader never sees half a change: a Service that is
-/// renamed would otherwise be missing for a moment.
+/// All events of one read arrive together, so a reader never sees half a change. Otherwise, a
+/// renamed Service would be missing for a moment.
 struct Manifests {
     looks: channel::Receiver<Vec<Event>>,
-    /// Rest of the last batch.
+    /// The rest of the last batch.
     events: vec::IntoIter<Event>,
     changes: mpsc::Sender<Change>,
 }
@@ -136,13 +137,13 @@ impl Drop for Manifests {
     }
 }
 
-/// Event that wakes the thread.
+/// An event that wakes the thread.
 enum Change {
     Watched(notify::Result<notify::Event>),
     Stop,
 }
 
-/// Runs the thread: looks at the folder now and after each change, until the stream is dropped.
+/// Runs the thread. It reads the folder now and after each change, until the stream is dropped.
 fn follow(
     mut watch: Watch,
     mut folder: Folder,
@@ -184,8 +185,8 @@ fn follow(
     }
 }
 
-/// The watches on the folder, and on the nearest existing folder above it. The upper one sees when
-/// the folder is replaced, or a symbolic link changes its target.
+/// The watches on the folder, and on the nearest existing folder above it. The upper watch notices
+/// when the folder is replaced, or a symbolic link changes its target.
 struct Watch {
     folder: PathBuf,
     watcher: RecommendedWatcher,
@@ -208,7 +209,8 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches the paths that exist now. Changes before were missed, so a look must follow.
+    /// Watches the paths that exist now. The watches missed earlier changes, so a read of the
+    /// folder must follow.
     fn renew(&mut self) -> io::Result<()> {
         for path in self.watched.drain(..) {
             // The kernel has already dropped the watches of removed paths.
@@ -234,7 +236,8 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits for changes, and then until there are no more. `None` if the stream was dropped.
+    /// Waits for changes, and then until no more changes arrive. Returns `None` if the stream was
+    /// dropped.
     fn next_batch(&mut self, changed: &mpsc::Receiver<Change>) -> Option<ChangedFiles> {
         let mut batch = Batch::default();
         let mut deadlines: Option<(Instant, Instant)> = None;
@@ -301,7 +304,7 @@ struct Batch {
 }
 
 impl Batch {
-    /// Records an event; returns false if it does not concern manifests.
+    /// Records an event. Returns false if the event does not concern manifests.
     fn note(&mut self, folder: &Path, event: notify::Event) -> bool {
         if event.need_rescan() {
             self.touched.is_all = true;
@@ -310,7 +313,7 @@ impl Batch {
         if let EventKind::Access(access) = event.kind
             && access != AccessKind::Close(AccessMode::Write)
         {
-            // A read, as by this process itself.
+            // A read access, such as by this process itself.
             return false;
         }
         let mut is_relevant = false;
@@ -335,7 +338,7 @@ impl Batch {
     }
 }
 
-/// Reads bytes as a file, for the fuzzer.
+/// Reads bytes like a file, for the fuzzer.
 pub(crate) fn read_as_file(bytes: &[u8]) {
     if let Ok(objects) = document::read(bytes) {
         for located in objects {

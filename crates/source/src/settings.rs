@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Origin of Services.
+/// The origin of Services.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settings {
     /// A folder of manifests.
@@ -11,7 +11,7 @@ pub enum Settings {
     Api(Api),
 }
 
-/// Settings of an API server. The default is the server of this Pod's cluster.
+/// Settings of an API server. The default is the API server of this Pod's cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Api {
     /// The kubeconfig file.
@@ -29,20 +29,20 @@ pub struct Api {
 /// Use of ServiceCIDRs, the networks of ClusterIPs. A folder of manifests always reads them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ServiceCidrs {
-    /// ServiceCIDRs are not watched.
+    /// The source does not watch ServiceCIDRs.
     #[default]
     NotWatched,
-    /// The mode uses ServiceCIDRs, and works without them if the server has none.
+    /// The source watches ServiceCIDRs. The mode works without them if the server has none.
     Watched,
 }
 
 /// Method of listing the existing objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lists {
-    /// A list from the server's watch cache, or pages from a server without one.
+    /// A list from the server's watch cache. A server without a watch cache sends pages.
     #[default]
     Cached,
-    /// The beginning of a watch (KEP-3157), or a list if the server does not support that.
+    /// The beginning of a watch (KEP-3157). If the server does not support this, a list.
     Streamed,
 }
 

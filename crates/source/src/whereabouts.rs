@@ -1,5 +1,5 @@
 //! Pods, nodes and zones of a Service's endpoints. Serving does not need them, so the model does
-//! not keep them. An observer of one Service reads them from the source.
+//! not keep them. Readers get them from the source, for one Service at a time.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -20,13 +20,13 @@ use crate::manifests;
 /// The label with a slice's Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 const GROUP: &str = "discovery.k8s.io/v1";
-/// Limit of slices in a request: 1,000 slices have up to 100,000 endpoints.
+/// Limit of slices in a request. 1,000 slices have up to 100,000 endpoints.
 const SLICES_MAX: &str = "1000";
 
 /// The pod, node and zone of an endpoint, as its slice names them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Whereabouts {
-    /// `targetRef.name` of a Pod; `KIND/NAME` of anything else.
+    /// `targetRef.name` of a Pod, or `KIND/NAME` of another object.
     pub pod: Option<String>,
     /// `nodeName`.
     pub node: Option<String>,
@@ -34,18 +34,18 @@ pub struct Whereabouts {
     pub zone: Option<String>,
 }
 
-/// Whereabouts of a Service's endpoints. One address may have several: host-network pods of a node
-/// share it, and a slice may list a terminating pod beside its replacement.
+/// Whereabouts of a Service's endpoints. One address may have several, since host-network pods of a
+/// node share it. A slice may also list a terminating pod together with its replacement.
 #[derive(Debug, Clone, Default)]
 pub struct EndpointPlaces {
-    /// The ports of each slice, in the order of the slices' names, as in the model.
+    /// The ports of each slice. Slices are in the order of their names, as in the model.
     slices: Vec<SlicePorts>,
     endpoints: HashMap<IpAddr, Vec<ListedEndpoint>>,
     /// Lines about ignored endpoints, at most [`IGNORED_MAX`].
     ignored: Vec<String>,
 }
 
-/// Limit of ignored endpoints that are named.
+/// Limit of ignored endpoints with a line.
 const IGNORED_MAX: usize = 20;
 
 /// Name, protocol and number of each port of a slice.
@@ -106,7 +106,7 @@ impl EndpointPlaces {
     }
 
     /// Returns the whereabouts of the endpoint that serves a Service port at this address and port
-    /// number. If there are several, returns the one that `proxy::Endpoints` uses. Without a
+    /// number. If several endpoints match, returns the one that `proxy::Endpoints` uses. Without a
     /// number, any endpoint with this address matches.
     pub fn find(
         &self,
@@ -125,7 +125,7 @@ impl EndpointPlaces {
         };
         let listed = self.endpoints.get(&address)?.iter().enumerate();
         let counts_first = |(position, listed): &(usize, &ListedEndpoint)| {
-            // If a slice has the address twice without terminating, the last one is used.
+            // If a slice lists the address twice without terminating, the last entry is used.
             let later = (!listed.terminating).then_some(Reverse(*position));
             (listed.terminating, listed.slice, later, *position)
         };
@@ -149,7 +149,7 @@ pub enum Registry {
     Manifests(PathBuf),
 }
 
-/// Reason why whereabouts are unknown.
+/// The reason why whereabouts are unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum WhereaboutsError {
     /// The API server refuses the request.
@@ -213,7 +213,7 @@ fn read_folder(
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        // A file that is no text, or was just deleted, has no slices.
+        // A file that is not text or was just deleted has no slices.
         let text = fs::read_to_string(&path).unwrap_or_default();
         let documents = manifests::documents_of(&text);
         for document in documents.filter(|document| may_name(document, service.name())) {
@@ -224,8 +224,8 @@ fn read_folder(
     Ok(EndpointPlaces::new(found))
 }
 
-/// Reports whether a text may hold a name. Only such text is decoded, because decoding a folder of
-/// thousands of Services takes seconds. A backslash may spell the name in another way.
+/// Reports whether a text may contain a name. Only such text is decoded, since decoding a folder of
+/// thousands of Services takes seconds. A backslash may spell the name differently.
 fn may_name(text: &str, name: &str) -> bool {
     let is_in_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     text.contains('\\')
@@ -236,7 +236,8 @@ fn may_name(text: &str, name: &str) -> bool {
         })
 }
 
-/// Decodes the objects of a document that may hold a name. Documents that do not decode have none.
+/// Decodes the objects of a document that may contain a name. A document that does not decode has
+/// no slices.
 fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     let items = block_items(document).into_iter();
     let items = items.filter(|item| may_name(item, name));
@@ -246,7 +247,7 @@ fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     if let Some(items) = items.filter(|items| !items.is_empty()) {
         return items;
     }
-    // JSON is YAML as well, but its own decoder is faster.
+    // JSON is also YAML, but its own decoder is faster.
     let object = serde_json::from_str::<Slice>(document).ok();
     let object = object.or_else(|| serde_saphyr::from_str(document).ok());
     let objects = object.into_iter().flat_map(|mut object| {
@@ -256,7 +257,8 @@ fn slices_in(document: &str, name: &str) -> Vec<Slice> {
     objects.collect()
 }
 
-/// Splits a list, as kubectl prints it in YAML, into the texts of its items. Other documents have none.
+/// Splits a list, as kubectl prints it in YAML, into the texts of its items. Returns no items for
+/// other documents.
 fn block_items(document: &str) -> Vec<String> {
     let lines = document.split_inclusive('\n');
     let mut lines = lines.skip_while(|line| line.trim_end() != "items:");
@@ -280,7 +282,7 @@ struct Objects {
     items: Vec<Slice>,
 }
 
-/// An EndpointSlice, or a list of EndpointSlices, with the fields that are used here.
+/// An EndpointSlice, or a list of EndpointSlices, with the used fields.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Slice {
@@ -414,7 +416,8 @@ mod tests {
         assert_eq!(found.endpoints.len(), 2);
     }
 
-    /// A folder of 1,200 Services took 2 s, so that the page had no names of pods.
+    /// Checks the time of a large folder. A folder of 1,200 Services once took 2 s, so the page had
+    /// no names of pods.
     #[test]
     fn only_text_that_may_name_the_service_is_decoded() {
         for (text, name, wanted) in [
@@ -450,7 +453,7 @@ mod tests {
             slices.map(|slice| slice.metadata.name).collect()
         };
         assert_eq!(names(&list), ["web-a"]);
-        // An alias needs the item that has its anchor.
+        // An alias needs the item with its anchor.
         let aliased = list.replace("- 10.0.0.1\n  kind: EndpointSlice\n  metadata:\n    labels:\n      kubernetes.io/service-name: web", "- *ip\n  kind: EndpointSlice\n  metadata:\n    labels:\n      kubernetes.io/service-name: web");
         let aliased = aliased.replacen("- 10.0.0.1", "- &ip 10.0.0.1", 1);
         assert_ne!(aliased, list);
@@ -483,7 +486,7 @@ mod tests {
         assert!(found.find(&http(), [127, 0, 0, 1].into(), None).is_none());
     }
 
-    /// Two host-network pods of one node, a slice each.
+    /// Checks two host-network pods of one node, each in its own slice.
     #[test]
     fn pods_that_share_an_address_are_told_apart_by_their_ports() {
         let text = r#"{"items":[
@@ -514,7 +517,8 @@ mod tests {
         assert_eq!(pod("http", Protocol::Tcp, None), told("a"));
     }
 
-    /// Names the endpoint that `proxy::Endpoints` uses, in any order of the slices.
+    /// Checks that the result is the endpoint that `proxy::Endpoints` uses, in any order of the
+    /// slices.
     #[test]
     fn of_endpoints_with_one_address_the_one_that_counts_is_named() {
         let slice = |name: &str, pods: &[(&str, bool)]| {

@@ -1,6 +1,6 @@
 //! The API source against an API server that fails for a while, and then recovers.
 //!
-//! Time is paused where only the source and the server use it: it advances when both wait.
+//! Time is paused in tests where only the source and the server use it. It advances when both wait.
 
 #![allow(
     clippy::unwrap_used,
@@ -44,8 +44,8 @@ fn url(server: &Server) -> String {
     format!("http://{}", server.address())
 }
 
-/// A server with Services `old` and `web`, an endpoint and a Node, and a source that has listed
-/// them.
+/// Starts a server with Services `old` and `web`, an endpoint and a Node, and a source that has
+/// listed them.
 async fn well(options: Options) -> (Server, Told) {
     let server = Server::start(options).await.unwrap();
     for object in [
@@ -62,7 +62,7 @@ async fn well(options: Options) -> (Server, Told) {
     (server, told)
 }
 
-/// A server without a watch cache.
+/// Returns the options of a server without a watch cache.
 fn paged() -> Options {
     Options {
         watch_cache: WatchCache::Absent,
@@ -70,7 +70,7 @@ fn paged() -> Options {
     }
 }
 
-/// Reads the events that come within `time`.
+/// Reads the events that arrive within `time`.
 async fn listen(told: &mut Told, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -115,8 +115,8 @@ async fn is_survived(fault: Fault, options: Options, is_compacted: bool) {
     let asked = server.requests().len() - before;
     assert!((6..=240).contains(&asked), "{what}: {asked} in 10 min");
     server.faults().clear();
-    // At worst a body has just gone silent, and its end meets the longest delay between attempts:
-    // 90 s, and up to 60 s.
+    // In the worst case, a body has just become silent, and its end meets the longest delay between
+    // attempts: 90 s, and up to 60 s.
     listen(&mut told, Duration::from_mins(1)).await;
     told.until_services(&["new", "web"]).await;
     told.until_listed().await;
@@ -218,7 +218,7 @@ async fn a_server_whose_versions_begin_anew_is_caught_up_with() {
                 .is_some_and(|node| node.zone.as_deref() == Some("i"))
         })
         .await;
-        // A bookmark gives the latest version to Services, too.
+        // A bookmark also gives Services the latest version.
         listen(&mut told, Duration::from_mins(2)).await;
         let (address, version) = (server.address(), server.version());
         server.stop().await;
@@ -250,12 +250,12 @@ async fn a_server_whose_versions_begin_anew_is_caught_up_with() {
     }
 }
 
-/// The cluster after the server was away.
+/// The state of the cluster after the server was away.
 #[derive(Debug, Clone, Copy)]
 enum Comeback {
     /// Unchanged.
     Same,
-    /// The history is gone.
+    /// The server's history is lost.
     Compacted,
     /// Resource versions start again, with other objects.
     Restored,
@@ -305,7 +305,7 @@ impl Comeback {
 /// Time for which a server with a watch cache waits for a future version before it refuses.
 const FRESH_WITHIN: Duration = Duration::from_secs(3);
 
-/// Measures how long `nodes` need to know everything after a server was away for so long.
+/// Measures the time until `nodes` know all objects, after a server was away for this time.
 async fn caught_up(
     nodes: usize,
     away: Duration,
@@ -322,7 +322,7 @@ async fn caught_up(
     }
     for told in &mut all {
         told.until_listed().await;
-        // A bookmark gave each kind the last version.
+        // A bookmark has given each kind the last version.
         listen(told, Duration::from_mins(2)).await;
     }
     let (before, address) = (server.cluster().clone(), server.address());
@@ -604,7 +604,8 @@ async fn a_token_is_used_as_soon_as_it_is_there() {
     std::fs::create_dir(&dir).unwrap();
     let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
     std::fs::write(&token, "first\n").unwrap();
-    // Beside the kubeconfig, as a relative path names it. It takes precedence over an inline token.
+    // A relative path names the token next to the kubeconfig. It takes precedence over an inline
+    // token.
     let user = "user: {tokenFile: token, token: written-down}";
     let text = server.kubeconfig().replace("user: {}", user);
     std::fs::write(&kubeconfig, text).unwrap();
@@ -641,7 +642,7 @@ async fn a_token_is_used_as_soon_as_it_is_there() {
     );
     assert!(!format!("{:?}", server.requests()).contains("second"));
 
-    // Without a token, no request is sent, and no state is lost.
+    // Without a token, the source sends no request, and loses no state.
     std::fs::remove_file(&token).unwrap();
     let before = tokens().len();
     server.faults().cut();

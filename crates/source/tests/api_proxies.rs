@@ -68,7 +68,7 @@ impl World {
         Told::of(&source.ok().unwrap(), "node1")
     }
 
-    /// Checks that everything is listed and watched through this proxy, and by no other route.
+    /// Checks that all objects are listed and watched through this proxy, and by no other route.
     async fn is_served(&self, proxy: &Proxy, url: &str) {
         let before = self.server.requests().len();
         let mut told = self.told(url).await;
@@ -81,7 +81,7 @@ impl World {
             targets.iter().all(|target| *target == wanted),
             "{targets:?}"
         );
-        // A connection that was begun and not needed may still be open.
+        // A connection that was opened but not needed may still be open.
         let are_all_there = async {
             while proxy.targets().len() != self.server.connections() {
                 sleep(Duration::from_millis(5)).await;
@@ -111,7 +111,7 @@ fn socks() -> ProxyOptions {
     }
 }
 
-/// An address without a listener.
+/// Returns an address without a listener.
 fn unused_address() -> SocketAddr {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap()
@@ -176,7 +176,7 @@ async fn socks_with_and_without_a_password() {
                 ..socks()
             };
             let proxy = Proxy::start(options).await.unwrap();
-            // A proxy that wants no password gets none, as from Go.
+            // A proxy that wants no password gets no password, as from Go.
             let user = has.map_or(String::new(), |_| format!("me:{ENCODED}@"));
             let url = format!("{scheme}://{user}{}", proxy.address());
             world.is_served(&proxy, &url).await;
@@ -195,7 +195,7 @@ async fn socks_over_ipv6_to_ipv6() {
     world.is_served(&proxy, &url).await;
 }
 
-/// No resolver knows this name.
+/// Checks a name that no resolver knows.
 #[tokio::test]
 async fn names_are_looked_up_by_the_proxy() {
     for (scheme, speaks) in [("http", Speaks::Http), ("socks5", Speaks::Socks5)] {
@@ -354,7 +354,7 @@ async fn a_socks_proxy_that_does_not_connect_is_named_with_the_next_step() {
 async fn a_proxy_that_says_nothing_is_named() {
     let world = World::new().await;
     let (log, _guard) = Log::start();
-    // One waits for a line, the other for a response.
+    // One client waits for a line, the other for a response.
     let proxy = Proxy::start(ProxyOptions::default()).await.unwrap();
     let mut told = world.told(&format!("socks5://{}", proxy.address())).await;
     let line = complaint(&mut told, &log).await;

@@ -34,7 +34,7 @@ fn settings(lists: Lists) -> Api {
     }
 }
 
-/// A server with a Service `web`, and a source that has listed it.
+/// Starts a server with a Service `web`, and a source that has listed it.
 async fn well(lists: Lists, options: Options) -> (Server, Told) {
     let server = Server::start(options).await.unwrap();
     server.apply(service("web")).unwrap();
@@ -43,7 +43,7 @@ async fn well(lists: Lists, options: Options) -> (Server, Told) {
     (server, told)
 }
 
-/// Reads the events that come within `time`.
+/// Reads the events that arrive within `time`.
 async fn listen(told: &mut Told, time: Duration) {
     let end = Instant::now() + time;
     while Instant::now() < end {
@@ -177,7 +177,8 @@ async fn a_long_list_comes_whole_and_packed_out_of_the_watch_cache() {
     assert_eq!(list.answer.as_ref().unwrap().content_encoding, "gzip");
 }
 
-/// Lists after the first come from the watch cache, once it is as new as the last seen version.
+/// Checks that later lists are read from the watch cache, once it is as new as the last seen
+/// version.
 #[tokio::test(start_paused = true)]
 async fn a_list_anew_is_not_older_than_what_was_seen() {
     let (server, mut told) = well(Lists::Cached, Options::default()).await;
@@ -198,8 +199,8 @@ async fn a_list_anew_is_not_older_than_what_was_seen() {
     assert_eq!(services(&told.model), ["new", "web"].into());
 }
 
-/// A server whose lists are older than the last seen version deletes nothing, until it says that
-/// the list is its newest.
+/// Checks that a server with lists older than the last seen version deletes no object, until it
+/// marks a list as its newest.
 #[tokio::test]
 async fn a_list_from_before_what_was_seen_takes_nothing_away() {
     let count = Arc::new(AtomicUsize::new(0));
@@ -227,7 +228,7 @@ async fn a_list_from_before_what_was_seen_takes_nothing_away() {
             (false, "ServiceList") => match turns.fetch_add(1, Ordering::SeqCst) {
                 0 => list(kind, "10", &[web]),
                 1 => list(kind, "9", &[]),
-                // Requested as the newest.
+                // Only a request for the newest list has no resourceVersion.
                 _ if target.contains("resourceVersion") => list(kind, "9", &[]),
                 _ => list(kind, "8", &[]),
             },
@@ -257,7 +258,7 @@ async fn a_list_from_before_what_was_seen_takes_nothing_away() {
     );
 }
 
-/// Only an expired or too large version causes a list.
+/// Checks that only an expired or too large version causes a list.
 #[tokio::test(start_paused = true)]
 async fn no_storm_of_refusals_is_a_reason_to_list_anew() {
     let refuse = |code| Fault::Refuse {
@@ -290,7 +291,8 @@ async fn no_storm_of_refusals_is_a_reason_to_list_anew() {
     }
 }
 
-/// A server that does not stream lists is asked again when another server may have replaced it.
+/// Checks that a streamed list is requested again when another server may have replaced one that
+/// streams no lists.
 #[tokio::test(start_paused = true)]
 async fn streaming_is_tried_again() {
     let options = Options {
@@ -312,17 +314,17 @@ async fn streaming_is_tried_again() {
         server.faults().add(rule.times(1));
         server.faults().cut();
     };
-    // Not with every list,
+    // No streamed list is requested with every list,
     listen(&mut told, Duration::from_mins(1)).await;
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 1);
-    // but after a while,
+    // but one is requested after a while,
     listen(&mut told, Duration::from_mins(10)).await;
     list_anew();
     listen(&mut told, Duration::from_mins(1)).await;
     assert_eq!(streamed(&server.requests()), 2);
-    // and after it was away.
+    // and after the server was away.
     server
         .faults()
         .add(Rule::from(Fault::Drop).of(Kind::Service).times(1));
@@ -334,7 +336,7 @@ async fn streaming_is_tried_again() {
     assert_eq!(services(&told.model), ["web"].into());
 }
 
-/// A refusal for another reason than streaming does not cause a plain list.
+/// Checks that a refusal for a reason other than streaming does not cause a plain list.
 #[tokio::test(start_paused = true)]
 async fn a_refusal_that_need_not_last_is_none_of_streaming() {
     let server = Server::start(Options::default()).await.unwrap();
@@ -353,7 +355,8 @@ async fn a_refusal_that_need_not_last_is_none_of_streaming() {
     assert_eq!(lists(&server.requests()).len(), 0);
 }
 
-/// Servers compress streamed lists from 1.37 on: objects are read before the watch ends.
+/// Checks compressed streamed lists, which servers send from 1.37 on: objects are read before the
+/// watch ends.
 #[tokio::test]
 async fn a_streamed_list_is_read_packed_as_it_comes() {
     let mut sent = Vec::new();
@@ -384,7 +387,7 @@ async fn a_streamed_list_is_read_packed_as_it_comes() {
             let encoding = &list.answer.as_ref().unwrap().content_encoding;
             assert_eq!(encoding == "gzip", is_packed, "{list:?}");
             sent.push(list.sent_bytes);
-            // In the same watch.
+            // The next object arrives in the same watch.
             server.apply(service("later")).unwrap();
             told.until("a change", |model| model.service_count() == 301)
                 .await;

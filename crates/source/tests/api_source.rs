@@ -1,4 +1,4 @@
-//! The API source against the API server fixture, and against servers that respond wrongly.
+//! The API source against the API server fixture, and against servers with wrong responses.
 
 #![allow(
     clippy::unwrap_used,
@@ -108,7 +108,7 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
             .is_some_and(|view| view.slices().count() == 0)
     })
     .await;
-    // The Service no longer matches the selector, without being deleted.
+    // The Service stops matching the selector, without a deletion.
     let mut web = service("web", "10.96.0.10");
     web["metadata"]["labels"] = json!({"service.kubernetes.io/service-proxy-name": "cilium"});
     server.apply(web).unwrap();
@@ -127,7 +127,7 @@ async fn follows_a_server(settings: Api, options: Options, asked: &[&str]) {
     );
 }
 
-/// In both formats, as the server chooses.
+/// Checks both formats, as the server chooses.
 async fn follows_servers(lists: Lists, options: fn() -> Options, asked: &[&str]) {
     for content_type in [ContentType::Protobuf, ContentType::Json] {
         let settings = Api {
@@ -234,7 +234,7 @@ async fn a_restart_of_the_server_loses_nothing_and_is_caught_up_with() {
         "the watch goes on where it was"
     );
 
-    // When the history is gone, everything is listed again.
+    // When the server's history is lost, the source lists all objects again.
     let cluster = again.cluster().clone();
     again.stop().await;
     cluster
@@ -273,7 +273,7 @@ async fn a_server_that_comes_later_is_found() {
     told.until_services(&["web"]).await;
 }
 
-/// No event is sent before the address of its connection, even if the server has a name.
+/// Checks that no event precedes the address of its connection, even if the server has a name.
 #[tokio::test]
 async fn a_servers_addresses_are_told_before_its_objects() {
     let server = Server::start(Options::default()).await.unwrap();
@@ -300,7 +300,7 @@ async fn a_servers_addresses_are_told_before_its_objects() {
     assert_eq!(of_name.from, "localhost resolves to it");
 }
 
-/// Responds with a list of these Services of the requested kind; a watch after it stays silent.
+/// Responds with a list of these Services of the requested kind. A following watch stays silent.
 fn lists(target: &str, services: &[Value]) -> (u16, String) {
     let (kind, items) = if target.contains("/services") {
         ("ServiceList", services)
@@ -341,7 +341,7 @@ async fn an_object_that_does_not_decode_costs_neither_its_list_nor_what_was_know
         if target.contains("watch=true") && !target.contains("sendInitialEvents") {
             let gone = json!({"kind": "Status", "code": 410, "message": "too old"});
             return match turns.load(Ordering::SeqCst) {
-                // An update that does not decode, then the end of the history.
+                // An update that does not decode, then the end of the server's history.
                 1 => (
                     200,
                     event("MODIFIED", &undecodable("a")) + &event("ERROR", &gone),
@@ -407,7 +407,7 @@ fn streams(target: &str, services: &[Value]) -> (u16, String) {
 }
 
 /// Returns the remaining Services and the number of list requests within a moment. The server has
-/// forgotten its history, and answers all lists with `answer`.
+/// lost its history, and replies to all lists with `answer`.
 async fn keeps_what_it_knew(
     is_streamed: bool,
     nonsense: impl Fn(&str) -> (u16, String) + Send + Sync + 'static,
@@ -477,7 +477,7 @@ async fn nonsense_takes_nothing_away_and_is_not_asked_for_in_a_hurry() {
 
 #[tokio::test]
 async fn a_list_that_breaks_off_takes_nothing_away() {
-    // Streamed objects without the end of the list.
+    // The server sends streamed objects without the end of the list.
     let count = Arc::new(AtomicUsize::new(0));
     let turns = Arc::clone(&count);
     let server = Scripted::new(move |target| {
@@ -505,7 +505,7 @@ async fn a_list_that_breaks_off_takes_nothing_away() {
     told.until_services(&["b"]).await;
 }
 
-/// If storage cannot read a version, servers before 1.38 respond 500, later ones 400.
+/// Checks versions that storage cannot read. Servers before 1.38 reply 500, later servers 400.
 #[tokio::test]
 async fn a_version_that_the_storage_cannot_read_is_given_up() {
     for code in [500, 400] {
@@ -522,7 +522,7 @@ async fn a_version_that_the_storage_cannot_read_is_given_up() {
             match (has_lost.load(Ordering::SeqCst), names_one) {
                 (true, true) => (code, status.to_string()),
                 (true, false) => lists(target, &[service("after", "10.96.0.2")]),
-                // A watch that ends.
+                // The watch ends.
                 (false, true) => {
                     has_lost.store(true, Ordering::SeqCst);
                     (200, String::new())

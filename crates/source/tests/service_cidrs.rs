@@ -1,4 +1,4 @@
-//! ServiceCIDRs from servers that have them, and from servers that do not.
+//! ServiceCIDRs from servers with and without them.
 
 #![allow(
     clippy::unwrap_used,
@@ -77,7 +77,7 @@ async fn they_are_followed_where_they_are_asked_for() {
             ..asking()
         };
         let mut told = Told::with(server.url(), "node1", settings).await;
-        // The fixture's own ServiceCIDR, as in a new cluster.
+        // The fixture has a ServiceCIDR, like a new cluster.
         told.until("the first", |model| are(model, &["10.96.0.0/12"]))
             .await;
         let of_ipv6 = nets(&told.model, IpFamily::V6).unwrap();
@@ -143,7 +143,7 @@ async fn a_server_that_does_not_tell_of_them_holds_nothing_back() {
     }
 }
 
-/// Servers respond with text to unknown paths, from 1.37 on with a Status.
+/// Checks the responses to unknown paths: servers send text, from 1.37 on a Status.
 #[tokio::test]
 async fn a_path_that_the_server_does_not_know_is_told_as_text_or_as_a_status() {
     let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404, "reason": "NotFound",
@@ -205,7 +205,7 @@ async fn what_was_known_stays_when_the_right_is_gone() {
     .await;
 }
 
-/// Simulates an upgrade of the server, which closes the other connections, too.
+/// Simulates an upgrade of the server, which also closes the other connections.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_was_away_is_asked_again_at_once() {
     // The log must be captured before the first line.

@@ -45,7 +45,7 @@ fn with(authority: &Authority) -> Options {
     }
 }
 
-/// A server with a Service `web`.
+/// Starts a server with a Service `web`.
 async fn serve(options: Options) -> Server {
     let server = Server::start(options).await.unwrap();
     server.apply(service("web")).unwrap();
@@ -78,7 +78,7 @@ async fn a_kubeconfig_as_kubeadm_makes_it_and_a_token_that_rotates() {
     let server = serve(Options { tokens, ..options }).await;
     folder.write("ca.crt", &authority.certificate());
     folder.write("token", "first\n");
-    // Relative paths are relative to the kubeconfig.
+    // Relative paths start at the kubeconfig's folder.
     let cluster = json!({"certificate-authority": "ca.crt"});
     let user = json!({"tokenFile": folder.0.join("token")});
     let (log, _guard) = Log::start();
@@ -123,7 +123,7 @@ async fn authorities_and_client_certificates_inline_and_in_files() {
     for (cluster, user) in [(&named, &data), (&written, &files)] {
         is_served(&folder.kubeconfig(&server.url(), cluster.clone(), user)).await;
     }
-    // Clients without a certificate, or with another's, are refused.
+    // The server refuses clients without a certificate, or with another authority's certificate.
     let (log, _guard) = Log::start();
     let nobody = folder.kubeconfig(&server.url(), named.clone(), &json!({}));
     let mut unknown = told(&nobody).await;
@@ -169,7 +169,7 @@ async fn a_server_by_another_name_or_unchecked() {
 #[tokio::test]
 async fn a_server_that_is_not_trusted_is_named_and_awaited() {
     let (authority, folder) = (Authority::new("kubernetes").unwrap(), Folder::new());
-    // Authorities of the same name, which differ by their key, and one of another name.
+    // Authorities of the same name with another key, and one authority with another name.
     for name in ["kubernetes", "another"] {
         let other = Authority::new(name).unwrap();
         let server = serve(with(&authority)).await;
@@ -231,7 +231,7 @@ async fn an_authority_that_rotates_is_taken_over() {
     let mut told = told(&folder.kubeconfig(&server.url(), cluster, &json!({}))).await;
     told.until_services(&["web"]).await;
     told.until_watched(&server).await;
-    // While the file is no certificate, that is logged, and the last one stays in use.
+    // While the file is not a certificate, the source logs this and keeps the last certificate.
     folder.write("ca.crt", "half of a certif");
     server.faults().cut();
     until_said(&mut told, &log, "cannot be used").await;
@@ -269,7 +269,7 @@ async fn a_client_certificate_that_rotates_is_shown_on_new_connections() {
     let server = serve_again(objects, address, taking(&new)).await;
     server.apply(service("new")).unwrap();
     until_said(&mut told, &log, "this client's certificate").await;
-    // One file after the other, with an attempt in between.
+    // The files change one after the other, with an attempt in between.
     let next = new.client("node").unwrap();
     folder.write("crt", &next.certificate);
     until_said(&mut told, &log, "cannot be used").await;

@@ -41,16 +41,17 @@ use super::backoff::up_to;
 
 /// Time between two lookups of a name.
 const RESOLVE_PERIOD: Duration = Duration::from_secs(30);
-/// Random addition to [`RESOLVE_PERIOD`], so that nodes that started together spread their lookups.
+/// Longest random addition to [`RESOLVE_PERIOD`]. It spreads the lookups of nodes that started
+/// together.
 const SPREAD: Duration = Duration::from_secs(5);
-/// Time that an address stays after the name lost it and its last connection closed.
+/// Time for which an address stays after the name has lost it and its last connection has closed.
 const KEPT: Duration = Duration::from_mins(15);
 
-/// Looks up the addresses of a name.
+/// A function that looks up the addresses of a name.
 pub type Resolve = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
-/// Prepares the node for a connection to these addresses, for example by removing Services from
-/// them.
+/// A function that prepares the node for a connection to these addresses, for example by removing
+/// Services from them.
 pub type Clear = Arc<dyn Fn(Vec<SocketAddr>) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// Hooks of the program before a connection to an API server.
@@ -61,7 +62,7 @@ pub struct ConnectHooks {
 }
 
 impl Default for ConnectHooks {
-    /// The system's resolver, and nothing to clear.
+    /// Returns the system's resolver, with no preparation.
     fn default() -> Self {
         let resolve = |name: String| -> BoxFuture<'static, io::Result<Vec<IpAddr>>> {
             Box::pin(async move {
@@ -90,22 +91,22 @@ impl ConnectHooks {
     }
 }
 
-/// An address of the API server, or of the proxy on the way to it.
+/// An address of the API server, or of the proxy in front of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiServerAddress {
     /// The address and port.
     pub at: SocketAddr,
-    /// The origin, for operators: `api.example resolves to it`.
+    /// The origin, in words for operators: `api.example resolves to it`.
     pub from: String,
 }
 
-/// The addresses at which the API server is reached. Clones share them; without a server there are
-/// none.
+/// The addresses at which this process reaches the API server. Clones share them. Empty without a
+/// server.
 #[derive(Clone, Default)]
 pub struct ApiServerAddresses(Option<Addresses>);
 
 impl ApiServerAddresses {
-    /// Shows the entries of `addresses`.
+    /// Returns a view of `addresses`.
     pub(super) fn of(addresses: &Addresses) -> Self {
         Self(Some(addresses.clone()))
     }
@@ -116,7 +117,7 @@ impl ApiServerAddresses {
     }
 }
 
-/// The peer of connections: the server, or the proxy on the way to it.
+/// The peer of connections: the server, or the proxy in front of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) host: String,
@@ -157,12 +158,12 @@ struct AddressBook {
     subscribers: Vec<UnboundedSender<Vec<SocketAddr>>>,
 }
 
-/// The reasons why an address is in use.
+/// The reasons to keep an address.
 #[derive(Debug, Default)]
 struct Entry {
-    /// True if the kubeconfig names the address itself.
+    /// True if the kubeconfig contains the address itself.
     is_given: bool,
-    /// The name that has, or had, the address, and the last time that it had.
+    /// The name that resolves to the address, and the time of the last lookup with this result.
     resolved: Option<(String, Instant)>,
     /// Number of open connections.
     connections: usize,
@@ -187,7 +188,7 @@ impl fmt::Display for Entry {
 }
 
 impl Addresses {
-    /// Starts with the targets that are given as addresses.
+    /// Creates the entries of the targets that are addresses already.
     pub(super) fn new(targets: Vec<Target>, hooks: ConnectHooks) -> Self {
         let mut known = AddressBook::default();
         for at in targets.iter().filter_map(Target::address) {
@@ -261,7 +262,7 @@ impl Addresses {
                     if let Some((of, when)) = &mut entry.resolved
                         && *of == name
                     {
-                        // Without a new answer, the last one stays valid.
+                        // Without a new result, the last one stays valid.
                         *when = now;
                         last.push(at.ip());
                     }
@@ -286,7 +287,7 @@ impl Addresses {
         (self.0.hooks.clear)(addresses).await;
     }
 
-    /// Looks up all names now and every [`RESOLVE_PERIOD`]. Never ends.
+    /// Looks up all names now and after every [`RESOLVE_PERIOD`]. Never ends.
     pub(super) async fn follow(self) {
         let is_named = |target: &&Target| target.address().is_none();
         let names = self.0.targets.iter().filter(is_named);
@@ -306,7 +307,7 @@ impl Addresses {
     }
 }
 
-/// Resolves a name for a connection, and clears the way to its addresses.
+/// A resolver of names for connections. It also prepares the node for the addresses.
 #[derive(Clone)]
 pub(super) struct Resolver(Addresses);
 
@@ -337,7 +338,7 @@ impl Service<Name> for Resolver {
     }
 }
 
-/// Connects, and records the peer while the connection is open.
+/// A connector that records the peer of each connection while it is open.
 #[derive(Clone)]
 pub(super) struct Dial {
     addresses: Addresses,
@@ -345,7 +346,7 @@ pub(super) struct Dial {
 }
 
 impl Dial {
-    /// Makes a connector, with the options that `set` sets.
+    /// Creates a connector with the options that `set` sets.
     pub(super) fn new(
         addresses: &Addresses,
         set: impl FnOnce(&mut HttpConnector<Resolver>),
@@ -375,7 +376,7 @@ impl Service<Uri> for Dial {
             connector,
         } = self.clone();
         Box::pin(async move {
-            // The connector's resolver resolves names, and clears the way to their addresses.
+            // The connector's resolver resolves names and prepares the node for their addresses.
             let given = Target::of(&url).and_then(|target| target.address());
             if let Some(at) = given {
                 addresses.clear(vec![at]).await;
@@ -394,7 +395,7 @@ impl Service<Uri> for Dial {
     }
 }
 
-/// A connection, whose peer counts as an address of the server while it is open.
+/// A connection. Its peer counts as an address of the server while it is open.
 pub(super) struct Dialled {
     stream: TokioIo<TcpStream>,
     #[allow(dead_code, reason = "it counts while it lives")]

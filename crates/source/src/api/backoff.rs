@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The first wait, which is also client-go's.
+/// The first wait, as in client-go.
 const FIRST: Duration = Duration::from_millis(800);
 /// The longest wait for a server that accepts no connection.
 const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
@@ -31,13 +31,13 @@ const MOST_UNCONNECTED: Duration = Duration::from_secs(5);
 const MOST_ANSWERED: Duration = Duration::from_secs(30);
 /// The longest wait for an optional kind.
 const MOST_UNTOLD: Duration = Duration::from_mins(5);
-/// Time without a failure after which a row starts again.
+/// Time without a failure after which a row restarts with its first wait.
 const FORGOTTEN: Duration = Duration::from_mins(2);
 
-/// Load that a failed attempt was for the server.
+/// The load of a failed attempt on the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cost {
-    /// There was no connection.
+    /// The server accepted no connection.
     Nothing,
     /// The server handled a request.
     Something,
@@ -61,7 +61,7 @@ struct Steps {
 }
 
 impl Backoff {
-    /// Starts at the first wait again, after a success.
+    /// Restarts at the first wait, after a success.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
@@ -115,10 +115,10 @@ mod tests {
         let mut of = |cost| [(); 8].map(|()| longest(cost));
         let wanted = [800, 1600, 3200, 5000, 5000, 5000, 5000, 5000];
         assert_eq!(of(Cost::Nothing), wanted);
-        // A server that has just started is not charged for the time before.
+        // The failures while a server was down do not lengthen its waits once it replies.
         let wanted = [800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000];
         assert_eq!(of(Cost::Something), wanted);
-        // A server that goes up and down is not asked in a hurry either.
+        // Clients also do not hurry if a server stops and starts repeatedly.
         assert_eq!(longest(Cost::Nothing), 5000);
         assert_eq!(longest(Cost::Something), 30_000);
         backoff.reset();

@@ -39,20 +39,20 @@ use super::trust::{Authorities, Peer, tls};
 use super::tunnel::Tunnel;
 
 /// Timeout of connecting. The kernel repeats the first packet after 1, 3 and 7 s, and then only
-/// after 15 s: a server that returns in between would wait for that.
+/// after 15 s. A longer timeout would delay the connection to a server that returns in between.
 const CONNECT: Duration = Duration::from_secs(10);
-/// Silence after which a connection is probed, every [`PROBES`] from then on.
+/// Silence before the first probe of a connection. Further probes follow every [`PROBES`].
 const IDLE: Duration = Duration::from_secs(15);
 const PROBES: Duration = Duration::from_secs(5);
 /// Time without any acknowledgement after which a connection is dead, even if it is not idle.
 const GONE: Duration = Duration::from_secs(30);
-/// Time after which an idle connection is closed: if its peer vanished, the next request over it
+/// Time after which an idle connection is closed. If its peer vanished, the next request over it
 /// would lose another [`GONE`].
 const SPARE: Duration = Duration::from_secs(5);
 
 type Pool = BoxCloneService<Request<Body>, Response<Incoming>, legacy::Error>;
 
-/// Sends requests to one server. Clones share the connections.
+/// A sender of requests to one server. Clones share the connections.
 #[derive(Clone)]
 pub(super) struct Connection(Arc<Shared>);
 
@@ -64,8 +64,7 @@ struct Shared {
     current: Mutex<(FileContents, Pool)>,
 }
 
-/// The files that TLS needs. Inline data of a kubeconfig takes precedence over a file, and is not
-/// here.
+/// The files that TLS needs. Omits files that inline data of the kubeconfig overrides.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Files {
     /// `certificate-authority`.
@@ -76,7 +75,7 @@ pub(super) struct Files {
     pub(super) key: Option<PathBuf>,
 }
 
-/// The content of each file when it was read, if it was readable.
+/// The content of each file at its last read, if it was readable.
 type FileContents = [Option<Vec<u8>>; 3];
 
 impl Files {
@@ -88,8 +87,8 @@ impl Files {
 
 impl Connection {
     /// Prepares connections to the server of `config` through `proxy`, with the certificates in
-    /// `files`. Records the peers in `addresses`. Connects to nothing yet; fails if a certificate
-    /// is invalid.
+    /// `files`. Records the peers in `addresses`. Opens no connection; fails if a certificate is
+    /// invalid.
     pub(super) fn new(
         mut config: Config,
         files: Files,
@@ -97,7 +96,7 @@ impl Connection {
         addresses: Addresses,
     ) -> Result<Self, kube::Error> {
         config.root_cert_file.clone_from(&files.authority);
-        // Reads the files before the pool does, so that the first request notices a change in
+        // Reads the files before the pool reads them. So the first request notices a change in
         // between.
         let held = files.read();
         let pool = pool(&config, &files, proxy.as_ref(), &addresses)?;
@@ -112,7 +111,7 @@ impl Connection {
 }
 
 impl Shared {
-    /// Returns the connections for a request, new ones if a file changed.
+    /// Returns the connections for a request. Opens a new pool if a file changed.
     fn pool(&self) -> Pool {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let found = self.files.read();
@@ -176,7 +175,7 @@ impl Service<Request<Body>> for Connection {
     }
 }
 
-/// Makes a client with its own pool, through the proxy if there is one.
+/// Creates a client with a separate pool, through the proxy if one is configured.
 fn pool(
     config: &Config,
     files: &Files,
@@ -223,8 +222,8 @@ where
     })
 }
 
-/// True if TLS needs no certificate, so that the system's authorities need not be loaded.
-/// Configured certificates are always loaded, to report errors in them.
+/// Reports whether TLS needs no certificate. Then the system's authorities need not be loaded.
+/// Configured certificates are always loaded, to report their errors.
 fn is_plain(config: &Config) -> bool {
     let user = &config.auth_info;
     let given = [
@@ -239,14 +238,14 @@ fn is_plain(config: &Config) -> bool {
         && user.client_key_data.is_none()
 }
 
-/// True if a request failed without a connection, so the server has not seen it.
+/// Reports whether a request failed without a connection, so that the server has not received it.
 pub(super) fn is_none(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let failed = causes.find_map(|cause| cause.downcast_ref::<legacy::Error>());
     failed.is_some_and(legacy::Error::is_connect)
 }
 
-/// Returns the authorities that peers' certificates are checked against.
+/// Returns the authorities for checking peers' certificates.
 fn authorities(config: &Config, files: &Files) -> Authorities {
     match &files.authority {
         Some(file) => Authorities::Of(file.clone()),

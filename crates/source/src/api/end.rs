@@ -7,13 +7,13 @@ use super::connection;
 use super::outage::Failure;
 use crate::decode::Status;
 
-/// Characters of the server's message that are repeated.
+/// Number of characters of the server's message in errors.
 const LONGEST_MESSAGE: usize = 200;
 
 /// Reason why a request or a watch ended early.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The reader of the events is gone.
+    /// The reader of the events was dropped.
     Closed,
     /// The resource version is too old.
     Expired,

@@ -28,9 +28,9 @@ pub(super) enum Protocol {
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Proxy {
     pub(super) protocol: Protocol,
-    /// The proxy's `http` or `https` URL: host and port, without path or credentials.
+    /// The proxy's `http` or `https` URL with host and port, without path or credentials.
     pub(super) url: Uri,
-    /// Name and password, decoded.
+    /// Decoded name and password.
     pub(super) user: Option<(String, String)>,
 }
 
@@ -47,14 +47,14 @@ impl fmt::Display for Proxy {
     }
 }
 
-/// Like `Display`, hides name and password.
+/// Hides name and password, like `Display`.
 impl fmt::Debug for Proxy {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, formatter)
     }
 }
 
-/// Returns the proxy, if one applies. `given` is the kubeconfig's; `variable` reads the
+/// Returns the applicable proxy, if any. `given` is the kubeconfig's proxy. `variable` reads the
 /// environment.
 pub(super) fn choose(
     given: Option<&str>,
@@ -121,7 +121,7 @@ impl Proxy {
 
     /// Checks that the proxy can be used for this server.
     fn check(&self, server: &Uri) -> Result<(), String> {
-        /// Room for user, password and host together in `hyper-util`'s SOCKS messages.
+        /// Limit of user, password and host together in `hyper-util`'s SOCKS messages.
         const ROOM: usize = 249;
         let (Protocol::Socks5, Some((name, password))) = (self.protocol, &self.user) else {
             return Ok(());
@@ -145,9 +145,9 @@ fn user_of(url: &Uri) -> Option<(String, String)> {
     Some((decoded(name), decoded(password)))
 }
 
-/// True if a server is reached directly: this host itself, and the entries of `NO_PROXY`. An entry
-/// is `*`, an address, a network, or a name with or without a port. A name includes all names below
-/// it; with a leading dot, only those.
+/// Reports whether the server is reached without a proxy: this host itself, and entries of
+/// `NO_PROXY`. An entry is `*`, an address, a network, or a name, with or without a port. A name
+/// includes all names below it. With a leading dot, it includes only those.
 fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     let Some(target) = Target::of(server) else {
         return false;
@@ -182,7 +182,7 @@ fn is_exempt(server: &Uri, no_proxy: &str) -> bool {
     })
 }
 
-/// Splits an entry into name or address, and port.
+/// Splits an entry into a name or address, and a port.
 fn with_port(entry: &str) -> (&str, Option<u16>) {
     match entry.rsplit_once(':') {
         Some((name, port)) if !name.contains(':') || name.ends_with(']') => {

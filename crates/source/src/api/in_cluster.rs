@@ -1,4 +1,4 @@
-//! The API server's address for a Pod, from its environment, with the CA and the token that the
+//! The API server's address for a Pod, from the Pod's environment, with the CA and token that the
 //! kubelet mounts. Returned as a kubeconfig, so that one code path handles both.
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::json;
 /// The kubelet's mount of a Pod's service account credentials.
 pub(super) const FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Builds the kubeconfig. `variable` reads the environment; the error names the missing variable.
+/// Builds the kubeconfig. `variable` reads the environment. The error names the missing variable.
 pub(super) fn kubeconfig(
     folder: &Path,
     variable: impl Fn(&str) -> Option<String>,

@@ -1,6 +1,6 @@
-//! Reads a list object by object as it arrives: a whole list may have hundreds of megabytes.
+//! Reads a list object by object as it arrives, since a whole list may have hundreds of megabytes.
 //!
-//! An object that does not decode does not affect the others.
+//! An object that does not decode does not affect other objects.
 
 mod input;
 mod json;
@@ -17,7 +17,7 @@ use json::JsonList;
 pub(super) use meta::Meta;
 use protobuf::ProtobufList;
 
-/// A list that is being read.
+/// A list in the process of reading.
 pub(super) struct List(Form);
 
 enum Form {
@@ -35,8 +35,8 @@ impl List {
         })
     }
 
-    /// Returns the next object, or none at the end. The error is about the list; errors of an
-    /// object are part of its result.
+    /// Returns the next object, or `None` at the end. The error concerns the list. An object's own
+    /// error is part of its result.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         match &mut self.0 {
             Form::Json(list) => list.next().await,
@@ -44,7 +44,7 @@ impl List {
         }
     }
 
-    /// Returns the list's metadata, as far as it has arrived.
+    /// Returns the part of the list's metadata that has arrived.
     pub(super) fn meta(&self) -> &Meta {
         match &self.0 {
             Form::Json(list) => &list.meta,

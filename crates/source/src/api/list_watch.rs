@@ -57,33 +57,33 @@ use crate::decode::{DecodedObject, MissingName, Status, WatchEvent, json, kind_n
 use crate::settings::{ContentType, Lists};
 use listing::{Listing, is_older};
 
-/// Timeout for the beginning of a response. Also the longest `Retry-After` that is respected.
+/// Timeout for the beginning of a response. Also the limit of `Retry-After`.
 const ANSWER: Duration = Duration::from_mins(1);
-/// Silence at the start of a streamed list after which the server counts as not supporting one.
+/// Silence at the start of a streamed list that shows that the server supports none.
 const FIRST_EVENT: Duration = Duration::from_secs(30);
-/// Time until a server that does not stream lists is asked for a streamed list again.
+/// Time until the next request for a streamed list, after the server could not stream one.
 const UNSTREAMED: Duration = Duration::from_mins(10);
-/// Shortest and longest duration of a watch. It is random, so that watches opened together when a
-/// server came back do not end together.
+/// Shortest and longest duration of a watch. The duration is random, so that watches opened
+/// together do not end together.
 const WATCH_SECONDS: std::ops::RangeInclusive<u32> = 180..=290;
-/// Longest pause after a watch broke, since watches of all nodes may have broken together. Also
-/// added to `Retry-After`, which may be the same for all nodes.
+/// Longest pause after a watch broke, since the watches of all nodes may have broken together. The
+/// source also adds it to `Retry-After`, which may be equal for all nodes.
 const SPREAD: Duration = Duration::from_secs(1);
-/// Silence after which a watch is reopened. Servers send a bookmark every minute, so it may be
-/// dead; for a server without bookmarks this costs one request.
+/// Silence after which a watch is reopened. Servers send a bookmark every minute, so a silent watch
+/// may be dead. With a server without bookmarks, this costs one request.
 const SILENCE: Duration = Duration::from_secs(90);
 /// Time after which an open watch counts as successful, even without an event.
 const SETTLED: Duration = Duration::from_secs(1);
-/// Number of times that a connection's tasks are scheduled before its next request. Each of them
-/// (the reader, the waiter for the end, the owner) hands over to the next.
+/// Number of turns for a connection's tasks before its next request. Each task (the reader, the
+/// waiter for the end, the owner) hands over to the next one.
 const HANDOVER: usize = 4;
-/// Number of watches in a row that break at an unreadable event, without progress, before a list
-/// replaces the watch. The list skips that event.
+/// Number of consecutive watches that break at an unreadable event without progress. Then a list
+/// replaces the watch, and skips the event.
 const STUMBLES_MAX: u32 = 2;
-/// Number of requests in a row with a minimum version that are refused with 500, before a request
-/// without one. The server may be unable to read the version.
+/// Number of consecutive requests with a minimum version that the server refuses with 500. Then a
+/// request without a version follows, since the server may be unable to read the version.
 const REFUSALS_MAX: u32 = 2;
-/// Bytes of an irrelevant response that are read, so that its connection can be reused.
+/// Number of bytes that are read from an irrelevant response, so that its connection can be reused.
 const LONGEST_REST: u64 = 64 << 10;
 
 /// The version constraint of a request, which a server may be unable to read.
@@ -91,7 +91,7 @@ const LONGEST_REST: u64 = 64 << 10;
 enum VersionConstraint {
     /// Objects that are not older than a version.
     NotOlder,
-    /// No such constraint.
+    /// Objects of any version.
     Anything,
 }
 
@@ -103,29 +103,31 @@ pub(super) struct ListWatch {
     resource: Resource,
     outage: Arc<Outage>,
     events: mpsc::Sender<Event>,
-    /// Time when the server refused to stream a list.
+    /// Time when the server refused a streamed list.
     unstreamed: Option<Instant>,
-    /// True if the server returned a list in pages, so it has no watch cache.
+    /// True if the server returned a list in pages. Such a server has no watch cache.
     has_pages: bool,
-    /// The last version that is known completely; none before the first list, or if it was lost.
+    /// The last completely known version. `None` before the first list, or after the version was
+    /// lost.
     version: Option<String>,
-    /// Minimum age of the next list, since nothing may go back in time.
+    /// Minimum age of the next list, since objects must not go back in time.
     next_list: Age,
-    /// True if the server was away since, and may have come back with other storage.
+    /// True if the server has been away since the last list, and may have returned with other
+    /// storage.
     is_in_doubt: bool,
-    /// Number of watches in a row that broke at an unreadable event.
+    /// Number of consecutive watches that broke at an unreadable event.
     stumbles: u32,
-    /// Number of requests with a minimum version that were refused with 500 in a row.
+    /// Number of consecutive requests with a minimum version that the server refused with 500.
     refusals: u32,
     /// The constraint of the current request.
     asked: VersionConstraint,
-    /// The HTTP status with which the server refuses this optional kind, if it does.
+    /// The HTTP status with which the server refuses this optional kind, if any.
     untold: Option<u16>,
     /// `Retry-After` of the last response.
     retry_after: Option<Duration>,
-    /// Time since when everything is known, if the current connection knows it.
+    /// Time when the current connection delivered the complete list.
     listed: Option<Instant>,
-    /// True if the current connection has brought anything.
+    /// True if the current connection has delivered any object or bookmark.
     has_progressed: bool,
     complaints: Complaints,
 }
@@ -162,12 +164,12 @@ impl ListWatch {
         }
     }
 
-    /// Runs until the reader of the events is gone.
+    /// Runs until the reader of the events is dropped.
     pub(super) async fn run(mut self) {
         let name = kind_name(self.resource.kind);
         let mut backoff = Backoff::default();
-        // True if nothing was listed since the last wait, so that a list may follow at once. A
-        // useless list, whose watch has expired, too, waits before it is repeated.
+        // True if no list has run since the last wait, so that a list may follow immediately. A
+        // useless list, whose watch has also expired, waits before it is repeated.
         let mut may_list = true;
         loop {
             self.has_progressed = false;
@@ -184,11 +186,11 @@ impl ListWatch {
                 None if is_stream => self.list_streamed().await,
                 None => self.list().await,
             };
-            // The duration of the list says nothing about the watch after it.
+            // The watch's duration counts from the end of the list.
             let is_settled = self
                 .listed
                 .is_some_and(|listed| listed.elapsed() >= SETTLED && self.has_progressed);
-            // A list that is lost at once waits before it is repeated.
+            // A list that is lost immediately waits before it is repeated.
             if self.has_progressed && (is_settled || !is_list) {
                 backoff.reset();
             }
@@ -201,7 +203,7 @@ impl ListWatch {
                     continue;
                 }
                 Ok(()) if is_settled || (is_list && !is_stream) => continue,
-                // Closed soon, but with progress: no outage, but a wait.
+                // The watch closed early, but with progress. This is no outage, but needs a wait.
                 Ok(()) if self.has_progressed => {}
                 Ok(()) => {
                     let failure = Failure::Nonsense("a watch that ends at once".to_owned());
@@ -232,7 +234,7 @@ impl ListWatch {
                     self.version = None;
                     self.next_list = Age::Newest;
                     if may_list {
-                        // This response's Retry-After is for clients that repeat the same request.
+                        // This Retry-After is meant for clients that repeat the same request.
                         self.retry_after = None;
                         info!(
                             "{name}s: the API server has not come to the version that was last seen of it ({message}): \
@@ -271,7 +273,7 @@ impl ListWatch {
                             self.version = None;
                             self.next_list = Age::Newest;
                         }
-                        // Another server may answer next time.
+                        // Another server may reply next time.
                         Failure::Unreachable(_) | Failure::Unanswered(_) => self.unstreamed = None,
                         _ => {}
                     }
@@ -297,7 +299,7 @@ impl ListWatch {
         }
     }
 
-    /// Goes on without an optional kind that the server does not serve.
+    /// Continues without an optional kind that the server does not serve.
     async fn go_without(&mut self, code: u16, message: &str) -> Result<(), End> {
         let kind = self.resource.kind;
         self.outage.end(kind);
@@ -339,8 +341,8 @@ impl ListWatch {
         followed
     }
 
-    /// Reports whether the server refuses the requested version only: it has refused often enough,
-    /// and accepts a request without a version.
+    /// Reports whether the server refuses only the requested version. It must have refused often
+    /// enough, and accept a request without a version.
     async fn is_unreadable(&mut self) -> bool {
         self.refusals = match self.asked {
             VersionConstraint::NotOlder => self.refusals + 1,
@@ -373,8 +375,8 @@ impl ListWatch {
     async fn ask(&mut self, target: &str) -> Result<ResponseStream, End> {
         let request = get(target, self.content_type);
         let request = request.map_err(|error| End::nonsense(error.to_string()))?;
-        // Lets the previous connection's tasks see its end, so that it can be reused. Otherwise
-        // each request would need a new connection and handshake.
+        // Lets the previous connection's tasks run to its end, so that the connection can be
+        // reused. Otherwise, each request would need a new connection and handshake.
         for _ in 0..HANDOVER {
             yield_now().await;
         }
@@ -406,7 +408,7 @@ impl ListWatch {
         }))
     }
 
-    /// Reads a watch to its end. With `list`, the first objects are the list.
+    /// Reads a watch to its end. With `list`, the watch's first objects are the list.
     async fn follow(
         &mut self,
         mut messages: Messages,
@@ -417,7 +419,7 @@ impl ListWatch {
             let next = {
                 let mut next = pin!(messages.next());
                 match poll!(&mut next) {
-                    // If events are there already, the clock is not read.
+                    // If events have arrived already, this does not read the clock.
                     Poll::Ready(next) => Ok(next),
                     Poll::Pending => timeout(patience, next).await,
                 }
@@ -444,7 +446,7 @@ impl ListWatch {
                 Ok(Ok(Next::End)) if list.is_some() => {
                     return Err(End::nonsense("a list that ends before it is complete"));
                 }
-                // Not even a bookmark came: the versions of this server may be older than the
+                // Not even a bookmark arrived, so this server's versions may be older than the
                 // watch's.
                 Err(_) => {
                     self.is_in_doubt = true;
@@ -501,7 +503,7 @@ impl ListWatch {
             }
             WatchEvent::Refused(status) => return Err(status.into()),
         };
-        // During a list, an object's version says nothing about the objects to come.
+        // During a list, an object's version does not cover the objects that follow.
         if list.is_none() {
             if let Some(version) = version {
                 self.reached(version.into());
@@ -535,7 +537,7 @@ impl ListWatch {
         })
     }
 
-    /// Records that everything up to this version was sent.
+    /// Records that all events up to this version were sent.
     fn reached(&mut self, version: String) {
         self.stumbles = 0;
         self.refusals = 0;
@@ -567,7 +569,7 @@ struct SentObject {
 /// Reads the rest of a response, up to [`LONGEST_REST`].
 async fn read_rest(answer: ResponseStream) -> Vec<u8> {
     let mut text = Vec::new();
-    // Ignores errors: a truncated rest is as good.
+    // Ignores errors, since a truncated rest is sufficient.
     _ = answer.body.take(LONGEST_REST).read_to_end(&mut text).await;
     text
 }

@@ -1,5 +1,5 @@
-//! Splits a watch into events: lines of JSON, or frames of protobuf, which begin with their length
-//! in four bytes.
+//! Splits a watch into events: lines of JSON, or frames of protobuf that begin with their length in
+//! four bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -8,18 +8,18 @@ use futures::io::{AsyncBufRead, AsyncBufReadExt as _};
 
 use super::request::{Format, ResponseStream};
 
-/// Length limit of an event; etcd accepts objects of 1.5 MB.
+/// Length limit of an event. etcd accepts objects of 1.5 MB.
 const LONGEST_EVENT: usize = 64 << 20;
 /// Number of bytes of a frame's length.
 const LENGTH: usize = 4;
 
-/// Reads a watch event by event.
+/// A reader of a watch, event by event.
 pub(super) struct Messages {
     pub(super) format: Format,
     body: Pin<Box<dyn AsyncBufRead + Send>>,
-    /// The bytes of the current event so far.
+    /// The bytes of the current event.
     buffer: Vec<u8>,
-    /// True if the buffer holds a whole event, which was returned.
+    /// True if the buffer contains a complete event that was returned.
     is_told: bool,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Messages {
 pub(super) enum Next {
     /// An event, whose bytes [`Messages::event`] returns.
     Event,
-    /// The end of the watch. An incomplete event is dropped.
+    /// The end of the watch. The reader drops an incomplete event.
     End,
     /// An event that is too long.
     TooLong,
@@ -44,12 +44,12 @@ impl Messages {
         }
     }
 
-    /// True if no byte of an event has arrived yet.
+    /// Reports whether no byte of an event has arrived yet.
     pub(super) fn is_silent(&self) -> bool {
         self.is_told || self.buffer.is_empty()
     }
 
-    /// Waits for the next event. Cancel safe: bytes that were read are kept.
+    /// Waits for the next event. Cancel safe: keeps the bytes that were read.
     pub(super) async fn next(&mut self) -> io::Result<Next> {
         if self.is_told {
             self.buffer.clear();
@@ -86,8 +86,8 @@ impl Messages {
         }
     }
 
-    /// Returns the last event. It is empty for an empty line or frame, which only shows that the
-    /// server is alive.
+    /// Returns the last event. Returns no bytes for an empty line or frame, which only shows that
+    /// the server is alive.
     pub(super) fn event(&self) -> &[u8] {
         match self.format {
             Format::Json => self.buffer.trim_ascii(),
@@ -96,7 +96,7 @@ impl Messages {
     }
 }
 
-/// Returns the length of a frame, including its length field.
+/// Returns the length of a frame, including its length field, once the field is complete.
 fn wanted(frame: &[u8]) -> Option<usize> {
     let length = u32::from_be_bytes(*frame.first_chunk::<LENGTH>()?);
     usize::try_from(length).ok()?.checked_add(LENGTH)

@@ -1,4 +1,4 @@
-//! Logs that the API server is away: once at the start and once at the end, not at every retry of
+//! Logs an outage of the API server once at its start and once at its end, not at every retry of
 //! each stream.
 
 use std::collections::HashMap;
@@ -27,12 +27,12 @@ pub(super) enum Failure {
     Untrusted(Untrusted),
     /// The server replied with an error status.
     Refused { code: u16, message: String },
-    /// The reply is not an API server's.
+    /// The reply does not come from an API server.
     Nonsense(String),
 }
 
 impl Failure {
-    /// Returns the load that the attempt was for the server.
+    /// Returns the load of the attempt on the server.
     pub(super) fn cost(&self) -> Cost {
         match self {
             Self::Unreachable(_) => Cost::Nothing,
@@ -43,7 +43,7 @@ impl Failure {
         }
     }
 
-    /// True if both failures belong to the same outage.
+    /// Reports whether both failures belong to the same outage.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Untrusted(one), Self::Untrusted(two)) => one.advice == two.advice,
@@ -59,7 +59,7 @@ impl Failure {
     }
 }
 
-/// The kinds that cannot be listed or watched now, and the reasons.
+/// The kinds that cannot be listed or watched now, with the reasons.
 #[derive(Debug)]
 pub(super) struct Outage {
     url: String,
@@ -74,7 +74,7 @@ struct Ongoing {
     since: Instant,
 }
 
-/// The ongoing failures of a source, for observers. Clones share them.
+/// The ongoing failures of a source, for readers on other tasks. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Troubles(Option<Arc<Outage>>);
 
@@ -108,7 +108,7 @@ impl Outage {
         }
     }
 
-    /// Records a failure, and logs a warning unless its outage was logged.
+    /// Records a failure. Logs a warning unless the log already has this outage.
     pub(super) fn begin(&self, kind: Kind, failure: Failure) {
         match self.news(kind, failure) {
             Ok(line) => warn!("{line}"),
@@ -124,12 +124,12 @@ impl Outage {
         }
     }
 
-    /// Waits until an outage ends: the server may have another version then.
+    /// Waits until an outage ends. The server may then have another version.
     pub(super) async fn over(&self) {
         self.over.notified().await;
     }
 
-    /// Returns the line about a failure; `Err` if the outage is known.
+    /// Returns the log line about a failure, or `Err` if its outage is known.
     fn news(&self, kind: Kind, failure: Failure) -> Result<String, String> {
         let line = self.line(kind, &failure);
         let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +147,7 @@ impl Outage {
         failing.remove(&kind).is_some() && failing.is_empty()
     }
 
-    /// Returns one failure for each outage, with the time of its oldest.
+    /// Returns one failure for each outage, with its oldest start.
     fn ongoing(&self) -> Vec<Trouble> {
         let failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut all: Vec<(&Kind, &Ongoing)> = failing.iter().collect();

@@ -18,11 +18,12 @@ use crate::settings::ContentType;
 /// The media type of Kubernetes' protobuf.
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 const JSON: &str = "application/json";
-/// `Accept` for protobuf: a server without protobuf replies with JSON.
+/// `Accept` for protobuf. A server without protobuf replies with JSON.
 const PROTOBUF_OR_JSON: &str = "application/vnd.kubernetes.protobuf,application/json";
-/// Objects in a page, if the server has pages: 500 slices of 50 endpoints are 8 MB of JSON.
+/// Number of objects in a page, if the server has pages. 500 slices of 50 endpoints are 8 MB of
+/// JSON.
 const PAGE: &str = "500";
-/// Bytes that are unpacked at once.
+/// Number of bytes that are unpacked in one step.
 const UNPACKED: usize = 64 << 10;
 
 /// A kind of object to list and watch.
@@ -40,7 +41,7 @@ pub(super) struct Resource {
 pub(super) enum Need {
     /// Serving needs the kind.
     Needed,
-    /// If the server does not serve the kind, features that need it are off.
+    /// If the server does not serve the kind, features that need the kind are off.
     Optional {
         /// The permission that a role needs.
         right: &'static str,
@@ -54,7 +55,7 @@ pub(super) enum Need {
 pub(super) enum Age {
     /// Any version in the server's watch cache, which may be stale.
     Any,
-    /// This resource version or a newer one: a watch cache waits until it has it.
+    /// This resource version or a newer one. A watch cache waits until it has the version.
     NotOlderThan(String),
     /// The newest version.
     Newest,
@@ -67,14 +68,14 @@ pub(super) enum Paging<'a> {
     Whole,
     /// The first page.
     First,
-    /// The page after another, by its `continue` token.
+    /// The page after an earlier page, by the earlier page's `continue` token.
     After(&'a str),
 }
 
 impl Resource {
-    /// Returns the URL of a list. A list of any age has a limit, which a watch cache ignores, but a
-    /// server without one would have to read everything at once. In other lists, a limit would
-    /// bypass the watch cache.
+    /// Returns the URL of a list. A list of any age has a limit. A watch cache ignores the limit,
+    /// but a server without a watch cache would otherwise have to read all objects. In other lists,
+    /// a limit would bypass the watch cache.
     pub(super) fn list(&self, age: &Age, paging: Paging<'_>) -> String {
         let mut query = self.query();
         match paging {
@@ -170,7 +171,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// Reads `Content-Type`; anything but protobuf counts as JSON.
+    /// Reads `Content-Type`. Every type except protobuf counts as JSON.
     fn of(headers: &HeaderMap) -> Self {
         let said = headers
             .get(CONTENT_TYPE)

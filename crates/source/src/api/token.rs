@@ -15,7 +15,7 @@ use http::header::{AUTHORIZATION, HeaderValue, InvalidHeaderValue};
 use kube::config::AuthInfo;
 use tower::{BoxError, Layer, Service};
 
-/// Adds the token in a file to each request; without a file, does nothing.
+/// A layer that adds the token in a file to each request. Without a file, it does nothing.
 #[derive(Debug, Clone)]
 pub(super) struct FromFile<S = ()> {
     inner: S,
@@ -31,8 +31,8 @@ struct TokenError {
 }
 
 impl FromFile {
-    /// Takes the file out of the user's settings, and the token that is there for programs that
-    /// read no file.
+    /// Removes the token file from the user's settings, together with the inline token for programs
+    /// that read no file.
     pub(super) fn take(user: &mut AuthInfo) -> Self {
         let file = user.token_file.take();
         if file.is_some() {
@@ -87,7 +87,7 @@ where
 }
 
 fn bearer(file: &Path) -> Result<HeaderValue, String> {
-    // Reads a few hundred bytes of memory: not worth a thread.
+    // Reads a few hundred bytes from memory, which is not worth a thread.
     let token = fs::read_to_string(file).map_err(|error: io::Error| error.to_string())?;
     let token = token.trim();
     if token.is_empty() {

@@ -27,7 +27,7 @@ pub(super) fn tls<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'
     })
 }
 
-/// The authorities that certificates are checked against.
+/// The authorities for checking certificates.
 #[derive(Debug, Clone)]
 pub(super) enum Authorities {
     /// The certificates in this file.
@@ -38,7 +38,7 @@ pub(super) enum Authorities {
     System,
 }
 
-/// The side that shows a certificate.
+/// The side that presents a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
     Server,

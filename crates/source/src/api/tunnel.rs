@@ -40,7 +40,7 @@ use super::cause::root_cause;
 use super::http_proxy::{Protocol, Proxy};
 use super::trust::{Authorities, Peer, tls};
 
-/// Connects to a target through a proxy; `C` connects to the proxy.
+/// A connector to a target through a proxy. `C` connects to the proxy.
 #[derive(Clone)]
 pub(super) struct Tunnel<C> {
     way: Arc<ProxyRoute>,
@@ -61,17 +61,18 @@ pub(super) struct ProxyError {
     pub(super) why: String,
     /// The advice to the operator.
     pub(super) advice: String,
-    /// The load that the attempt was for the server.
+    /// The load of the attempt on the server.
     pub(super) cost: Cost,
 }
 
 /// Timeout for opening a tunnel, including TLS with the proxy.
 const OPENING: Duration = Duration::from_secs(30);
-/// The library's error if a SOCKS proxy accepts neither of the offered login methods.
+/// The library's error if a SOCKS proxy accepts none of the offered login methods.
 const NOT_ACCEPTABLE: &str = "server does not support user/pass authentication";
 
 impl<C> Tunnel<C> {
-    /// `authorities` check the proxy's certificate, if `inner` speaks TLS to the proxy.
+    /// Creates a connector. `authorities` check the proxy's certificate, if `inner` uses TLS to the
+    /// proxy.
     pub(super) fn new(proxy: Proxy, authorities: Authorities, inner: C) -> Self {
         Self {
             way: Arc::new(ProxyRoute { proxy, authorities }),
@@ -181,7 +182,7 @@ impl ProxyRoute {
             let opened = upgrade::on(answer).await;
             opened.map_err(|error| broken(&error))
         };
-        // Runs both, since `connection` drives the exchange.
+        // Polls both futures, since `connection` drives the exchange.
         let connection = pin!(connection.with_upgrades());
         let opened = match select(pin!(exchange), connection).await {
             Either::Left((opened, _)) => opened?,
@@ -189,7 +190,7 @@ impl ProxyRoute {
         };
         match opened.downcast::<T>() {
             Ok(parts) if parts.read_buf.is_empty() => Ok(parts.io),
-            // In TLS and HTTP, the client speaks first.
+            // In TLS and HTTP, the client sends first.
             _ => Err(broken(&std::io::Error::other(
                 "it speaks before it is spoken to",
             ))),
@@ -229,7 +230,7 @@ impl ProxyRoute {
     }
 
     /// Requests a tunnel from a SOCKS proxy. Like Go, retries without the password if the proxy
-    /// does not want one.
+    /// rejects the password method.
     async fn socks<C>(&self, connector: C, target: &Uri) -> Result<C::Response, ProxyError>
     where
         C: Service<Uri> + Clone,
@@ -264,7 +265,7 @@ async fn socks<T>(
 where
     T: Read + Write + Send + Unpin + 'static,
 {
-    // The library connects once; it gets the existing connection.
+    // The library connects once, and gets the existing connection.
     let mut stream = Some(stream);
     let connected = service_fn(move |_: Uri| ready(stream.take().ok_or("it is connected already")));
     let mut socks = SocksV5::new(proxy.url.clone(), connected);
@@ -280,7 +281,7 @@ where
     })
 }
 
-/// Adds the scheme's default port to a URL without one.
+/// Adds the scheme's default port to a URL without a port.
 fn with_port(url: Uri) -> Uri {
     let Some(target) = Target::of(&url) else {
         return url;
@@ -291,7 +292,7 @@ fn with_port(url: Uri) -> Uri {
     Uri::from_parts(parts).unwrap_or(url)
 }
 
-/// Returns host and port.
+/// Returns the URL's host and port as text.
 fn shown(url: &Uri) -> String {
     url.authority().map(ToString::to_string).unwrap_or_default()
 }

@@ -1,17 +1,16 @@
-//! Parses IP addresses and networks as upstream's components do.
+//! Parses IP addresses and networks like upstream's components.
 //!
 //! Kubernetes parses addresses with Go's old rules: octets may have leading zeros, and an
-//! IPv4-mapped IPv6 address is an IPv4 address. Objects stored years ago may still have such
-//! spellings.
+//! IPv4-mapped IPv6 address is an IPv4 address. Old stored objects may still have such spellings.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// Bits before the IPv4 address in an IPv4-mapped one.
+/// Number of bits before the IPv4 address in an IPv4-mapped address.
 const MAPPED: u8 = 96;
 
-/// Parses an address; `None` if the text is none.
+/// Parses an address, or returns `None` if the text is not an address.
 pub fn ip(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),
@@ -29,7 +28,8 @@ fn sloppy(text: &str) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// Parses a network, and clears the bits after its prefix; `None` if the text is none.
+/// Parses a network, and clears the bits after its prefix. Returns `None` if the text is not a
+/// network.
 pub fn net(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     if prefix.is_empty() || !prefix.bytes().all(|b| b.is_ascii_digit()) {
@@ -48,7 +48,7 @@ pub fn net(text: &str) -> Option<IpNet> {
     Some(IpNet::new(address, prefix).ok()?.trunc())
 }
 
-/// Returns why a remote host cannot have an address; `None` if it can.
+/// Returns why a remote host cannot have an address, or `None` if it can.
 pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     if ip.is_unspecified() {
         Some("an unspecified address")
@@ -61,7 +61,7 @@ pub(crate) fn not_of_a_host(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Returns why a pod cannot have an address, by the API's own rule; `None` if it can.
+/// Returns why a pod cannot have an address, by the API's rule, or `None` if it can.
 pub(crate) fn not_of_an_endpoint(ip: IpAddr) -> Option<&'static str> {
     let is_link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use proxy::{EndpointSlice, Event, Kind, NamespacedName, Node, Service, ServiceCidr};
 
-/// Identity of an object; displayed as `Service default/web`.
+/// Identity of an object. Displayed as `Service default/web`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     pub(crate) kind: Kind,
@@ -36,7 +36,7 @@ pub const fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// An object that was decoded.
+/// A decoded object.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct DecodedObject {
     pub(crate) key: Key,
@@ -56,13 +56,13 @@ pub(crate) struct DecodedObject {
 pub(crate) enum Content {
     /// The object is served.
     Proxied(Object),
-    /// The object is not for this proxy, with the reason.
+    /// The object does not belong to this proxy, with the reason.
     Ignored(&'static str),
     /// No part of the object is valid.
     Unusable,
 }
 
-/// An object that is served.
+/// An object that the proxy serves.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Object {
     Service(Service),
@@ -108,9 +108,9 @@ impl Key {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("{object}: {field} is {value}: {advice}")]
 pub(crate) struct Problem {
-    /// `Service default/web`.
+    /// The object, such as `Service default/web`.
     pub(crate) object: String,
-    /// `spec.ports[0].port`.
+    /// The field, such as `spec.ports[0].port`.
     pub(crate) field: String,
     /// The value in the object.
     pub(crate) value: String,
@@ -118,7 +118,7 @@ pub(crate) struct Problem {
     pub(crate) advice: String,
 }
 
-/// Error: an object without a name, which cannot be reported any better.
+/// The error of an object without a name, which therefore cannot be reported by name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind} without metadata.name: it is left out; name it")]
 pub(crate) struct MissingName {

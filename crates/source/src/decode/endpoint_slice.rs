@@ -161,11 +161,10 @@ fn placement(node: &str, for_nodes: &[Named<'_>], for_zones: &[Named<'_>]) -> Ar
     })
 }
 
-/// Returns the placement of an endpoint on this node without hints. The same few thousand
-/// placements are in all slices; allocating each again would be a third of the cost of decoding a
-/// list.
+/// Returns the placement of an endpoint on this node without hints. All slices contain the same few
+/// thousand placements. Allocating each again would take a third of the cost of decoding a list.
 fn on_node(node: &str) -> Arc<Placement> {
-    /// More nodes than Kubernetes supports; above, the cache is cleared.
+    /// More nodes than Kubernetes supports. Above this number, the cache is cleared.
     const MOST: usize = 8192;
     thread_local! {
         static KNOWN: RefCell<HashMap<Box<str>, Arc<Placement>>> = RefCell::default();

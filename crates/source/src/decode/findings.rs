@@ -1,4 +1,4 @@
-//! Collects the problems of one object; common to all kinds.
+//! Collects the problems of one object, for all kinds.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,14 +9,14 @@ use proxy::{IpFamily, Kind, NamespacedName, Protocol};
 use super::decoded::{Content, DecodedObject, Key, MissingName, Object, Problem, kind_name};
 use super::{address, wire};
 
-/// Characters of an invalid value that are shown.
+/// Number of characters of an invalid value in messages.
 const SHOWN_MAX: usize = 100;
 /// The longest name of any object, a DNS subdomain.
 const NAME_BYTES_MAX: usize = 253;
-/// Limit of problems that are kept for an object.
+/// Limit of stored problems of an object.
 const PROBLEMS_MAX: usize = 1_000;
 
-/// True if a text can be a name of an object of any kind. The API's rules are stricter, and differ
+/// Reports whether a text can name an object of any kind. The API's rules are stricter, and differ
 /// between kinds.
 pub(super) fn is_name(text: &str) -> bool {
     let is_plain =
@@ -24,7 +24,7 @@ pub(super) fn is_name(text: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&text.len()) && text.bytes().all(is_plain)
 }
 
-/// The problems of one object so far.
+/// The problems of one object.
 pub(super) struct Findings {
     pub(super) key: Key,
     pub(super) version: Option<Box<str>>,
@@ -73,8 +73,8 @@ impl Findings {
         self.value(field, shown, advice);
     }
 
-    /// Checks the object's name, which is used in the log, in comments of rules, in names of chains
-    /// and in labels of metrics.
+    /// Checks the object's name. The log, comments of rules, names of chains and labels of metrics
+    /// contain the name.
     pub(super) fn is_well_named(&mut self) -> bool {
         let name = &self.key.name;
         let is_well =
@@ -90,7 +90,7 @@ impl Findings {
         is_well
     }
 
-    /// Checks a port's name, which may be empty; `None` if it is invalid.
+    /// Checks a port's name, which may be empty. Returns `None` if the name is invalid.
     pub(super) fn port_name<'a>(
         &mut self,
         field: impl FnOnce() -> String,
@@ -157,7 +157,7 @@ impl Findings {
         self.unusable()
     }
 
-    /// Checks the object's own `kind`, if it has one. Objects in a list have none.
+    /// Checks the object's own `kind`, if present. Objects in a list have none.
     pub(super) fn is_kind(&mut self, kind: Option<&str>) -> bool {
         let expected = kind_name(self.key.kind);
         match kind {
@@ -173,7 +173,7 @@ impl Findings {
         }
     }
 
-    /// Parses an address that packets can be sent to.
+    /// Parses an address that can receive packets.
     pub(super) fn address(&mut self, field: impl FnOnce() -> String, text: &str) -> Option<IpAddr> {
         if let Some(ip) = address::ip(text) {
             return self.host(field, ip);
@@ -186,7 +186,7 @@ impl Findings {
         None
     }
 
-    /// Checks that an address is that of a single host, and no loopback address.
+    /// Checks that the address belongs to a single host, and is not a loopback address.
     pub(super) fn host(&mut self, field: impl FnOnce() -> String, ip: IpAddr) -> Option<IpAddr> {
         let what = address::not_of_a_host(ip);
         self.usable(field, ip, what)

@@ -22,10 +22,10 @@ struct Event<'a> {
     object: &'a RawValue,
 }
 
-/// Decodes an event of a watch of this kind. The error is about the event; errors of its object are
+/// Decodes a watch event of this kind. The error concerns the event. An object's own errors are
 /// part of its result.
 pub(crate) fn event(kind: Kind, event: &[u8]) -> Result<WatchEvent, String> {
-    // Checks the encoding once, for the whole event: skipped text is not checked again.
+    // Checks the encoding once, for the whole event. The parser does not check skipped text again.
     let text = str::from_utf8(event).map_err(|error| error.to_string())?;
     if let Some(object) = applied(kind, text) {
         return Ok(WatchEvent::Applied(object));
@@ -50,7 +50,8 @@ pub(crate) fn status(json: &[u8]) -> Option<Status> {
 }
 
 /// Decodes an event that adds or modifies an object, together with the object, in one pass. Nearly
-/// all events are of this type. Returns `None` for other events, and if anything does not decode.
+/// all events have this type. Returns `None` for other events, and for an event with a part that
+/// does not decode.
 pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<DecodedObject, MissingName>> {
     #[derive(Deserialize)]
     #[serde(rename_all = "UPPERCASE")]
@@ -74,8 +75,7 @@ pub(super) fn applied(kind: Kind, event: &str) -> Option<Result<DecodedObject, M
     with_wire!(kind, read(event))
 }
 
-/// Decodes one object. An object that does not decode is `Unusable`, if at least its name can be
-/// read.
+/// Decodes one object. An object that does not decode is `Unusable` if its name can be read.
 pub(crate) fn object(kind: Kind, json: &str) -> Result<DecodedObject, MissingName> {
     fn read<'a, W: Wire<'a>>(
         json: &'a str,
@@ -97,7 +97,7 @@ fn headed(kind: Kind, json: &str) -> Result<Findings, MissingName> {
     Findings::new(kind, &headed.metadata.unwrap_or_default())
 }
 
-/// Returns the text before an error. Line and column say little if an object is one long line.
+/// Returns the text before an error. Line and column help little if an object is one long line.
 fn before<'a>(json: &'a str, error: &serde_json::Error) -> &'a str {
     const LENGTH: usize = 40;
     let line_start: usize = json

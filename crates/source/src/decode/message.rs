@@ -19,14 +19,14 @@ pub(crate) enum Value<'a> {
     Varint(u64),
     /// A text, or a message.
     Bytes(&'a [u8]),
-    /// A number of fixed size, or a group; no field here has one.
+    /// A number of fixed size, or a group. No used field has this type.
     Other,
 }
 
 /// Error of decoding a message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    /// The bytes break off, or are no message.
+    /// The bytes break off, or are not a message.
     #[error(transparent)]
     Wire(#[from] prost::DecodeError),
     /// A length exceeds the message.
@@ -43,7 +43,7 @@ pub(crate) enum Malformed {
     Envelope,
 }
 
-/// A message that is read field by field.
+/// A message that is decoded field by field.
 pub(crate) trait Message<'a>: Default {
     /// Stores the field with this number, or ignores it.
     fn take(&mut self, number: u32, value: Value<'a>) -> Result<(), Malformed>;
@@ -59,7 +59,7 @@ pub(crate) fn read<'a, M: Message<'a>>(bytes: &'a [u8]) -> Result<M, Malformed> 
 /// Decodes a message up to its first error.
 pub(crate) fn read_some<'a, M: Message<'a>>(bytes: &'a [u8]) -> M {
     let mut message = M::default();
-    // The caller knows already that there is an error.
+    // The caller already knows about the error.
     let _ = merge(&mut message, bytes);
     message
 }
@@ -108,12 +108,12 @@ impl<'a> Value<'a> {
         str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text)
     }
 
-    /// Returns a text. Go writes empty texts, which JSON omits: both mean the same.
+    /// Returns a text. Go writes empty texts, which JSON omits. Both mean the same.
     pub(crate) fn text(self) -> Result<Text<'a>, Malformed> {
         self.str().map(Text::from)
     }
 
-    /// Returns an `int32` or `int64`: both are in 64 bits of two's complement.
+    /// Returns an `int32` or `int64`. Both are encoded as 64 bits of two's complement.
     pub(crate) fn number(self) -> Result<i64, Malformed> {
         match self {
             Self::Varint(number) => Ok(number.cast_signed()),
@@ -125,7 +125,7 @@ impl<'a> Value<'a> {
         self.number().map(|number| number != 0)
     }
 
-    /// Merges a message that may come in several parts.
+    /// Merges a message that may arrive in several parts.
     pub(crate) fn merge<M: Message<'a>>(self, into: &mut Option<M>) -> Result<(), Malformed> {
         merge(into.get_or_insert_default(), self.bytes()?)
     }

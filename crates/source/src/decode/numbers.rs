@@ -209,7 +209,7 @@ struct Moment {
     seconds: i64,
 }
 
-/// Decodes a time. Go writes the zero time, which means none, as a message without fields.
+/// Decodes a time. Go writes the zero time, which means no time, as a message without fields.
 fn time<'a>(bytes: &[u8]) -> Result<Option<Time<'a>>, Malformed> {
     if bytes.is_empty() {
         return Ok(None);

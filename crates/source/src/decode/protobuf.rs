@@ -15,7 +15,7 @@ use super::status::Status;
 use super::watch_event::WatchEvent;
 use super::wire;
 
-/// The beginning of every message but frames.
+/// The beginning of every message except frames.
 pub(crate) const MAGIC: &[u8; 4] = b"k8s\0";
 
 /// `runtime.Unknown`.
@@ -38,7 +38,7 @@ impl<'a> Message<'a> for Unknown<'a> {
     }
 }
 
-/// `runtime.TypeMeta`.
+/// `runtime.TypeMeta`, the type of an object.
 #[derive(Debug, Default)]
 pub(crate) struct TypeMeta<'a> {
     /// The kind, such as `ServiceList`.
@@ -86,7 +86,7 @@ impl<'a> Message<'a> for RawExtension<'a> {
     }
 }
 
-/// Opens an envelope, and returns the kind, if there is one, and the message.
+/// Opens an envelope, and returns the kind, if present, and the message.
 fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     let bytes = bytes.strip_prefix(MAGIC).ok_or(Malformed::Envelope)?;
     let unknown: Unknown<'_> = read(bytes)?;
@@ -97,8 +97,8 @@ fn opened(bytes: &[u8]) -> Result<(Option<&str>, &[u8]), Malformed> {
     Ok((kind.filter(|kind| !kind.is_empty()), unknown.raw))
 }
 
-/// Decodes an event of a watch of this kind from a frame. The error is about the event; errors of
-/// its object are part of its result.
+/// Decodes a watch event of this kind from a frame. The error concerns the event. An object's own
+/// errors are part of its result.
 pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<WatchEvent, String> {
     let failed = |error: Malformed| error.to_string();
     let event: Event<'_> = read(frame).map_err(failed)?;
@@ -118,8 +118,7 @@ pub(crate) fn event(kind: Kind, frame: &[u8]) -> Result<WatchEvent, String> {
     })
 }
 
-/// Decodes an item of a list. An item that does not decode is `Unusable`, if at least its name can
-/// be read.
+/// Decodes an item of a list. An item that does not decode is `Unusable` if its name can be read.
 pub(crate) fn item(kind: Kind, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     object(kind, None, bytes)
 }
@@ -130,7 +129,8 @@ pub(crate) fn status(bytes: &[u8]) -> Option<Status> {
     read(raw).ok()
 }
 
-/// Decodes an object. `said` is the kind in its envelope, which items of a list lack.
+/// Decodes an object. `said` is the kind in the object's envelope. Items of a list have no
+/// envelope.
 fn object(kind: Kind, said: Option<&str>, bytes: &[u8]) -> Result<DecodedObject, MissingName> {
     if said.is_some_and(|said| said != kind_name(kind)) {
         let mut findings = headed(kind, bytes)?;

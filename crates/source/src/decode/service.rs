@@ -14,7 +14,7 @@ use super::wire::{self, Text};
 
 /// Default of `sessionAffinityConfig.clientIP.timeoutSeconds`: three hours.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
-/// The longest timeout that the API accepts: a day.
+/// The longest timeout that the API accepts: one day.
 const MAX_AFFINITY_SECONDS: u32 = 86_400;
 
 /// Decodes a Service.
@@ -240,10 +240,10 @@ fn further_ips<'a, F: Fn() -> String>(
     ips
 }
 
-/// Returns the ranges by family; a /0 among the ranges of a family allows all.
+/// Returns the ranges by family. A /0 among the ranges of a family allows all clients.
 ///
-/// An invalid range must not open the Service to everyone. So if a family has no valid range left
-/// because of it, the ingress addresses of that family are removed.
+/// An invalid range must not open the Service to every client. If a family has lost all its ranges
+/// as invalid, the family's ingress addresses are removed.
 fn source_ranges(
     findings: &mut Findings,
     given: &[Text<'_>],
@@ -278,7 +278,7 @@ fn source_ranges(
     ranges
 }
 
-/// Returns the valid ports; of two that conflict, the first.
+/// Returns the valid ports. If two ports conflict, returns the first.
 fn ports(
     findings: &mut Findings,
     given: &[wire::ServicePort<'_>],
@@ -345,7 +345,7 @@ fn ports(
     ports
 }
 
-/// True if a traffic policy is `Local`.
+/// Reports whether a traffic policy is `Local`.
 fn policy(findings: &mut Findings, field: &str, text: Option<&str>) -> bool {
     match text {
         Some("Local") => true,

@@ -25,8 +25,8 @@ pub(crate) struct Cause {
 }
 
 impl Status {
-    /// True if the resource version is in the future; other responses are 504, too. Kubernetes 1.19
-    /// and later say so in a cause, older versions in the message.
+    /// Reports whether the resource version is in the future. Other errors also have status 504.
+    /// Kubernetes 1.19 and later put the reason into a cause, older versions into the message.
     pub(crate) fn is_ahead(&self) -> bool {
         let causes = self.details.iter().flat_map(|details| &details.causes);
         self.code == 504

@@ -249,7 +249,7 @@ fn a_source_range_of_all_opens_its_family_only() {
         ("fd00::/8".into(), both.clone())
     );
     assert_eq!(ranges(json!(["10.0.0.0/8"])), ("10.0.0.0/8".into(), both));
-    // An invalid range admits nobody: without another range, the address is not served.
+    // An invalid range allows no client. If no other range exists, the address is not served.
     assert_eq!(
         ranges(json!(["10.0.0.0/8", "web"])),
         ("10.0.0.0/8".into(), "192.0.2.1".into())
@@ -260,7 +260,7 @@ fn a_source_range_of_all_opens_its_family_only() {
     );
 }
 
-/// Each invalid part affects itself only, and is reported with its value.
+/// Checks that each invalid part affects only itself, and is reported with its value.
 #[test]
 fn a_wrong_part_of_a_service_is_left_out_and_named() {
     for (spec, named, check) in [
@@ -357,7 +357,8 @@ fn a_wrong_part_of_a_service_is_left_out_and_named() {
     }
 }
 
-/// Objects may be older than the validation that requires one spelling and a letter first.
+/// Checks old spellings. Objects may be older than the validation that requires one spelling and a
+/// letter first.
 #[test]
 fn stored_objects_of_old_are_read_as_their_canonical_form() {
     let spec = |ips: &[&str], external: &str, range: &str, names: [&str; 2]| {
@@ -685,7 +686,7 @@ fn a_node_leaves_when_it_is_deleted_or_when_the_autoscaler_says_so() {
     ));
 }
 
-/// Generates JSON of any shape with the field names in use, so that the converters are reached.
+/// Generates JSON of any shape with the field names in use, so that it reaches the converters.
 #[test]
 fn an_event_is_read_with_its_object_if_both_are_as_usual() {
     let object = |port: Value| json!({"metadata": {"name": "web"}, "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": port}]}});

@@ -11,9 +11,9 @@ use super::wire::MetadataOnly;
 pub(crate) enum WatchEvent {
     /// An object was added or modified.
     Applied(Result<DecodedObject, MissingName>),
-    /// An object was deleted, or no longer matches the selector; with its resource version.
+    /// An object was deleted, or no longer matches the selector. With its resource version.
     Deleted(Result<(Key, Option<Box<str>>), MissingName>),
-    /// All changes up to a resource version were sent.
+    /// The server has sent all changes up to a resource version.
     Bookmark {
         version: Box<str>,
         /// True if the bookmark ends a streamed list.

@@ -1,8 +1,8 @@
-//! The fields of Kubernetes objects that are used; all others are skipped without being stored.
+//! The used fields of Kubernetes objects. All other fields are skipped without being stored.
 //!
-//! Texts are borrowed from the input: most of them are used once and not kept.
+//! Texts are borrowed from the input, since most texts are used once and not kept.
 //!
-//! JSON, YAML and protobuf (by `numbers`) are all read into these types. Numbers are wide and
+//! JSON, YAML and protobuf (by `numbers`) are read into these types. Numbers are wide and
 //! enumerations are text. So the conversion finds a value out of range, names it, and ignores only
 //! its part of the object. Only a value of another type, such as a text for a number, makes an
 //! object undecodable.
@@ -42,7 +42,7 @@ impl Metadata<'_> {
     }
 }
 
-/// The labels that are used.
+/// The used labels.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Labels<'a> {
@@ -56,7 +56,7 @@ pub(crate) struct Labels<'a> {
     pub(crate) zone: Option<Text<'a>>,
 }
 
-/// The annotations that are used.
+/// The used annotations.
 #[derive(Debug, Default)]
 pub(crate) struct Annotations<'a> {
     /// `endpoints.kubernetes.io/last-change-trigger-time`.
@@ -309,7 +309,7 @@ pub(crate) struct ServiceCidrSpec<'a> {
     pub(crate) cidrs: Option<Vec<Text<'a>>>,
 }
 
-/// The metadata of an object of any kind, even of one that does not decode.
+/// The metadata of an object of any kind, even of an object that does not decode.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct MetadataOnly<'a> {
@@ -317,8 +317,8 @@ pub(crate) struct MetadataOnly<'a> {
     pub(crate) metadata: Option<Metadata<'a>>,
 }
 
-/// The first of an endpoint's `addresses`, parsed in place: there may be millions, and a text would
-/// cost an allocation each.
+/// The first of an endpoint's `addresses`, parsed in place. A cluster may have millions of
+/// endpoints, and a text would cost an allocation each.
 #[derive(Debug, Default)]
 pub(crate) enum FirstAddress {
     /// The list is empty.
@@ -326,7 +326,7 @@ pub(crate) enum FirstAddress {
     Missing,
     /// A valid address.
     Ip(IpAddr),
-    /// A text that is no address.
+    /// A text that is not an address.
     Wrong(Box<str>),
 }
 
@@ -384,7 +384,7 @@ impl<'de> Deserialize<'de> for Address {
     }
 }
 
-/// A text that is borrowed from the input if possible, and a copy otherwise.
+/// A text that is borrowed from the input where possible, and copied otherwise.
 #[derive(Default, PartialEq, Eq, Hash)]
 pub(crate) struct Text<'a>(Cow<'a, str>);
 

@@ -22,7 +22,7 @@ use crate::decode::{DecodedObject, Wire as _, wire};
 #[derive(Debug)]
 pub(super) struct LocatedObject {
     pub(super) line: usize,
-    /// The object, or the reason why the document is ignored.
+    /// The object, or the reason to ignore the document.
     pub(super) object: Result<DecodedObject, String>,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct ParseError {
     pub(super) line: usize,
     pub(super) column: usize,
     pub(super) message: String,
-    /// The text at the position.
+    /// The text around the position.
     pub(super) near: String,
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn of(text: &str) -> impl Iterator<Item = &str> {
     documents(text).map(|(_, document)| document)
 }
 
-/// Splits a text into documents, each with its first line, counted from 1.
+/// Splits a text into documents, each with the number of its first line, counted from 1.
 fn documents(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut starts = vec![(1, 0)];
     let mut offset = 0;
@@ -182,11 +182,11 @@ struct Header {
     items: Option<Vec<Header>>,
 }
 
-/// Type that an object is read as.
+/// The type that an object is read as.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Target {
     Object(Kind),
-    /// A list; its items have their own kinds, or all the same.
+    /// A list. Its items have their own kinds, or all have the given kind.
     List(Option<Kind>),
     Other,
 }
@@ -211,7 +211,7 @@ impl Header {
     }
 }
 
-/// Reads an object as its header says, into `objects`.
+/// A reader of an object by its header's kind, into `objects`.
 struct Typed<'a> {
     header: &'a Header,
     target: Target,
@@ -273,7 +273,7 @@ impl<'de> Visitor<'de> for Typed<'_> {
     }
 }
 
-/// Reads the items of a list.
+/// A reader of the items of a list.
 struct Items<'a> {
     headers: &'a [Header],
     of: Option<Kind>,
@@ -366,7 +366,7 @@ mod tests {
         );
     }
 
-    /// A manifest of kind `Servise` used to be ignored silently.
+    /// Checks that a manifest of kind `Servise` is not ignored silently.
     #[test]
     fn a_kind_that_is_meant_otherwise_is_told() {
         let told = |text: &str| -> Vec<String> {

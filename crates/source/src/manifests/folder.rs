@@ -1,5 +1,5 @@
-//! The objects in a folder of manifests, and the changes since the last look. Reads files; does not
-//! watch.
+//! The objects in a folder of manifests, and the changes since the last read. Reads files, but does
+//! not watch them.
 //!
 //! ```text
 //!   files:  web.yaml ─▶ { Service default/web: content, … }      claims:  Service default/web ─▶ {web.yaml, web2.yaml}
@@ -23,11 +23,11 @@ use super::document::{self, LocatedObject};
 use crate::complaints::Complaints;
 use crate::decode::{self, Content, Key};
 
-/// The folder at the last look.
+/// The folder, as of the last read.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// Name of this node; other Nodes are ignored.
+    /// Name of this node. Other Nodes are ignored.
     node: Box<str>,
     files: BTreeMap<OsString, File>,
     claims: HashMap<Key, BTreeSet<OsString>>,
@@ -38,11 +38,11 @@ pub(super) struct Folder {
 /// Progress of the initial list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// Nothing was sent.
+    /// No list was sent.
     New,
     /// A list was sent while a file was unreadable.
     Complete,
-    /// A list of everything was sent.
+    /// A list of all objects was sent.
     Whole,
 }
 
@@ -50,12 +50,12 @@ enum Progress {
 struct File {
     stamp: Option<Stamp>,
     objects: HashMap<Key, Content>,
-    /// True if the file was never readable since the start.
+    /// True if the file has never been readable since the start.
     is_unknown: bool,
 }
 
-/// The metadata of a file. If it differs, the file has changed. If not, the file may have changed,
-/// too: the kernel's clock ticks only some hundred times a second.
+/// The metadata of a file. Different metadata means that the file has changed. Equal metadata does
+/// not exclude a change, since the kernel's clock ticks only some hundred times a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -77,7 +77,7 @@ impl Stamp {
     }
 }
 
-/// Files that are known to have been written.
+/// Files with known writes.
 #[derive(Debug, Default)]
 pub(super) struct ChangedFiles {
     pub(super) names: HashSet<OsString>,
@@ -90,7 +90,7 @@ impl ChangedFiles {
     }
 }
 
-/// The result of a look.
+/// The result of a read of the folder.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct FolderUpdate {
     pub(super) events: Vec<Event>,
@@ -110,7 +110,7 @@ impl Folder {
         }
     }
 
-    /// Looks at the folder. Fails without any change if the folder is missing or cannot be listed.
+    /// Reads the folder. If the folder is missing or cannot be listed, fails and changes nothing.
     pub(super) fn look(&mut self, touched: &ChangedFiles) -> io::Result<FolderUpdate> {
         let mut present = BTreeSet::new();
         for entry in fs::read_dir(&self.path)? {
@@ -170,7 +170,8 @@ impl Folder {
                 Err(broken) => format!("{shown}:{broken}"),
             },
             Ok(None) => return self.remove(look, name),
-            // Deleted since the folder was listed. A dangling symbolic link still exists.
+            // The file was deleted since the folder was listed. A dangling symbolic link still
+            // exists.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && fs::symlink_metadata(&path).is_err() =>
@@ -239,7 +240,7 @@ impl Folder {
             .unwrap_or_default();
         for key in before.keys().chain(objects.keys()) {
             if !look.before.contains_key(key) {
-                // This file's objects are taken out at the moment, so they are looked up here.
+                // The map lacks this file's objects at the moment, so this looks them up here.
                 let content = self.winner(key).and_then(|winner| {
                     if winner == name {
                         before.get(key)
@@ -277,7 +278,7 @@ impl Folder {
         self.files.get(self.winner(key)?)?.objects.get(key)
     }
 
-    /// Compares the objects before and after a look, and returns the events.
+    /// Compares the objects before and after the read, and returns the events.
     fn conclude(&mut self, look: Look) -> FolderUpdate {
         let mut events = Vec::new();
         if self.progress == Progress::New {
@@ -323,17 +324,17 @@ impl Folder {
     }
 }
 
-/// State of one look.
+/// The state of one read.
 #[derive(Debug, Default)]
 struct Look {
-    /// Objects whose claims changed, and their content before.
+    /// Objects whose claims changed, and their earlier content.
     before: HashMap<Key, Option<Content>>,
     contested: Vec<Key>,
     warnings: Vec<String>,
 }
 
-/// True if a file of this name is read: `*.yaml`, `*.yml` and `*.json`. Hidden files are not, such
-/// as `..data` of a mounted ConfigMap and editors' temporary files.
+/// Reports whether a file of this name is read: `*.yaml`, `*.yml` and `*.json`. Hidden files are
+/// not read, such as `..data` of a mounted ConfigMap and editors' temporary files.
 pub(super) fn is_manifest(name: &OsStr) -> bool {
     !name.as_bytes().starts_with(b".")
         && Path::new(name).extension().is_some_and(|extension| {

@@ -15,13 +15,13 @@ const PROXIED: [(&str, &str); 9] = [
     ("v1", "NodeList"),
     ("networking.k8s.io/v1", "ServiceCIDRList"),
 ];
-/// Letters that may differ in a misspelt name; in a short name, one.
+/// Number of letters that may differ in a misspelt name. In a short name, one.
 const TYPING_ERRORS: usize = 2;
 const SHORT: usize = 5;
 /// Longer names are not compared.
 const LONGEST: usize = 24;
 
-/// Returns why a document is ignored, if its kind is close to a proxied one.
+/// Returns the reason to ignore a document, if its kind resembles a proxied kind.
 pub(super) fn complaint(api_version: Option<&str>, kind: Option<&str>) -> Option<String> {
     let (version, kind) = match (api_version, kind) {
         (Some(version), Some(kind)) => (version, kind),
@@ -55,7 +55,7 @@ pub(super) fn complaint(api_version: Option<&str>, kind: Option<&str>) -> Option
     Some(format!("{ignored}: did you mean {meant}?"))
 }
 
-/// Returns the API group: `discovery.k8s.io` of `discovery.k8s.io/v1`, empty for `v1`.
+/// Returns the API group: `discovery.k8s.io` for `discovery.k8s.io/v1`, empty for `v1`.
 fn group_of(version: &str) -> &str {
     version.split_once('/').map_or("", |(group, _)| group)
 }

@@ -11,7 +11,7 @@ use proxy::{Event, Kind};
 use super::folder::{ChangedFiles, Folder, FolderUpdate};
 use super::stream;
 
-/// A folder that is deleted when the test ends.
+/// A folder that is deleted at the end of the test.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -74,7 +74,7 @@ fn words(events: &[Event]) -> Vec<String> {
         .collect()
 }
 
-/// Returns the events of a first look, without the ends of lists.
+/// Returns the events of a first read, without the ends of lists.
 fn listed(events: &[Event]) -> (Vec<String>, bool) {
     let mut all = words(events);
     let of_all = |what| Kind::ALL.map(|kind| format!("{kind:?} {what}"));
@@ -86,8 +86,8 @@ fn listed(events: &[Event]) -> (Vec<String>, bool) {
     (all, is_whole)
 }
 
-/// Looks as if all files had changed, so that two writes within one tick of the file system's clock
-/// are seen.
+/// Reads the folder as if all files had changed, so that it notices two writes within one tick of
+/// the file system's clock.
 fn look(folder: &mut Folder) -> FolderUpdate {
     let touched = ChangedFiles {
         is_all: true,
@@ -274,7 +274,7 @@ fn of_two_files_with_one_object_the_first_wins() {
     assert_eq!(words(&look(&mut folder).events), ["a 10.96.0.1"]);
     dir.remove("a.yaml");
     assert_eq!(words(&look(&mut folder).events), ["a 10.96.0.2"]);
-    // An object that moves to another file unchanged causes no event.
+    // An unchanged object that moves to another file causes no event.
     dir.remove("b.yaml");
     dir.write("c.yaml", "");
     dir.write("d.yaml", &service("a", "10.96.0.2"));
@@ -360,24 +360,25 @@ async fn changes_are_watched() {
     dir.write("a.yaml", &service("a", "10.96.0.1"));
     let mut watched = Watched::new(&dir.0).await;
     assert!(watched.is_quiet().await);
-    // Written in place,
+    // Writes the file in place.
     dir.write("a.yaml", &service("a", "10.96.0.2"));
     assert_eq!(watched.next().await, "a 10.96.0.2");
-    // replaced by a rename, as editors and kubectl do,
+    // Replaces the file by a rename, as editors and kubectl do.
     dir.write(".a.tmp", &service("a", "10.96.0.3"));
     fs::rename(dir.0.join(".a.tmp"), dir.0.join("a.yaml")).unwrap();
     assert_eq!(watched.next().await, "a 10.96.0.3");
-    // replaced by a link,
+    // Replaces the file by a link.
     dir.write("b.txt", &service("b", "10.96.0.4"));
     symlink(dir.0.join("b.txt"), dir.0.join("b.yaml")).unwrap();
     assert_eq!(watched.next().await, "b 10.96.0.4");
-    // and deleted.
+    // Deletes the file.
     dir.remove("a.yaml");
     assert_eq!(watched.next().await, "no a");
     assert!(watched.is_quiet().await);
 }
 
-/// A Service that is split in two in one file is never missing: all events arrive together.
+/// Checks that a Service which is split in two in one file is never missing: all events arrive
+/// together.
 #[tokio::test]
 async fn all_of_a_change_is_there_at_once() {
     let folder = Temporary::new();
@@ -448,7 +449,8 @@ async fn a_folder_that_is_removed_keeps_what_it_held_until_it_is_back() {
     fs::rename(outer.0.join("x"), outer.0.join("y")).unwrap();
     tokio::time::sleep(Duration::from_millis(1300)).await;
     assert!(watched.is_quiet().await);
-    // The folder is made again and filled slowly. The moment in which it is empty does not count.
+    // The folder is created again and filled slowly. The moment when the folder is empty does not
+    // count.
     fs::create_dir_all(&dir).unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     fs::write(dir.join("a.yaml"), service("a", "10.96.0.2")).unwrap();

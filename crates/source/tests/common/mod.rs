@@ -20,7 +20,7 @@ use source::api::Server;
 use source::{Api, Lists, StartError};
 use tracing::subscriber::DefaultGuard;
 
-/// The state that a source has sent so far, as the daemon keeps it.
+/// The state that a source has sent, as the daemon keeps it.
 pub(crate) struct Told {
     events: BoxStream<'static, Event>,
     pub(crate) model: Model,
@@ -33,7 +33,7 @@ impl Told {
         Self::with(url, node, Api::default()).await
     }
 
-    /// Reads from a server that streams its lists.
+    /// Starts to read from a server that streams its lists.
     pub(crate) async fn streamed_by(url: impl fmt::Display, node: &str) -> Self {
         let settings = Api {
             lists: Lists::Streamed,
@@ -59,7 +59,7 @@ impl Told {
         }
     }
 
-    /// Reads events until the model is as wanted.
+    /// Reads events until the model meets the condition.
     pub(crate) async fn until(&mut self, what: &str, is_so: impl Fn(&Model) -> bool) {
         let limit = Duration::from_mins(2);
         let waited = tokio::time::timeout(limit, async {
@@ -86,12 +86,12 @@ impl Told {
         .await;
     }
 
-    /// Waits until everything is listed, and each kind is watched.
+    /// Waits until all objects are listed, and each kind is watched.
     pub(crate) async fn until_watched(&mut self, server: &apiserver::Server) {
         self.until_watched_after(server, 0).await;
     }
 
-    /// Waits likewise, for a server that had `before` requests.
+    /// Waits like `until_watched`, for a server that already had `before` requests.
     pub(crate) async fn until_watched_after(&mut self, server: &apiserver::Server, before: usize) {
         let is_watch = |one: &&apiserver::Request| one.query.contains("watch=true");
         let watches = || {
@@ -116,7 +116,7 @@ impl Told {
         .await;
     }
 
-    /// Reads the events that come within a moment.
+    /// Reads the events that arrive within a moment.
     pub(crate) async fn for_a_moment(&mut self) {
         let _ =
             tokio::time::timeout(Duration::from_millis(1500), self.until("never", |_| false)).await;
@@ -144,7 +144,7 @@ pub(crate) fn name(name: &str) -> NamespacedName {
     NamespacedName::new("default", name)
 }
 
-/// A folder that is deleted when the test ends.
+/// A folder that is deleted at the end of the test.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -157,7 +157,7 @@ impl Folder {
         Self(path)
     }
 
-    /// Replaces the file by another one, as the kubelet does.
+    /// Replaces the file with another file, as the kubelet does.
     pub(crate) fn write(&self, name: &str, text: &str) -> PathBuf {
         fs::write(self.0.join("..new"), text).unwrap();
         fs::rename(self.0.join("..new"), self.0.join(name)).unwrap();
@@ -216,7 +216,7 @@ impl io::Write for Log {
     }
 }
 
-/// Waits until a line of the log contains `part`; returns the line.
+/// Waits until a line of the log contains `part`, and returns the line.
 pub(crate) async fn until_said(told: &mut Told, log: &Log, part: &str) -> String {
     let began = Instant::now();
     loop {

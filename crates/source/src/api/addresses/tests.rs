@@ -4,7 +4,7 @@ use tokio::time::advance;
 
 use super::*;
 
-/// A resolver that returns what the test sets, and hooks that record the cleared addresses.
+/// A resolver that returns the test's addresses, and hooks that record the cleared addresses.
 #[derive(Clone, Default)]
 struct World {
     /// `None` if the resolver fails.
@@ -74,7 +74,7 @@ async fn a_name_is_followed_and_its_last_addresses_outlive_the_resolver() {
     assert_eq!(last(&mut known).unwrap(), both);
     assert_eq!(addresses.shown()[0].from, "api.example resolves to it");
 
-    // No address is forgotten while the resolver fails.
+    // The source forgets no address while the resolver fails.
     world.answers(None);
     for _ in 0..2 * KEPT.as_secs() / RESOLVE_PERIOD.as_secs() {
         advance(2 * RESOLVE_PERIOD).await;
@@ -84,7 +84,7 @@ async fn a_name_is_followed_and_its_last_addresses_outlive_the_resolver() {
     let dialled = addresses.resolve("api.example").await.unwrap();
     assert_eq!(dialled.len(), 2);
 
-    // An address that the name lost stays for a while, and is removed then.
+    // An address that the name has lost stays for a while, and is then removed.
     world.answers(Some(&["172.35.0.10"]));
     advance(2 * RESOLVE_PERIOD).await;
     tokio::task::yield_now().await;
@@ -103,14 +103,14 @@ async fn the_way_is_cleared_before_a_connection_and_a_peer_is_known_while_it_liv
     let world = World::default();
     world.answers(Some(&["127.0.0.1"]));
     let url = format!("http://api.example:{}", at.port());
-    // Through a proxy with another name.
+    // The proxy has another name than the server.
     let addresses = world.addresses(&["https://server.example:6443", &url]);
     let mut known = addresses.subscribe();
     let dial = Dial::new(&addresses, |_| {});
     let dialled = dial.oneshot(url.parse().unwrap()).await.unwrap();
     assert_eq!(*world.cleared.lock().unwrap(), [at]);
     assert_eq!(last(&mut known).unwrap(), [at.to_string()]);
-    // The name has another address now; the connection stays open.
+    // The name now has another address. The connection stays open.
     addresses.change(Instant::now(), |entries| {
         entries.get_mut(&at).unwrap().resolved = None;
     });

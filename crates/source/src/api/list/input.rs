@@ -1,4 +1,4 @@
-//! The bytes of a list. A slow list is fine as long as bytes arrive.
+//! The bytes of a list. A slow list is valid while bytes arrive.
 
 use std::io;
 use std::pin::{Pin, pin};
@@ -13,7 +13,7 @@ use super::super::end::End;
 
 /// Longest time without any byte.
 const STILL: Duration = Duration::from_mins(1);
-/// Longest time for the whole list: a server forgets a list's position after five minutes.
+/// Longest time for the whole list. A server forgets a list's position after five minutes.
 const WHOLE: Duration = Duration::from_mins(5);
 
 /// The body of a response, and the start of reading.
@@ -30,12 +30,11 @@ impl Input {
         }
     }
 
-    /// Returns the bytes that arrived and are not consumed. Waits for the first one; empty at the
-    /// end.
+    /// Returns the unconsumed bytes. Waits for the first byte; returns an empty slice at the end.
     pub(super) async fn held(&mut self) -> Result<&[u8], End> {
         let filled = {
             let mut filling = pin!(self.body.fill_buf());
-            // If bytes are there already, the clock is not read.
+            // If bytes have arrived already, this does not read the clock.
             match poll!(&mut filling) {
                 Poll::Ready(filled) => filled.map(drop),
                 Poll::Pending => {
@@ -45,9 +44,9 @@ impl Input {
                 }
             }
         };
-        // Readers report an error once, and then the end.
+        // Readers return an error once, and then the end.
         filled.map_err(|error: io::Error| End::unreachable(&error))?;
-        // The bytes that were waited for are there.
+        // The awaited bytes have arrived.
         let held = self.body.fill_buf().await;
         held.map_err(|error| End::unreachable(&error))
     }

@@ -1,7 +1,7 @@
-//! Reads a list in JSON, and holds one or two objects at a time.
+//! Reads a list in JSON, and holds one or two objects in memory.
 //!
-//! Parses the text value by value. If the text ends within a value, the value is parsed again once
-//! the text is twice as long, so that no value is parsed many times.
+//! Parses the text value by value. If the text ends within a value, doubles the text before parsing
+//! the value again, so that no value is parsed many times.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,30 +16,30 @@ use super::input::Input;
 use super::meta::{Meta, is_list_of};
 use crate::decode::{DecodedObject, MissingName, Wire, json, with_wire};
 
-/// Smallest amount of text that is parsed at once.
+/// Smallest amount of text for one parsing step.
 const PIECE: usize = 128 << 10;
-/// Length limit of an object; etcd accepts 1.5 MB.
+/// Length limit of an object. etcd accepts 1.5 MB.
 const LONGEST_OBJECT: usize = 64 << 20;
-/// Characters of an invalid text that are shown.
+/// Number of characters of invalid text in errors.
 const EXCERPT: usize = 60;
 
-/// Reads a list object by object.
+/// A reader of a list, object by object.
 pub(super) struct JsonList {
     kind: Kind,
     input: Input,
-    /// The text so far, without an incomplete character at its end.
+    /// The text that was read, without an incomplete character at the end.
     text: String,
     cut: Vec<u8>,
-    /// Number of bytes of the text that are parsed.
+    /// Number of parsed bytes of the text.
     parsed: usize,
     /// True if the body has ended.
     is_all: bool,
     /// The beginning of the text, for errors.
     excerpt: String,
     place: ParsePosition,
-    /// True once the list's `kind` is found to be `kind`.
+    /// True once the reader has checked the list's `kind`.
     is_known: bool,
-    /// Objects that came before the list's `kind`.
+    /// Objects that arrived before the list's `kind`.
     waiting: VecDeque<Result<DecodedObject, MissingName>>,
     pub(super) meta: Meta,
 }
@@ -118,7 +118,7 @@ impl JsonList {
         }
     }
 
-    /// Returns the next object, or none at the end.
+    /// Returns the next object, or `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         loop {
             if self.is_known
@@ -152,7 +152,7 @@ impl JsonList {
         End::nonsense(format!("{error} in {:?}", self.excerpt))
     }
 
-    /// Reads until the unparsed text has twice its length, or the body ends.
+    /// Reads until the unparsed text has doubled, or the body ends.
     async fn read_on(&mut self) -> Result<(), End> {
         self.text.drain(..mem::take(&mut self.parsed));
         let wanted = PIECE.max(2 * self.text.len());
@@ -173,7 +173,8 @@ impl JsonList {
                 .extend_from_slice(held.get(..PIECE).unwrap_or(held));
             let count = count.min(PIECE);
             self.input.take(count);
-            // Checks the encoding once, for the whole piece: skipped text is not checked again.
+            // Checks the encoding once, for the whole piece. The parser does not check skipped text
+            // again.
             let is_cut = match str::from_utf8(&self.cut) {
                 Ok(text) => {
                     self.text.push_str(text);
@@ -294,7 +295,7 @@ fn object(
 
     let read = with_wire!(kind, read(text, is_all));
     if let Err(Stop::Invalid(_)) = read {
-        // An invalid object does not affect the others: its end can still be found.
+        // The end of an invalid object can still be found, so it does not affect other objects.
         let (object, length) = parse::<&RawValue>(text, is_all)?;
         return Ok((json::object(kind, object.get()), length));
     }

@@ -10,11 +10,11 @@ use crate::decode::kind_name;
 pub(in super::super) struct Meta {
     /// `metadata.resourceVersion`, if it is not empty.
     pub(in super::super) version: Option<String>,
-    /// `metadata.continue`, if it is not empty: there are further pages.
+    /// `metadata.continue`, if it is not empty. Further pages then exist.
     pub(in super::super) continue_token: Option<String>,
 }
 
-/// Checks the `kind` of a list: an empty list of another kind would delete everything.
+/// Checks the `kind` of a list. Otherwise, an empty list of another kind would delete all objects.
 pub(super) fn is_list_of(kind: Kind, said: &str) -> Result<(), End> {
     let wanted = kind_name(kind);
     if said.strip_suffix("List") == Some(wanted) {

@@ -11,26 +11,26 @@ use crate::decode::message::{self, Malformed, Message, Value};
 use crate::decode::protobuf::{self, MAGIC, TypeMeta};
 use crate::decode::{DecodedObject, MissingName};
 
-/// Length limit of an object; etcd accepts 1.5 MB in this form.
+/// Length limit of an object. etcd accepts 1.5 MB in this form.
 const LONGEST_OBJECT: u64 = 16 << 20;
 /// The longest encoding of a number, in bytes.
 const LONGEST_VARINT: usize = 10;
 
-/// Reads a list object by object.
+/// A reader of a list, object by object.
 pub(super) struct ProtobufList {
     kind: Kind,
     input: Input,
     /// Number of bytes read so far.
     position: u64,
     place: ReadPosition,
-    /// True once the list's `kind` is found to be `kind`.
+    /// True once the reader has checked the list's `kind`.
     is_known: bool,
     /// The bytes of an incomplete object.
     buffer: Vec<u8>,
     pub(super) meta: Meta,
 }
 
-/// The position of the reader.
+/// The position in the message.
 #[derive(Debug, Clone, Copy)]
 enum ReadPosition {
     Magic,
@@ -75,7 +75,7 @@ impl ProtobufList {
         }
     }
 
-    /// Returns the next object, or none at the end.
+    /// Returns the next object, or `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<Result<DecodedObject, MissingName>>, End> {
         loop {
             match self.place {
@@ -116,7 +116,7 @@ impl ProtobufList {
                         _ => self.pass(length).await?,
                     }
                 }
-                // The rest has no content, but is read, so that gzip checks it.
+                // The remaining bytes have no content. Reads them so that gzip checks its checksum.
                 ReadPosition::Behind => {
                     let count = self.input.held().await?.len();
                     if count == 0 {
@@ -169,7 +169,7 @@ impl ProtobufList {
             self.input.take(length);
             return Ok(read);
         }
-        // The buffer grows with the bytes that arrive, whatever the length claims.
+        // The buffer grows only with the bytes that arrive, whatever the claimed length.
         self.buffer.clear();
         loop {
             let piece = self.input.held().await?;
@@ -208,7 +208,7 @@ impl ProtobufList {
         Err(wrong(&Malformed::Type("a number")))
     }
 
-    /// Skips a field that is no text or message.
+    /// Skips a field that is neither text nor message.
     async fn skip(&mut self, wire_type: WireType) -> Result<(), End> {
         match wire_type {
             WireType::Varint => self.varint().await.map(drop),

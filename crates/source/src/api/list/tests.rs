@@ -40,7 +40,7 @@ const SAME: [(Kind, &[u8], &[u8]); 4] = [
 
 type Objects = Vec<Result<DecodedObject, MissingName>>;
 
-/// A body in pieces of this many bytes.
+/// Splits a body into pieces of this many bytes.
 fn in_pieces(body: &[u8], length: usize) -> impl AsyncBufRead + Send + use<> {
     let pieces: Vec<_> = body
         .chunks(length)
@@ -155,7 +155,7 @@ fn upstreams_watches_say_the_same_in_either_form() {
     }
 }
 
-/// Each flushed event can be read before the next one is sent.
+/// Checks that each flushed event can be read before the next event is sent.
 #[test]
 fn a_packed_watch_is_read_as_it_comes() {
     for (format, event) in [
@@ -190,7 +190,7 @@ fn a_packed_watch_is_read_as_it_comes() {
 fn a_list_that_breaks_off_is_none() {
     for (kind, json, protobuf) in SAME {
         for (format, body) in [(Format::Json, json), (Format::Protobuf, protobuf)] {
-            // JSON ends in a line feed, and the envelope in fields that are not read.
+            // JSON ends in a line feed, and the envelope in fields that the reader skips.
             let least = if format == Format::Json { 2 } else { 5 };
             for end in 0..body.len() - least {
                 assert!(
@@ -225,7 +225,7 @@ fn a_list_of_another_kind_is_none() {
     }
 }
 
-/// A claimed length of 4 GB allocates no memory.
+/// Checks that a claimed length of 4 GB allocates no memory.
 #[test]
 fn a_length_that_lies_costs_nothing() {
     let mut list = vector!("empty.pb")[..4].to_vec();
@@ -308,7 +308,7 @@ fn an_empty_list_has_a_kind() {
     assert!(json(Kind::Service, r#"{"items":[]}"#).is_err());
 }
 
-/// Long objects among short ones, cut at any byte.
+/// Checks long objects among short objects, cut at any byte.
 #[test]
 fn objects_of_any_length_are_read() {
     let long = |name: &str, length: usize| {

@@ -13,7 +13,7 @@ use crate::api::request::{Age, Paging};
 use crate::settings::Lists;
 
 impl ListWatch {
-    /// True if the next list is streamed.
+    /// Reports whether the next list is streamed.
     pub(super) fn streams(&self) -> bool {
         let is_refused = |since: Instant| since.elapsed() < UNSTREAMED;
         self.lists == Lists::Streamed && !self.unstreamed.is_some_and(is_refused)
@@ -23,8 +23,8 @@ impl ListWatch {
     pub(super) async fn list_streamed(&mut self) -> Result<(), End> {
         let target = self.resource.streamed_list(any_of(WATCH_SECONDS));
         let answer = match self.ask(&target).await {
-            // A server that does not know the option replies Invalid, and a proxy before it may
-            // reply anything. Errors that a plain list would also meet do not cause one.
+            // A server that does not know the option replies Invalid. A proxy in front may reply
+            // any status. Errors that also affect a plain list do not cause one.
             Err(End::Failed(Failure::Refused { code, message }))
                 if !matches!(code, 401 | 403 | 429 | 500..) =>
             {
@@ -87,15 +87,15 @@ impl ListWatch {
     /// Starts a list, whose version may be known already.
     async fn begin(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         self.is_no_step_back(age, version)?;
-        // If this list breaks off, the next one must not be older.
+        // If this list breaks off, the next list must not be older.
         if let (Age::Any, Some(version)) = (age, version) {
             self.next_list = Age::NotOlderThan(version.to_owned());
         }
         self.send(Event::ListStarted(self.resource.kind)).await
     }
 
-    /// Checks that a list is as new as requested. A server that ignores the request is asked for
-    /// the newest list next.
+    /// Checks that a list is as new as requested. If a server ignores the request, requests the
+    /// newest list next.
     fn is_no_step_back(&mut self, age: &Age, version: Option<&str>) -> Result<(), End> {
         if !is_older(age, version) {
             return Ok(());
@@ -118,7 +118,7 @@ impl ListWatch {
     }
 }
 
-/// The state of a list while it is sent.
+/// The state of a list during sending.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) is_whole: bool,
@@ -130,7 +130,7 @@ impl Default for Listing {
     }
 }
 
-/// True if a list is older than requested. Versions that are no numbers cannot be compared.
+/// Reports whether a list is older than requested. Returns false if the versions are not numbers.
 pub(super) fn is_older(age: &Age, version: Option<&str>) -> bool {
     let number = |version: &str| version.parse::<u128>().ok();
     match (age, version) {

@@ -33,7 +33,7 @@ enum Presence {
 use Presence::{Always, IfGiven};
 use Shape::{Flag, Message as One, Messages as Many, Number, Text as Words, Texts, Time};
 
-/// The fields, some of which the decoder does not use.
+/// The fields of `metadata`, including fields that the decoder ignores.
 const METADATA: Schema = &[
     (1, "name", Always, Words),
     (2, "generateName", Always, Words),
@@ -388,7 +388,8 @@ fn any_kind() -> impl Strategy<Value = (Kind, Value)> {
         .prop_flat_map(|kind| any_object(schema(kind)).prop_map(move |object| (kind, object)))
 }
 
-/// Encodes as JSON, where Go writes missing numbers as 0 unless the field is `omitempty`.
+/// Encodes an object as JSON, in which Go writes missing numbers as 0 unless the field is
+/// `omitempty`.
 fn as_json(kind: Kind, mut object: Value) -> String {
     if kind == Kind::Service
         && let Some(ports) = object
@@ -495,7 +496,7 @@ fn a_message_that_is_wrong_costs_no_more_than_itself() {
         let decoded = item(Kind::Service, &service).unwrap();
         assert!(decoded.problems[0].advice.starts_with(why), "{decoded:?}");
     }
-    // An object whose name cannot be decoded cannot be reported by name.
+    // Without a readable name, an object cannot be reported by name.
     assert!(item(Kind::Service, &service[1..]).is_err());
 }
 
