@@ -1,4 +1,4 @@
-//! Foretells a start of the daemon with the same flags. Writes nothing.
+//! Predicts the effect of starting the daemon with the same flags. Writes nothing.
 //!
 //! ```text
 //!                        ┌─▶ check: preflight, changes, migration
@@ -23,7 +23,7 @@ mod names;
 mod plan;
 mod preflight;
 
-/// Reads a list of sockets.
+/// Parses a list of sockets. Entry point for fuzzing.
 pub(crate) fn read_sockets(text: &str) {
     preflight::read_sockets(text);
 }
@@ -47,13 +47,13 @@ use foresee::{Foreseen, foresee};
 use migration::Migration;
 use preflight::Traces;
 
-/// Answers a question about a start. The exit status is 0 if the start would change nothing, 1 if
-/// it would change something, and 2 if no object that was read needs a change but some objects
-/// could not be read.
+/// Runs a command about a start. The exit status is 0 if the start would change nothing, and 1 if
+/// it would change an entry. It is 2 if no known object needs a change but some objects could not
+/// be read.
 ///
 /// # Errors
 ///
-/// The answer is undetermined, or the start would fail; the exit status is 2, too.
+/// The result is undetermined, or the start would fail. The exit status is then also 2.
 pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
     let StartQuestion { question, answer } = asked;
     let AnswerOptions { output, timeout } = answer;
@@ -67,7 +67,7 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
         Question::Diff => {
             let (foreseen, _) = Box::pin(foresee(&options, timeout)).await?;
             if matches!(output, Output::Text | Output::Wide) {
-                // `diff` prints differences only.
+                // The standard output of `diff` contains only differences.
                 for warning in &foreseen.warnings {
                     eprintln!("kube-proxy: {}", shown(warning));
                 }
@@ -81,7 +81,7 @@ pub async fn check(options: Options, asked: StartQuestion) -> Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-/// Answers `kube-proxy check`. Reports whatever it can, even if the kernel cannot be read.
+/// Runs `kube-proxy check`. Reports every finding, even if the kernel cannot be read.
 async fn preflighted(options: &Options, answer: AnswerOptions) -> Result<ExitCode> {
     let AnswerOptions { output, timeout } = answer;
     let foreseen = Box::pin(foresee(options, timeout)).await;
@@ -111,5 +111,5 @@ async fn preflighted(options: &Options, answer: AnswerOptions) -> Result<ExitCod
     }
 }
 
-/// Exit status if it is undetermined what a start would change, or the start would fail.
+/// Exit status if the changes of a start are undetermined, or the start would fail.
 pub const CANNOT_SAY: u8 = 2;

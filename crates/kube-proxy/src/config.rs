@@ -48,11 +48,10 @@ pub(crate) use without_effect::GivenSettings;
 const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// Required value of `kind`.
 const KIND: &str = "KubeProxyConfiguration";
-/// Sections with fields for one mode; each has the mode's name.
+/// Sections with fields for one mode. Each section has the mode's name.
 const MODE_SECTIONS: [&str; 3] = ["iptables", "ipvs", "nftables"];
 
-/// A configuration, spelled as in its file. A field that is `None` is not given and has its
-/// default.
+/// A configuration, spelled as in its file. A missing field is `None` and has its default.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -94,15 +93,15 @@ pub struct Configuration {
     pub winkernel: Winkernel,
 }
 
-/// Returns the text that `--write-config-to` writes: the flags as a file, in upstream's order and
-/// spelling.
+/// Returns the text that `--write-config-to` writes: a configuration file from the flags, in
+/// upstream's order and spelling.
 pub(crate) fn render(file: Configuration, flags: &Flags) -> String {
     let tree = file.completed(flags).as_upstream();
     serde_saphyr::to_string(&tree).unwrap_or_default()
 }
 
 impl Configuration {
-    /// Converts to upstream's JSON, which omits some fields when they are empty.
+    /// Converts to upstream's JSON, which omits some empty fields.
     fn as_upstream(&self) -> Value {
         let mut tree = as_go(self.tree());
         for (section, field) in [
@@ -144,7 +143,7 @@ fn as_go(value: Value) -> Value {
     }
 }
 
-/// `clientConnection`.
+/// Section `clientConnection`: access to the API server.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -156,7 +155,7 @@ pub struct ClientConnection {
     pub qps: Option<f32>,
 }
 
-/// `conntrack`.
+/// Section `conntrack`: sizes and timeouts of the connection tracking table.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -170,7 +169,7 @@ pub struct Conntrack {
     pub udp_timeout: Option<Period>,
 }
 
-/// `detectLocal`.
+/// Section `detectLocal`: detection of traffic from local pods.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -179,7 +178,7 @@ pub struct DetectLocal {
     pub interface_name_prefix: Option<String>,
 }
 
-/// `iptables`. IPVS mode reads its masquerading fields, too.
+/// Section `iptables`. IPVS mode also reads its masquerading fields.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -191,7 +190,7 @@ pub struct Iptables {
     pub sync_period: Option<Period>,
 }
 
-/// `ipvs`.
+/// Section `ipvs`: settings of IPVS mode.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -208,7 +207,7 @@ pub struct Ipvs {
     pub udp_timeout: Option<Period>,
 }
 
-/// `logging`.
+/// Section `logging`: format and verbosity of the log.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -222,7 +221,7 @@ pub struct Logging {
     pub vmodule: Option<Vec<FileVerbosity>>,
 }
 
-/// `logging.options`.
+/// Section `logging.options`: options of the log's formats.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -233,7 +232,7 @@ pub struct LoggingOptions {
     pub text: LoggingBuffer,
 }
 
-/// `logging.options.json` and `logging.options.text`.
+/// Sections `logging.options.json` and `logging.options.text`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -242,7 +241,7 @@ pub struct LoggingBuffer {
     pub split_stream: Option<bool>,
 }
 
-/// An item of `logging.vmodule`.
+/// An item of `logging.vmodule`: the verbosity of some source files.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -251,7 +250,7 @@ pub struct FileVerbosity {
     pub verbosity: u32,
 }
 
-/// `nftables`.
+/// Section `nftables`: settings of nftables mode.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]
@@ -262,7 +261,7 @@ pub struct Nftables {
     pub sync_period: Option<Period>,
 }
 
-/// `winkernel`.
+/// Section `winkernel`, which has no effect on Linux.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[allow(missing_docs, reason = "the fields are upstream's, one by one")]

@@ -28,23 +28,23 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, warn};
 
-/// Time in which an event is not sent again.
+/// Time during which an equal event is not sent again.
 pub const ONCE_IN: Duration = Duration::from_mins(10);
 /// Largest number of queued events, and of distinct events remembered within [`ONCE_IN`].
 pub const EVENTS_MAX: usize = 256;
 /// Time limit for sending an event, retries included.
 const TELLING_PATIENCE: Duration = Duration::from_mins(2);
-/// Time limit for one reply of the API server.
+/// Time limit for one response of the API server.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-/// Time that the end of the process waits for the last event.
+/// Longest time that the ending process waits until its last event is sent.
 const LAST_EVENT_PATIENCE: Duration = Duration::from_secs(3);
 /// The API server's limit for a note, in bytes (`pkg/apis/core/validation/events.go`).
 const NOTE_BYTES_MAX: usize = 1024;
 const INSTANCE_BYTES_MAX: usize = 128;
-/// Longest prefix of an event's name. The name is a DNS subdomain: the object's name, a point, and
-/// 16 hexadecimal digits.
+/// Longest prefix of an event's name. The name is a DNS subdomain: the object's name, a dot, and 16
+/// hexadecimal digits.
 const NAME_PREFIX_BYTES_MAX: usize = 253 - 17;
-/// `reportingController`, as upstream.
+/// Value of `reportingController`, as upstream.
 const CONTROLLER: &str = "kube-proxy";
 
 /// An event about an object.
@@ -72,8 +72,8 @@ impl Event {
     }
 
     /// Returns a warning on the Node: the health or metrics server cannot listen. Reason and action
-    /// are upstream's. Upstream sends it only if the process then ends
-    /// (`--bind-address-hard-fail`); this program also sends it if it retries.
+    /// are upstream's. Upstream sends this event only before the process ends
+    /// (`--bind-address-hard-fail`). This program also sends the event if it retries.
     pub fn listen_failed(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -90,7 +90,7 @@ impl Event {
     }
 
     /// Returns a warning on the Node: a change of the configuration file needs a restart. Upstream
-    /// sends none.
+    /// has no such event.
     pub fn restart_required(node: &str, note: String) -> Self {
         Self {
             is_warning: true,
@@ -100,7 +100,7 @@ impl Event {
     }
 
     /// Returns a normal event on the Node. Its uid is the Node's name, because `kubectl describe
-    /// node` looks for that.
+    /// node` searches for that uid.
     fn of_node(node: &str, reason: &'static str, note: String) -> Self {
         Self {
             is_warning: false,
@@ -115,8 +115,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service that is not served at an address and port, because another
-    /// Service has them. Upstream sends none.
+    /// Returns a warning on a Service that loses an address and port to another Service. Upstream
+    /// has no such event.
     pub fn address_conflict(conflict: &Conflict, model: &Model) -> Self {
         let Conflict {
             object,
@@ -149,9 +149,9 @@ impl Event {
         Self::service_warning(&owner.service, model, reason, note)
     }
 
-    /// Returns a warning on a Service about an external or load-balancer address. Either the
-    /// address is not served for it, on any node or on this one, or the address belongs to this
-    /// node. Upstream sends none.
+    /// Returns a warning on a Service about an external or load-balancer address. Either no node or
+    /// only this node does not serve the address, or the address belongs to this node. Upstream has
+    /// no such event.
     pub fn address_contested(
         service: &NamespacedName,
         model: &Model,
@@ -174,7 +174,7 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service that exceeds the size limit, on every node.
+    /// Returns a warning on a Service that exceeds the size limit. Every node sends the same event.
     pub fn service_too_large(service: &NamespacedName, model: &Model, line: String) -> Self {
         let reason_and_action = ("ServiceTooLarge", "SyncProxyRules");
         Self {
@@ -183,8 +183,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service whose annotation is ignored, on all nodes in this mode or on
-    /// this one.
+    /// Returns a warning on a Service with an ignored annotation. Either all nodes in this mode
+    /// ignore the annotation or only this node does.
     pub fn option_not_heeded(
         service: &NamespacedName,
         model: &Model,
@@ -201,8 +201,8 @@ impl Event {
         }
     }
 
-    /// Returns a warning on a Service whose health checks this node cannot answer. Reason and
-    /// action are upstream's.
+    /// Returns a warning on a Service whose health checks this node cannot serve. Reason and action
+    /// are upstream's.
     pub fn health_check_failed(
         service: &NamespacedName,
         model: &Model,
@@ -218,8 +218,8 @@ impl Event {
         Self::service_warning(service, model, reason_and_action, note)
     }
 
-    /// Returns a warning on a Service with the uid in the model, because `kubectl describe service`
-    /// looks for that.
+    /// Returns a warning on a Service. Its uid is the one in the model, because `kubectl describe
+    /// service` searches for that uid.
     fn service_warning(
         service: &NamespacedName,
         model: &Model,
@@ -240,7 +240,7 @@ impl Event {
         }
     }
 
-    /// Returns a digest that is the same for equal events in every process.
+    /// Returns a digest of the event. Equal events have the same digest in every process.
     fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.hash(&mut hasher);
@@ -293,7 +293,7 @@ fn first_bytes(text: &str, most: usize) -> &str {
     first
 }
 
-/// Queue in which events are recorded. Clones share it.
+/// Queue for events to send. Clones share the queue.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     queue: Option<mpsc::Sender<Recorded>>,
@@ -310,13 +310,13 @@ pub(crate) struct Recorded {
 }
 
 impl Recorder {
-    /// Returns a recorder for a source without an API server. It sends nothing.
+    /// Returns a recorder that drops every event, for a source without an API server.
     pub fn off() -> Self {
         Self { queue: None }
     }
 
-    /// Starts a task that sends events to an API server and ends with the last clone. `node` is
-    /// this node's name. Needs a tokio runtime.
+    /// Starts a task that sends events to an API server. The task ends when the last clone is
+    /// dropped. `node` is this node's name. Needs a tokio runtime.
     pub fn start(client: Client, node: &str) -> Self {
         let (recorder, queue) = Self::queued();
         let teller = Teller {
@@ -335,16 +335,17 @@ impl Recorder {
         (Self { queue: Some(queue) }, received)
     }
 
-    /// Records an event. Returns at once. If the queue is full, the event is dropped.
+    /// Queues an event without waiting. If the queue is full, the event is dropped.
     pub fn record(&self, event: Event) {
         self.queue(event, None);
     }
 
-    /// Records the last event before the process ends, and waits a while until it is sent.
+    /// Queues the last event before the process ends, and waits a limited time until it is sent.
     pub async fn record_last(&self, event: Event) {
         let (waiter, told) = oneshot::channel();
         self.queue(event, Some(waiter));
-        // Nothing is ever sent here: the sender is dropped when the event is sent or given up.
+        // No value is ever sent on this channel: the sender is dropped when the event is sent or
+        // given up.
         _ = timeout(LAST_EVENT_PATIENCE, told).await;
     }
 
@@ -374,9 +375,9 @@ impl Recorder {
 struct Teller {
     client: Client,
     instance: String,
-    /// Last time that each event was sent, by its digest.
+    /// Time at which each event was last sent, by the event's digest.
     told: HashMap<u64, Instant>,
-    /// True once the log says that events are forbidden.
+    /// True once the log has reported that events are forbidden.
     is_forbidden: bool,
 }
 
@@ -384,7 +385,7 @@ struct Teller {
 enum SendOutcome {
     /// The event exists, or the API server will never accept it.
     Final,
-    /// A later attempt may succeed.
+    /// Reason of a failure. A later attempt may succeed.
     NotYet(String),
 }
 
@@ -451,7 +452,7 @@ impl Teller {
         let message = first_bytes(&status.message, 200);
         match status.code {
             408 | 429 | 500.. => return SendOutcome::NotYet(message.to_owned()),
-            // Another node created the event, or this one did and lost the reply.
+            // Another node created the event, or this node created it and lost the response.
             409 => {}
             403 if !is_terminating(status) && !self.is_forbidden => {
                 self.is_forbidden = true;
@@ -528,7 +529,7 @@ mod tests {
         assert_eq!(note, "ü".repeat(512));
         let node = "a.".repeat(126) + "a";
         let (name, _) = told(&starting(&node), "n", 1);
-        // A label of the name must not end in an empty one.
+        // The prefix of the name must not end in a dot.
         assert_eq!(name, format!("{}a.0000000000000001", "a.".repeat(117)));
     }
 }

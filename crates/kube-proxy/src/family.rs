@@ -44,16 +44,16 @@ use delays::Delays;
 /// Largest number of changes whose latency is measured while they wait for the kernel.
 const TRIGGERS_MAX: usize = 100_000;
 
-/// One family's mode, with the loop's state about it.
+/// One family's mode and the loop's state for the family.
 #[allow(
     clippy::struct_excessive_bools,
     reason = "each is noted and cleared at another time"
 )]
 pub(crate) struct Family {
     mode: Box<dyn Mode>,
-    /// Mode that takes over once the current one is idle.
+    /// Mode that replaces the current one once the current one is idle.
     successor: Option<Box<dyn Mode>>,
-    /// Changes that the mode has not taken over yet.
+    /// Changes of the model that the mode has not received yet.
     changes: Changes,
     pieces: Pieces,
     late: Delays,
@@ -61,9 +61,9 @@ pub(crate) struct Family {
     started: Option<Instant>,
     /// The sync in progress.
     round: Option<Round>,
-    /// True if the next round counts as a sync even if it writes nothing.
+    /// True if the next round counts as a sync even if it writes no entry.
     is_asked: bool,
-    /// True if changes were taken over since the kernel was last known to be up to date.
+    /// True if the mode received changes since the kernel was last known to be up to date.
     has_taken_in: bool,
     is_served: bool,
     triggers: Triggers,
@@ -76,7 +76,7 @@ pub(crate) struct Family {
     health_checks: HealthChecks,
     stale_flows: StaleFlows,
     no_local_endpoints: NoLocalEndpoints,
-    /// Addresses that serve NodePorts, as far as they are known.
+    /// Addresses that serve NodePorts, or `None` before the first are known.
     node_ports: Option<NodePorts>,
     metrics: Metrics,
 }
@@ -86,24 +86,25 @@ struct Round {
     began: Instant,
     is_asked: bool,
     has_written: bool,
-    /// True if some state could not be read.
+    /// True if some kernel state could not be read.
     has_unreadable: bool,
-    /// Extent of the sync, if the mode reports it.
+    /// Number of entries that the sync covers, if the mode reports it.
     extent: Option<Extent>,
 }
 
-/// Outcome of booking finished kernel work.
+/// Finished kernel work of one call of `book`.
 #[derive(Debug, Default)]
 pub(crate) struct Booked {
-    /// True if any work had finished.
+    /// True if any kernel work had finished.
     pub(crate) is_any: bool,
-    /// True if the work used much memory for a while.
+    /// True if the work temporarily used much memory.
     pub(crate) has_used_much: bool,
-    /// Reason why a kernel thread ended. Nothing can be trusted after that.
+    /// Reason why a kernel thread ended. The process must then end, because the thread's state is
+    /// lost.
     pub(crate) gone: Option<String>,
 }
 
-/// Times at which changes were triggered that are not in the kernel yet, by Service.
+/// Trigger times of changes that are not in the kernel yet, by Service.
 #[derive(Debug, Default)]
 struct Triggers {
     of: HashMap<NamespacedName, Vec<SystemTime>>,
@@ -168,20 +169,20 @@ impl Family {
         self.mode.node_addresses()
     }
 
-    /// Returns the option values of Services that this node cannot provide.
+    /// Returns the option values of Services that this node does not support.
     pub(crate) fn unavailable_options(&self) -> Vec<UnavailableOption> {
         self.mode.unavailable_options()
     }
 
-    /// Returns the node's addresses that serve NodePorts, without those on the service link.
-    /// Returns `None` while they are unknown.
+    /// Returns the node's addresses that serve NodePorts, without addresses on the service link.
+    /// Returns `None` while the node's addresses are unknown.
     pub(crate) fn node_port_addresses(&self) -> Option<impl Iterator<Item = IpAddr>> {
         let own = self.mode.node_addresses()?;
         let serving = self.mode.node_ports()?.addresses.iter();
         Some(serving.filter(|ip| own.contains(ip)).copied())
     }
 
-    /// Reports whether the first full set of objects is in the kernel and no kernel work goes on.
+    /// Reports whether the kernel has the first full set of objects and no kernel work is running.
     pub(crate) fn rests(&self) -> bool {
         self.is_served && self.successor.is_none() && self.mode.is_idle()
     }
@@ -191,30 +192,30 @@ impl Family {
         self.mode.is_idle()
     }
 
-    /// Reports whether the mode can take over changes at once.
+    /// Reports whether the mode can receive changes now.
     pub(crate) fn is_ready(&self) -> bool {
         self.mode.is_ready()
     }
 
-    /// Reports whether changes that waited for a busy mode can be taken over now.
+    /// Reports whether the mode can now receive changes that waited while it was busy.
     pub(crate) fn is_about_to_take_in(&self) -> bool {
         !self.changes.is_empty() && self.is_ready()
     }
 
-    /// Hands over to another mode once the current one is idle. Until then the current one starts
+    /// Sets a mode to hand over to once the current one is idle. Until then the current mode starts
     /// only work that clients wait for.
     pub(crate) fn renew(&mut self, mode: Box<dyn Mode>) {
         self.successor = Some(mode);
     }
 
-    /// Applies changed options that need no other mode.
+    /// Applies changed options that do not require another mode.
     pub(crate) fn follow(&mut self, options: &Options) {
         self.health_checks
             .select(&options.modes.shared.node_port_addresses);
     }
 
-    /// Adds changes to take over. `heard` is the time at which the first was received; without it,
-    /// their latency is not measured.
+    /// Adds changes for the mode. `heard` is the time at which the first change was received.
+    /// Without it, the latency of the changes is not measured.
     pub(crate) fn add(&mut self, mut changes: Changes, heard: Option<Instant>) {
         let family = self.family();
         if !changes.is_empty() {
@@ -239,7 +240,7 @@ impl Family {
         }
     }
 
-    /// Passes on a notification of the kernel.
+    /// Passes a kernel notification to the mode and to its successor.
     pub(crate) fn notice(&mut self, notice: &proxy::Notice, now: Instant) {
         self.mode.notice(notice, now);
         if let Some(successor) = &mut self.successor {
@@ -247,8 +248,8 @@ impl Family {
         }
     }
 
-    /// Takes over the changes, or a piece of them, if the mode is ready. The first time, takes over
-    /// all objects.
+    /// Hands the changes, or a batch of them, to the mode if it is ready. The first call hands over
+    /// all objects of the model.
     pub(crate) fn take_in(&mut self, model: &Model, now: Instant) {
         let is_due = self.started.is_none() || !self.changes.is_empty();
         if !is_due || !self.is_ready() {
@@ -296,7 +297,7 @@ impl Family {
         }
     }
 
-    /// Lets the successor take over, with all objects of the model.
+    /// Replaces the mode with its successor, which receives all objects of the model.
     fn succeed(&mut self, model: &Model, now: Instant) {
         if let Some(successor) = self.successor.take() {
             self.mode = successor;
@@ -318,7 +319,8 @@ impl Family {
         self.mode.poll_finished(context)
     }
 
-    /// Books the work that kernel threads have finished, and reports it.
+    /// Books finished work of the kernel threads, and passes its results to the metrics, the log
+    /// and the health state.
     pub(crate) async fn book(&mut self, model: &Model, now: Instant) -> Booked {
         let Some(report) = self.mode.book(model, now) else {
             return Booked::default();
@@ -345,8 +347,8 @@ impl Family {
         }
         for service in &report.settled {
             let heard = self.heard.take(service);
-            // A Service without a write says nothing about the kernel's speed: both families
-            // receive every Service.
+            // A Service without a write does not show the kernel's speed: both families receive
+            // every Service.
             if let Some(since) = heard.filter(|_| report.written_for.contains(service)) {
                 let took = now.saturating_duration_since(since);
                 self.metrics.settled(family, took);
@@ -371,8 +373,8 @@ impl Family {
             .await;
     }
 
-    /// Records delays that the mode cannot see: the number of `changed` Services that wait and the
-    /// time of the first, and removals that are held back.
+    /// Records delays that the mode cannot see: the number of waiting `changed` Services, the time
+    /// of the first, and removals that are held back.
     pub(crate) fn note_late(
         &mut self,
         changed: Option<(usize, Instant)>,
@@ -383,12 +385,13 @@ impl Family {
         self.late.look(model, || self.mode.standing(), now);
     }
 
-    /// Returns the family's progress, for observers.
+    /// Returns the family's progress, including changes that the mode has not received yet.
     fn standing(&self) -> Standing {
         self.late.added_to(self.mode.standing(), &self.changes)
     }
 
-    /// Reports the progress after all work that could start has started.
+    /// Records the progress after all work that could start has started. Ends the round if the
+    /// kernel is up to date.
     pub(crate) fn conclude(&mut self, now: Instant) {
         let standing = self.mode.standing();
         let family = self.family();
@@ -403,8 +406,8 @@ impl Family {
             let drains = self.mode.drains(0);
             self.metrics.drains(family, drains.count, drains.oldest);
         }
-        // With endless changes some kernel work always goes on. Changes asked for before the round
-        // began are in the kernel all the same.
+        // With endless changes, some kernel work is always running. Changes from before the round
+        // began are in the kernel nevertheless.
         let is_over = |round: &mut Round| {
             let since = standing.pending_since;
             standing.is_settled
@@ -420,7 +423,7 @@ impl Family {
     }
 
     /// Counts a sync as complete if the kernel is up to date without a write. Otherwise a change
-    /// that needs no write would look like a late sync.
+    /// without a write would look like a late sync.
     fn complete_unwritten(&mut self, standing: &Standing) {
         let is_complete = self.is_served
             && self.changes.is_empty()
@@ -434,7 +437,7 @@ impl Family {
     }
 
     fn end(&mut self, round: &Round, standing: &Standing, now: Instant) {
-        // A piece of the drift check, or a look at draining endpoints, is no sync.
+        // A batch of the drift check, or a read of draining endpoints, is not a sync.
         if !round.is_asked && !round.has_written {
             return;
         }
@@ -456,8 +459,7 @@ impl Family {
         }
     }
 
-    /// Returns the family's progress and what was reported about it, at most `most` entries of each
-    /// kind.
+    /// Returns the family's progress and its findings, at most `most` entries of each kind.
     pub(crate) fn told(&self, most: usize, now: Instant) -> OfFamily {
         OfFamily {
             family: self.family(),
@@ -469,7 +471,7 @@ impl Family {
         }
     }
 
-    /// Returns the facts for showing Services in this family, with at most `most` failures.
+    /// Returns the data from which Services are shown in this family, with at most `most` failures.
     pub(crate) fn ground(&self, node: NodeFacts, most: usize, now: Instant) -> GroundOfFamily {
         let seen = self.reporter.seen(most, now);
         let failures = seen.failures.into_iter();
@@ -484,7 +486,7 @@ impl Family {
         }
     }
 
-    /// Returns the time at which work is due without a further event.
+    /// Returns the time of the next work that needs no further event.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         if self.successor.is_some() {
             // The family waits for a kernel thread.
@@ -503,7 +505,7 @@ impl Family {
     }
 }
 
-/// Times at which changes were received that are not in the kernel yet, by Service.
+/// Times at which changes were received, by Service. Each stays until the kernel has the change.
 #[derive(Debug, Default)]
 struct FirstReceived(HashMap<NamespacedName, Instant>);
 
@@ -519,7 +521,7 @@ impl FirstReceived {
         self.0.remove(service)
     }
 
-    /// Returns the time at which the first of these changes was received, if known.
+    /// Returns the time at which the first of `changes` was received, if known.
     fn first_of(&self, changes: &Changes) -> Option<Instant> {
         let services = changes.services.iter();
         services.filter_map(|name| self.0.get(name)).min().copied()

@@ -21,7 +21,7 @@ pub fn configuration(bytes: &[u8]) {
     }
 }
 
-/// Parses a command line, one word a line. Does not read the files that it names.
+/// Parses a command line, one word per line. Does not read the files that the flags name.
 pub fn flags(bytes: &[u8]) {
     let words = bytes.split(|byte| *byte == b'\n').map(<[u8]>::to_vec);
     let line = std::iter::once(b"kube-proxy".to_vec()).chain(words);
@@ -37,15 +37,15 @@ pub fn flags(bytes: &[u8]) {
     });
 }
 
-/// Parses lists of networks, one a line.
+/// Parses lists of networks, one list per line.
 pub fn networks(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let lists: Vec<&str> = text.lines().collect();
     let _ = nets("nodeport-addresses", &lists);
 }
 
-/// Parses requests to the inspect socket and the pages: a path with a query, and the three parts of
-/// a question to `explain`, one a line.
+/// Parses requests to the inspect socket and the pages. A line is a path with a query, or one of
+/// the three parts of a request to `explain`.
 pub fn questions(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines();
@@ -76,7 +76,7 @@ pub fn saved(bytes: &[u8]) {
     let _ = found.restore_text();
 }
 
-/// Parses objects of an nftables table, as each mode does with its own.
+/// Parses objects of an nftables table, as each mode parses the objects of its own table.
 pub fn tables(bytes: &[u8]) {
     proxy_ipvs::fuzzed::object(bytes);
     proxy_nftables::fuzzed::object(bytes);

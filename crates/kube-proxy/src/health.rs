@@ -1,6 +1,6 @@
-//! Health of the proxy: how far each family has come in writing the known objects to the kernel.
+//! Health of the proxy: each family's progress in writing the known objects to the kernel.
 //!
-//! The loop writes the progress, and the HTTP servers read it. Callers pass in the time.
+//! The loop writes the progress, and the HTTP servers read it. Callers pass the current time.
 
 pub(crate) mod health_check;
 pub(crate) mod healthz;
@@ -14,12 +14,12 @@ use proxy::{IpFamily, Standing};
 
 use crate::health::pulse::Pulse;
 
-/// Number of sync periods without any progress after which a family is unhealthy, as upstream.
+/// Number of sync periods without progress after which a family is unhealthy, as upstream.
 const PATIENCE_IN_SYNC_PERIODS: u32 = 2;
 
-/// Grace period after the start in which a family that is up to date may still have work to finish,
-/// such as entries of an earlier run. After that it counts as served: with endless changes some
-/// work always goes on.
+/// Grace period after the start. During it, a family that is up to date may still have work to
+/// finish, such as entries of an earlier run. After it, the family counts as served: with endless
+/// changes some work is always running.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Health of all families.
@@ -27,43 +27,44 @@ const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 pub struct Health {
     patience: Mutex<Duration>,
     families: Mutex<BTreeMap<IpFamily, Progress>>,
-    /// Pulse of the loop that writes this. The progress counts only while the loop is alive.
+    /// Pulse of the loop that writes the progress. The progress counts only while the loop is
+    /// alive.
     pulse: Pulse,
 }
 
 /// Progress of one family.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Start of the time in which no pending entry could be written; `None` if there is progress,
-    /// or nothing to do.
+    /// Start of the time in which the kernel accepted no pending entry. `None` if there is progress
+    /// or no pending entry.
     pub stuck_since: Option<Instant>,
-    /// Every change received before this time is in the kernel; `None` if the first full set of
-    /// objects is not there yet.
+    /// Time before which every received change is in the kernel. `None` before the kernel has the
+    /// first full set of objects.
     pub updated: Option<Instant>,
-    /// Number of entries whose kernel state differs from the wanted one.
+    /// Number of entries whose kernel state differs from the desired one.
     pub pending: usize,
     /// Number of pending entries that the kernel rejected.
     pub failing: usize,
 }
 
 impl Health {
-    /// Returns the health before the start.
+    /// Returns the health before the start of any family.
     pub fn new(sync_period: Duration) -> Self {
         let health = Self::default();
         health.set_sync_period(sync_period);
         health
     }
 
-    /// Changes the sync period, which the allowed time without progress depends on.
+    /// Changes the sync period, which determines the allowed time without progress.
     pub fn set_sync_period(&self, sync_period: Duration) {
         *self.patience() = sync_period.saturating_mul(PATIENCE_IN_SYNC_PERIODS);
     }
 
-    /// Records a family's progress. `started` is the time at which it received the first full set
-    /// of objects, or `None` before that.
+    /// Records a family's progress. `started` is the time at which the family received the first
+    /// full set of objects, or `None` before.
     ///
-    /// Returns true once that set has been in the kernel. One rejected object does not make the
-    /// node unhealthy.
+    /// Returns true once the kernel has had that set. One rejected object does not make the node
+    /// unhealthy.
     pub fn note(
         &self,
         family: IpFamily,
@@ -110,7 +111,7 @@ impl Health {
         families.all(|progress| self.keeps_up(progress, now)) && self.hung_for(now).is_none()
     }
 
-    /// Returns how long the loop has been hung; `None` if it is alive.
+    /// Returns the time since the loop hung, or `None` if the loop is alive.
     pub fn hung_for(&self, now: Instant) -> Option<Duration> {
         self.pulse.hung_for(now)
     }
@@ -184,7 +185,7 @@ mod tests {
         assert_eq!(updated(Some(4), Some(2), 5), Some(at(4)));
         assert_eq!(updated(Some(4), Some(2), 6), Some(at(4)));
         assert_eq!(updated(None, Some(2), 7), Some(at(7)));
-        // An old entry is found missing by a check.
+        // A check finds that an old entry is missing.
         assert_eq!(updated(Some(6), Some(2), 8), Some(at(7)));
     }
 

@@ -32,7 +32,7 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use klog::Klog;
 use settings::{LogFormat, Settings};
 
-/// Our own crates, by the names in their events.
+/// Crates of this workspace, by the names in their log events.
 const OWN_CRATES: [&str; 17] = [
     "http_server",
     "inspect",
@@ -89,7 +89,7 @@ pub fn start(settings: &Settings) -> Result<(), TryInitError> {
         .with(lines)
         .try_init()?;
     let _ = REPLACE.set(Box::new(move |filter| {
-        // It fails only if nothing logs any more.
+        // The reload fails only if logging has already ended.
         let _ = handle.reload(filter);
     }));
     Ok(())
@@ -116,8 +116,8 @@ pub fn set_verbosity(settings: &Settings) {
     }
 }
 
-/// Kubernetes' JSON lines. `ts` is the time in milliseconds since 1970. `v` is the verbosity, which
-/// errors lack. Then come `msg` and the fields.
+/// Formatter for Kubernetes' JSON lines. `ts` is the time in milliseconds since 1970. `v` is the
+/// verbosity, which errors lack. `msg` and the event's fields follow.
 struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json
@@ -155,7 +155,7 @@ where
     }
 }
 
-/// Fields of an event, as they are recorded.
+/// Fields of an event as a JSON object.
 struct Object(Map<String, Value>);
 
 impl Object {
@@ -222,9 +222,9 @@ fn filter(verbosity: u8, vmodule: &[(String, u8)]) -> Filter {
     }))
 }
 
-/// Reports whether a pattern of `--vmodule` names a source file. As in klog, it matches the name
-/// without folder and suffix, unless the pattern has a folder. `*` stands for any text, `?` for any
-/// character.
+/// Reports whether a pattern of `--vmodule` matches a source file. As in klog, the pattern matches
+/// the name without folder and suffix, unless the pattern has a folder. `*` stands for any text,
+/// `?` for any character.
 fn names(pattern: &str, file: &str) -> bool {
     let file = file.strip_suffix(".rs").unwrap_or(file);
     let name = if pattern.contains('/') {
@@ -235,8 +235,8 @@ fn names(pattern: &str, file: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
 
-/// Matches with `*` and `?`. Only the last `*` is ever retried, because an earlier match cannot be
-/// improved.
+/// Matches a name against a pattern with `*` and `?`. Only the last `*` is retried, because an
+/// earlier match cannot be improved.
 fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern, mut name) = (pattern, name);
     // The pattern after the last `*`, and the rest of the name that it has not consumed.
@@ -263,7 +263,7 @@ fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// Reports whether a pattern of `--vmodule` matches a file's name.
+/// Reports whether a pattern of `--vmodule` matches a file's name. Entry point for fuzzing.
 pub(crate) fn fits(pattern: &str, name: &str) -> bool {
     matches(pattern.as_bytes(), name.as_bytes())
 }
@@ -283,7 +283,7 @@ impl<'a, M: MakeWriter<'a>> MakeWriter<'a> for Lines<M> {
     }
 }
 
-/// Writes one event, which arrives in one piece, and escapes line breaks inside it.
+/// Writer for one event. It receives the event in one call and escapes line breaks inside it.
 struct Line<W>(W);
 
 impl<W: Write> Write for Line<W> {

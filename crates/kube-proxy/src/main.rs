@@ -1,4 +1,4 @@
-//! The life of the process: reads the command line, serves, reports why it ends.
+//! Entry point of the process: reads the command line, serves, and reports why the process ends.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
             })
         }
         Ok(Command::Print(text)) => {
-            // The reader may be gone: `kube-proxy --help | head`.
+            // The reader may have closed the pipe: `kube-proxy --help | head`.
             let _ = io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints one line and returns false if this process has no rights in the kernel.
+/// Returns true if this process may administer the network. Otherwise prints one line.
 fn may_administer_network() -> bool {
     let may = capabilities::may_administer_network();
     if !may {
@@ -94,11 +94,11 @@ fn may_administer_network() -> bool {
     may
 }
 
-/// The code that logs messages about the flags.
+/// The function that logs messages about the flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagLog {
     Here,
-    /// `run`, after its first line of the log.
+    /// `run`, after the first line of its log.
     ByLife,
 }
 
@@ -110,8 +110,8 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     failed: ExitCode,
     life: impl FnOnce() -> Life,
 ) -> ExitCode {
-    // One thread serves everything that waits. Blocking netlink sockets and the HTTP servers have
-    // threads of their own.
+    // One thread runs every task that only waits. Blocking netlink sockets and the HTTP servers
+    // have separate threads.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -137,7 +137,7 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
         warn!("capabilities cannot be passed on to iptables: {error}");
     }
     let result = runtime.block_on(life);
-    // Blocking work, such as a program that hangs, is not waited for.
+    // The shutdown does not wait for blocking work, such as a program that hangs.
     runtime.shutdown_background();
     result.unwrap_or_else(|error| {
         error!("{}", in_words(&error));
@@ -145,8 +145,8 @@ fn live<Life: Future<Output = anyhow::Result<ExitCode>>>(
     })
 }
 
-/// Prepares the node, or serves. Listens for signals first: the kernel lets the first process of a
-/// container ignore signals that it does not listen for.
+/// Prepares the node, or serves. Listens for signals first: the kernel does not deliver unhandled
+/// signals to the first process of a container.
 fn serve(options: &Options) -> impl Future<Output = anyhow::Result<ExitCode>> {
     let stop = (!options.process.init_only).then(run::Stop::subscribe);
     async move {
@@ -157,7 +157,7 @@ fn serve(options: &Options) -> impl Future<Output = anyhow::Result<ExitCode>> {
     }
 }
 
-/// Prepares the node only.
+/// Prepares the node without serving.
 async fn init(options: &Options) -> anyhow::Result<ExitCode> {
     run::init(options).await?;
     if let Some(file) = keeps_prepared(options) {
@@ -179,7 +179,7 @@ async fn go_on(options: &Options, stop: run::Stop) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Returns an error with its causes, each once. Most of our errors already include their cause.
+/// Formats an error with its causes. Skips a cause whose text the error already contains.
 fn in_words(error: &anyhow::Error) -> String {
     let causes = error.chain().skip(1).map(ToString::to_string);
     let text = causes.fold(error.to_string(), |text, cause| {

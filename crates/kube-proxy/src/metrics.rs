@@ -1,5 +1,5 @@
 //! Counters and measurements of the daemon. They have upstream's names, labels and buckets
-//! (`pkg/proxy/metrics`), so that dashboards and alerts go on working.
+//! (`pkg/proxy/metrics`), so that existing dashboards and alerts keep working.
 //!
 //! ```text
 //!   the loop, workers, servers ──▶ Metrics ──OpenMetrics──▶ exposition ──▶ /metrics
@@ -85,13 +85,13 @@ pub struct Metrics {
 type Seconds = Gauge<f64, AtomicU64>;
 
 impl Metrics {
-    /// Returns the metrics of all modes, without feature gates, at their start values.
+    /// Returns the metrics of all modes, with their start values and without feature gates.
     pub fn new() -> Self {
         Self::of(None, &Gates::default(), None)
     }
 
-    /// Returns the metrics of a mode with these feature gates, and of single Services if asked for,
-    /// at their start values.
+    /// Returns the metrics of a mode with these feature gates, at their start values. Includes
+    /// metrics of single Services if they are enabled.
     pub(crate) fn of(
         of_mode: Option<Arc<dyn OfMode>>,
         gates: &Gates,
@@ -184,7 +184,7 @@ impl Metrics {
         if let Some(of_mode) = &self.of_mode {
             of_mode.register(&mut all);
         }
-        // This metric is ours, so it is not counted with Kubernetes' metrics by stability.
+        // This program's own metric is not counted in Kubernetes' metrics by stability.
         let help = "Objects that were known and that a list no longer named, by kind";
         let vanished = self.vanished.clone();
         all.registry
@@ -224,7 +224,8 @@ impl Metrics {
             commit: COMMIT,
         })
         .set(1);
-        // This metric is not Kubernetes', so it has no stability and is not counted with theirs.
+        // This program's own metric has no Kubernetes stability level and is not counted with
+        // Kubernetes' metrics.
         let help = "A metric with a constant '1' value labeled by the version of kube-proxy-ipvs.";
         all.registry
             .register("kubeproxy_ipvs_build_info", help, own);
@@ -256,8 +257,8 @@ impl Metrics {
         since.unwrap_or_default().as_secs()
     }
 
-    /// Counts pending changes, and stamps the families that they concern, because a sync is now
-    /// requested.
+    /// Counts pending changes, and records the time for the affected families, because a sync is
+    /// now requested.
     pub(crate) fn queued(&self, changes: &Changes, families: impl Iterator<Item = IpFamily>) {
         set(&self.service_changes_pending, changes.service_changes);
         set(&self.endpoint_changes_pending, changes.slice_changes);
@@ -267,7 +268,7 @@ impl Metrics {
         }
     }
 
-    /// Counts changes that a sync takes up.
+    /// Counts changes that a sync starts to write.
     pub(crate) fn taken(&self, changes: &Changes) {
         self.service_changes.inc_by(changes.service_changes as u64);
         self.endpoint_changes.inc_by(changes.slice_changes as u64);
@@ -275,8 +276,8 @@ impl Metrics {
         self.endpoint_changes_pending.set(0);
     }
 
-    /// Reports whether the latency of a change is measured: only if it was triggered after this
-    /// process started.
+    /// Reports whether the latency of a change is measured. A change counts only if it was
+    /// triggered after this process started.
     pub(crate) fn measures(&self, trigger: SystemTime) -> bool {
         trigger > self.started
     }
@@ -296,8 +297,8 @@ impl Metrics {
         self.last_queued.get_or_create(&of(family)).set(now);
         self.draining.set(family, 0, None);
         self.standings.set(family, &Standing::default());
-        // Rates need a start value: a counter that appears with its first increment would not show
-        // it.
+        // Rates need a start value. The first increment of a missing counter would not appear in a
+        // rate.
         let of_family = of(family);
         drop(self.programming_duration.get_or_create(&of_family));
         drop(self.network_programming_duration.get_or_create(&of_family));
@@ -321,7 +322,7 @@ impl Metrics {
         }
     }
 
-    /// Records that a Service is in the kernel, and how long that took.
+    /// Records that a Service is in the kernel, and the time from its change to that write.
     pub(crate) fn settled(&self, family: IpFamily, took: Duration) {
         self.programming_duration
             .get_or_create(&of(family))
@@ -352,12 +353,12 @@ impl Metrics {
         }
     }
 
-    /// Reports whether rendering reads the kernel, by blocking.
+    /// Reports whether rendering the metrics reads the kernel. Such a read blocks the thread.
     pub(crate) fn reads_kernel(&self) -> bool {
         self.services.is_some()
     }
 
-    /// Returns the extent of the sync that a report is part of, if the mode reports it.
+    /// Returns the number of entries that the report's sync covers, if the mode reports it.
     pub(crate) fn extent(&self, report: &Report) -> Option<Extent> {
         self.of_mode.as_ref()?.extent(report)
     }
@@ -371,13 +372,13 @@ impl Metrics {
         }
     }
 
-    /// Records that every change before `before` is in the kernel, for a family.
+    /// Records that the kernel has every change of a family from before `before`.
     pub(crate) fn complete(&self, family: IpFamily, before: SystemTime) {
         let gauge = self.last_synced.get_or_create(&of(family));
         gauge.set(seconds(before).max(gauge.get()));
     }
 
-    /// Records that changes triggered at these times are in the kernel now.
+    /// Records that the kernel now has the changes that were triggered at these times.
     pub(crate) fn programmed(&self, family: IpFamily, triggers: impl Iterator<Item = SystemTime>) {
         let now = SystemTime::now();
         for trigger in triggers {
@@ -389,7 +390,8 @@ impl Metrics {
         }
     }
 
-    /// Sets the number of Services whose policy needs an endpoint on this node and that have none.
+    /// Sets the number of Services that need an endpoint on this node because of their traffic
+    /// policy and have none.
     fn no_local_endpoints(&self, family: IpFamily, internal: usize, external: usize) {
         for (traffic_policy, count) in [("internal", internal), ("external", external)] {
             let OfFamily { ip_family } = of(family);
@@ -401,7 +403,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a comparison of tracked flows.
+    /// Counts a comparison of the tracked flows with the endpoints.
     pub(crate) fn flows_compared(&self, family: IpFamily, took: Duration, deleted: usize) {
         let of = of(family);
         self.flows_duration
@@ -420,7 +422,8 @@ impl Metrics {
         self.livez_answers.get_or_create(&OfCode { code }).inc();
     }
 
-    /// Counts an answer of `/healthz` on the metrics server, which shows that the process is alive.
+    /// Counts a response of `/healthz` on the metrics server. The response shows that the process
+    /// is alive.
     pub(crate) fn pinged(&self) {
         let (name, r#type, status) = ("ping", "healthz", "success");
         let check = OfCheck { name, r#type };
@@ -439,7 +442,8 @@ impl Metrics {
         self.check_results.clear();
     }
 
-    /// Counts a request to the API server. Without an answer, `code` is `<error>`, as in client-go.
+    /// Counts a request to the API server. Without a response, `code` is `<error>`, as in
+    /// client-go.
     fn requested(&self, host: &str, method: &str, code: &str) {
         let of = OfRequest {
             code: code.to_owned(),
@@ -471,7 +475,7 @@ impl Default for Metrics {
     }
 }
 
-/// Adds the metrics about metrics, and those of the process.
+/// Adds the metrics about metrics, and the metrics of the process.
 fn finish(mut rows: Rows) -> Registry {
     let none = Counter::<u64>::default;
     let help = "The count of disabled metrics.";
@@ -493,13 +497,13 @@ fn finish(mut rows: Rows) -> Registry {
     rows.registry
 }
 
-/// Returns seconds since the epoch.
+/// Converts a time to seconds since the epoch.
 fn seconds(at: SystemTime) -> f64 {
     let since = at.duration_since(SystemTime::UNIX_EPOCH);
     since.unwrap_or_default().as_secs_f64()
 }
 
-/// Parses files of `/proc`.
+/// Parses files of `/proc`. Entry point for fuzzing.
 pub(crate) fn read_proc(text: &str) {
     process::read(text);
 }

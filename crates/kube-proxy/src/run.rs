@@ -1,4 +1,4 @@
-//! Serving: the start up to the loop, and the lifetime of what the start has opened.
+//! The start of the daemon up to its loop. Also holds the resources that the start opens.
 //!
 //! ```text
 //!   source ─▶ gather: the first lists ──────┐
@@ -45,13 +45,13 @@ use daemon::{Daemon, Ended};
 use observed::Observed;
 pub use stop::Stop;
 
-/// Serves until `stop` is requested. Entries stay in the kernel, so that a restart costs no
+/// Serves until `stop` is requested. Entries stay in the kernel, so that a restart interrupts no
 /// connection.
 ///
-/// Options received from `changed` replace the earlier ones. They may differ only in settings that
-/// need no restart ([`Change::Live`](crate::config::Change)).
+/// Options received from `changed` replace the earlier options. They may differ only in settings
+/// that need no restart ([`Change::Live`](crate::config::Change)).
 ///
-/// Sends the event recorder through `recording`, for callers that have events of their own.
+/// Sends the event recorder through `recording`, for callers that also record events.
 ///
 /// # Errors
 ///
@@ -62,8 +62,8 @@ pub async fn run(
     changed: mpsc::Receiver<Options>,
     recording: oneshot::Sender<Recorder>,
 ) -> Result<()> {
-    // A task of its own: waking the future that the runtime blocks on costs two system calls,
-    // waking a task none.
+    // Runs in a separate task. Waking the future that the runtime blocks on costs two system calls,
+    // and waking a task costs none.
     match tokio::spawn(live(options, stop, changed, recording)).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
@@ -95,7 +95,7 @@ async fn live(
         troubles: source.troubles,
     });
     let recorder = client.map_or_else(Recorder::off, |client| Recorder::start(client, &node));
-    // The receiver may be gone.
+    // The receiver may have been dropped.
     drop(recording.send(recorder.clone()));
     // `settled` has only the options that this node can apply.
     let mut settled = options.clone();
@@ -109,7 +109,7 @@ async fn live(
         tell_left_out(opened.left_out());
         settle(&mut settled, Step::Start)?;
         let servers = observed.serve(&options, flags, &recorder).await?;
-        // The subscription comes before the first read, so that no change is missed.
+        // The subscription precedes the first read, so that no change is missed.
         let addresses = AddressChanges::subscribe()
             .context("cannot subscribe to address changes (rtnetlink)")?;
         anyhow::Ok((opened, servers, addresses))
@@ -165,7 +165,7 @@ async fn live(
 }
 
 /// Does the work that needs privileges (`--init-only`): prepares the mode and writes the sysctls.
-/// Leaves no rule.
+/// Leaves no rule in the kernel.
 ///
 /// # Errors
 ///

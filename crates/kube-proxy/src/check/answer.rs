@@ -1,4 +1,4 @@
-//! The answer of `kube-proxy check`, and its forms.
+//! The result of `kube-proxy check`, and its output formats.
 
 use std::fmt::Write as _;
 
@@ -12,15 +12,15 @@ use super::foresee::Foreseen;
 use super::migration::Migration;
 use crate::config::question::Output;
 
-/// The answer. As an object it has the forecast: `wouldChange`, `whole`, `warnings`, `writes` (by
-/// `node`, `IPv4` and `IPv6`) and `changes`, each with `of`, `kind`, `action` and `write`, the
-/// change in words. Without a forecast it has the `error`. It also has `preflight`, and `migration`
-/// if a kube-proxy has programmed the node.
+/// The result of the check. As an object it has the forecast: `wouldChange`, `whole`, `warnings`,
+/// `writes` (by `node`, `IPv4` and `IPv6`) and `changes`. Each change has `of`, `kind`, `action`,
+/// and `write`, which describes the change. Without a forecast the object has the `error`. It also
+/// has `preflight`, and `migration` if a kube-proxy has programmed the node.
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
     #[serde(flatten)]
     pub(super) foreseen: Option<Foreseen>,
-    /// Reason why there is no forecast.
+    /// Reason for a missing forecast.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
     pub(super) preflight: Vec<Finding>,
@@ -29,7 +29,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    /// Reports whether a start would fail, as far as can be told.
+    /// Reports whether a start would fail, according to the known facts.
     pub(super) fn fails(&self) -> bool {
         self.error.is_some()
             || self
@@ -47,7 +47,7 @@ impl Answer {
         })
     }
 
-    /// Lists at most `most` changes of each kind.
+    /// Formats the result with at most `most` changes of each kind.
     fn lines(&self, most: usize) -> String {
         let mut text = String::new();
         if let Some(foreseen) = &self.foreseen {

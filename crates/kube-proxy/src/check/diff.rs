@@ -1,4 +1,4 @@
-//! `kube-proxy diff`: compares the kernel with the wanted state, a line for each entry.
+//! `kube-proxy diff`: compares the kernel with the desired state, one line per entry.
 
 use std::fmt::Write as _;
 
@@ -19,11 +19,11 @@ pub(super) enum Colour {
     Off,
 }
 
-/// Differences, for programs.
+/// Differences as an object, for programs.
 #[derive(Serialize)]
 struct Difference<'a> {
     differs: bool,
-    /// True if all objects could be read. Otherwise an empty list says little.
+    /// True if all objects could be read. Otherwise some differences may be missing.
     whole: bool,
     warnings: &'a [String],
     entries: Vec<Entry<'a>>,
@@ -31,17 +31,17 @@ struct Difference<'a> {
 
 #[derive(Serialize)]
 struct Entry<'a> {
-    /// Sign: `-` for an entry to remove, `+` for one to add, `~` for one to change.
+    /// Sign of a change: `-` removes, `+` adds, and `~` changes an entry.
     sign: char,
     #[serde(flatten)]
     change: &'a Change,
 }
 
-/// Renders the differences; empty if there are none.
+/// Renders the differences. The text is empty if there are none.
 ///
 /// # Errors
 ///
-/// The form cannot express them.
+/// The output format cannot express the differences.
 pub(super) fn render(foreseen: &Foreseen, output: Output, colour: Colour) -> Result<String> {
     let difference = || Difference {
         differs: foreseen.would_change,
@@ -61,7 +61,7 @@ pub(super) fn render(foreseen: &Foreseen, output: Output, colour: Colour) -> Res
     })
 }
 
-/// Sorts by family and kind in their order of appearance, then by Service.
+/// Sorts changes by family and kind in their order of appearance, then by Service.
 fn sorted(changes: &[Change]) -> impl Iterator<Item = &Change> {
     let mut kinds: Vec<(&str, &str)> = Vec::new();
     let mut placed: Vec<(usize, &Change)> = Vec::new();

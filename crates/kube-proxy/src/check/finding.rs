@@ -1,4 +1,4 @@
-//! Findings of the preflight, with the next step.
+//! Findings of the preflight checks, each with the next step.
 
 use std::fmt::Write as _;
 
@@ -6,13 +6,13 @@ use serde::Serialize;
 
 use view::shown;
 
-/// A finding.
+/// A finding of a preflight check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
     /// Subject of the finding: `modules`, `capabilities`, ...
     pub(super) name: &'static str,
     pub(super) status: Status,
-    /// Text: the finding and the next step.
+    /// Description of the finding, and the next step.
     pub(super) message: String,
 }
 
@@ -50,7 +50,7 @@ impl Finding {
     }
 }
 
-/// Renders findings, a line each.
+/// Renders findings, one line each.
 pub(super) fn lines(findings: &[Finding]) -> String {
     let mut text = String::new();
     for Finding {
@@ -69,7 +69,7 @@ pub(super) fn lines(findings: &[Finding]) -> String {
     text
 }
 
-/// Lists the first few, with the number of others.
+/// Lists the first few texts and the number of further ones.
 pub(super) fn some(all: &[String]) -> String {
     const MOST: usize = 5;
     let mut told = all

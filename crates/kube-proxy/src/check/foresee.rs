@@ -1,4 +1,4 @@
-//! Computes what a start would write. Does the same as a start up to the first write: source,
+//! Computes the writes of a start. Follows the steps of a start up to the first write: source,
 //! kernel, model, plans.
 
 use std::collections::BTreeMap;
@@ -20,34 +20,34 @@ use crate::config::options::Options;
 use crate::node::{external_addresses, kernel_settings};
 use crate::run::first_lists::gather;
 
-/// Time between two reports of a wait for the first lists.
+/// Time between two progress messages while waiting for the first lists.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The forecast of a start.
+/// Forecast of the writes of a start.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Foreseen {
     pub(super) would_change: bool,
-    /// True if all objects could be read. Otherwise some removals may be missing from the forecast.
+    /// True if all objects could be read. Otherwise the forecast may lack some removals.
     pub(super) whole: bool,
     pub(super) warnings: Vec<String>,
-    /// Number of writes, by `node`, `IPv4` and `IPv6`. All rules of a family are one write.
+    /// Number of writes, by `node`, `IPv4` and `IPv6`. All rules of a family count as one write.
     pub(super) writes: BTreeMap<String, usize>,
-    /// Changes, in the order in which they would be made.
+    /// Changes, in the order in which a start would make them.
     pub(super) changes: Vec<Change>,
-    /// Entries that are up to date and stay.
+    /// Entries that are up to date and stay unchanged.
     pub(super) kept: Vec<Kept>,
-    /// Addresses of the API server that no Service may take, each with its origin.
+    /// Addresses of the API server that no Service may have, each with its origin.
     #[serde(skip)]
     pub(super) guarded: Vec<String>,
-    /// Foreign state that would make the kernel reject writes. The warnings include it, too.
+    /// Foreign state that would make the kernel reject writes. The warnings also include it.
     #[serde(skip)]
     pub(super) obstacles: Vec<Obstacle>,
 }
 
 impl Foreseen {
-    /// Returns the exit status. Differences are certain; their absence is certain only if all
-    /// objects could be read.
+    /// Returns the exit status. A difference is always certain. The absence of differences is
+    /// certain only if all objects could be read.
     pub(super) fn status(&self) -> u8 {
         match (self.would_change, self.whole) {
             (true, _) => 1,
@@ -56,7 +56,8 @@ impl Foreseen {
         }
     }
 
-    /// Returns the restriction to add to "nothing to do".
+    /// Returns a restriction to append to "nothing to do", or an empty text if all objects could be
+    /// read.
     pub(super) fn as_far_as_known(&self) -> &'static str {
         if self.whole {
             ""
@@ -70,7 +71,7 @@ impl Foreseen {
 ///
 /// # Errors
 ///
-/// There is no forecast. The error names what could not be read, and the next step.
+/// The forecast is impossible. The error names the unreadable state and the next step.
 pub(super) async fn foresee(options: &Options, timeout: Duration) -> Result<(Foreseen, Model)> {
     let (node, settings) = (&*options.process.node_name, &options.modes);
     let source = source::connect(
@@ -182,8 +183,8 @@ pub(super) async fn foresee(options: &Options, timeout: Duration) -> Result<(For
     Ok((foreseen, model))
 }
 
-/// Awaits `future`, and reports the time that has passed at each [`REPORT_INTERVAL`]. Returns
-/// nothing after `timeout`.
+/// Awaits `future`, and prints the elapsed time at each [`REPORT_INTERVAL`]. Returns `None` after
+/// `timeout`.
 async fn await_reporting<T>(
     future: impl Future<Output = T>,
     timeout: Duration,
@@ -208,7 +209,7 @@ fn shown(address: &ApiServerAddress) -> String {
     format!("{} ({})", address.at, address.from)
 }
 
-/// Returns the addresses that no Service may take, each with its origin.
+/// Returns the addresses that no Service may have, each with its origin.
 fn guarded(model: &Model, known: &[ApiServerAddress]) -> Vec<String> {
     let all = model.api_servers().iter();
     let named = all.map(|at| match known.iter().find(|address| address.at == *at) {

@@ -1,5 +1,5 @@
-//! Report about a node that a kube-proxy has programmed, upstream's or this one: entries that stay,
-//! change or go, and the effect on connections.
+//! Report about a node that a kube-proxy has programmed, either upstream's or this one: kept,
+//! changed and removed entries, and the effect on connections.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,22 +17,22 @@ pub(super) struct Migration {
     pub(super) from: Vec<&'static str>,
     /// Chosen mode.
     pub(super) to: &'static str,
-    /// Entries that are up to date and stay.
+    /// Entries that are up to date and stay unchanged.
     pub(super) kept: Vec<Kept>,
     /// Number of added entries, by kind.
     pub(super) added: BTreeMap<&'static str, usize>,
     /// Number of changed entries, by kind.
     pub(super) changed: BTreeMap<&'static str, usize>,
-    /// Number of removed entries, by kind, without those that other modes have left.
+    /// Number of removed entries, by kind. Leftovers of other modes are not included.
     pub(super) removed: BTreeMap<&'static str, usize>,
-    /// Entries that other modes have left. They are removed once the chosen mode serves.
+    /// Entries that other modes have left. The daemon removes them once the chosen mode serves.
     pub(super) left: Vec<String>,
     /// Effect on open connections.
     pub(super) connections: &'static str,
 }
 
 impl Migration {
-    /// Returns the report; `None` if no kube-proxy has programmed the node.
+    /// Returns the report, or `None` if no kube-proxy has programmed the node.
     pub(super) fn report(
         from: Vec<&'static str>,
         to: &'static str,
@@ -84,7 +84,7 @@ impl Migration {
             .iter()
             .map(|Kept { of, part, entries }| {
                 let part = part.strip_prefix("the ").unwrap_or(part);
-                // The shim counts as one entry, however many rules it has.
+                // The shim counts as one entry, regardless of its number of rules.
                 match entries {
                     1 if part.starts_with("rules") => format!("{of} {part}"),
                     _ => format!("{of} {part} {entries}"),
@@ -111,7 +111,7 @@ impl Migration {
     }
 }
 
-/// Describes the effect on connections carried by one of these modes.
+/// Describes the effect of a change to mode `to` on the connections of the modes in `from`.
 fn connections(from: &[&str], to: &str) -> &'static str {
     if from.contains(&"userspace") {
         "those that userspace mode carries end, or have ended, with its process; all others go on"

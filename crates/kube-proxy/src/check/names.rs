@@ -1,5 +1,5 @@
-//! Finds the Service of a kernel entry by the names and addresses in its text. Used for entries
-//! that no Service wants any more, and for rules, whose owner no table of a mode knows.
+//! Finds the Service of a kernel entry by the names and addresses in the entry's text. Used for
+//! entries that no Service needs any more, and for rules, whose Service no table of a mode records.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -9,10 +9,10 @@ use proxy::{Model, Protocol};
 use service_counters::At;
 use service_counters::places::{Place, addresses, places};
 
-/// Services, by names and addresses that entries contain.
+/// Services, indexed by the names and addresses that entries contain.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// Service ports, by the place where they are served.
+    /// Service ports, by the address and port where they are served.
     ports: HashMap<Place, String>,
     /// Services, by address.
     addresses: HashMap<IpAddr, String>,
@@ -51,7 +51,7 @@ impl Names {
         found.next().map(String::as_str)
     }
 
-    /// Returns the Service in the text of an entry; `None` if it names no known one.
+    /// Returns the Service named in an entry's text, or `None` if the text names no known Service.
     pub(super) fn find(&self, text: &str) -> Option<&str> {
         let words = || {
             text.split([' ', '"', '{', '}'])
@@ -62,8 +62,8 @@ impl Names {
         named.or_else(at)
     }
 
-    /// Looks up a name. Comments of rules contain it, and names of chains in nftables contain it
-    /// among other parts: `service-ULMVA6XW-default/web/tcp/http`.
+    /// Looks up a name. Comments of rules contain it. Names of nftables chains contain it among
+    /// other parts: `service-ULMVA6XW-default/web/tcp/http`.
     fn named(&self, word: &str) -> Option<&str> {
         let known = |name: &str| self.known.get(name).map(String::as_str);
         if let Some(found) = known(word) {
@@ -72,7 +72,7 @@ impl Names {
         let mut parts = word.split('/');
         let (first, service) = (parts.next()?, parts.next()?);
         let port = parts.nth(1).unwrap_or_default();
-        // A namespace may contain dashes, too.
+        // A namespace may also contain dashes.
         let mut namespaces = first.match_indices('-').map(|(at, _)| first.get(at + 1..));
         namespaces.find_map(|namespace| {
             let name = format!("{}/{service}", namespace?);

@@ -1,4 +1,4 @@
-//! `kube-proxy plan`: the writes of a start, with their number and in their order.
+//! `kube-proxy plan`: the writes of a start in their order, and their number.
 
 use std::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use crate::config::question::Output;
 ///
 /// # Errors
 ///
-/// The form cannot express it.
+/// The output format cannot express the plan.
 pub(super) fn render(foreseen: &Foreseen, output: Output) -> Result<String> {
     Ok(match output {
         Output::Text => lines(foreseen, LISTED_PER_KIND),

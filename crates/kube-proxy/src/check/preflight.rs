@@ -37,10 +37,10 @@ use super::names::Names;
 use crate::config::options::Options;
 use crate::node::{kernel_settings, one_family};
 
-/// Root of the kernel's files.
+/// Root directory of the kernel's files.
 const ROOT: &str = "/";
 
-/// Traces of proxies in the kernel, which show who has served here.
+/// Traces of proxies in the kernel. They show which mode has programmed this node.
 #[derive(Debug, Default)]
 pub(super) struct Traces {
     /// Names of links.
@@ -49,7 +49,7 @@ pub(super) struct Traces {
     pub(super) chains: Vec<(Backend, Table, String)>,
     /// nftables tables of the modes.
     pub(super) tables: BTreeSet<&'static str>,
-    /// State that could not be read, with the reason. It may contain further traces.
+    /// Reasons why some state could not be read. Unread state may contain further traces.
     pub(super) unread: Vec<String>,
 }
 
@@ -93,7 +93,8 @@ impl Traces {
         traces
     }
 
-    /// Returns the modes that have programmed this node. A trace counts if only one mode makes it.
+    /// Returns the modes that have programmed this node. A trace counts only if a single mode
+    /// leaves it.
     pub(super) fn modes(&self, modes: Footprints) -> Vec<&'static str> {
         let has_left = |mode: &&&footprint::Footprint| {
             let others = || modes.iter().filter(|other| **other != **mode);
@@ -112,7 +113,7 @@ impl Traces {
     }
 }
 
-/// Runs all checks, by blocking. `seen` is the forecast of a start, if there is one.
+/// Runs all checks, and blocks meanwhile. `seen` is the forecast of a start, or `None` without one.
 pub(super) fn look(
     options: &Options,
     traces: &Traces,
@@ -216,7 +217,7 @@ fn pending(options: &Options, root: &Path) -> Vec<settings::Pending> {
     with_right.collect()
 }
 
-/// Returns the finding that something could not be read.
+/// Returns a finding about state that could not be read.
 fn unknown(name: &'static str, unread: &[String]) -> Finding {
     Finding::warn(
         name,
@@ -227,12 +228,12 @@ fn unknown(name: &'static str, unread: &[String]) -> Finding {
     )
 }
 
-/// Returns virtual servers that are no kube-proxy's by any evidence, with the Service ports that
-/// want them.
+/// Returns virtual servers that no kube-proxy created, with the Service ports that need their
+/// addresses.
 ///
 /// # Errors
 ///
-/// The parts that could not be read.
+/// Reasons why some state could not be read.
 fn foreign(model: Option<&Model>) -> Result<Vec<others::Foreign>, Vec<String>> {
     let names = model.map(Names::of).unwrap_or_default();
     let found = cleanup::foreign_servers(footprints::ALL)?;
@@ -249,7 +250,7 @@ fn foreign(model: Option<&Model>) -> Result<Vec<others::Foreign>, Vec<String>> {
         .collect())
 }
 
-/// Returns the node's addresses with the names of their links, without the modes' links.
+/// Returns the node's addresses with their links' names, without the modes' links.
 fn own_addresses(traces: &Traces, unread: &mut Vec<String>) -> BTreeMap<IpAddr, String> {
     let mut found = BTreeMap::new();
     let made = footprint::links(footprints::ALL);
@@ -267,7 +268,7 @@ fn own_addresses(traces: &Traces, unread: &mut Vec<String>) -> BTreeMap<IpAddr, 
     for name in names {
         let link = match rtnetlink.link(name) {
             Ok(Some(link)) => link,
-            // The link is gone by now.
+            // The link has been removed meanwhile.
             Ok(None) => continue,
             Err(error) => {
                 unread.push(format!("link {name}: {error}"));
@@ -324,7 +325,7 @@ fn all_ports(options: &Options, root: &Path, model: Option<&Model>) -> Vec<Findi
     findings
 }
 
-/// Parses a list of sockets.
+/// Parses a list of sockets. Entry point for fuzzing.
 pub(crate) fn read_sockets(text: &str) {
     listening::read_text(text);
 }
@@ -337,7 +338,7 @@ mod tests {
 
     use super::*;
 
-    /// Asking nf_tables needs administrator rights.
+    /// Querying nf_tables needs administrator rights.
     #[test]
     fn what_cannot_be_read_is_unknown_and_not_absent() {
         let look = || {
@@ -352,7 +353,7 @@ mod tests {
             let is_here = !matches!(opened, Err(nftables_netlink::Error::NoNftables));
             (is_here, Traces::read())
         };
-        // Capabilities belong to the thread, so a thread of its own drops them.
+        // Capabilities belong to the thread, so a separate thread drops them.
         let (is_here, traces) = thread::spawn(look).join().unwrap();
         if is_here {
             let told = |part: &str| traces.unread.iter().any(|line| line.contains(part));

@@ -1,4 +1,4 @@
-//! The command line of the daemon and of the questions about a start.
+//! The command line of the daemon and of the commands that check a start.
 //!
 //! ```text
 //!   arguments ─▶ Flags ─┐
@@ -41,12 +41,12 @@ const DEPRECATED: [(&str, &str); 2] = [
     ("metrics-port", "metrics-bind-address"),
 ];
 
-/// The action that a command line asks for.
+/// The action that a command line requests.
 #[derive(Debug)]
 pub enum Command {
     /// Run the daemon.
     Run(Box<Options>),
-    /// Answer a question about a start, and exit.
+    /// Check a start without changes, and exit.
     Check(Box<Options>, StartQuestion),
     /// Remove the entries of all modes (`--cleanup`), and exit.
     Cleanup(Box<Options>),
@@ -65,21 +65,21 @@ pub enum CommandLineError {
     /// An invalid value.
     #[error(transparent)]
     Meaning(#[from] UnusableFlag),
-    /// A question without the flags of the daemon.
+    /// A command that checks a start, without the daemon's flags.
     #[error(
         "`kube-proxy {question}` needs the flags of the daemon: give them, as in `kubectl -n kube-system exec POD -- \
          kube-proxy {question} --config=/var/lib/kube-proxy/config.conf`; in the daemon's container it reads them from process 1"
     )]
     NoFlags {
-        /// The subcommand.
+        /// Name of the subcommand.
         question: &'static str,
     },
-    /// The file that `--config` names.
+    /// An unusable configuration file (`--config`).
     #[error(transparent)]
     Configuration(#[from] ConfigurationError),
 }
 
-/// Reads a command line, the program's name first, and the configuration file that it names.
+/// Reads a command line and its configuration file. The first argument is the program's name.
 ///
 /// # Errors
 ///
@@ -90,7 +90,7 @@ pub fn parse<A: Into<OsString>>(
     parse_with(arguments, config::read)
 }
 
-/// Reads a command line as [`parse`] does, and keeps the values in use of the `waiting` fields.
+/// Reads a command line as [`parse`] does, but keeps the current values of the `waiting` fields.
 ///
 /// # Errors
 ///
@@ -105,9 +105,9 @@ pub fn parse_keeping<A: Into<OsString>>(
     })
 }
 
-/// Reads the command line of a process that starts, perhaps again in its pod. Fields that need a
-/// restart keep the values of the prepared configuration (`--prepared-config`). An invalid file is
-/// replaced by it.
+/// Reads the command line of a starting process. The process may be restarting in its pod. Fields
+/// that need a restart keep the values of the prepared configuration (`--prepared-config`). The
+/// prepared configuration also replaces an invalid file.
 ///
 /// # Errors
 ///
@@ -146,7 +146,7 @@ pub fn parse_prepared(arguments: &[OsString]) -> Result<Command, CommandLineErro
     }
 }
 
-/// Adds a warning for the operator.
+/// Adds a warning to the command's options.
 fn warned(
     mut read: Result<Command, CommandLineError>,
     warning: &str,
@@ -157,12 +157,12 @@ fn warned(
     read
 }
 
-/// Returns true if a command line asks a question about a start, even one with mistakes.
+/// Returns true if a command line requests a check of a start. The command line may contain errors.
 pub fn asks(arguments: &[OsString]) -> bool {
     arguments::asks(arguments)
 }
 
-/// Reads a command line as [`parse`] does, and takes the configuration from `read`.
+/// Reads a command line as [`parse`] does, but with the configuration that `read` returns.
 pub(crate) fn parse_as_if<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -170,7 +170,7 @@ pub(crate) fn parse_as_if<A: Into<OsString>>(
     parse_with(arguments, read)
 }
 
-/// Reads a command line, and the configuration file that it names with `read`.
+/// Reads a command line. Uses `read` to read its configuration file.
 fn parse_with<A: Into<OsString>>(
     arguments: impl IntoIterator<Item = A>,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -202,7 +202,7 @@ fn parse_with<A: Into<OsString>>(
     }
     match flags.version.as_deref() {
         None | Some("false") => {}
-        // Upstream prints this text as its version; it has no effect here.
+        // Upstream prints this text as its version. This program ignores the text.
         Some(given) if given.starts_with('v') => {}
         Some("true" | "raw") => {
             return Ok(Command::Print(version::told()));
@@ -212,12 +212,12 @@ fn parse_with<A: Into<OsString>>(
         }
     }
     let is_given = |flag: &str| {
-        // clap's name of a flag is the field's.
+        // clap uses the struct field's name as the flag's id.
         let id = match flag {
             "v" => "verbosity".to_owned(),
             other => other.replace('-', "_"),
         };
-        // A field without a flag cannot be typed.
+        // A struct field without a flag cannot appear on a command line.
         typed.try_contains_id(&id).is_ok()
             && typed.value_source(&id) == Some(ValueSource::CommandLine)
     };
@@ -272,7 +272,8 @@ fn parse_with<A: Into<OsString>>(
     })
 }
 
-/// Returns the flags with the fields of the file, the file, and warnings about it.
+/// Reads the file of `--config`. Returns the flags with the file's fields, the file, and warnings
+/// about the file.
 fn with_file(
     mut flags: Flags,
     read: impl FnOnce(&Path) -> Result<(Configuration, Vec<String>), ConfigurationError>,
@@ -302,7 +303,7 @@ fn with_file(
         .clone()
         .put(&mut flags, is_given)
         .map_err(wrong)?;
-    // The file has one address for each server, and no field for its port.
+    // The file has one address for each server, and no separate field for the port.
     let defaults = Flags::defaults();
     (flags.healthz_port, flags.metrics_port) = (defaults.healthz_port, defaults.metrics_port);
     Ok((flags, configuration, warnings))

@@ -1,9 +1,9 @@
 //! The configuration in effect for `/configz`: the equivalent file, as JSON.
 //!
-//! Upstream 1.36 serves `v1alpha1` (k/k#136044); before, it served the internal type with Go's own
-//! names. It converts from its internal type, which has one pair of periods: those of the mode
-//! (`pkg/proxy/apis/config/v1alpha1/conversion.go`). So the periods of other modes are 0 there, and
-//! here.
+//! Upstream 1.36 serves `v1alpha1` (k/k#136044). Earlier versions served the internal type with
+//! Go's field names. Upstream converts from its internal type, which has one pair of periods: the
+//! periods of the mode (`pkg/proxy/apis/config/v1alpha1/conversion.go`). So the periods of other
+//! modes are 0 in upstream, and also here.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Configuration, Period};
 
-/// Body of the page. It is replaced together with the configuration.
+/// Body of the page. A change of the configuration replaces it.
 #[derive(Debug, Clone, Default)]
 pub struct Configz(Arc<Mutex<String>>);
 

@@ -1,4 +1,5 @@
-//! Reads the configuration file: strictly, and if only names are unknown, leniently with a warning.
+//! Reads the configuration file strictly. If the only errors are unknown names, reads it leniently
+//! and warns.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -17,11 +18,11 @@ pub enum ConfigurationError {
     /// The file cannot be read or written.
     #[error("cannot {verb} the configuration file {}: {source}", file.display())]
     File {
-        /// `read` or `write`.
+        /// The failed operation: `read` or `write`.
         verb: &'static str,
         /// The file.
         file: PathBuf,
-        /// Cause.
+        /// Cause of the failure.
         source: io::Error,
     },
     /// The file is no KubeProxyConfiguration.
@@ -29,7 +30,7 @@ pub enum ConfigurationError {
     Syntax {
         /// The file.
         file: PathBuf,
-        /// Line number, counted from 1, if one is to blame.
+        /// Number of the line with the error, counted from 1, if known.
         line: Option<u64>,
         /// The mistake, and the allowed values.
         message: String,
@@ -49,7 +50,7 @@ pub enum ConfigurationError {
 }
 
 impl ConfigurationError {
-    /// Converts an error about a flag to one about the field that gave it in `file`.
+    /// Converts an error about a flag to an error about the field of `file` that sets the flag.
     pub(crate) fn of(file: &Path, field: &'static str, error: &UnusableFlag) -> Self {
         Self::Meaning {
             file: file.to_owned(),
@@ -78,7 +79,7 @@ pub(crate) fn read(file: &Path) -> Result<(Configuration, Vec<String>), Configur
     })
 }
 
-/// Parses a file's text. An error has the line, if one is to blame, and the mistake.
+/// Parses a file's text. An error has the number of its line, if known, and a message.
 pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<u64>, String)> {
     let text = first_document(text);
     let mut warnings = Vec::new();
@@ -119,7 +120,7 @@ pub(crate) fn parse(text: &str) -> Result<(Configuration, Vec<String>), (Option<
     Ok((configuration, warnings))
 }
 
-/// Returns the text before a second YAML document, because upstream reads no further.
+/// Returns the text before a second YAML document. Upstream also reads only the first document.
 fn first_document(text: &str) -> &str {
     let mut end = 0;
     let mut has_begun = false;
@@ -149,7 +150,7 @@ fn message(error: &serde_saphyr::Error) -> String {
         .render_with_formatter(&serde_saphyr::UserMessageFormatter)
 }
 
-/// The YAML reader's messages about values of the wrong type, with the next step.
+/// Messages of the YAML reader about values of the wrong type, with the next step for each.
 const PLAIN: &[(&str, &str)] = &[
     ("invalid i32", "give a whole number"),
     ("invalid u32", "give a whole number, 0 or more"),
@@ -163,7 +164,7 @@ const PLAIN: &[(&str, &str)] = &[
     ("expected mapping start", "give fields with their values"),
 ];
 
-/// Returns the line of an error, and the error with the line's text.
+/// Returns the number of an error's line, and the message with the line's text.
 fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
     let told = message(error);
     let told = told
@@ -184,7 +185,7 @@ fn blame(text: &str, error: &serde_saphyr::Error) -> (Option<u64>, String) {
 }
 
 /// Collects the paths of fields in `tree` that `known` lacks. A map without known fields accepts
-/// any.
+/// any field.
 fn find_unknown(prefix: &str, tree: &Value, known: &Value, unknown: &mut Vec<String>) {
     let (Some(tree), Some(known)) = (tree.as_object(), known.as_object()) else {
         return;

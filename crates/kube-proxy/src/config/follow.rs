@@ -14,7 +14,7 @@ use crate::config::options::Options;
 use crate::config::{self, Waiting};
 use crate::events::{Event, Recorder};
 
-/// Sends changed options on, and reports changes that wait for a restart.
+/// Sends changed options to the daemon, and reports changes that need a restart.
 pub async fn follow(
     mut used: Options,
     changed: mpsc::Sender<Options>,
@@ -65,10 +65,10 @@ pub async fn follow(
     }
 }
 
-/// Changes that wait for a restart, as far as they were reported.
+/// Changes that need a restart and were reported.
 struct PendingRestart {
     told: Vec<Waiting>,
-    /// Receives the daemon's recorder once it exists.
+    /// Channel on which the daemon sends its recorder.
     recording: Option<oneshot::Receiver<Recorder>>,
     recorder: Recorder,
 }
@@ -82,7 +82,8 @@ impl PendingRestart {
         }
     }
 
-    /// Reports once what waits, and when nothing does any more.
+    /// Reports changes that need a restart, once each. Also reports when no change needs a restart
+    /// any more.
     async fn tell(&mut self, file: &Path, waiting: &[Waiting], node: &str) {
         if self.told == waiting {
             return;
@@ -109,13 +110,13 @@ impl PendingRestart {
     }
 }
 
-/// Returns the file for the pod's configuration, if this process could change it.
+/// Returns the file for the prepared configuration, if this process follows a configuration file.
 pub fn keeps_prepared(options: &Options) -> Option<&Path> {
     options.process.configuration_file.as_ref()?;
     options.process.prepared_configuration.as_deref()
 }
 
-/// Stores the configuration of this start, unless an init container has stored one.
+/// Stores the configuration of this start, unless an init container has already stored it.
 pub fn keep_prepared(options: &Options) {
     let Some(file) = keeps_prepared(options) else {
         return;
@@ -129,7 +130,7 @@ pub fn keep_prepared(options: &Options) {
     }
 }
 
-/// Reads the options of the same command line again. Settings that wait for a restart keep their
+/// Reads the options of the same command line again. Settings that need a restart keep their
 /// current values.
 fn reread(waiting: &[Waiting]) -> Result<Options, CommandLineError> {
     match command_line::parse_keeping(std::env::args_os(), waiting)? {

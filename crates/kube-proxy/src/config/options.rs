@@ -1,4 +1,4 @@
-//! The meaning of the flags, typed and checked, with a part for each reader.
+//! The checked options that the flags define, grouped by the code that reads them.
 //!
 //! ```text
 //!             ┌─▶ Process           the process and its loop
@@ -43,30 +43,30 @@ pub struct Options {
     pub serve: servers::Settings,
     /// Options of the modes.
     pub modes: modes::settings::Settings,
-    /// Kernel settings that flags ask for.
+    /// Kernel settings that flags request.
     pub kernel: sysctl::settings::Settings,
     /// Messages about the flags.
     pub said: Said,
 }
 
-/// The given settings, and messages about them for the operator.
+/// The user's settings, and messages about them for the operator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Said {
-    /// The settings as a file, including those without effect.
+    /// The settings as a configuration file, including settings without effect.
     pub configuration: Configuration,
     /// Origin of the mode: `--proxy-mode`, a file, or `the default`.
     pub mode_from: String,
-    /// Lines about choices made by default.
+    /// Messages about choices made by default.
     pub notes: Vec<String>,
-    /// Warnings about given settings, a line each.
+    /// Warnings about the settings, one message each.
     pub warnings: Vec<String>,
-    /// Warning that no mode was given; also one of `warnings`.
+    /// Warning that no mode was set. `warnings` also contains it.
     pub no_mode: Option<String>,
 }
 
 #[cfg(test)]
 impl Said {
-    /// Returns all warnings except the one about an empty mode.
+    /// Returns all warnings except the warning about a missing mode.
     pub(crate) fn warnings_beside_mode(&self) -> Vec<String> {
         let warnings = self.warnings.iter();
         let others = warnings.filter(|warning| Some(*warning) != self.no_mode.as_ref());
@@ -75,7 +75,7 @@ impl Said {
 }
 
 impl Said {
-    /// Logs the flags as they were typed, at high verbosity, and the messages about them.
+    /// Logs the flags as typed, at high verbosity, and the messages about them.
     pub fn tell(&self, log: &logging::settings::Settings) {
         if log.verbosity >= 1 {
             for line in command_line::as_typed(env::args_os()) {
@@ -146,7 +146,7 @@ impl Options {
     }
 }
 
-/// Checks flags without effect. As in upstream, they must be valid all the same.
+/// Checks the values of flags without effect. As in upstream, such flags must be valid.
 fn check_unused(flags: &Flags) -> Result<(), UnusableFlag> {
     if flags.config_sync_period.is_zero() {
         return Err(UnusableFlag::new(

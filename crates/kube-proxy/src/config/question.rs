@@ -1,23 +1,23 @@
-//! Questions about a start: `check`, `plan` and `diff`.
+//! The commands about a start: `check`, `plan` and `diff`.
 
 use std::time::Duration;
 
 /// Longest wait for the first lists of objects, unless `--timeout` is given.
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A question about a start, with its options.
+/// A command about a start, with its options.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StartQuestion {
-    /// The question.
+    /// The command.
     pub question: Question,
-    /// Options of the answer.
+    /// Options of the command's output.
     pub answer: AnswerOptions,
 }
 
-/// Options of an answer.
+/// Options of the output of a command about a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerOptions {
-    /// Form (`-o`).
+    /// Output format (`-o`).
     pub output: Output,
     /// Longest wait for the first lists of objects (`--timeout`).
     pub timeout: Duration,
@@ -32,26 +32,27 @@ impl Default for AnswerOptions {
     }
 }
 
-/// A question about a start.
+/// A command about a start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// `kube-proxy check`: can this node be served, and what would a start change?
+    /// `kube-proxy check`: reports whether the daemon can serve this node, and the changes of a
+    /// start.
     Check,
-    /// `kube-proxy plan` and `--dry-run`: which writes would a start make, in which order?
+    /// `kube-proxy plan` and `--dry-run`: list the writes of a start in their order.
     Plan,
-    /// `kube-proxy diff`: what differs between the kernel and the state that a start would write?
+    /// `kube-proxy diff`: lists the differences between the kernel and the state after a start.
     Diff,
 }
 
 impl Question {
-    /// All questions with their subcommands.
+    /// All commands about a start with their subcommands.
     pub(crate) const WORDS: [(&str, Self); 3] = [
         ("check", Self::Check),
         ("plan", Self::Plan),
         ("diff", Self::Diff),
     ];
 
-    /// Returns the subcommand.
+    /// Returns the subcommand's name.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Check => "check",
@@ -60,7 +61,7 @@ impl Question {
         }
     }
 
-    /// Returns the question of a subcommand.
+    /// Returns the command with this subcommand.
     pub(crate) fn of(word: &str) -> Option<Self> {
         let mut words = Self::WORDS.iter();
         words
@@ -69,10 +70,10 @@ impl Question {
     }
 }
 
-/// The form of an answer (`-o`).
+/// Output format of a command (`-o`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Output {
-    /// Lines for people, shortened.
+    /// Shortened lines for people.
     #[default]
     Text,
     /// All lines for people.
@@ -84,7 +85,7 @@ pub enum Output {
 }
 
 impl Output {
-    /// All forms with their words in `-o`.
+    /// All output formats with their names in `-o`.
     pub(crate) const WORDS: [(&str, Self); 4] = [
         ("text", Self::Text),
         ("wide", Self::Wide),

@@ -1,5 +1,5 @@
-//! Compares a changed configuration file with the one in use: which fields differ, and which of
-//! them need a restart.
+//! Compares a changed configuration file with the configuration in use. Finds the fields that
+//! differ and those that need a restart.
 //!
 //! ```text
 //!   file, changed ─┬─ what can be applied ─▶ in effect
@@ -22,7 +22,7 @@ use serde_json::Value;
 use super::settings::{Change, ROWS};
 use super::{Configuration, MODE_SECTIONS, settings};
 
-/// A changed field that has no effect before a restart.
+/// A changed field that takes effect only after a restart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
     /// Path of the field.
@@ -31,7 +31,7 @@ pub struct Waiting {
     used: Value,
 }
 
-/// Writes `mode: iptables (in use: ipvs)`.
+/// Formats the change, such as `mode: iptables (in use: ipvs)`.
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let said = |value: &Value| match value {
@@ -52,7 +52,7 @@ impl Configuration {
         let value =
             |tree: &Value, path: &str| settings::at(tree, path).cloned().unwrap_or_default();
         let waits = |path: &String| {
-            // These fields are meant for the mode that the file names.
+            // These fields belong to the mode that the file names.
             let is_of_a_mode = MODE_SECTIONS.iter().any(|of| settings::is_within(path, of));
             change_of(path) == Change::Restart || (has_other_mode && is_of_a_mode)
         };
@@ -66,7 +66,7 @@ impl Configuration {
             .collect()
     }
 
-    /// Returns the configuration with waiting fields at their current values.
+    /// Returns the configuration in which the waiting fields keep their current values.
     pub(crate) fn keeping(self, waiting: &[Waiting]) -> Self {
         let mut tree = self.tree();
         for Waiting { path, used, .. } in waiting {
@@ -75,7 +75,7 @@ impl Configuration {
                 *field = used.clone();
             }
         }
-        // The tree comes from such a configuration.
+        // The tree was created from a valid configuration.
         serde_json::from_value(tree).unwrap_or(self)
     }
 
@@ -90,8 +90,8 @@ impl Configuration {
     }
 }
 
-/// Returns how a change of the field at `path` takes effect. A field without a flag has no effect
-/// and so needs no restart.
+/// Returns the step that puts a change of the field at `path` into effect. A field without a flag
+/// has no effect and needs no restart.
 pub fn change_of(path: &str) -> Change {
     ROWS.iter()
         .find(|row| row.path == path)
@@ -103,7 +103,7 @@ pub fn fields() -> Vec<String> {
     leaves(&settings::every_field()).into_keys().collect()
 }
 
-/// Returns the fields that are no sections, by their paths. Names of feature gates are no paths.
+/// Returns the fields that are not sections, by their paths. Names of feature gates are not paths.
 fn leaves(tree: &Value) -> BTreeMap<String, Value> {
     let mut found = BTreeMap::new();
     let mut sections = vec![(String::new(), tree)];

@@ -1,4 +1,4 @@
-//! Settings that are both a field and a flag, a row each.
+//! Table of the settings that have both a field and a flag.
 
 use flags::unusable::UnusableFlag;
 use flags::{Flags, go};
@@ -10,28 +10,28 @@ use serde_json::Value;
 use super::spelling::Spelling;
 use super::{API_VERSION, Configuration, KIND};
 
-/// A field that has a flag.
+/// A field of the configuration that has a flag.
 #[derive(Debug)]
 pub(super) struct Row {
     /// Path of the field.
     pub(super) path: &'static str,
     /// Name of the flag.
     pub(super) flag: &'static str,
-    /// Way in which a change takes effect.
+    /// Step that puts a changed value into effect.
     pub(super) change: Change,
 }
 
-/// Way in which a changed setting takes effect.
+/// Step that puts a changed setting into effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Takes effect at once, in the running process.
+    /// None: the running process applies the change.
     Live,
-    /// Needs a restart, because dependent state is opened once.
+    /// A restart, because the process opens dependent state only once.
     Restart,
 }
 
-/// Reads and writes the rows' flags. A row has the field's path as text and as Rust fields, the
-/// flag's name as text and as Rust field, and the way in which a change takes effect.
+/// Generates the code that reads and writes the rows' flags. A row has the field's path as text and
+/// as Rust fields, the flag's name as text and as Rust field, and the step that a change needs.
 macro_rules! rows {
     ($($path:literal [$($field:tt)+] $name:literal [$flag:ident] $change:ident;)+) => {
         /// Rows of all fields that have a flag.
@@ -43,8 +43,8 @@ macro_rules! rows {
                 $(self.$($field)+ = Some(Spelling::to_field(&flags.$flag));)+
             }
 
-            /// Sets the flags from the fields. Flags for which `keeps` is true, and flags without a
-            /// field value, stay as they are.
+            /// Sets the flags from the fields. Keeps flags for which `keeps` is true, and flags
+            /// whose field has no value.
             fn give(self, flags: &mut Flags, keeps: impl Fn(&str) -> bool) -> Result<(), UnusableFlag> {
                 $(if let Some(field) = self.$($field)+.filter(|_| !keeps($name)) {
                     flags.$flag = Spelling::from_field(field)
@@ -121,9 +121,9 @@ pub(crate) fn field_of(flag: &str) -> Option<&'static str> {
     ROWS.iter().find(|row| row.flag == flag).map(|row| row.path)
 }
 
-/// Replaces flags in `text` by their fields.
+/// Replaces names of flags in `text` by the paths of their fields.
 pub(super) fn in_terms_of_fields(text: &str) -> String {
-    // Longest first: a name may begin with another name.
+    // Longest names first, because a name may begin with another name.
     let mut rows: Vec<_> = ROWS.iter().collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.flag.len()));
     rows.into_iter().fold(text.to_owned(), |text, row| {
@@ -131,18 +131,19 @@ pub(super) fn in_terms_of_fields(text: &str) -> String {
     })
 }
 
-/// Reports whether a flag counts even with a file: upstream's log flags and `--hostname-override`.
+/// Reports whether a flag overrides the file: upstream's log flags and `--hostname-override`.
 pub(crate) fn wins_over_file(flag: &str) -> bool {
     matches!(flag, "hostname-override" | "v" | "vmodule") || flag.starts_with("log")
 }
 
 impl Configuration {
-    /// Returns the flags as a file. Fields without a flag have their defaults.
+    /// Returns the configuration file that corresponds to the flags. Fields without a flag have
+    /// their defaults.
     pub fn of(flags: &Flags) -> Self {
         Self::default().completed(flags)
     }
 
-    /// Fills fields with flags from `flags`, and other fields with their defaults.
+    /// Sets the fields that have a flag from `flags`, and missing other fields to their defaults.
     pub(crate) fn completed(mut self, flags: &Flags) -> Self {
         self.take(flags);
         self.api_version = Some(API_VERSION.to_owned());
@@ -199,8 +200,8 @@ impl Configuration {
         self
     }
 
-    /// Replaces the flags by the values of a file or its defaults. Flags that are given
-    /// (`is_given`) and win over the file stay.
+    /// Replaces the flags by the values of a file or its defaults. Flags on the command line
+    /// (`is_given`) that override the file stay.
     pub(crate) fn put(
         mut self,
         flags: &mut Flags,
@@ -227,7 +228,7 @@ impl Configuration {
         whole.give(flags, |flag| wins_over_file(flag) && is_given(flag))
     }
 
-    /// Removes empty and zero values that upstream cannot tell from missing ones.
+    /// Removes empty and zero values, which upstream treats as missing.
     fn unset_zeros(&mut self) {
         for text in [
             &mut self.bind_address,
@@ -261,7 +262,7 @@ impl Configuration {
     }
 }
 
-/// Reports whether `field` is `path` or lies in the section `path`.
+/// Reports whether `field` is equal to `path` or lies in the section `path`.
 pub(super) fn is_within(field: &str, path: &str) -> bool {
     field
         .strip_prefix(path)

@@ -9,8 +9,8 @@ use flags::go;
 
 use super::{FileVerbosity, Period};
 
-/// Conversion between the value of a flag and of a field. A field's value that no flag can have is
-/// an error, with the allowed values.
+/// Conversion between the value of a flag and of a field. A field's value that the flag cannot have
+/// is an error, with the allowed values.
 pub(super) trait Spelling<F>: Sized {
     fn to_field(&self) -> F;
     fn from_field(field: F) -> Result<Self, (String, &'static str)>;
@@ -83,7 +83,7 @@ impl Spelling<BTreeMap<String, bool>> for Vec<(String, bool)> {
     }
 }
 
-/// `--vmodule`.
+/// Conversion of `--vmodule`.
 impl Spelling<Vec<FileVerbosity>> for String {
     fn to_field(&self) -> Vec<FileVerbosity> {
         let items = self.split(',').filter_map(|item| {

@@ -1,4 +1,5 @@
-//! Settings that are accepted and have no effect, with the reason, and warnings if they were given.
+//! Table of settings that are accepted without effect, each with the reason. Reports the user's
+//! settings that are in the table.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +11,7 @@ use modes::settings::ProxyMode;
 use super::Configuration;
 use super::settings::{ROWS, Row, at, is_within, wins_over_file};
 
-/// Settings that are accepted and have no effect: the path of a field or section, and the reason.
+/// Settings that are accepted without effect: the path of a field or section, and the reason.
 const WITHOUT_EFFECT: &[(&str, &str)] = &[
     (
         "clientConnection.acceptContentTypes",
@@ -44,14 +45,14 @@ const WITHOUT_EFFECT: &[(&str, &str)] = &[
     ("winkernel", "it is of Windows"),
 ];
 
-/// Returns the field or section that makes the field at `path` ineffective in every mode, if any.
+/// Returns the table's field or section that contains `path`, if any.
 #[cfg(test)]
 pub(super) fn without_effect(path: &str) -> Option<&'static str> {
     let mut all = WITHOUT_EFFECT.iter().map(|(section, _)| *section);
     all.find(|section| is_within(path, section))
 }
 
-/// Returns the fields that other modes read and `chosen` does not, each with the reason.
+/// Returns the fields that only other modes read, each with the reason.
 fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     let mut heard_by = BTreeMap::<&str, Vec<&str>>::new();
     for mode in ProxyMode::ALL.map(ProxyMode::definition) {
@@ -65,17 +66,18 @@ fn of_others(chosen: &dyn Definition) -> Vec<(&'static str, String)> {
     heard_by.map(|(field, modes)| (field, why(modes))).collect()
 }
 
-/// The source of given settings: the command line, or a file that overrides most of it.
+/// Source of the user's settings: the command line, or a file that overrides most of the command
+/// line.
 pub(crate) struct GivenSettings<'a> {
-    /// Reports whether a flag was typed.
+    /// Returns true if a flag is on the command line.
     pub(crate) typed: &'a dyn Fn(&str) -> bool,
-    /// Configuration file with its content.
+    /// Path and content of the configuration file.
     pub(crate) file: Option<(&'a Path, &'a Configuration)>,
 }
 
 impl GivenSettings<'_> {
-    /// Returns a line for each given setting that differs from its default and has no effect, named
-    /// as it was given. `flags` are those in effect.
+    /// Returns a line for each of the user's settings that differs from its default and has no
+    /// effect. The line names the setting as the user did. `flags` are the flags in effect.
     pub(crate) fn without_effect(&self, flags: &Flags) -> Vec<String> {
         let file = self.file.map(|(_, file)| file.clone()).unwrap_or_default();
         let in_effect = file.completed(flags);
@@ -107,8 +109,8 @@ impl GivenSettings<'_> {
         lines
     }
 
-    /// Returns the settings that differ from their defaults: typed flags that count, and fields of
-    /// the file.
+    /// Returns the settings that differ from their defaults: flags in effect on the command line,
+    /// and fields of the file.
     fn differences(&self, in_effect: &Configuration) -> (Vec<&'static Row>, Vec<String>) {
         let counts = |row: &&Row| {
             (self.typed)(row.flag) && (self.file.is_none() || wins_over_file(row.flag))
@@ -129,7 +131,8 @@ impl GivenSettings<'_> {
     }
 }
 
-/// Returns the meaning of an empty file, which differs slightly from no flags.
+/// Returns the configuration that an empty file defines. It differs slightly from a command line
+/// without flags.
 fn of_empty_file() -> Configuration {
     let mut flags = Flags::defaults();
     // An empty configuration has no invalid value.

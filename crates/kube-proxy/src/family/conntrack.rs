@@ -41,10 +41,10 @@ use tracing::{debug, error, info};
 
 use crate::metrics::Metrics;
 
-/// Number of flows that one call deletes. Each is a message and a reply in memory.
+/// Number of flows that one netlink call deletes. Each flow needs a message and a reply in memory.
 const FLOWS_PER_CALL: usize = 4_096;
-/// Number of flows of one Service that one pass through the table deletes. The kernel takes about
-/// as long for them as to list the table.
+/// Number of flows of one Service that one pass through the table deletes. Deleting them takes the
+/// kernel about as long as listing the table.
 const FLOWS_PER_PASS: usize = 65_536;
 
 /// Deletes the stale flows of one family.
@@ -52,21 +52,21 @@ const FLOWS_PER_PASS: usize = 65_536;
 pub(crate) struct StaleFlows {
     family: IpFamily,
     worker: Worker<Cleaner>,
-    /// Services whose UDP ports the worker knows.
+    /// Services whose UDP ports the worker thread already knows.
     known: HashSet<NamespacedName>,
-    /// Changes that the worker receives once they are in the kernel.
+    /// Changed Services that the worker receives once the kernel has them.
     waiting: HashMap<NamespacedName, UdpService>,
     /// Number of calls that the worker has not begun.
     queued: Arc<AtomicUsize>,
-    /// True if a change that the worker knows came after the last comparison of flows.
+    /// True if the worker received a change after the last comparison of flows.
     is_due: Arc<AtomicBool>,
 }
 
-/// A Service and its UDP ports.
+/// A Service's name and its UDP ports, for the worker.
 type Update = (NamespacedName, UdpService);
 
 impl StaleFlows {
-    /// Starts the worker. It opens its socket when there is something to compare.
+    /// Starts the worker. It opens its conntrack socket before the first comparison.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl StaleFlows {
         })
     }
 
-    /// Collects changes, to be compared once they are in the kernel.
+    /// Collects changed Services. `compare` hands them to the worker once the kernel has them.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let view = model.view(name).filter(|view| {
@@ -112,9 +112,9 @@ impl StaleFlows {
         }
     }
 
-    /// Starts a comparison of the flows if there is a reason. Reasons are UDP Services that are now
-    /// in the kernel and have changed or were repaired, UDP entries that were removed from the
-    /// kernel, and an earlier comparison that failed.
+    /// Starts a comparison of the flows if one of three reasons exists: changed or repaired UDP
+    /// Services reached the kernel, UDP entries were removed from the kernel, or an earlier
+    /// comparison failed.
     pub(crate) fn compare(
         &mut self,
         model: &Model,
@@ -126,21 +126,23 @@ impl StaleFlows {
             .filter_map(|service| self.waiting.remove_entry(service))
             .collect();
         let mut repaired = report.repaired.iter();
-        // A flow opened while the entry was missing leads nowhere, although no endpoint changed.
+        // A flow that was opened while the entry was missing has no endpoint, although no endpoint
+        // changed.
         let is_repaired = repaired.any(|service| self.known.contains(service));
         let is_idle =
             self.queued.load(Ordering::Acquire) == 0 && !self.is_due.load(Ordering::Acquire);
         if is_idle && updates.is_empty() && !is_repaired && report.withdrawn.is_empty() {
-            // A change without UDP does not even wake the thread.
+            // A change without UDP does not wake the thread.
             return;
         }
         let withdrawn = report.withdrawn.clone();
         let node_ports = node_ports.cloned();
-        // While an object cannot be read, the flow's endpoint may be an unknown one that serves.
+        // While an object cannot be read, the flow's endpoint may belong to that object and still
+        // serve.
         let may_delete = model.is_whole();
         self.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Arc::clone(&self.queued);
-        // The call runs although nobody waits for its result.
+        // The worker runs the call even if its result is dropped.
         drop(self.worker.call(move |cleaner| {
             cleaner.take(updates, withdrawn, is_repaired);
             let is_last = queued.fetch_sub(1, Ordering::AcqRel) == 1;
@@ -156,10 +158,10 @@ impl StaleFlows {
 struct Cleaner {
     family: IpFamily,
     metrics: Metrics,
-    /// Counters of the mode that serves, which knows the flows that this process relays.
+    /// Counters of the current mode. It knows the flows that this process relays.
     counters: Counters,
     services: UdpServices,
-    /// True if something changed since the flows were last compared.
+    /// True if a Service changed since the last comparison of flows.
     is_due: Arc<AtomicBool>,
     /// Number of calls that wait for the current one.
     queued: Arc<AtomicUsize>,
@@ -168,8 +170,8 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    /// Takes in changes, then compares the flows. The caller cannot set `is_due` instead: a pass
-    /// that still runs would clear it, without having seen the change.
+    /// Applies changes to the known Services, then compares the flows. The caller cannot set
+    /// `is_due` instead: a running pass would clear the flag without having seen the change.
     fn take(&mut self, updates: Vec<Update>, withdrawn: Vec<Frontend>, is_repaired: bool) {
         let mut concerns_flows = is_repaired || !withdrawn.is_empty();
         self.services.withdraw(withdrawn);
@@ -189,14 +191,15 @@ impl Cleaner {
             }
             self.is_due.store(true, Ordering::Release);
             let waits_for_others = is_over || self.failure.is_some();
-            // Changed Services come before the rest of the table.
+            // Waiting changes of Services are handled before the rest of the table.
             if waits_for_others || self.queued.load(Ordering::Acquire) > 0 {
                 return;
             }
         }
     }
 
-    /// Walks once through the table and reports the outcome. Returns true if nothing is left to do.
+    /// Walks once through the conntrack table and logs the outcome. Returns true if no stale flow
+    /// is left.
     fn pass(&mut self, node_ports: &NodePorts) -> bool {
         let family = self.family;
         let began = Instant::now();
@@ -233,8 +236,8 @@ impl Cleaner {
     }
 
     fn try_pass(&self, node_ports: &NodePorts) -> Result<PassOutcome> {
-        // One socket lists the table while the other deletes flows. The kernel restarts a bucket if
-        // the flow that it listed last is gone.
+        // One socket lists the table while the other deletes flows. If the flow that the kernel
+        // listed last was deleted, the kernel lists its bucket again.
         let mut conntrack = Conntrack::open()?;
         let mut deleting = Conntrack::open()?;
         let mut pass =
@@ -264,10 +267,10 @@ impl Cleaner {
             .filter(|_| is_default_zone && !self.is_relayed(destination, answerer, node_ports))
     }
 
-    /// Reports whether a listening port of this process answers the flow, in userspace mode, and
-    /// belongs to a Service that claims the flow's destination. The relay itself moves such flows;
-    /// without the conntrack entry a reply under way would not be translated back. If another
-    /// Service now has the destination, only new flows are redirected to it.
+    /// Reports whether the userspace mode relays this flow through a listening port of a Service
+    /// that claims the flow's destination. The relay itself moves such flows to another endpoint.
+    /// Without the conntrack entry, a reply already sent would not be translated back. If another
+    /// Service now has the destination, only new flows are redirected to that Service.
     fn is_relayed(
         &self,
         destination: SocketAddr,
@@ -289,11 +292,12 @@ impl Cleaner {
 struct PassOutcome {
     compared: usize,
     deleted: usize,
-    /// True if no stale flow was left for the next pass.
+    /// True if the pass left no stale flow for the next pass.
     is_over: bool,
 }
 
-/// Stale flows of one pass. They are deleted piece by piece, a limited number for each owner.
+/// Stale flows of one pass, deleted in batches. A pass deletes a limited number of flows of each
+/// Service.
 struct Pass<'a, D> {
     delete: D,
     piece: Vec<Flow>,
@@ -335,7 +339,8 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
         self.piece.clear();
     }
 
-    /// Returns the number of deleted flows, and true if none is left for the next pass.
+    /// Deletes the last batch. Returns the number of deleted flows, and true if no stale flow is
+    /// left for the next pass.
     fn end(mut self) -> Result<(usize, bool)> {
         if !self.piece.is_empty() {
             self.delete_piece();
@@ -347,7 +352,7 @@ impl<'a, D: FnMut(&[Flow], &mut usize) -> Result<()>> Pass<'a, D> {
     }
 }
 
-/// Deletes flows and counts those that existed. A rejected one does not keep the others.
+/// Deletes flows and counts those that still existed. A rejected deletion does not stop the rest.
 fn delete(conntrack: &mut Conntrack, stale: &[Flow], deleted: &mut usize) -> Result<()> {
     let outcomes = conntrack
         .delete(stale)
@@ -420,7 +425,7 @@ mod tests {
         assert_eq!(told(gone("dns")), "dns: gone");
     }
 
-    /// Returns a flow from a client's port to a Service, answered by an endpoint that is gone.
+    /// Returns a flow from a client's port to a Service, with an endpoint that was removed.
     fn flow(to: [u8; 4], client: usize) -> Flow {
         let port = u16::try_from(client % 60_000).unwrap() + 1;
         let host = u8::try_from(client / 60_000).unwrap();
@@ -487,7 +492,7 @@ mod tests {
         assert_eq!(pass.end().unwrap_err().to_string(), "it is offloaded");
     }
 
-    /// A mode that relays one port.
+    /// A fake mode that relays one port.
     struct Relay(u16);
 
     impl ReadCounters for Relay {

@@ -1,6 +1,6 @@
-//! Delays that the mode does not know: changes that it has not received yet, and removals that wait
-//! until every object can be read. A mode does not count held-back removals, because no client
-//! waits for them. An operator wants to see them.
+//! Delays that the mode does not know: changes that the mode has not received yet, and removals
+//! that wait until every object can be read. A mode does not count such removals, because no client
+//! waits for them. The status shows them to operators.
 
 use std::time::Instant;
 
@@ -9,39 +9,40 @@ use proxy::{Changes, Model, Standing};
 /// Delays of one family.
 #[derive(Debug, Default)]
 pub(super) struct Delays {
-    /// Number of changed Services that were not handed out yet, and when the first change was
-    /// received.
+    /// Number of changed Services that the families have not received yet, and the time at which
+    /// the first change was received.
     waiting: Option<(usize, Instant)>,
-    /// When the first change was received that the mode has not taken over.
+    /// Time at which the first change was received that the mode has not processed.
     heard: Option<Instant>,
-    /// When removals started to be held back.
+    /// Time at which removals started to be held back.
     held_back: Option<Instant>,
 }
 
 impl Delays {
-    /// Records the number of changed Services that nobody has received yet, and the time of the
+    /// Records the number of changed Services that no family has received yet, and the time of the
     /// first.
     pub(super) fn wait(&mut self, waiting: Option<(usize, Instant)>) {
         self.waiting = waiting;
     }
 
-    /// Records that changes were handed out, and when the first of them was received.
+    /// Records that the family received changes. `heard` is the time at which the first of them was
+    /// received.
     pub(super) fn add(&mut self, heard: Option<Instant>) {
         self.heard = self.heard.or(heard);
     }
 
-    /// Records that the mode has taken over all changes.
+    /// Records that the mode has received all changes.
     pub(super) fn taken(&mut self) {
         self.heard = None;
     }
 
-    /// Records that the mode has taken over a piece, and when the first of the other changes was
-    /// received, if known.
+    /// Records that the mode has received a batch. `heard` is the time at which the first remaining
+    /// change was received, if known.
     pub(super) fn go_on(&mut self, heard: Option<Instant>) {
         self.heard = heard.or(self.heard);
     }
 
-    /// Checks if removals are held back because objects cannot be read.
+    /// Checks whether removals are held back because objects cannot be read.
     pub(super) fn look(
         &mut self,
         model: &Model,

@@ -1,4 +1,5 @@
-//! Log lines about syncs. Each names a new fact once, instead of the same failure at every retry.
+//! Log lines about syncs. Each line reports a new fact once. Retries of the same failure log no
+//! further line.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -10,33 +11,32 @@ use tracing::{debug, error, info, warn};
 
 use crate::events::{Event, Recorder};
 
-/// Largest number of failures listed by name, so that a kernel that rejects everything does not
+/// Largest number of failures listed by name. Without it, a kernel that rejects every write would
 /// flood the log.
 const NAMED_FAILURES_MAX: usize = 20;
 /// Largest number of new conflicts listed by name, in the log and as events.
 const NAMED_CONFLICTS_MAX: usize = 20;
-/// Time after which a failure that was not seen again counts as new. Retries come more often than
-/// that.
+/// Time after which a failure that did not recur counts as new. Retries come more often.
 const FAILURE_MEMORY: Duration = Duration::from_mins(2);
 
-/// Logs the news in each report of one family.
+/// Logs the new facts in each report of one family.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     family: IpFamily,
     recorder: Recorder,
     failing: BTreeMap<Failure, Failing>,
     conflicts: BTreeSet<Conflict>,
-    /// Number of conflicts that no report lists.
+    /// Number of conflicts above the limit of a report's list.
     more_conflicts: usize,
-    /// Reason for each part that cannot be read.
+    /// Reason for each part of the kernel's state that cannot be read.
     unreadable: BTreeMap<&'static str, String>,
-    /// Drift by kind of entry, of which there are few.
+    /// Drift by kind of entry. Few kinds exist.
     drift: BTreeMap<&'static str, DriftTotal>,
-    /// Start of the first sync with its number of writes; `None` once it is done.
+    /// Start of the first sync with its number of writes, or `None` once that sync is complete.
     first: Option<(Instant, usize)>,
 }
 
-/// An entry that fails.
+/// Times of a failing entry.
 #[derive(Debug, Clone, Copy)]
 struct Failing {
     /// Time of the first failure.
@@ -46,7 +46,7 @@ struct Failing {
 }
 
 impl Reporter {
-    /// Returns a reporter that has logged nothing yet.
+    /// Returns a reporter for a family without any logged facts.
     pub(crate) fn new(family: IpFamily, recorder: Recorder, now: Instant) -> Self {
         Self {
             family,
@@ -60,7 +60,7 @@ impl Reporter {
         }
     }
 
-    /// Returns what was reported and still holds, at most `most` entries of each kind.
+    /// Returns the reported facts that still hold, at most `most` of each kind.
     pub(crate) fn seen(&self, most: usize, now: Instant) -> Seen {
         let failures = self.failing.iter().take(most).map(|(failure, failing)| {
             let since = now.saturating_duration_since(failing.since);
@@ -83,7 +83,7 @@ impl Reporter {
         !self.unreadable.is_empty()
     }
 
-    /// Logs the news in a report. `standing` is the family's progress afterwards.
+    /// Logs the new facts in a report. `standing` is the family's progress after the reported work.
     pub(crate) fn booked(
         &mut self,
         report: &Report,
@@ -97,7 +97,7 @@ impl Reporter {
         if let Some(conflicts) = &report.conflicts {
             self.conflicts(conflicts, report.more_conflicts, model);
         }
-        // The log already has these as failures.
+        // The log already lists these virtual servers as failures.
         for (at, owner) in &report.foreign {
             self.recorder.record(Event::address_taken(at, owner, model));
         }
@@ -113,7 +113,7 @@ impl Reporter {
         }
     }
 
-    /// Logs that the first full set of objects is in the kernel.
+    /// Logs that the kernel has the first full set of objects.
     pub(crate) fn served(&mut self, standing: &Standing, now: Instant) {
         if let Some((began, written)) = self.first.take() {
             let took = now.saturating_duration_since(began);
@@ -166,7 +166,8 @@ impl Reporter {
     }
 
     fn conflicts(&mut self, all: &[Conflict], unlisted: usize, model: &Model) {
-        // A Service may claim thousands of addresses and ports that another one has.
+        // A Service may claim thousands of addresses and ports that already belong to another
+        // Service.
         let is_new = |conflict: &&Conflict| !self.conflicts.contains(*conflict);
         let fresh: Vec<&Conflict> = all.iter().filter(is_new).collect();
         for conflict in fresh.iter().take(NAMED_CONFLICTS_MAX) {

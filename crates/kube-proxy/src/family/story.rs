@@ -1,48 +1,48 @@
-//! The log line about syncs that changed something: the changes, their number, the time they took.
-//! A sync without changes logs nothing. A family logs at most one line a second, which sums up all
-//! syncs since the last.
+//! The log line about syncs that changed the kernel: the changes, their number, and their duration.
+//! A sync without changes logs no line. A family logs at most one line a second, which covers all
+//! syncs since the previous line.
 
 use std::time::{Duration, Instant};
 
 use proxy::{Fate, IpFamily, NamespacedName, Report, Standing, Writes};
 use tracing::{debug, field, info};
 
-/// Shortest time between two lines.
+/// Shortest time between two log lines.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Work of one family's syncs since the last line.
+/// Summary of one family's syncs since the last log line.
 #[derive(Debug)]
 pub(crate) struct Story {
     family: IpFamily,
     done: WorkSums,
-    /// Time of the last line.
+    /// Time of the last log line.
     told: Option<Instant>,
 }
 
-/// Sums of the work. Their size does not grow with the work.
+/// Sums over the finished work. Their size is limited to a few counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct WorkSums {
     writes: Writes,
-    /// Number of times that a Service got into the kernel.
+    /// Number of times that a Service became complete in the kernel.
     services: usize,
-    /// The Service, if all of these times are the same one's.
+    /// The Service behind `services`, if it is only one.
     only: Option<NamespacedName>,
-    /// Number of syncs that wrote something.
+    /// Number of syncs that wrote an entry.
     syncs: usize,
     /// Time that the syncs took.
     took: Duration,
 }
 
 impl WorkSums {
-    /// Reports whether the way Services are served has changed. Everything else is housekeeping:
-    /// chains that no rule uses any more, endpoints that have drained.
+    /// Reports whether the sums contain a change for a Service. Other changes are housekeeping,
+    /// such as deleting unused chains or drained endpoints.
     fn is_of_services(&self) -> bool {
         self.services > 0
     }
 }
 
 impl Story {
-    /// Returns a story without any work.
+    /// Returns an empty summary.
     pub(crate) fn new(family: IpFamily) -> Self {
         Self {
             family,
@@ -75,12 +75,12 @@ impl Story {
         self.done.took += took;
     }
 
-    /// Forgets the first sync, which has a line of its own.
+    /// Discards the sums of the first sync, which has a separate log line.
     pub(crate) fn begin(&mut self) {
         self.done = WorkSums::default();
     }
 
-    /// Logs the work, if it is time.
+    /// Logs the summary if it is due.
     pub(crate) fn tell(&mut self, standing: &Standing, now: Instant) {
         let Some(done) = self.take(now) else { return };
         let failed = done.writes.sum(Fate::Refused) + done.writes.sum(Fate::Unknown);
@@ -106,7 +106,7 @@ impl Story {
         }
     }
 
-    /// Returns the work to log now.
+    /// Returns the work to log now, and resets the sums.
     fn take(&mut self, now: Instant) -> Option<WorkSums> {
         if self.next_due(now)? > now {
             return None;
@@ -120,7 +120,7 @@ impl Story {
         Some(done)
     }
 
-    /// Returns the time of the next line, if there is work to log.
+    /// Returns the time of the next line, or `None` without work to log.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         let due = self.told.map_or(now, |told| now.max(told + PAUSE));
         (self.done.syncs > 0).then_some(due)

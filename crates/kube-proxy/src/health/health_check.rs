@@ -32,11 +32,11 @@ use tracing::{debug, error, info};
 use crate::events::{Event, Recorder};
 use crate::health::Health;
 
-/// Header with the number of ready endpoints on this node, for load balancers that weigh nodes by
-/// it.
+/// Header with the number of ready endpoints on this node. Load balancers can use it as the node's
+/// weight.
 const WEIGHT: HeaderName = HeaderName::from_static("x-load-balancing-endpoint-weight");
 
-/// Parts that every server answers with.
+/// State and runtime that all health-check servers share.
 #[derive(Debug, Clone)]
 pub(crate) struct Answering {
     /// Health of the proxy.
@@ -51,11 +51,11 @@ pub(crate) struct HealthChecks {
     node: String,
     answering: Answering,
     recorder: Recorder,
-    /// True if the servers listen only on NodePort addresses.
+    /// True if the servers listen only on the addresses of `--nodeport-addresses`.
     is_selective: bool,
     addresses: BTreeSet<IpAddr>,
     servers: HashMap<NamespacedName, Server>,
-    /// Services to retry: another process had the port.
+    /// Services to retry, because another process had their port.
     unbound: HashSet<NamespacedName>,
 }
 
@@ -63,15 +63,15 @@ pub(crate) struct HealthChecks {
 struct Server {
     port: u16,
     answer: Arc<CheckState>,
-    /// Addresses that it listens on.
+    /// Addresses on which the server listens.
     addresses: BTreeSet<IpAddr>,
-    /// One task for each of `addresses`.
+    /// Tasks of the server, one for each of `addresses`.
     tasks: JoinSet<()>,
-    /// True once the log says that it cannot listen.
+    /// True once the log reports that the server cannot listen.
     is_reported: bool,
 }
 
-/// Body of an answer.
+/// State of one Service from which its server responds.
 struct CheckState {
     service: NamespacedName,
     local_endpoints: AtomicUsize,
@@ -93,7 +93,7 @@ struct ServiceName<'a> {
 }
 
 impl HealthChecks {
-    /// Returns the servers of a family, none of them yet.
+    /// Returns a family without any health-check server.
     pub(crate) fn new(
         family: IpFamily,
         node: &str,
@@ -118,9 +118,8 @@ impl HealthChecks {
         self.is_selective = is_selective(addresses, self.family);
     }
 
-    /// Updates the servers of Services that are completely in the kernel, and the addresses of all
-    /// servers. `node_ports` are the addresses that serve NodePorts, or `None` while they are
-    /// unknown.
+    /// Updates the servers of Services that the kernel has completely, and the addresses of all
+    /// servers. `node_ports` are the addresses that serve NodePorts, or `None` while unknown.
     pub(crate) async fn update(
         &mut self,
         model: &Model,
@@ -146,7 +145,7 @@ impl HealthChecks {
                 (name, check)
             })
             .collect();
-        // Servers are closed before others open, because a port may move between Services.
+        // Servers close before new servers open, because a port may move between Services.
         for (name, check) in &checks {
             self.close(name, check.map(|check| check.port)).await;
         }
@@ -157,7 +156,7 @@ impl HealthChecks {
         }
     }
 
-    /// Closes the server of a Service, unless it has this port and no surplus address.
+    /// Closes the server of a Service. A server with this port and no surplus address stays open.
     async fn close(&mut self, name: &NamespacedName, port: Option<u16>) {
         let is_right = self.servers.get(name).is_none_or(|server| {
             Some(server.port) == port && server.addresses.is_subset(&self.addresses)
@@ -204,17 +203,18 @@ impl HealthChecks {
 }
 
 impl Server {
-    /// Listens on all missing addresses. Returns those that failed.
+    /// Listens on all missing addresses. Returns the addresses that failed.
     fn listen(
         &mut self,
         addresses: &BTreeSet<IpAddr>,
         runtime: &Handle,
     ) -> Result<(), (IpAddr, io::Error)> {
         let mut result = Ok(());
-        // A socket belongs to the runtime in which it is made.
+        // A socket belongs to the runtime in which it is created.
         let _entered = runtime.enter();
         for address in addresses.difference(&self.addresses.clone()) {
-            // The socket has one family: the other one has its own server, with its own count.
+            // The socket accepts one family only. The other family has a separate server with a
+            // separate count.
             match listen_on(SocketAddr::new(*address, self.port), Unspecified::V6Only) {
                 Ok(listener) => {
                     self.addresses.insert(*address);
@@ -267,8 +267,8 @@ impl Body<'_> {
     }
 }
 
-/// Reports whether the flag names some addresses of a family. A network of all addresses does not
-/// count, as upstream.
+/// Reports whether the flag restricts a family to some addresses. As in upstream, a network of all
+/// addresses is no restriction.
 fn is_selective(addresses: &NodePortAddresses, family: IpFamily) -> bool {
     addresses.of(family) != Selection::All
 }

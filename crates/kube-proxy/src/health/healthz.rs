@@ -33,29 +33,29 @@ pub(crate) const PURPOSE: Purpose = Purpose {
     event: "FailedToStartProxierHealthcheck",
 };
 
-/// Kinds without which nothing is programmed.
+/// Kinds of objects that the proxy needs before it programs the kernel.
 const LISTS: [Kind; 2] = [Kind::Service, Kind::EndpointSlice];
 
 /// Go's text for the zero time.
 const NEVER: &str = "0001-01-01T00:00:00Z";
 
-/// State behind the answers. The loop writes it.
+/// State from which the health server responds. The daemon's loop updates it.
 #[derive(Debug)]
 pub(crate) struct Status {
     health: Arc<Health>,
     own_node: OwnNode,
     is_node_eligible: AtomicBool,
-    /// Families that are served, once they are known.
+    /// Served families, set once the first lists are complete.
     families: OnceLock<Vec<IpFamily>>,
     awaited: Mutex<StartConditions>,
 }
 
-/// Events that the start waits for.
+/// Conditions that the start waits for.
 #[derive(Debug)]
 struct StartConditions {
     /// Start of the wait.
     since: Instant,
-    /// Kinds whose list is not complete yet.
+    /// Kinds whose first list is not complete yet.
     lists: Vec<Kind>,
     /// True while this node's Node object is unknown.
     node: bool,
@@ -88,7 +88,7 @@ struct Readiness {
 }
 
 impl Status {
-    /// Returns the status of a start.
+    /// Returns the status at the start of the process.
     pub(crate) fn new(health: Arc<Health>, own_node: OwnNode) -> Self {
         Self {
             health,
@@ -103,7 +103,7 @@ impl Status {
         }
     }
 
-    /// Records the first lists that are complete.
+    /// Records the kinds whose first list is complete.
     pub(crate) fn note_lists(&self, model: &Model) {
         let mut awaited = self.lock();
         awaited.lists.retain(|kind| !model.is_listed(*kind));
@@ -115,9 +115,9 @@ impl Status {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that the lists are complete and these families are to be synced.
+    /// Records that the first lists are complete and that the sync of `families` begins.
     pub(crate) fn expect(&self, families: Vec<IpFamily>) {
-        // A process starts once.
+        // A process starts once, so the families are not set before.
         let _ = self.families.set(families);
         self.lock().since = Instant::now();
     }
@@ -128,13 +128,13 @@ impl Status {
             (Some(true), Some(node)) => !node.is_leaving,
             (Some(false), None) => self.own_node == OwnNode::Optional,
             (Some(false), Some(_)) => false,
-            // The Node is not listed yet, or cannot be read, so nothing speaks against it.
+            // The Node is not listed yet or cannot be read, so the node counts as eligible.
             (None, _) | (Some(true), None) => true,
         };
         self.is_node_eligible.store(is_eligible, Ordering::Relaxed);
     }
 
-    /// Returns the answer to a request. `metrics` counts it.
+    /// Returns the response to a request, and counts it in `metrics`.
     pub(crate) fn respond(&self, head: &Parts, metrics: &Metrics) -> Answer {
         match head.uri.path() {
             "/healthz" => {
@@ -172,7 +172,7 @@ impl Status {
         let healthy = is_alive && status.values().all(|family| family.healthy);
         let code = code(healthy && node_eligible.unwrap_or(true));
         let last_updated = if code == StatusCode::OK {
-            // No work is left to do. As in upstream, the time is the current one.
+            // No entry is pending. As in upstream, the reported time is the current one.
             text(wall)
         } else {
             let updated = progress.values().filter_map(|progress| progress.updated);
@@ -210,7 +210,7 @@ impl inspect::Health for Status {
         updated.flatten().collect()
     }
 
-    /// Lists what the start still waits for, a line each.
+    /// Returns the conditions that the start still waits for, one per line.
     fn awaiting(&self) -> Vec<String> {
         if let Some(hung) = self.health.hung_for(Instant::now()) {
             return vec![format!(
@@ -248,7 +248,7 @@ impl StartConditions {
         let node = if self.node { ", and the own Node" } else { "" };
         match &*self.lists {
             [] if self.node => "the own Node".to_owned(),
-            // Opening the kernel and reading the lists go on at the same time.
+            // The process opens the kernel while it reads the lists.
             [] => "the kernel to be opened for this mode: see the log".to_owned(),
             [Kind::Service] => format!("the first list of Services{node}"),
             [Kind::EndpointSlice] => format!("the first list of EndpointSlices{node}"),
@@ -266,7 +266,7 @@ fn code(is_well: bool) -> StatusCode {
 }
 
 fn json(status: StatusCode, body: &impl Serialize) -> Answer {
-    // Strings and booleans cannot fail.
+    // Serialization of strings and booleans cannot fail.
     let body = serde_json::to_vec(body).unwrap_or_default();
     answer(status, "application/json", body)
 }
@@ -318,8 +318,8 @@ mod tests {
             }
         }
 
-        /// Records a family that started five periods ago: how long an entry has been pending, and
-        /// how long none was written.
+        /// Records a family that started five periods ago. `pending` is the age of the oldest
+        /// pending entry. `stuck` is the time since the last write.
         fn note(&self, family: IpFamily, pending: Option<Duration>, stuck: Option<Duration>) {
             let now = Instant::now();
             let ago = |age: Duration| now.checked_sub(age).unwrap();
@@ -334,7 +334,7 @@ mod tests {
                 .note(family, &standing, Some(ago(PERIOD * 5)), now);
         }
 
-        /// Returns the status and the body of an answer.
+        /// Returns the status and the body of a response.
         async fn ask(&self, path: &str) -> (u16, Value) {
             let (head, body) = get(&self.server, &format!("GET {path}")).await;
             assert!(head.contains("Content-Type: application/json\n"), "{head}");
@@ -386,7 +386,7 @@ mod tests {
         world.status.expect([IpFamily::V4].into());
         world.note(IpFamily::V4, None, None);
         assert_eq!(world.codes().await, [200, 200, 200]);
-        // The first probes had no answer; a probe long ago had none either.
+        // The first probes had no response, and a probe from long ago had none either.
         assert_eq!(world.codes().await, [200, 200, 200], "it may be busy");
         let ago = |seconds| Instant::now().checked_sub(HUNG_AFTER + Duration::from_secs(seconds));
         world.health.pulse().answer(ago(1).unwrap());

@@ -1,4 +1,4 @@
-//! The pulse of the daemon's loop. Threads that answer probes use it to find out if the loop is
+//! The pulse of the daemon's loop. Threads that respond to probes use it to check that the loop is
 //! alive.
 //!
 //! ```text
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// Longest time that the loop may leave a question without an answer.
+/// Longest time in which the loop must reply to a pulse request.
 pub(crate) const HUNG_AFTER: Duration = Duration::from_secs(30);
-/// Time for which an answer is valid for later questions.
+/// Time during which later requests reuse a reply.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Reports whether a loop is alive.
+/// Pulse requests to a loop, and its replies.
 #[derive(Debug, Default)]
 pub(crate) struct Pulse {
     state: Mutex<State>,
@@ -29,15 +29,16 @@ pub(crate) struct Pulse {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Time of the oldest question without an answer.
+    /// Time of the oldest request without a reply.
     asked: Option<Instant>,
     answered: Option<Instant>,
-    /// True once the process ends: the loop is over.
+    /// True once the loop has ended, shortly before the process ends.
     is_over: bool,
 }
 
 impl Pulse {
-    /// Asks the loop for an answer. Returns how long it has been hung; `None` if it is alive.
+    /// Requests a reply from the loop. Returns the time since the loop hung, or `None` if the loop
+    /// is alive.
     pub(crate) fn hung_for(&self, now: Instant) -> Option<Duration> {
         let mut state = self.lock();
         if state.is_over {
@@ -54,18 +55,18 @@ impl Pulse {
         Some(since(asked)).filter(|waited| *waited >= HUNG_AFTER)
     }
 
-    /// Waits for a question. The loop must [answer](Self::answer) it.
+    /// Waits for a request. The loop must [reply](Self::answer) to it.
     pub(crate) async fn asked(&self) {
         self.asked.notified().await;
     }
 
-    /// Answers the question: the loop is alive.
+    /// Replies to the request, which shows that the loop is alive.
     pub(crate) fn answer(&self, now: Instant) {
         let mut state = self.lock();
         (state.asked, state.answered) = (None, Some(now));
     }
 
-    /// Answers all questions while there is no loop yet. Never returns.
+    /// Replies to all requests before the loop starts. Never returns.
     pub(crate) async fn answer_all(&self) {
         loop {
             self.asked().await;
@@ -98,7 +99,7 @@ mod tests {
         assert_eq!(pulse.hung_for(at(0)), None);
         assert!(pulse.asked().now_or_never().is_some());
         pulse.answer(at(1));
-        // An hour without a probe does not count as an hour without an answer.
+        // An hour without a probe does not count as an hour without a reply.
         assert_eq!(pulse.hung_for(at(3600)), None);
         assert_eq!(pulse.hung_for(at(3629)), None);
         assert_eq!(pulse.hung_for(at(3630)), Some(HUNG_AFTER));

@@ -25,10 +25,10 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::UNSTRUCTURED;
 
-/// klog's placeholder for an unknown place.
+/// klog's placeholder for an unknown source file and line.
 const NOWHERE: (&str, u32) = ("???", 1);
 
-/// Writes events as klog's text lines.
+/// Formatter that writes events as klog's text lines.
 pub(super) struct Klog {
     process: u32,
     zone: TimeZone,
@@ -44,7 +44,7 @@ impl Klog {
     }
 }
 
-/// The beginning of a line.
+/// Start of a line, before the message.
 struct Header<'a> {
     level: Level,
     at: DateTime,
@@ -116,8 +116,7 @@ where
     }
 }
 
-/// Message and fields of an event, in the order of recording. The error comes before the other
-/// fields.
+/// Message and fields of an event, in the order of recording. The error precedes the other fields.
 #[derive(Default)]
 struct MessageText {
     message: String,
@@ -174,7 +173,7 @@ impl Visit for MessageText {
     }
 }
 
-/// A text in quotes. Characters that cannot be printed have Go's escapes, which differ from Rust's.
+/// A text in quotes. Unprintable characters have Go's escapes, which differ from Rust's.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -191,7 +190,7 @@ impl fmt::Display for Quoted<'_> {
                 '\x0b' => f.write_str("\\v")?,
                 '\x0c' => f.write_str("\\f")?,
                 '\x00'..='\x1f' | '\x7f' => write!(f, "\\x{:02x}", u32::from(character))?,
-                // Rust escapes exactly the characters that cannot be printed.
+                // Rust escapes exactly the unprintable characters.
                 _ if is_printed(character) => f.write_char(character)?,
                 '\u{80}'..='\u{ffff}' => write!(f, "\\u{:04x}", u32::from(character))?,
                 _ => write!(f, "\\U{:08x}", u32::from(character))?,
@@ -237,7 +236,7 @@ mod tests {
         logged(Klog::new(), say)
     }
 
-    /// Parses a quoted text at the front, as Go would. Returns it with the rest.
+    /// Parses the quoted text at the start, as Go would. Returns the text and the rest.
     fn unquote(text: &str) -> (String, &str) {
         let mut rest = text.strip_prefix('"').unwrap().chars();
         let mut read = String::new();
@@ -267,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Returns the message, and the values by their keys.
+    /// Returns the message, and a map from keys to values.
     fn parsed(message: &str) -> (String, BTreeMap<String, String>) {
         let (message, mut rest) = unquote(message);
         let mut pairs = BTreeMap::new();

@@ -17,7 +17,7 @@ const FORMATS: [(&str, LogFormat); 3] = [
 pub struct Settings {
     /// Verbosity, 0 to 10.
     pub verbosity: u8,
-    /// Verbosity of single source files, by pattern. The first match counts.
+    /// Verbosity of single source files, by pattern. The first match applies.
     pub vmodule: Vec<(String, u8)>,
     /// Format of the lines.
     pub format: LogFormat,
@@ -25,14 +25,14 @@ pub struct Settings {
     pub is_split: bool,
 }
 
-/// `--logging-format`.
+/// Format of the log (`--logging-format`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// klog's lines.
+    /// klog's text lines.
     Text,
     /// Lines for people.
     Plain,
-    /// A JSON object to a line.
+    /// One JSON object per line.
     Json,
 }
 

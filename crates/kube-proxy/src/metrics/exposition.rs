@@ -1,20 +1,20 @@
 //! Converts OpenMetrics, which the registry writes, to Prometheus' own text format, which every
 //! scraper reads.
 //!
-//! The family of a counter is named with `_total`. There are neither units nor an end mark. Bucket
-//! bounds are written as by Go (`le="1"`, not `le="1.0"`), because they are labels and must not
-//! change. A family without samples is omitted.
+//! In that format, the name of a counter's family ends in `_total`. Units and the end mark are
+//! omitted. Bucket bounds are formatted as in Go (`le="1"`, not `le="1.0"`), because they are
+//! labels and must not change. A family without samples is omitted.
 
 use prometheus_client::registry::Registry;
 
-/// Returns OpenMetrics, version 1.0.0.
+/// Returns the metrics as OpenMetrics, version 1.0.0.
 pub(super) fn openmetrics(registry: &Registry) -> String {
     let mut encoded = String::new();
     // Writing to a String cannot fail.
     let _ = prometheus_client::encoding::text::encode(&mut encoded, registry);
     let mut text = String::with_capacity(encoded.len());
     for line in encoded.lines() {
-        // The registry ends each help with a point, wanted or not.
+        // The registry appends a full stop to every help.
         let is_help = line.starts_with("# HELP ");
         let bare = line.strip_suffix('.').filter(|_| is_help);
         text.extend([bare.unwrap_or(line), "\n"]);
@@ -22,7 +22,7 @@ pub(super) fn openmetrics(registry: &Registry) -> String {
     text
 }
 
-/// Returns version 0.0.4 of the text format.
+/// Converts OpenMetrics to version 0.0.4 of Prometheus' text format.
 pub(super) fn classic(openmetrics: &str) -> String {
     let mut text = String::with_capacity(openmetrics.len());
     let mut help = "";

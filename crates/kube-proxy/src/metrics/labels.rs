@@ -1,4 +1,4 @@
-//! Labels of metrics.
+//! Label sets of the metrics.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use proxy::{Fate, IpFamily, Subject};
@@ -64,8 +64,8 @@ pub(crate) struct OfStability {
 }
 
 /// Labels of `kubernetes_build_info`: the Kubernetes version that this program matches. Tools that
-/// compare the parts of a cluster read it, so this program's own version has another metric,
-/// [`OwnBuild`].
+/// compare the versions in a cluster read it. This program's version therefore has a separate
+/// metric, [`OwnBuild`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 #[allow(clippy::struct_field_names, reason = "the label is upstream's")]
 pub(crate) struct Build {
@@ -108,7 +108,7 @@ impl Build {
     }
 }
 
-/// Labels of a write: kind of entry, and outcome.
+/// Labels of a metric of writes: kind of entry, and outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct OfWrite {
     pub(crate) ip_family: &'static str,

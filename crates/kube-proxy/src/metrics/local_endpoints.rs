@@ -1,7 +1,8 @@
-//! Services with a Local traffic policy that have endpoints, but none on this node.
+//! Counts Services with a Local traffic policy that have endpoints, but no endpoint on this node.
 //!
-//! Counted as upstream does in IPVS mode: once for a Service, whatever the number of its ports,
-//! under each of its Local policies. It is enough that one port has no endpoint here.
+//! The count follows upstream's IPVS mode: a Service counts once under each of its Local policies,
+//! regardless of its number of ports. A Service counts if one of its ports has no endpoint on this
+//! node.
 
 use std::collections::HashSet;
 
@@ -11,7 +12,7 @@ use proxy::{
 
 use super::Metrics;
 
-/// Such Services of one family.
+/// Services of one family without a needed endpoint on this node.
 #[derive(Debug)]
 pub(crate) struct NoLocalEndpoints {
     node: NodeFacts,
@@ -29,7 +30,7 @@ impl NoLocalEndpoints {
         }
     }
 
-    /// Checks changed Services again.
+    /// Checks the changed Services.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             let (mut internal, mut external) = (false, false);

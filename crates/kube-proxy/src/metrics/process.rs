@@ -1,5 +1,5 @@
-//! `process_*`, from `/proc/self`, as Prometheus' client libraries define them. Values that cannot
-//! be read are omitted.
+//! The metrics `process_*`, read from `/proc/self`, as Prometheus' client libraries define them.
+//! Unreadable values are omitted.
 
 use std::fmt;
 use std::fs;
@@ -11,10 +11,10 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use rustix::process::{Resource, getrlimit};
 
-/// Clock ticks in a second, as `/proc` counts them on every architecture that Kubernetes supports.
+/// Clock ticks per second in `/proc`, on every architecture that Kubernetes supports.
 const TICKS_PER_SECOND: u64 = 100;
 
-/// Reads the values at each scrape.
+/// Collector that reads the values at each scrape.
 #[derive(Debug)]
 pub(super) struct Process;
 
@@ -52,7 +52,7 @@ impl Collector for Process {
             )?;
         }
         if let Ok(fds) = fs::read_dir("/proc/self/fd") {
-            // One of them is the descriptor that reads the folder.
+            // One of the descriptors belongs to the directory listing itself.
             let open = fds.count().saturating_sub(1) as u64;
             encode(
                 "process_open_fds",
@@ -94,14 +94,14 @@ trait Encode {
 
 impl<M: EncodeMetric> Encode for M {
     fn encode(&self, encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str) -> fmt::Result {
-        // The help ends with the point that a registry adds, see `exposition`.
+        // The registry adds a full stop to the help, see `exposition`.
         let help = format!("{help}.");
         let metric = encoder.encode_descriptor(name, &help, None, self.metric_type())?;
         EncodeMetric::encode(self, metric)
     }
 }
 
-/// Returns a gauge of a number up to 2^64, which an unlimited limit has.
+/// Returns a gauge of a number up to 2^64, the value of an unlimited limit.
 #[allow(clippy::cast_precision_loss, reason = "metrics are doubles")]
 fn gauge(value: u64) -> ConstGauge<f64> {
     ConstGauge::new(value as f64)
@@ -171,7 +171,7 @@ fn octets(netstat: &str) -> Option<(u64, u64)> {
     Some((value("InOctets")?, value("OutOctets")?))
 }
 
-/// Parses files of `/proc`.
+/// Parses files of `/proc`. Entry point for fuzzing.
 pub(super) fn read(text: &str) {
     let _ = Stat::read(text);
     let _ = octets(text);

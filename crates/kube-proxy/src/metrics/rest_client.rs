@@ -1,7 +1,8 @@
-//! Counts requests to the API server, under client-go's names.
+//! Counts requests to the API server, with client-go's metric names.
 //!
-//! A watch is counted without duration and size, because it has no natural end. There is no rate
-//! limiter here; its metric is zero, because dashboards add that time to the requests'.
+//! A watch is counted without duration and size, because it has no natural end. This client has no
+//! rate limiter. The rate limiter's metric is zero, because dashboards add its time to the
+//! requests' duration.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,20 +17,20 @@ use tower::{Layer, Service};
 
 use super::{Metrics, OfVerb};
 
-/// client-go's code for a request without an answer.
+/// client-go's code for a request without a response.
 const NO_ANSWER: &str = "<error>";
 
-/// Middleware around a client's transport.
+/// Middleware around a client's transport, which counts requests.
 #[derive(Debug, Clone)]
 pub(crate) struct CountRequests<S = ()> {
     inner: S,
     metrics: Metrics,
-    /// Host of the API server. Requests name it only in an inner layer.
+    /// Host of the API server. At this layer, requests do not name it yet.
     host: Arc<str>,
 }
 
 impl CountRequests {
-    /// Returns the middleware. `host` is the API server's, with its port.
+    /// Returns the middleware. `host` is the API server's host and port.
     pub(crate) fn new(metrics: Metrics, host: &str) -> Self {
         Self {
             inner: (),
@@ -123,7 +124,7 @@ fn measured(mut size: Option<Size>) -> OnFrame {
     })
 }
 
-/// Size of a body, recorded when the body was read or is dropped.
+/// Size of a body, recorded once the body was read or is dropped.
 struct Size {
     metrics: Metrics,
     of: OfVerb,

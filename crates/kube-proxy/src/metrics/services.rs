@@ -34,12 +34,13 @@ use service_counters::{At, Count, Counters, Listener, ReadCounters, Told, Which}
 use settings::{Detail, Settings};
 use sums::{Source, Sum};
 
-/// Time for which a read is valid for later scrapes.
+/// Time during which later scrapes reuse a read.
 const FRESH: Duration = Duration::from_secs(1);
-/// Number of addresses looked up before another thread may take the lock of the names.
+/// Number of addresses that are looked up under one lock of the names. Another thread may then take
+/// the lock.
 const LOOK_UPS: usize = 512;
 
-/// Traffic of Services. Clones share it.
+/// Source of Service traffic for the metrics. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct ServiceMetrics(Arc<Inner>);
 
@@ -51,7 +52,7 @@ struct Inner {
     read: Mutex<Read>,
 }
 
-/// Result of the last read.
+/// Traffic that the last read of the kernel's counters found.
 #[derive(Debug, Default)]
 struct Read {
     at: Option<Instant>,
@@ -59,18 +60,18 @@ struct Read {
     failure: Option<String>,
     ports: HashMap<ServicePortName, Sum>,
     endpoints: HashMap<OfEndpoint, Sum>,
-    /// Number of Service ports and of endpoints that are not reported.
+    /// Number of Service ports and of endpoints above the limit, which are not reported.
     left_out: [usize; 2],
 }
 
-/// An endpoint of a Service port.
+/// Key of an endpoint's counts: its Service port and its address.
 type OfEndpoint = (ServicePortName, SocketAddr);
 
 /// Counts with their sources, by Service port or endpoint.
 type Counts<K> = HashMap<K, Vec<(Source, Count)>>;
 
 impl ServiceMetrics {
-    /// Returns `None` if single Services are not reported.
+    /// Returns the source of Service traffic, or `None` if single Services are not reported.
     pub(crate) fn new(settings: Settings, counters: Counters) -> Option<Self> {
         let inner = Inner {
             settings,
@@ -81,7 +82,7 @@ impl ServiceMetrics {
         (settings.detail != Detail::None).then(|| Self(Arc::new(inner)))
     }
 
-    /// Takes in changed Services.
+    /// Applies changed Services to the names.
     pub(crate) fn note(&self, model: &Model, changes: &Changes) {
         lock(&self.0.names).note(model, changes);
     }
@@ -93,7 +94,7 @@ impl ServiceMetrics {
 }
 
 impl Inner {
-    /// Returns the current traffic, or that of the last second.
+    /// Returns the traffic of a new read, or of a read from the last second.
     fn fresh(&self) -> MutexGuard<'_, Read> {
         let mut read = lock(&self.read);
         if read.at.is_some_and(|at| at.elapsed() < FRESH) {
@@ -106,7 +107,7 @@ impl Inner {
                 let names = lock(&self.names);
                 sums::update(&mut read.ports, &counted.ports, |port| names.has(port));
                 sums::update(&mut read.endpoints, &counted.endpoints, |key| {
-                    // A port without a sample in a complete read is gone.
+                    // A port without a sample in a complete read was removed.
                     let is_read = counted.ports.contains_key(&key.0);
                     names.has(&key.0) && (!is_read || counted.cut.contains(key))
                 });
@@ -121,11 +122,11 @@ impl Inner {
                 if read.failure.as_ref() != Some(&failure) {
                     warn!("metrics of single Services are missing: {failure}");
                 }
-                // Nothing is reported until the kernel can be read again. The old sums count from
-                // then on.
+                // No traffic is reported until the kernel can be read again. Counting then
+                // continues from the old sums.
                 read.failure = Some(failure);
             }
-            // No mode is set yet.
+            // The mode is not set yet.
             None => {}
         }
         read.took = began.elapsed();
@@ -148,7 +149,7 @@ impl Inner {
         let mut cut = HashSet::new();
         let mut endpoints = Counts::default();
         if is_apart {
-            // Reads these addresses again, with their endpoints.
+            // Reads these addresses again, now with their endpoints.
             let kept = ports
                 .values()
                 .flatten()
@@ -181,7 +182,8 @@ impl Inner {
         })
     }
 
-    /// Groups counts by Service port. The loop never waits for long for the names.
+    /// Groups counts by Service port. Releases the lock of the names often, so that the loop waits
+    /// only briefly for it.
     fn named(&self, addresses: &[(At, Count)]) -> Counts<ServicePortName> {
         let mut ports = Counts::default();
         for part in addresses.chunks(LOOK_UPS) {
@@ -214,12 +216,13 @@ impl Inner {
 struct CurrentCounts {
     ports: Counts<ServicePortName>,
     endpoints: Counts<OfEndpoint>,
-    /// Endpoints that exist and are not reported, because others have more connections.
+    /// Existing endpoints above the limit, which are not reported. Reported endpoints have more
+    /// connections.
     cut: HashSet<OfEndpoint>,
     left_out: [usize; 2],
 }
 
-/// Samples collected from a reader.
+/// Samples from one read of the kernel's counters.
 #[derive(Default)]
 struct Gathered {
     addresses: Vec<(At, Count)>,
@@ -241,13 +244,13 @@ impl Gathered {
                 let of = (name.clone(), listener, endpoint, count);
                 self.port_endpoints.push(of);
             }
-            // It belongs to another program.
+            // The mark belongs to another program.
             Told::Mark(..) => {}
         }
     }
 }
 
-/// Keeps the `most` entries with the most connections. Returns the others.
+/// Keeps the `most` entries with the most connections. Returns the removed keys.
 fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) -> HashSet<K> {
     if all.len() <= most {
         return HashSet::new();
@@ -260,7 +263,8 @@ fn keep_busiest<K: Clone + Eq + Hash + Ord>(all: &mut Counts<K>, most: usize) ->
         .iter()
         .map(|(key, counts)| (Reverse(connections(counts)), key.clone()))
         .collect();
-    // Of equal entries, each read keeps the same, so that series do not come and go.
+    // Among entries with equal counts, each read keeps the same ones. Otherwise series would appear
+    // and disappear.
     ranked.select_nth_unstable(most);
     let left_out: HashSet<K> = ranked.drain(most..).map(|(_, key)| key).collect();
     all.retain(|key, _| !left_out.contains(key));
@@ -273,7 +277,7 @@ fn lock<T>(held: &Mutex<T>) -> MutexGuard<'_, T> {
 
 // ---- rendering ----
 
-/// Labels of one port or endpoint.
+/// Labels of one Service port or endpoint.
 type Labels = Vec<(&'static str, String)>;
 
 fn labels(port: &ServicePortName, endpoint: Option<SocketAddr>) -> Labels {
@@ -292,12 +296,12 @@ struct OfLeftOut {
     kind: &'static str,
 }
 
-/// A value of a count, with its direction if it has one.
+/// Value of a count, with its direction for metrics that have one.
 type Value = (Option<&'static str>, fn(&Count) -> Option<u64>);
 
 /// A metric of Service ports and of endpoints.
 struct Row {
-    /// Name after `kubeproxy_service_` and `kubeproxy_service_endpoint_`.
+    /// Metric name without its prefix `kubeproxy_service_` or `kubeproxy_service_endpoint_`.
     name: &'static str,
     help: &'static str,
     kind: MetricType,
@@ -394,7 +398,7 @@ fn encode(
     all: &[(Labels, Count)],
 ) -> fmt::Result {
     let name = format!("kubeproxy_{of}_{}", row.name);
-    // The help ends with the point that a registry adds, see `exposition`.
+    // The registry adds a full stop to the help, see `exposition`.
     let help = format!("{}, by {of_words}.", row.help);
     let mut metric: Option<MetricEncoder<'_>> = None;
     let mut descriptor = Some(encoder);

@@ -1,5 +1,5 @@
-//! Progress of each family, with the numbers of `kube-proxy status`. Ages are computed at each
-//! scrape.
+//! Metrics of each family's progress, with the numbers of `kube-proxy status`. Ages are computed at
+//! each scrape.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ impl Standings {
     }
 }
 
-/// A metric: name, help, and value.
+/// A metric: its name, its help, and the function that computes its value.
 type Row = (&'static str, &'static str, fn(&Standing) -> f64);
 
 const ROWS: [Row; 4] = [
@@ -62,7 +62,7 @@ fn age(since: Option<Instant>) -> f64 {
 
 impl Collector for Standings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // The loop must not wait for the rendering.
+        // The loop must not wait while the metrics are rendered.
         let all = self
             .0
             .lock()

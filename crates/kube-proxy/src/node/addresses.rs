@@ -26,14 +26,14 @@ use tracing::debug;
 /// Link that holds the service addresses.
 const SERVICE_LINK: &str = "kube-ipvs0";
 
-/// Receive buffer for messages that wait to be read, in bytes. A message takes about 800.
+/// Size of the socket's receive buffer, in bytes. A message takes about 800 bytes.
 const ROOM_BYTES: usize = 8 << 20;
 
-/// Largest number of notices that wait for the loop. More are replaced by one that anything may
+/// Largest number of notices in the loop's queue. Above it, one notice replaces them: any state may
 /// have changed.
 const MOST_NOTICES: usize = 10_000;
 
-/// A subscription to the kernel's address notifications. Dropping it ends it.
+/// A subscription to the kernel's address notifications. Dropping it ends the subscription.
 #[derive(Debug)]
 pub(crate) struct AddressChanges {
     told: Arc<QueuedNotices>,
@@ -48,7 +48,7 @@ struct QueuedNotices {
 }
 
 impl AddressChanges {
-    /// Subscribes. Must be called within a tokio runtime.
+    /// Subscribes to the address notifications. Must be called within a tokio runtime.
     pub(crate) fn subscribe() -> io::Result<Self> {
         let mut subscription = Subscription::new()?;
         let told = Arc::new(QueuedNotices {
@@ -69,7 +69,7 @@ impl AddressChanges {
         Ok(Self { told, task })
     }
 
-    /// Waits for notices and returns all of them. Cancel safe.
+    /// Waits for notices and returns all queued ones. Cancel safe.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl QueuedNotices {
 
 struct Subscription {
     socket: AsyncFd<route_netlink::Subscription>,
-    /// The link that holds the service addresses, as last reported or looked up.
+    /// The link that holds the service addresses, as of the last notification or query.
     own_link: Option<Link>,
     /// Index of the link whose new addresses the kernel filters out.
     left_out: Option<u32>,
@@ -142,8 +142,8 @@ impl Subscription {
         Ok(subscription)
     }
 
-    /// Makes the kernel filter out new addresses of our own link. A first sync adds tens of
-    /// thousands, and no notification about them is needed.
+    /// Makes the kernel filter out new addresses of the service link. A first sync adds tens of
+    /// thousands, and the loop needs no notification about them.
     fn look_up_own_link(&mut self) {
         self.own_link = link_named(SERVICE_LINK);
         let index = self.own_link.as_ref().map(|link| link.index);
@@ -157,7 +157,7 @@ impl Subscription {
         }
     }
 
-    /// Waits for notices. Never returns an empty list.
+    /// Waits for notices. The returned list is never empty.
     async fn next(&mut self) -> io::Result<Vec<Notice>> {
         loop {
             let mut ready = self.socket.readable().await?;
@@ -181,7 +181,7 @@ impl Subscription {
             debug!("messages about addresses were lost, or cannot be read");
         }
         if is_unsure || (had_own_link && self.own_link.is_none()) {
-            // The link may have been replaced by now.
+            // Another link may have replaced this one.
             self.look_up_own_link();
         }
         notices
@@ -220,7 +220,7 @@ fn notices(events: Vec<Event>, own_link: &mut Option<Link>) -> Vec<Notice> {
     notices.collect()
 }
 
-/// Returns the address if it can matter for NodePorts.
+/// Returns the address unless it can never serve NodePorts.
 fn counted(address: IpAddr) -> Option<IpAddr> {
     let is_link_local = matches!(address, IpAddr::V6(six) if six.is_unicast_link_local());
     (!is_link_local).then_some(address)
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(told(slice::from_ref(&gone)), [Notice::ServiceLink]);
         assert_eq!(told(&[Event::LinkRemoved(other.clone())]), []);
         assert_eq!(notices(vec![gone], &mut None), []);
-        // Carrier changes and the like.
+        // Changes of the carrier and of other flags.
         assert_eq!(told(&[Event::Link(down.clone())]), []);
         assert_eq!(told(&[Event::Link(up.clone())]), [Notice::ServiceLink]);
         let twice = [up.clone(), up, down].map(Event::Link);

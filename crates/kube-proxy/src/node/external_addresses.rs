@@ -1,9 +1,9 @@
-//! Reports external and load-balancer addresses of Services that are not served, and those that
+//! Reports external and load-balancer addresses of Services that are not served, and addresses that
 //! belong to this node: an address in `spec.externalIPs` takes packets from its former owner. Also
-//! reports Services that exceed the size limit, and options of Services that are ignored.
+//! reports Services that exceed the size limit, and ignored options of Services.
 //!
-//! Each finding is reported once, in the log and as an event, and few at a time: nobody with write
-//! access to a Service may flood either.
+//! Each finding is reported once, in the log and as an event. The number of reports is limited, so
+//! that a user with write access to a Service cannot flood the log or the events.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -27,8 +27,8 @@ use crate::events::{Event, Recorder};
 /// Largest number of findings reported within a [`WINDOW`].
 const TOLD_MAX: usize = 20;
 const WINDOW: Duration = Duration::from_mins(1);
-/// Largest number of findings kept by name: in all, of a namespace, and of one Service. All are
-/// counted. One tenant thus cannot hide the findings of others.
+/// Largest number of findings kept by name: in total, per namespace, and per Service. The counts
+/// include findings above these limits. One tenant thus cannot hide another tenant's findings.
 const KNOWN_MAX: usize = 1_000;
 const KNOWN_OF_NAMESPACE: usize = 250;
 const KNOWN_OF_ONE: usize = 20;
@@ -41,8 +41,8 @@ pub(crate) struct OfReason {
     reason: &'static str,
 }
 
-/// Returns the gauge with a zero for each reason, because a gauge that appears with its first value
-/// shows no change.
+/// Returns the gauge with a zero for each reason. A gauge that appears with its first value shows
+/// no change.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
     for reason in ContestedPart::LABELS {
@@ -51,7 +51,7 @@ pub(crate) fn counts() -> Counts {
     counts
 }
 
-/// Returns lines about refused addresses and options, a limited number.
+/// Returns a limited number of lines about refused addresses and options.
 pub(crate) fn refused(model: &Model, heeding: &OptionSupport) -> Vec<String> {
     let mut all: Vec<Contested> = all_refused(model, heeding).collect();
     all.sort_unstable();
@@ -75,7 +75,7 @@ fn all_refused<'a>(
         oversized.map(|(service, excess)| (service, ContestedPart::TooLarge(OverLimit(*excess))));
     let options = heeding.unheeded(model);
     let options = options.map(|(service, one)| (service, ContestedPart::Option(one)));
-    // Addresses are easily named in large numbers, so they come last and hide nothing else.
+    // A Service can name many addresses. They come last, so that they do not hide other findings.
     let all = oversized.chain(options).chain(addresses);
     all.map(|(service, what)| Contested {
         service: service.clone(),
@@ -83,16 +83,16 @@ fn all_refused<'a>(
     })
 }
 
-/// Reports new findings.
+/// Reports new findings in the log and as events.
 pub(crate) struct ExternalAddresses {
     node: String,
     recorder: Recorder,
     counts: Counts,
     heeding: OptionSupport,
-    /// Inputs of the last look: the model's version, the node's addresses that Services name, and
-    /// the options that the mode supports.
+    /// Inputs of the last comparison: the model's version, the node's addresses that Services name,
+    /// and the options that the mode supports.
     looked_at: (u64, Vec<IpAddr>, OptionSupport),
-    /// Surroundings of this node, read when its addresses were these.
+    /// Addresses near this node, as of the node's addresses in `read_for`.
     near: Near,
     read_for: Vec<IpAddr>,
     /// Addresses of the API server, which no Service may have.
@@ -100,14 +100,14 @@ pub(crate) struct ExternalAddresses {
     known: BTreeMap<Contested, Finding>,
     /// Number of findings that are not reported yet.
     untold: usize,
-    /// Reads the surroundings.
+    /// Function that reads the addresses near this node.
     read: fn() -> Near,
     window: Instant,
     /// Number of findings reported in this window.
     told: usize,
 }
 
-/// State of one finding.
+/// Time and reporting state of one finding.
 #[derive(Debug, Clone, Copy)]
 struct Finding {
     since: Instant,
@@ -143,19 +143,19 @@ impl ExternalAddresses {
         }
     }
 
-    /// Returns the refused addresses, each with the time at which it was found.
+    /// Returns the refused addresses, each with the time of its discovery.
     pub(crate) fn refused(&self) -> impl Iterator<Item = (&Contested, Instant)> {
         let known = self.known.iter().map(|(one, known)| (one, known.since));
         known.filter(|(one, _)| one.is_refused())
     }
 
-    /// Replaces the option values that this node cannot provide.
+    /// Replaces the option values that this node does not support.
     pub(crate) fn lack(&mut self, unavailable: Vec<UnavailableOption>) {
         self.heeding.unavailable = unavailable;
     }
 
     /// Compares the addresses that Services name with those of the node. While the node's addresses
-    /// are unknown, as after a change of mode, the former ones count.
+    /// are unknown, as after a change of mode, the former addresses are used.
     pub(crate) fn look<'a>(
         &mut self,
         model: &Model,
@@ -181,7 +181,7 @@ impl ExternalAddresses {
         };
         of_node.sort_unstable();
         of_node.dedup();
-        // Both versions only grow.
+        // Both versions only grow, so an equal sum means no change.
         let version = model.external_addresses_version() + model.options_version();
         let (before, of_node_before, heeding) = &self.looked_at;
         if (*before, of_node_before, heeding) != (version, &of_node, &self.heeding) || has_moved {
@@ -193,7 +193,7 @@ impl ExternalAddresses {
         }
     }
 
-    /// Logs new addresses of the API server, and those that it no longer has.
+    /// Logs new addresses of the API server, and addresses that the API server no longer has.
     fn tell_guarded(&mut self, guarded: &[SocketAddr]) {
         for at in guarded.iter().filter(|at| !self.guarded.contains(at)) {
             info!("the API server is at {at}, which no Service may have");
@@ -209,7 +209,7 @@ impl ExternalAddresses {
         let mut of_services: HashMap<NamespacedName, usize> = HashMap::new();
         let mut of_namespaces: HashMap<String, usize> = HashMap::new();
         let mut known = BTreeMap::new();
-        // Served addresses come first, so that refused ones cannot hide them.
+        // Served addresses come first, so that refused addresses cannot hide them.
         let served = on_node(model, &self.looked_at.1);
         let served = served.chain(near(model, &self.near, &self.looked_at.1));
         for one in served.chain(all_refused(model, &self.heeding)) {
@@ -245,7 +245,7 @@ impl ExternalAddresses {
         self.known = known;
     }
 
-    /// Reports some findings that are new, served addresses first.
+    /// Reports new findings up to the window's limit, served addresses first.
     fn tell(&mut self, model: &Model, now: Instant) {
         if now.saturating_duration_since(self.window) >= WINDOW {
             (self.window, self.told) = (now, 0);
@@ -262,7 +262,7 @@ impl ExternalAddresses {
             self.told += 1;
             self.untold -= 1;
             let line = one.line(model);
-            // Some load balancers use the nodes' own addresses, so this is no fault.
+            // Some load balancers use the nodes' own addresses, so the finding is not an error.
             if let ContestedPart::Address(_, AddressField::Ingress, ContestReason::OfNode) =
                 one.what
             {
@@ -294,18 +294,18 @@ impl ExternalAddresses {
     }
 }
 
-/// Addresses that this node reaches without a router, and the routers.
+/// Networks that this node reaches without a router, and its default routers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Near {
     /// Next hops of the default routes.
     pub(crate) next_hops: Vec<IpAddr>,
-    /// Networks of interfaces, without those of the modes' links.
+    /// Networks of the node's interfaces, without the modes' links.
     pub(crate) networks: Vec<IpNet>,
 }
 
 impl Near {
-    /// Reads the surroundings as far as possible. Reads link by link, because the modes' links may
-    /// have thousands of addresses.
+    /// Reads the routes and the links' networks, and ignores failed reads. Reads addresses link by
+    /// link, because the modes' links may have thousands of them.
     pub(crate) fn read() -> Self {
         let mut near = Self::default();
         let Ok(mut rtnetlink) = Rtnetlink::open() else {
@@ -346,8 +346,8 @@ impl Near {
         near
     }
 
-    /// Returns the networks whose addresses deserve a report, each with the reason. Load balancers
-    /// often use addresses in the nodes' network, so there only a next hop deserves one.
+    /// Returns the networks whose addresses are reported, each with the reason. Load balancers
+    /// often use addresses in the nodes' network, so there only a next hop is reported.
     fn places(&self) -> impl Iterator<Item = (IpNet, ContestReason)> {
         let hops = self.next_hops.iter();
         let hops = hops.map(|hop| (IpNet::from(*hop), ContestReason::NextHop));
@@ -356,7 +356,7 @@ impl Near {
     }
 }
 
-/// Returns served addresses that are near this node but not its own, each with its first reason.
+/// Returns served addresses in `near` that do not belong to this node, each with its first reason.
 fn near<'a>(
     model: &'a Model,
     near: &'a Near,
@@ -385,7 +385,7 @@ fn near<'a>(
     })
 }
 
-/// Returns the fields in which a Service names an address.
+/// Returns the fields of a Service that name `address`.
 fn fields_of(service: &Service, address: IpAddr) -> impl Iterator<Item = AddressField> {
     let fields = [
         (AddressField::ExternalIps, &service.external_ips),
@@ -395,7 +395,7 @@ fn fields_of(service: &Service, address: IpAddr) -> impl Iterator<Item = Address
     named.into_iter().flatten()
 }
 
-/// Returns the node's addresses that are served for Services.
+/// Returns addresses of this node that the proxy serves for Services.
 fn on_node<'a>(model: &'a Model, of_node: &'a [IpAddr]) -> impl Iterator<Item = Contested> + 'a {
     of_node.iter().flat_map(move |address| {
         let services = model.naming_externally(*address);

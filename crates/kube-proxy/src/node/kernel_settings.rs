@@ -1,12 +1,12 @@
 //! Writes the kernel settings that a mode and connection tracking need, as upstream does.
 //!
-//! A setting that cannot be written costs as little as possible: see [`Need`]. In upstream, each of
-//! them ends the start.
+//! A setting that cannot be written has as little effect as possible: see [`Need`]. In upstream,
+//! each such setting ends the start.
 //!
-//! Settings that decide which packets a node answers are set back once they are no longer wanted,
-//! if this process wrote them and nobody has changed them since. The kernel does not record who
-//! wrote a setting. So for settings of an earlier process the log only says that they stay, if
-//! there is evidence. All other settings stay, because other programs may rely on them.
+//! Some settings decide which packets a node accepts. This process restores them once they are no
+//! longer needed, if it wrote them and no other program has changed them since. The kernel does not
+//! record who wrote a setting. If an earlier process seems to have written such a setting, it stays
+//! and the log reports it. All other settings stay, because other programs may rely on them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,31 +23,31 @@ use modes::sysctl::row::{Need, Wanted};
 
 use crate::config::options::Options;
 
-/// Root of the kernel's files.
+/// Root directory of the kernel's files.
 const ROOT: &str = "/";
 
-/// Former values of the settings that this process may set back.
+/// Former values of the settings that this process may restore.
 static ORIGINS: Mutex<Origins> = Mutex::new(Origins::new());
 
-/// The step that a process is about to take.
+/// The next step of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Prepare the node and end (`--init-only`). The process that serves later may lack the rights
+    /// Prepare the node and end (`--init-only`). The daemon that starts later may lack the rights
     /// to write these settings.
     Prepare,
     /// Start to serve.
     Start,
-    /// Go on serving with other options.
+    /// Continue to serve with other options.
     GoOn,
 }
 
-/// Writes all wanted settings and sets back those that are no longer wanted. Logs the outcome.
-/// `ip_vs` must be loaded, which also loads `nf_conntrack`. Removes from `options` what depends on
-/// settings that cannot be written.
+/// Writes all needed settings and restores settings that are no longer needed. Logs the outcome.
+/// `ip_vs` must be loaded, which also loads `nf_conntrack`. Disables options in `options` whose
+/// settings cannot be written.
 ///
 /// # Errors
 ///
-/// The step cannot be taken.
+/// The process must not take the step.
 pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErrors> {
     let root = Path::new(ROOT);
     let applied = {
@@ -92,8 +92,8 @@ pub(crate) fn settle(options: &mut Options, step: Step) -> Result<(), SysctlErro
 }
 
 impl Step {
-    /// Reports whether settings that could not be written make this step fail. `worst` is the most
-    /// important need among them; `has_served` is true if this mode has served here before.
+    /// Reports whether unwritten settings make this step fail. `worst` is the most important need
+    /// among them. `has_served` is true if this mode has served here before.
     fn ends(self, worst: Need, has_served: bool) -> bool {
         match self {
             Self::Prepare => true,
@@ -103,8 +103,8 @@ impl Step {
     }
 }
 
-/// Lists settings with a value that a kube-proxy sets and that is not the kernel's default, a line
-/// each.
+/// Lists settings with a value that a kube-proxy sets and that is not the kernel's default, one
+/// line each.
 pub(crate) fn leftovers() -> Vec<String> {
     let rows = modes::sysctls(None).into_iter();
     rows.filter_map(|Wanted { row, .. }| row.stays(Path::new(ROOT)))
@@ -117,7 +117,7 @@ pub(crate) fn pending(options: &Options) -> Vec<Difference> {
     differences(Path::new(ROOT), &wanted).collect()
 }
 
-/// Returns all settings, in the order in which they are written.
+/// Returns all needed settings, in the order in which they are written.
 fn wanted(options: &Options, machine: Machine) -> Vec<Wanted> {
     let facts = Facts {
         settings: &options.modes,

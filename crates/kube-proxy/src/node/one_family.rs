@@ -1,7 +1,7 @@
-//! Warns about settings that name only one IP family in a cluster that has both. Upstream does so
-//! at its start (`checkBadConfig`, `checkBadIPConfig`).
+//! Warns about settings that name only one IP family in a dual-stack cluster. Upstream has the same
+//! checks at its start (`checkBadConfig`, `checkBadIPConfig`).
 //!
-//! The cluster's objects tell if it has both families, not the settings that are judged.
+//! The cluster's objects show whether the cluster has both families. The checked settings do not.
 
 use ipnet::IpNet;
 use proxy::{Changes, IpFamily, Model, Node, NodePortAddresses, Selection};
@@ -10,25 +10,25 @@ use tracing::warn;
 use modes::detect_local::DetectLocal;
 use modes::settings::Settings;
 
-/// A setting that has nothing for one family.
+/// A setting without a value for one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OneFamily {
-    /// Flag that has nothing for the family.
+    /// Flag without a value for the family.
     pub(crate) flag: &'static str,
     pub(crate) message: String,
 }
 
-/// Warns once of each setting that leaves out a family in use.
+/// Warns once about each setting that omits a family in use.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
     in_use: [bool; IpFamily::ALL.len()],
-    /// Warnings logged for the current settings.
+    /// Warnings already logged for the current settings.
     told: Vec<OneFamily>,
 }
 
 impl Watch {
-    /// Checks after a change. Costs O(1) unless a family is new, or the Node or the settings have
-    /// changed.
+    /// Checks the settings after a change of objects. Costs O(1) unless a family is new, or the
+    /// Node or the settings have changed.
     pub(crate) fn look(&mut self, settings: &Settings, model: &Model, changes: &Changes) {
         let before = self.in_use;
         for (is_used, family) in self.in_use.iter_mut().zip(IpFamily::ALL) {
@@ -40,7 +40,7 @@ impl Watch {
         }
     }
 
-    /// Checks changed settings.
+    /// Checks the settings after a change of settings.
     pub(crate) fn judge(&mut self, settings: &Settings, model: &Model) {
         let all = self.in_use.into_iter().zip(IpFamily::ALL);
         let used: Vec<IpFamily> = all.filter_map(|(is, of)| is.then_some(of)).collect();
@@ -52,7 +52,7 @@ impl Watch {
     }
 }
 
-/// Returns a hint about the NodePort addresses if no flag names any, as upstream.
+/// Returns a hint about the NodePort addresses if no flag restricts them, as upstream.
 pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     (settings.shared.node_port_addresses == NodePortAddresses::All).then_some(
         "--nodeport-addresses is not given: NodePorts are served at every address of this node; consider `primary`, which \
@@ -60,7 +60,7 @@ pub(crate) fn hint(settings: &Settings) -> Option<&'static str> {
     )
 }
 
-/// Returns the families in which a node has an address or a Service a cluster IP. Walks through all
+/// Returns the families of the nodes' addresses and the Services' cluster IPs. Walks through all
 /// Services.
 pub(crate) fn families_of(model: &Model) -> Vec<IpFamily> {
     let is_used = |family: &IpFamily| {
@@ -76,8 +76,7 @@ fn has(node: &Node, family: IpFamily) -> bool {
     addresses.any(|address| IpFamily::of(*address) == family)
 }
 
-/// Lists the settings that leave out one of these families, or give it nothing but loopback
-/// addresses.
+/// Lists the settings that omit one of the `used` families, or have only loopback addresses for it.
 pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily]) -> Vec<OneFamily> {
     let mut found = Vec::new();
     for family in used {
@@ -87,7 +86,7 @@ pub(crate) fn judge(settings: &Settings, node: Option<&Node>, used: &[IpFamily])
     found
 }
 
-/// Finds a family without detection of local traffic while the other family has it.
+/// Finds a family without detection of local traffic, if the other family has it.
 fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> Option<OneFamily> {
     let lacks = |nets: &[IpNet]| !nets.is_empty() && !nets.iter().any(|net| is_of(net, family));
     let (flag, what, next) = match detection {
@@ -119,7 +118,7 @@ fn detection(detection: &DetectLocal, node: Option<&Node>, family: IpFamily) -> 
     })
 }
 
-/// Finds a family whose NodePorts are served on other addresses than those of the other family.
+/// Finds a family for which `--nodeport-addresses` has no network, or only loopback networks.
 fn node_ports(settings: &Settings, family: IpFamily) -> Option<OneFamily> {
     const FLAG: &str = "--nodeport-addresses";
     let addresses = &settings.shared.node_port_addresses;

@@ -1,10 +1,11 @@
 //! Reports objects that are missing from a new list.
 //!
-//! Usually a watch reports deletions. A list that lacks known objects reports some, too. Either
-//! they were deleted while the API server was away or compacted its history, which are few. Or the
-//! server lost them all, because it returned with empty storage or a backup. The two look alike, so
-//! the daemon deletes in both cases. But a tenth of all objects missing at once is so rare that it
-//! deserves a warning. Fewer, or one or two in a small cluster, are only logged.
+//! A watch usually reports deletions. A new list can also lack known objects, for one of two
+//! reasons. Either a few objects were deleted while the API server was unreachable or compacted its
+//! history. Or the server lost all objects, because it returned with empty storage or a backup. The
+//! list is the same in both cases, so the daemon deletes the objects in both. If a tenth of all
+//! objects is missing in one list, the daemon logs a warning. Fewer missing objects, or one or two
+//! in a small cluster, are only logged.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -13,10 +14,10 @@ use proxy::{Changes, Kind, MissingObjects};
 use source::kind_name;
 use tracing::{info, warn};
 
-/// Smallest number of missing objects that deserves a warning, if they are also a
-/// [`NOTEWORTHY_PART`] of all.
+/// Smallest number of missing objects that causes a warning, if they also reach
+/// [`NOTEWORTHY_PART`].
 const NOTEWORTHY_COUNT: usize = 3;
-/// Part of all objects that deserves a warning: one of so many.
+/// Divisor for the share of missing objects that causes a warning: one in this many.
 const NOTEWORTHY_PART: usize = 10;
 
 /// Counter of missing objects, by kind.
@@ -27,8 +28,8 @@ pub(crate) struct OfKind {
     kind: &'static str,
 }
 
-/// Returns the counter with a zero for each kind, because a counter that appears with its first
-/// increment shows no change.
+/// Returns the counter with a zero for each kind. A counter that appears with its first increment
+/// shows no change.
 pub(crate) fn counts() -> Counts {
     let counts = Counts::default();
     for kind in Kind::ALL {
@@ -37,7 +38,7 @@ pub(crate) fn counts() -> Counts {
     counts
 }
 
-/// Logs and counts the objects that lists no longer name.
+/// Logs and counts the objects that are missing from a new list.
 pub(crate) fn tell(changes: &Changes, counts: &Counts) {
     for vanished in &changes.vanished {
         let count = vanished.count as u64;
@@ -61,7 +62,7 @@ fn of(kind: Kind) -> OfKind {
 
 fn is_much(vanished: &MissingObjects) -> bool {
     let MissingObjects { count, known, .. } = *vanished;
-    // A server that has not lost everything always has default/kubernetes.
+    // A server that still has objects always has default/kubernetes.
     count == known || (count >= NOTEWORTHY_COUNT && count * NOTEWORTHY_PART >= known)
 }
 
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
-    /// Log of this thread.
+    /// Buffer for the log of this thread.
     #[derive(Clone, Default)]
     struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -186,7 +187,7 @@ mod tests {
         assert_eq!(said(&model.take_changes(), &metrics), "");
         assert_eq!(counted(&metrics, "Service"), 0);
 
-        // The other server could already watch events from before the watch is open.
+        // The new server could send watch events before the watch is open.
         let is_watch = |one: &apiserver::Request| one.query.contains("watch=true");
         while server.requests().iter().filter(|one| is_watch(one)).count() < 3 {
             tokio::time::sleep(Duration::from_millis(1)).await;

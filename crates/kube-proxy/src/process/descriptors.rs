@@ -1,11 +1,11 @@
-//! The limit of open files.
+//! Raises the limit of open files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::debug;
 
-/// Raises the soft limit of open files to the hard one, as a Go program does at its start. Many
-/// containers have a soft limit of 1024, for programs that use `select`. Here each health-check
-/// node port is an open file in each family.
+/// Raises the soft limit of open files to the hard limit, as a Go program does at its start. Many
+/// containers have a soft limit of 1024, for programs that use `select`. Each health-check node
+/// port needs an open file in each family.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -13,7 +13,7 @@ pub fn raise_limit() {
         ..limit
     };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        // No supported kernel rejects this, and the daemon can go on with the old limit.
+        // No supported kernel rejects the call, and the daemon can run with the old limit.
         debug!(%error, ?limit, "the limit of open files stays");
     }
 }

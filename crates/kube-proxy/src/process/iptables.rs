@@ -1,7 +1,7 @@
-//! Called as `iptables`, kube-proxy runs the iptables backend that the host uses.
+//! Runs the iptables backend of the host if this program is called as `iptables`.
 //!
 //! In the image, `iptables`, `ip6tables` and their `-save` and `-restore` are links to kube-proxy.
-//! So a command in the pod shows the rules of kubelet and kube-proxy. The backend is found by the
+//! So a command in the pod shows the rules of kubelet and kube-proxy. The backend is chosen by the
 //! same evidence as in the daemon, without a shell and without writing to the image. The wrapper in
 //! Kubernetes' own images rewrites its links at the first call.
 
@@ -16,7 +16,7 @@ use iptables::{Backend, Iptables};
 use crate::process::capabilities;
 
 /// Executes iptables if the first of `arguments`, the program's name, is one of iptables' names.
-/// Returns only if it is not, or with the reason of a failure.
+/// Returns `Ok` if it is another name.
 ///
 /// # Errors
 ///
@@ -26,7 +26,8 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Err
     let Some((stem, verb)) = split(&called) else {
         return Ok(());
     };
-    // Users other than root need it to read rules. If it fails, iptables reports the error.
+    // Users other than root need these capabilities to read rules. If the call fails, iptables
+    // reports the error.
     let _ = capabilities::pass_on();
     let backend = Iptables::look(None)?.backend();
     let program = named(stem, verb, backend);
@@ -34,7 +35,7 @@ pub fn stand_in(mut arguments: impl Iterator<Item = OsString>) -> Result<(), Err
     Err(error).with_context(|| format!("cannot run {program}"))
 }
 
-/// Splits a name: `/usr/sbin/iptables-save` is `iptables` and `-save`.
+/// Splits a program name: `/usr/sbin/iptables-save` becomes `iptables` and `-save`.
 fn split(called: &OsStr) -> Option<(&'static str, &'static str)> {
     let name = Path::new(called).file_name()?.to_str()?;
     let (stem, verb) = if let Some(verb) = name.strip_prefix("iptables") {

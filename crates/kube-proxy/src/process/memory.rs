@@ -1,12 +1,12 @@
-//! Memory settings of this process. Above all, it returns to the system what the allocator keeps
-//! after large pieces of work.
+//! Memory settings of this process. Returns memory to the system that the allocator keeps after
+//! large pieces of work.
 //!
 //! A first sync and each check for drift use tens of megabytes for a second: writes with their
-//! replies, or a dump of the kernel. glibc's allocator keeps freed memory below the last piece in
-//! use, in an arena for each thread, until it is asked. At the start it is set to one arena,
-//! because threads here rarely allocate at the same time. It is also set to keep what a first sync
-//! frees for later allocations, because fresh pages cost more than most work on them. Other C
-//! libraries are left as they are.
+//! replies, or a dump of the kernel. glibc's allocator has an arena for each thread. In each arena
+//! it keeps freed memory below the last allocation in use until `malloc_trim` is called. This
+//! process sets it to one arena, because threads here rarely allocate at the same time. The
+//! allocator also keeps the memory that a first sync frees for later allocations, because fresh
+//! pages cost more than most work on them. Other C libraries are not configured.
 
 use tracing::warn;
 
@@ -15,7 +15,7 @@ pub fn start() {
     #[cfg(target_env = "gnu")]
     for (option, value) in [
         (libc::M_ARENA_MAX, 1),
-        // Setting a threshold stops the allocator from raising it.
+        // Setting a threshold keeps the allocator from raising it.
         (libc::M_MMAP_THRESHOLD, LARGE_BYTES),
         (libc::M_TRIM_THRESHOLD, LARGE_BYTES),
     ] {
@@ -29,8 +29,9 @@ pub fn start() {
     }
 }
 
-/// Size from which an allocation is a mapping of its own, and from which free memory at the end of
-/// the heap is returned unasked. No single allocation for 10,000 Services is larger.
+/// Size from which the allocator maps an allocation separately. It is also the size from which free
+/// memory at the end of the heap is returned automatically. No single allocation for 10,000
+/// Services is larger.
 #[cfg(target_env = "gnu")]
 const LARGE_BYTES: libc::c_int = 8 * 1024 * 1024;
 
@@ -46,7 +47,8 @@ pub(crate) fn trim() {
     }
 }
 
-/// Sets the OOM score: how unwilling the kernel is to kill this process when memory is short.
+/// Sets the OOM score of this process. A lower score makes the kernel less likely to kill the
+/// process when memory is short.
 pub fn set_oom_score(wanted: i16) {
     const FILE: &str = "/proc/self/oom_score_adj";
     let wanted = wanted.to_string();

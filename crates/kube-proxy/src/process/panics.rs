@@ -1,8 +1,8 @@
-//! A panic of any thread ends the process.
+//! Ends the process after a panic of any thread.
 //!
-//! The thread's sockets, its part of the work and its callers are lost with it. A new process takes
-//! over the kernel's entries within a second and loses nothing. A daemon that lives on without one
-//! of its parts goes unnoticed.
+//! A panic loses the thread's sockets, its part of the work and its callers. A new process adopts
+//! the kernel's entries within a second and loses no entry. Without the exit, the loss of one
+//! thread would remain unnoticed.
 
 use std::panic::{set_hook, take_hook};
 use std::process::exit;
@@ -10,13 +10,13 @@ use std::process::exit;
 /// Exit status after a panic. Every Rust program has it after a panic of its main thread.
 pub const EXIT_STATUS: i32 = 101;
 
-/// Makes a panic of any thread or task end the process with [`EXIT_STATUS`], once its message is on
-/// standard error.
+/// Makes a panic of any thread or task end the process with [`EXIT_STATUS`], after its message is
+/// on standard error.
 pub fn end_the_process() {
     let say = take_hook();
     set_hook(Box::new(move |panic| {
         say(panic);
-        // The log is not used: it may have panicked itself, with its lock held.
+        // The log is not used: the logging code itself may have panicked with its lock held.
         eprintln!(
             "kube-proxy: this is a defect of kube-proxy. It ends with status {EXIT_STATUS}, and what it has programmed stays and serves; \
              started anew, it goes on from there. Please report the message above"
@@ -39,7 +39,7 @@ mod tests {
 
     const PANICS: &str = "KUBE_PROXY_TEST_PANICS";
 
-    /// The child process's part: its main thread goes on as if nothing had happened.
+    /// Test code of the child process: its main thread continues after the panic of another thread.
     #[test]
     fn a_panic_on_a_kernel_thread_ends_the_process() {
         if var_os(PANICS).is_some() {

@@ -1,4 +1,4 @@
-//! Answers questions to the loop.
+//! The loop's replies to requests of the HTTP servers.
 
 use std::time::Instant;
 
@@ -11,11 +11,11 @@ use proxy::{IpFamily, Model, NamespacedName, NodeFacts};
 use super::daemon::Daemon;
 use crate::family::Family;
 
-/// Largest number of failures, of conflicts and of drains in an answer about a family.
+/// Largest number of failures, of conflicts and of drains in a reply about a family.
 const TOLD_MAX: usize = 100;
 
 impl Daemon {
-    /// Answers a question, within about 2 ms. The receiver may be gone.
+    /// Replies to a request within about 2 ms. The receiver may have been dropped.
     pub(super) fn answer(&mut self, question: Question) {
         match question {
             Question::Facts(answer) => drop(answer.send(self.facts(Instant::now()))),
@@ -88,7 +88,7 @@ fn names(model: &Model, from: usize) -> Names {
     }
 }
 
-/// Returns the first of these Services, as many as one turn allows.
+/// Returns the first of the requested Services, up to the limit of one turn.
 fn services(model: &Model, asked: &[NamespacedName]) -> Vec<Option<Copied>> {
     let mut endpoints = 0;
     let mut told = Vec::with_capacity(asked.len().min(SERVICES_A_TURN));

@@ -1,12 +1,13 @@
 //! Keeps the API server reachable.
 //!
-//! The kernel still has the entries of the previous process. A Service may have the API server's
-//! address there, and this process must reach that address to learn about the Service. So before
-//! the first connection to an address, the entries that redirect it are removed from the kernel.
+//! At a start, the kernel still has the entries of the previous process. A Service may have the API
+//! server's address there, and this process must reach that address to receive the Service. So
+//! before the first connection to an address, this module removes the entries that redirect it.
 //!
 //! Once the first lists are complete, the model rejects such an address, and only the mode writes.
-//! If the server's name then resolves to a new address, the connection to it waits a moment.
-//! Otherwise it could go to the Service's endpoint and stay silent until it times out.
+//! If the server's name then resolves to a new address, the connection to the new address is
+//! delayed for a moment. Otherwise the connection could reach the Service's endpoint and stay
+//! silent until its timeout.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -24,31 +25,31 @@ use tracing::{error, warn};
 
 use modes::footprints;
 
-/// Time that the mode has for taking an address from a Service.
+/// Time that the mode has to remove an address from a Service.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Removes redirections of addresses, and remembers which addresses are clear.
+/// Removes redirections of addresses, and records the cleared addresses.
 #[derive(Clone)]
 pub(super) struct Clearing {
     rules: AddressRules,
     excluded: Vec<IpNet>,
     known: Arc<Mutex<ClearAddresses>>,
-    /// Warnings that wait for the log's first line; `None` once it is logged.
+    /// Warnings that wait for the first line of the log, or `None` once that line is logged.
     untold: Arc<Lock<Option<Vec<String>>>>,
 }
 
-/// Addresses that are clear, or soon will be.
+/// Addresses that are cleared, or soon will be.
 #[derive(Default)]
 struct ClearAddresses {
-    /// Time from which each address may be connected to.
+    /// Time from which the process may connect to each address.
     from: BTreeMap<SocketAddr, Instant>,
-    /// True once the mode writes.
+    /// True once the mode writes to the kernel.
     is_serving: bool,
 }
 
 impl Clearing {
-    /// Returns a state without clear addresses. Addresses that `rules` name stay as they are, and
-    /// so do virtual servers within `excluded`.
+    /// Returns a state without cleared addresses. Addresses in `rules` and virtual servers within
+    /// `excluded` stay unchanged.
     pub(super) fn new(rules: AddressRules, excluded: Vec<IpNet>) -> Self {
         Self {
             rules,
@@ -63,7 +64,7 @@ impl Clearing {
         let this = self.clone();
         ConnectHooks::default().cleared_by(Arc::new(move |addresses| {
             let clearing = this.clone().clear(addresses);
-            // If the request is cancelled, the task still completes its work.
+            // If the request is cancelled, the task nevertheless completes its work.
             let task = tokio::spawn(clearing);
             Box::pin(async move {
                 if let Err(error) = task.await {
@@ -92,7 +93,7 @@ impl Clearing {
             return;
         }
         let excluded = self.excluded.clone();
-        // Blocks on the kernel and on programs.
+        // The removal blocks on the kernel and on programs.
         let blocking = move || withdraw(footprints::ALL, &addresses, &excluded);
         match spawn_blocking(blocking).await {
             Ok(found) => {
@@ -125,7 +126,7 @@ impl Clearing {
         }
     }
 
-    /// Logs the warnings that waited. Later ones are logged at once.
+    /// Logs the waiting warnings. Later warnings are logged without waiting.
     pub(super) fn speak(&self) {
         let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
         for line in mem::take(&mut *untold).unwrap_or_default() {
@@ -133,7 +134,7 @@ impl Clearing {
         }
     }
 
-    /// Leaves the kernel to the mode, after work in progress.
+    /// Waits for work in progress. After that, only the mode writes to the kernel.
     pub(super) async fn end(&self) {
         self.known.lock().await.is_serving = true;
     }

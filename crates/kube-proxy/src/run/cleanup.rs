@@ -1,4 +1,4 @@
-//! `--cleanup`: removes what a kube-proxy has left on this node, and prints the outcome.
+//! `--cleanup`: removes the entries of a kube-proxy from this node, and prints the outcome.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -11,16 +11,16 @@ use crate::config::options::Options;
 use crate::node::kernel_settings;
 
 /// Removes the entries of all modes from the kernel, in both IP families. Prints removed entries.
-/// Entries that are left go to standard error with the next step, and make the exit status 1.
-/// Kernel settings stay, as upstream; those that decide which packets the node answers are listed.
+/// Prints remaining entries to standard error with the next step. The exit status is 1 if entries
+/// remain. Kernel settings stay, as upstream. Settings that decide which packets the node accepts
+/// are listed.
 ///
 /// # Errors
 ///
-/// The thread that cleans up has panicked. An entry that could not be removed is printed and is no
-/// error.
+/// The cleanup thread has panicked. A remaining entry is not an error.
 pub async fn cleanup(options: &Options) -> Result<ExitCode> {
     let excluded = options.modes.shared.exclude_cidrs.clone();
-    // Blocks on the kernel and on iptables. Nothing else happens meanwhile.
+    // The cleanup blocks on the kernel and on iptables. The process has no other work meanwhile.
     let cleanup =
         tokio::task::spawn_blocking(move || ::cleanup::clean_up(footprints::ALL, &excluded))
             .await?;

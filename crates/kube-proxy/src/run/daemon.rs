@@ -1,4 +1,4 @@
-//! The daemon's loop. It waits for any event, and for no particular one.
+//! The daemon's loop. One `select` waits for every kind of event.
 //!
 //! ```text
 //!   stop, clock ┐
@@ -45,14 +45,14 @@ use crate::node::{one_family, vanished};
 use crate::process::memory;
 use crate::run::first_lists::drain;
 
-/// Time after work with much memory, when the work should be over.
+/// Delay before freeing memory after kernel work that used much memory.
 const TRIM_DELAY: Duration = Duration::from_secs(1);
 
-/// State of the rules whose process has ended.
+/// State of the rules that an ended process left behind.
 pub(super) enum Ended {
-    /// They may still take packets.
+    /// Packets may still match these rules.
     Armed,
-    /// Packets bypass them once this task has finished, or no such rules need a look.
+    /// Task that makes packets bypass the rules, or `None` if no such rules need a check.
     Disarmed(Option<JoinHandle<()>>),
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Daemon {
     pub(super) options: Options,
     pub(super) events: BoxStream<'static, Event>,
     pub(super) addresses: AddressChanges,
-    /// Notifications about the modes' own rules.
+    /// Notifications about the rules of the modes.
     pub(super) rulesets: SelectAll<Notices>,
     pub(super) model: Model,
     pub(super) external_addresses: ExternalAddresses,
@@ -68,24 +68,24 @@ pub(super) struct Daemon {
     pub(super) observed: Observed,
     pub(super) families: Vec<Family>,
     pub(super) renewal: Renewal,
-    /// Pod networks of the own Node that the modes were opened with, or will be.
+    /// Pod networks of this Node with which the modes were opened, or will be opened.
     pub(super) pod_networks: Vec<IpNet>,
-    /// Time before which no family takes over further changes.
+    /// Time before which no family receives further changes.
     pub(super) not_before: Instant,
-    /// Time at which the first change was received that is not handed out yet.
+    /// Time at which the first change was received that no family has yet.
     pub(super) heard: Option<Instant>,
     /// Time of the next regular check of the kernel.
     pub(super) next_tick: Instant,
-    /// Time at which memory is returned to the system.
+    /// Time at which freed memory is returned to the system.
     pub(super) trim_at: Option<Instant>,
-    /// Cleanup of other modes' entries, until it starts.
+    /// Cleanup of other modes' entries that has not started yet.
     pub(super) predecessor: Option<Predecessor>,
     pub(super) ended: Ended,
-    /// Cleanup of other modes' entries, while it runs.
+    /// Running cleanup of other modes' entries.
     pub(super) clearing: Option<JoinHandle<()>>,
-    /// Work of the modes when the process ends.
+    /// Last work of the modes before the process ends.
     pub(super) ending: Option<Ending>,
-    /// Forms and kernel features of the modes.
+    /// Modes in use and their kernel features.
     pub(super) uses: Uses,
 }
 
@@ -157,7 +157,8 @@ impl Daemon {
         changed: &mut mpsc::Receiver<Options>,
     ) -> Result<()> {
         let mut is_listening = true;
-        // One timer serves all. It is reset only to a new time, because that costs system calls.
+        // One timer serves all deadlines. It is reset only to a new time, because a reset costs
+        // system calls.
         let mut timer = pin!(sleep_until(self.next_tick.into()));
         let health = Arc::clone(&self.observed.health);
         loop {
@@ -187,8 +188,8 @@ impl Daemon {
                     self.notice_of(of, &notice);
                 }
                 () = ended(&mut self.clearing) => {
-                    // The addresses on a link that is gone now were the node's until then, and the
-                    // kernel filtered notifications about that link.
+                    // A removed link's addresses were the node's until now. The kernel filtered
+                    // notifications about that link.
                     self.notice(&[Notice::Anything]);
                 }
                 event = self.events.next() => match event {
@@ -212,7 +213,7 @@ impl Daemon {
         self.follow_node_ports();
         self.hand_out(now);
         self.proceed(now);
-        // Services without a write are settled by now, and short writes are done: both took time.
+        // Services without a write are settled now, and short writes have finished. Both took time.
         let now = Instant::now().max(now);
         if self.book(now).await? {
             self.follow_node_ports();
@@ -238,9 +239,9 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts the cleanup of other modes' entries, once this mode serves. While objects are
-    /// unknown, those entries may serve Services that this mode does not know. Rules of an ended
-    /// process serve nobody and are bypassed at once.
+    /// Starts the cleanup of other modes' entries once this mode serves. While objects are unknown,
+    /// those entries may serve Services that this mode does not know. The rules of an ended process
+    /// serve no client, so packets bypass them immediately.
     fn succeed(&mut self) {
         let is_whole = self.model.is_whole();
         match &mut self.ended {
@@ -267,13 +268,13 @@ impl Daemon {
         }
     }
 
-    /// Books finished kernel work. Returns true if there was any.
+    /// Books finished kernel work. Returns true if any work had finished.
     async fn book(&mut self, now: Instant) -> Result<bool> {
         let mut is_any = false;
         for family in &mut self.families {
             let booked = family.book(&self.model, now).await;
             if let Some(why) = booked.gone {
-                // A restart costs nothing and finds the entries in place.
+                // A restart does not interrupt traffic: the new process finds the entries in place.
                 anyhow::bail!("{}: {why}", family.family());
             }
             is_any |= booked.is_any;
@@ -284,11 +285,11 @@ impl Daemon {
         Ok(is_any)
     }
 
-    /// Hands out changes if a family can take them over.
+    /// Hands changes to the families if a family is ready.
     fn hand_out(&mut self, now: Instant) {
         let can = self.families.iter().any(Family::is_ready);
-        // A family that was busy must compute from the current model. With a part of the changes
-        // alone, an address that moves between Services would belong to nobody for a while.
+        // A family that was busy must compute from the current model. With only a part of the
+        // changes, an address that moves between Services would temporarily belong to neither.
         let is_late = self.families.iter().any(Family::is_about_to_take_in);
         if can && self.model.has_changes() && (is_late || now >= self.not_before) {
             let changes = self.model.take_changes();
@@ -305,7 +306,7 @@ impl Daemon {
         }
     }
 
-    /// Tells the model where NodePorts are served, once every family knows it.
+    /// Passes the addresses that serve NodePorts to the model, once every family knows them.
     fn follow_node_ports(&mut self) {
         let all = self.families.iter().map(Family::node_port_addresses);
         if let Some(all) = all.collect::<Option<Vec<_>>>() {
@@ -315,8 +316,8 @@ impl Daemon {
         }
     }
 
-    /// Starts due work, one family after the other. Work of the first goes on while the next one
-    /// computes.
+    /// Starts due work in one family after the other. The first family's kernel work runs while the
+    /// next family computes.
     fn proceed(&mut self, now: Instant) {
         for family in &mut self.families {
             family.take_in(&self.model, now);
@@ -324,7 +325,7 @@ impl Daemon {
         }
     }
 
-    /// Does work that depends on the clock, beside what is due in a mode.
+    /// Does work that depends on the clock, except the modes' own work.
     fn tick(&mut self, now: Instant) {
         if now >= self.next_tick {
             self.next_tick = now + self.sync_period();
@@ -347,7 +348,7 @@ impl Daemon {
         }
     }
 
-    /// Passes a notification about one family's rules to its mode.
+    /// Passes a notification about one family's rules to the mode of that family.
     fn notice_of(&mut self, of: IpFamily, notice: &Notice) {
         let now = Instant::now();
         for family in &mut self.families {
@@ -357,7 +358,7 @@ impl Daemon {
         }
     }
 
-    /// Takes in an event and all events that are queued behind it.
+    /// Applies an event and all queued events to the model.
     async fn drain(&mut self, first: Event) {
         drain(&mut self.events, &mut self.model, first).await;
         self.observed.status.note_node(&self.model);
@@ -369,9 +370,9 @@ impl Daemon {
         }
     }
 
-    /// Returns the time at which work is due without a further event.
+    /// Returns the time of the next work that needs no further event.
     pub(super) fn next_due(&self, now: Instant) -> Instant {
-        // If no family is ready, one that becomes ready wakes the loop.
+        // While no family is ready, the loop wakes when one becomes ready.
         let can = self.families.iter().any(Family::is_ready);
         let events = (can && self.model.has_changes()).then_some(self.not_before);
         let families = self.families.iter();
@@ -387,7 +388,7 @@ impl Daemon {
     }
 }
 
-/// Waits until a task has ended, and removes it. Never returns without a task.
+/// Waits until the task has ended, and removes it. Without a task, waits forever.
 async fn ended(task: &mut Option<JoinHandle<()>>) {
     match task {
         // The task logs its outcome.
@@ -402,7 +403,7 @@ pub(super) fn poll_finished(families: &mut [Family], context: &mut Context<'_>) 
     let polled = families
         .iter_mut()
         .map(|family| family.poll_finished(context));
-    // Every family is polled, so that each can wake the loop.
+    // Every family is polled, so that every family can wake the loop.
     let is_any = polled.fold(false, |any, poll| any | poll.is_ready());
     if is_any {
         Poll::Ready(())

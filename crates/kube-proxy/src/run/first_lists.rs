@@ -1,4 +1,4 @@
-//! Takes in events of the source: the first lists, and queued events.
+//! Applies events of the source to the model: the first lists, and queued events.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +11,20 @@ use tracing::{info, warn};
 
 use crate::config::options::object_source::{OwnNode, SideKinds};
 
-/// Largest number of queued events taken in before the kernel is written, so that a flood cannot
-/// delay that without end.
+/// Largest number of queued events that are applied before the next write to the kernel. Without
+/// it, a flood of events could delay the write without end.
 const DRAINED_MAX: usize = 50_000;
-/// Time limit for taking in queued events: large objects take milliseconds each.
+/// Time limit for applying queued events. A large object takes milliseconds.
 const DRAINED_FOR: Duration = Duration::from_millis(50);
-/// Period of the log line about a start that still waits for its source.
+/// Interval of the log line about a start that waits for its source.
 pub(crate) const WAITING_NOTICE: Duration = Duration::from_secs(10);
-/// Time that the start waits for this node's Node object, as upstream.
+/// Longest time that the start waits for this node's Node object, as upstream.
 const NODE_PATIENCE: Duration = Duration::from_secs(30);
-/// Time that the start waits for ServiceCIDRs after everything else. The first sync should have
-/// them if the server is quick, and should not wait for a slow one.
+/// Longest time that the start waits for ServiceCIDRs once the other lists are complete. A fast
+/// server delivers them before the first sync. A slow server must not delay it.
 const SERVICE_CIDR_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Takes in events until Services and EndpointSlices are listed, and the own Node if it arrives in
+/// Applies events until Services and EndpointSlices are listed, and this Node if it arrives in
 /// time. `seen` receives the progress.
 pub(crate) async fn gather(
     events: &mut BoxStream<'static, Event>,
@@ -35,12 +35,12 @@ pub(crate) async fn gather(
     gather_within(events, model, OwnNode::of(source), NODE_PATIENCE, seen).await;
     if SideKinds::of(source) == SideKinds::ServiceCidrs {
         let listed = gather_service_cidrs(events, model);
-        // If they come later, they are handled as any change.
+        // ServiceCIDRs that arrive later are handled as any change.
         let _ = timeout(SERVICE_CIDR_PATIENCE, listed).await;
     }
 }
 
-/// Takes in events until ServiceCIDRs are listed, or known to be unavailable.
+/// Applies events until ServiceCIDRs are listed, or known to be unavailable.
 async fn gather_service_cidrs(events: &mut BoxStream<'static, Event>, model: &mut Model) {
     while !model.are_service_cidrs_listed() {
         match events.next().await {
@@ -50,8 +50,8 @@ async fn gather_service_cidrs(events: &mut BoxStream<'static, Event>, model: &mu
     }
 }
 
-/// Like [`gather`], with this time limit for the own Node. If the Node is optional, a complete list
-/// without it is enough.
+/// Applies events as [`gather`] does, with this time limit for this Node. If the Node is optional,
+/// a complete list without it suffices.
 pub(crate) async fn gather_within(
     events: &mut BoxStream<'static, Event>,
     model: &mut Model,
@@ -83,7 +83,7 @@ pub(crate) async fn gather_within(
         }
         tokio::select! {
             event = events.next() => match event {
-                // Drains many events at once: each turn of this loop reads the clock and sets
+                // Applies all queued events: each turn of this loop reads the clock and sets
                 // timers.
                 Some(event) => drain(events, model, event).await,
                 None => return,
@@ -98,8 +98,8 @@ pub(crate) async fn gather_within(
     }
 }
 
-/// Takes in an event and all events that the source has ready behind it, which may be more than its
-/// queue holds.
+/// Applies an event and all events that the source has ready, which may be more than its queue
+/// holds.
 pub(crate) async fn drain(events: &mut BoxStream<'static, Event>, model: &mut Model, first: Event) {
     let began = Instant::now();
     model.apply(first);
@@ -139,8 +139,8 @@ mod tests {
         ]
     }
 
-    /// Returns the model after a start that receives some events at first and others later, and the
-    /// time that it took.
+    /// Returns the model of a start, and the time that the start took. The start receives the
+    /// events of `first` immediately and those of `later` after a pause.
     async fn gathered(first: Vec<Event>, later: (Duration, Vec<Event>)) -> (Model, Duration) {
         let (pause, later) = later;
         let later = stream::once(async move {

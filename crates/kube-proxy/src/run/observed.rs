@@ -24,22 +24,22 @@ use crate::process::memory;
 use crate::process::version::OWN_VERSION;
 use crate::serve::pages::{self, Api, Pages};
 
-/// State that the servers show.
+/// State that the HTTP servers show.
 pub(super) struct Observed {
     pub(super) metrics: Metrics,
     pub(super) health: Arc<Health>,
     pub(super) status: Arc<Status>,
     pub(super) configz: Configz,
-    /// Counters of the mode that serves.
+    /// Counters of the current mode.
     pub(super) counters: Apart,
     pub(super) inspect: Arc<Inspect>,
-    /// Questions to the loop.
+    /// Requests to the loop.
     pub(super) questions: mpsc::Receiver<Question>,
     /// Thread of the servers.
     pub(super) http: HttpThread,
 }
 
-/// The servers on addresses and on the local socket. Dropping them ends them.
+/// The servers on IP addresses and on the local socket. Dropping them ends the servers.
 pub(super) type Servers = (Vec<Server>, socket::Server);
 
 impl Observed {
@@ -47,7 +47,7 @@ impl Observed {
     ///
     /// # Errors
     ///
-    /// The thread cannot be started.
+    /// The thread of the servers cannot be started.
     pub(super) fn new(options: &Options) -> Result<Self> {
         let http = HttpThread::start().context("cannot start a thread that answers HTTP")?;
         let health = Arc::new(Health::new(options.modes.shared.sync_period));

@@ -20,7 +20,7 @@ use crate::process::memory;
 impl Daemon {
     /// Applies the Node's pod networks if they define local traffic
     /// (`--detect-local-mode=NodeCIDR`). They may arrive after the start. Upstream exits when they
-    /// change. A Node that is gone, or has none, changes nothing.
+    /// change. A Node without pod networks, or a missing Node, changes nothing.
     pub(super) fn follow_pod_networks(&mut self) {
         let options = self.renewal.wanted().unwrap_or(&self.options);
         let networks = match (&options.modes.shared.detect_local, self.model.node()) {
@@ -35,9 +35,9 @@ impl Daemon {
         self.renewal.want(options.clone(), Modes::Anew);
     }
 
-    /// Applies prepared options. If modes depend on them, new modes take over and find the entries
-    /// in place as after a start, so that only differences are written. The model and its watches
-    /// stay.
+    /// Applies prepared options. If the modes depend on these options, new modes replace the old
+    /// ones and adopt the entries in the kernel, so that they write only differences. The model and
+    /// its watches stay.
     pub(super) fn renew(&mut self, prepared: Result<Prepared>) {
         let now = Instant::now();
         let opened = prepared.and_then(|Prepared { options, opened }| {
@@ -95,7 +95,7 @@ impl Daemon {
         info!("the changed configuration is in effect");
     }
 
-    /// Makes a mode for each served family, if the options need new modes.
+    /// Creates a mode for each served family, if the options need new modes.
     fn open_modes(
         &self,
         opened: Option<Box<dyn Opened>>,

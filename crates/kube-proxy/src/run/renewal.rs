@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 use crate::config::options::Options;
 use crate::node::kernel_settings::{Step, settle};
 
-/// First delay after a failure. It doubles with each further failure, up to the sync period.
+/// First delay after a failure. The delay doubles with each further failure, up to the sync period.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// Options to put into effect, and the state of their preparation.
@@ -28,17 +28,17 @@ const FIRST_RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct Renewal {
     wanted: Option<Wanted>,
     task: Option<JoinHandle<Result<Prepared>>>,
-    /// True if newer options arrived since the task began.
+    /// True if newer options arrived after the task began.
     is_outdated: bool,
     /// Time of the next attempt after a failure, and the last delay.
     retry: Option<(Instant, Duration)>,
 }
 
-/// Options that can be put into effect at once.
+/// Options that the loop can now put into effect.
 pub(crate) struct Prepared {
     /// Options, without those that this node cannot apply.
     pub(crate) options: Box<Options>,
-    /// Kernel for new modes; `None` if the current modes stay.
+    /// Opened kernel for new modes, or `None` if the current modes stay.
     pub(crate) opened: Option<Box<dyn Opened>>,
 }
 
@@ -47,17 +47,17 @@ struct Wanted {
     modes: Modes,
 }
 
-/// Treatment of the modes that serve.
+/// Treatment of the current modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Modes {
-    /// They stay, unless their settings change.
+    /// Open the modes again only if their settings change.
     AsSettingsSay,
-    /// They are opened again.
+    /// Always open the modes again.
     Anew,
 }
 
 impl Renewal {
-    /// Requests these options, instead of any that are not in effect yet.
+    /// Requests these options. Replaces requested options that are not in effect yet.
     pub(crate) fn want(&mut self, options: Options, modes: Modes) {
         let before = self.wanted.take();
         self.wanted = Some(Wanted {
@@ -73,7 +73,7 @@ impl Renewal {
         self.wanted.as_ref().map(|wanted| &*wanted.options)
     }
 
-    /// Starts to prepare the requested options, if that is due. `used` are the options in effect.
+    /// Starts to prepare the requested options if that is due. `used` are the options in effect.
     pub(crate) fn start(&mut self, used: &Options, now: Instant) {
         let is_due = self.retry.is_none_or(|(at, _)| at <= now);
         let Some(wanted) = self.wanted.as_ref().filter(|_| is_due) else {
@@ -92,14 +92,14 @@ impl Renewal {
         self.task = Some(tokio::spawn(prepare(options, modes)));
     }
 
-    /// Returns the time at which [`start`](Self::start) should be called again.
+    /// Returns the next time to call [`start`](Self::start).
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let is_waiting = self.task.is_none() && self.wanted.is_some();
         self.retry.filter(|_| is_waiting).map(|(at, _)| at)
     }
 
-    /// Waits until the requested options are prepared, or cannot be. Returns `None` if newer
-    /// options were requested meanwhile; those must be [started](Self::start). Cancel safe.
+    /// Waits until the preparation of the requested options ends. Returns `None` if newer options
+    /// were requested meanwhile, which must then be [started](Self::start). Cancel safe.
     pub(crate) async fn finished(&mut self) -> Option<Result<Prepared>> {
         let Some(task) = &mut self.task else {
             return pending().await;
@@ -129,13 +129,13 @@ impl Renewal {
     }
 }
 
-/// Opens modes, and writes the kernel settings that the options need.
+/// Opens the modes if necessary, and writes the kernel settings that the options need.
 async fn prepare(mut options: Box<Options>, modes: Modes) -> Result<Prepared> {
     let opened = match modes {
         Modes::Anew => Some(open(&options.modes).await?),
         Modes::AsSettingsSay => None,
     };
-    // Writes files of the kernel, one of which may take a while.
+    // Writing some of the kernel's files takes a while.
     let settled = move || {
         // `settle` logs settings that cannot be written.
         let _ = settle(&mut options, Step::GoOn);

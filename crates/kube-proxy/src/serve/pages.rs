@@ -38,8 +38,8 @@ pub(crate) const PURPOSE: Purpose = Purpose {
 };
 
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Header with the process's start time in seconds since the epoch. By it a scraper recognizes
-/// counters that restarted.
+/// Header with the process's start time in seconds since the epoch. A scraper uses it to recognize
+/// restarted counters.
 const STARTED: HeaderName = HeaderName::from_static("process-start-time-unix");
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -52,7 +52,7 @@ pub(crate) struct Pages {
     api: Api,
 }
 
-/// `/api/v1/...` and the page that shows it, at this address.
+/// The API `/api/v1/...` and the page that shows its data, at this server's address.
 pub(crate) struct Api {
     /// True if only this node can reach the address.
     is_loopback: bool,
@@ -68,7 +68,7 @@ impl Api {
         }
     }
 
-    /// Redirects a browser from `/` to the page, where the page is served. Elsewhere `/` stays
+    /// Redirects a browser from `/` to the page if this server serves the page. Otherwise `/` is
     /// unknown, as upstream.
     fn point_to_page(&self, head: &Parts) -> Option<Answer> {
         let is_served = inspect::refusal(head, self.is_loopback).is_none();
@@ -120,7 +120,8 @@ impl Pages {
         }
     }
 
-    /// Renders all metrics. If some are read from the kernel, runs on a thread that may block.
+    /// Renders all metrics. If some metrics are read from the kernel, renders them on a thread that
+    /// may block.
     async fn scrape(&self, head: &Parts) -> Answer {
         let (content_type, tell): (_, fn(&Metrics) -> String) = if asks_for_openmetrics(head) {
             (OPENMETRICS, Metrics::openmetrics)
@@ -133,12 +134,12 @@ impl Pages {
         let metrics = self.metrics.clone();
         match spawn_blocking(move || tell(&metrics)).await {
             Ok(told) => self.scraped(content_type, told),
-            // The runtime is ending.
+            // The runtime is shutting down.
             Err(error) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
         }
     }
 
-    /// Returns the answer to a request for a page.
+    /// Returns the response to a request for a page.
     fn page(&self, head: &Parts) -> Answer {
         match head.uri.path() {
             "/metrics/slis" if head.method == Method::DELETE => {
@@ -174,8 +175,8 @@ impl Pages {
     }
 }
 
-/// Reports whether `Accept` names OpenMetrics and does not refuse it (`q=0`). A client that names
-/// both formats gets OpenMetrics.
+/// Reports whether `Accept` names OpenMetrics and does not reject it (`q=0`). A client that names
+/// both formats receives OpenMetrics.
 fn asks_for_openmetrics(head: &Parts) -> bool {
     let accepted = head.headers.get_all(header::ACCEPT).iter();
     let ranges = accepted

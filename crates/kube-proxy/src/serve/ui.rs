@@ -1,8 +1,8 @@
 //! The page `/ui/`: files in this binary that a browser shows. The page fetches its data from
 //! `/api/v1/...`.
 //!
-//! Nothing is loaded from elsewhere, and the page's policy forbids it: no foreign script, no style
-//! in attributes, no frame around the page. Data is inserted as text.
+//! The page loads every file from this server. Its policy forbids foreign scripts, styles in
+//! attributes, and frames around the page. The page inserts data as text.
 
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
@@ -49,13 +49,13 @@ static FILES: [File; 13] = files! {
     "top.js": SCRIPT,
 };
 
-/// Reports whether a path belongs to the page.
+/// Reports whether a path is `/ui` or below it.
 pub fn has(path: &str) -> bool {
     path == "/ui" || path.starts_with("/ui/")
 }
 
-/// Returns the answer to a request for the page or one of its files. Returns `None` for a path that
-/// is not below `/ui`.
+/// Returns the response to a request for the page or one of its files. Returns `None` for a path
+/// that is not below `/ui`.
 pub fn respond(head: &Parts) -> Option<Answer> {
     let path = head.uri.path();
     if !has(path) {
@@ -77,7 +77,7 @@ pub fn respond(head: &Parts) -> Option<Answer> {
     Some(sent(file, head))
 }
 
-/// Redirects to the page by a relative address, so that a prefix of a proxy in front stays.
+/// Redirects to the page by a relative address, which keeps the prefix of a reverse proxy.
 pub(super) fn redirect(to: &'static str) -> Answer {
     let mut moved = text(StatusCode::FOUND, format!("the page is at {to}\n"));
     let location = HeaderValue::from_static(to);
@@ -85,7 +85,7 @@ pub(super) fn redirect(to: &'static str) -> Answer {
     moved
 }
 
-/// Returns the file, or says that the browser's copy is current.
+/// Returns the file, or status 304 if the browser's copy is current.
 fn sent(file: &File, head: &Parts) -> Answer {
     let tag = tag(file.content);
     let asked = head.headers.get_all(header::IF_NONE_MATCH);
@@ -104,13 +104,14 @@ fn sent(file: &File, head: &Parts) -> Answer {
             header::CONTENT_SECURITY_POLICY,
             HeaderValue::from_static(POLICY),
         ),
-        // The browser asks each time, because an update of the daemon changes all files together.
+        // The browser revalidates each time, because an update of the daemon changes all files
+        // together.
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         (
             header::REFERRER_POLICY,
             HeaderValue::from_static("no-referrer"),
         ),
-        // Pages from elsewhere cannot use a file as their own script or picture.
+        // Other sites cannot use a file as their script or picture.
         (
             HeaderName::from_static("cross-origin-resource-policy"),
             HeaderValue::from_static("same-origin"),
@@ -122,8 +123,7 @@ fn sent(file: &File, head: &Parts) -> Answer {
     sent
 }
 
-/// Returns a tag that depends on the content: FNV-1a, which is enough to tell the files of two
-/// builds apart.
+/// Returns a tag of the content (FNV-1a). The hash suffices to distinguish the files of two builds.
 fn tag(content: &[u8]) -> String {
     let hash = content
         .iter()
@@ -191,7 +191,8 @@ mod tests {
         }
     }
 
-    /// The browser's policy would block a violation; this test finds it earlier.
+    /// The browser's policy would block a violation. This test finds the violation before a
+    /// release.
     #[test]
     fn nothing_is_loaded_from_elsewhere_and_nothing_is_put_in_as_markup() {
         for file in &FILES {

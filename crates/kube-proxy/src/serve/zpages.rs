@@ -1,9 +1,9 @@
-//! `/flagz` and `/statusz`, if the feature gates `ComponentFlagz` and `ComponentStatusz` are on, as
-//! by default.
+//! The pages `/flagz` and `/statusz`. The feature gates `ComponentFlagz` and `ComponentStatusz`
+//! enable them, as by default.
 //!
-//! People get plain text, whose form upstream leaves open. Programs ask for an object of the API
-//! group `config.k8s.io` by `Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz` (or
-//! `application/yaml`; `as=Statusz`). Other types, CBOR included, are not available.
+//! People receive plain text, whose form upstream does not define. Programs request an object of
+//! the API group `config.k8s.io` with `Accept: application/json;v=v1beta1;g=config.k8s.io;as=Flagz`
+//! (or `application/yaml`; `as=Statusz`). Other types, including CBOR, are not available.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -23,25 +23,25 @@ use crate::process::version::OWN_VERSION;
 
 const COMPONENT: &str = "kube-proxy";
 const GROUP: &str = "config.k8s.io";
-/// Versions of the objects, the one that is not deprecated first.
+/// Versions of the objects. The first is the one that is not deprecated.
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
-/// Other pages of this server, listed by a status.
+/// Other pages of this server, listed on `/statusz`.
 const PAGES: [&str; 5] = ["/configz", "/flagz", "/healthz", "/metrics", "/proxyMode"];
 
 /// State that the pages show.
 #[derive(Debug)]
 pub(super) struct Zpages {
-    /// Flags of the command line with their values, if the page shows them.
+    /// Flags of the command line with their values, or `None` if `/flagz` is off.
     flags: Option<BTreeMap<String, String>>,
     has_status: bool,
     started: SystemTime,
 }
 
-/// Form of an answer.
+/// Format of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Text,
-    /// An object of this version.
+    /// JSON object of this version.
     Json(&'static str),
     Yaml(&'static str),
 }
@@ -59,7 +59,7 @@ impl Zpages {
         }
     }
 
-    /// Returns the answer to a request for one of these pages; `None` for any other path.
+    /// Returns the response to a request for `/flagz` or `/statusz`, or `None` for any other path.
     pub(super) fn respond(&self, head: &Parts) -> Option<Answer> {
         match (head.uri.path(), &self.flags) {
             ("/flagz", Some(flags)) => {
@@ -99,7 +99,7 @@ impl Zpages {
         let fields = json!({
             "startTime": started.to_string(),
             "uptimeSeconds": up,
-            // There is no Go here, but the field is mandatory.
+            // The field is mandatory, but this program is not written in Go.
             "goVersion": "",
             "binaryVersion": binary,
             "emulationVersion": emulated,
@@ -109,7 +109,7 @@ impl Zpages {
     }
 }
 
-/// Returns an object's fields in the requested form. `lines` is the text for people.
+/// Returns an object's fields in the requested format. `lines` is the text for people.
 fn page(head: &Parts, kind: &str, lines: &str, mut fields: Value) -> Answer {
     let accepted = head.headers.get_all(ACCEPT).iter();
     let accepted: Vec<_> = accepted.filter_map(|value| value.to_str().ok()).collect();
@@ -150,13 +150,13 @@ fn page(head: &Parts, kind: &str, lines: &str, mut fields: Value) -> Answer {
     answer
 }
 
-/// Returns the available form that `Accept` prefers. No header, or any type, means text.
+/// Returns the available format that `Accept` prefers. A missing header or `*/*` means text.
 fn wanted(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);
     }
     let mut ranges: Vec<_> = accept.split(',').filter_map(Range::read).collect();
-    // The sort is stable: of equal preferences, the first wins.
+    // The sort is stable: among equal preferences, the first wins.
     ranges.sort_by_key(|range| Reverse(range.thousandths));
     ranges.iter().find_map(|range| range.form(kind))
 }
@@ -165,12 +165,12 @@ fn wanted(accept: &str, kind: &str) -> Option<Form> {
 struct Range<'a> {
     media_type: &'a str,
     parameters: BTreeMap<&'a str, &'a str>,
-    /// `q`, times 1000; never 0.
+    /// Preference `q` times 1000, never 0.
     thousandths: u16,
 }
 
 impl<'a> Range<'a> {
-    /// Parses a range. Returns `None` for a refused one (`q=0`).
+    /// Parses a media range. Returns `None` for a rejected one (`q=0`).
     fn read(text: &'a str) -> Option<Self> {
         let mut parts = text.split(';').map(str::trim);
         let media_type = parts.next()?;

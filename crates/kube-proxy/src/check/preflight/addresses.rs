@@ -1,4 +1,4 @@
-//! Finds conflicting addresses: of Services, of this node, of its routes.
+//! Finds conflicts between addresses of Services, this node, and its routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -10,15 +10,15 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "addresses";
 
-/// Reports the API server's addresses, which no Service may take. Returns `None` without an API
+/// Reports the API server's addresses, which no Service may have. Returns `None` without an API
 /// server.
 pub(super) fn api_server(guarded: &[String]) -> Option<Finding> {
     let message = format!("no Service may have {}", guarded.join(", "));
     (!guarded.is_empty()).then(|| Finding::ok("api server", message))
 }
 
-/// Judges the facts. `own` are the node's addresses with their links, without the link of IPVS
-/// mode.
+/// Returns findings about conflicting addresses. `own` are the node's addresses with their links,
+/// without the link of IPVS mode.
 pub(super) fn judge(
     model: &Model,
     own: &BTreeMap<IpAddr, String>,

@@ -1,5 +1,5 @@
-//! Checks the capabilities of this process. The daemon has the same if it is started in the same
-//! place and way.
+//! Checks the capabilities of this process. A daemon that is started in the same container or shell
+//! has the same capabilities.
 
 use iptables::Backend;
 use rustix::thread::CapabilitySet;
@@ -8,7 +8,8 @@ use crate::check::finding::Finding;
 
 const NAME: &str = "capabilities";
 
-/// Judges the facts. `backend` is the iptables backend that the mode writes to, if any.
+/// Returns findings about capabilities. `backend` is the iptables backend that the mode writes to,
+/// if any.
 pub(super) fn judge(effective: CapabilitySet, backend: Option<Backend>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if effective.contains(CapabilitySet::NET_ADMIN) {

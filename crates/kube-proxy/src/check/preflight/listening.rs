@@ -13,7 +13,7 @@ use proxy::Protocol;
 pub(super) struct Listener {
     pub(super) at: SocketAddr,
     pub(super) protocol: Protocol,
-    /// Inode, which identifies the socket's process.
+    /// Inode of the socket, by which its process is found.
     pub(super) inode: u64,
 }
 
@@ -26,8 +26,7 @@ const LISTENING: [(&str, &str, Protocol); 4] = [
     ("udp6", "07", Protocol::Udp),
 ];
 
-/// Reads all listening sockets of this network namespace. Notes files that could not be read in
-/// `unread`.
+/// Reads all listening sockets of this network namespace. Adds unreadable files to `unread`.
 pub(super) fn read(root: &Path, unread: &mut Vec<String>) -> Vec<Listener> {
     let folder = root.join("proc/thread-self/net");
     let of = |(file, state, protocol): (&str, &str, Protocol)| {
@@ -37,8 +36,7 @@ pub(super) fn read(root: &Path, unread: &mut Vec<String>) -> Vec<Listener> {
     LISTENING.into_iter().flat_map(of).collect()
 }
 
-/// Reads a file of `/proc/net`. A missing file belongs to a family that the kernel lacks, and
-/// counts as empty.
+/// Reads a file of `/proc/net`. Treats a missing file as empty: the kernel lacks its family.
 pub(super) fn read_net_file(folder: &Path, file: &str, unread: &mut Vec<String>) -> String {
     match fs::read_to_string(folder.join(file)) {
         Ok(text) => text,
@@ -87,8 +85,7 @@ fn socket(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, port))
 }
 
-/// Returns the names of the sockets' processes, as far as they are visible. Processes of other
-/// containers are not.
+/// Returns the names of the sockets' processes. Processes of other containers are not visible.
 pub(super) fn owners(root: &Path, inodes: &[u64]) -> BTreeMap<u64, String> {
     let mut owners = BTreeMap::new();
     let links: BTreeMap<String, u64> = inodes
@@ -118,7 +115,7 @@ pub(super) fn owners(root: &Path, inodes: &[u64]) -> BTreeMap<u64, String> {
     owners
 }
 
-/// Parses a list of sockets.
+/// Parses a list of sockets. Entry point for fuzzing.
 pub(super) fn read_text(text: &str) {
     drop(parse(text, "0A", Protocol::Tcp));
 }
@@ -127,7 +124,7 @@ pub(super) fn read_text(text: &str) {
 mod tests {
     use super::*;
 
-    /// The text is `cat /proc/net/tcp /proc/net/tcp6` on an amd64.
+    /// The text is the output of `cat /proc/net/tcp /proc/net/tcp6` on an amd64 machine.
     #[test]
     fn sockets_are_read() {
         let text = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\

@@ -1,4 +1,4 @@
-//! Checks kernel modules: loaded, available, missing.
+//! Checks which kernel modules are loaded, available or missing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,20 +12,20 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "modules";
 
-/// Facts about modules.
+/// Facts about the kernel's modules.
 #[derive(Debug, Default)]
 pub(super) struct Modules {
     loaded: BTreeSet<String>,
-    /// Modules that are built in or have a file. `None` without usable lists, as in a container
+    /// Modules that are built in or have a file. `None` if no list is usable, as in a container
     /// without `/lib/modules`.
     listed: Option<BTreeSet<String>>,
-    /// The kernel's answers about modules that are neither loaded nor listed. A kernel with
-    /// built-in modules may come without a list of them.
+    /// Results of querying the kernel for modules that are neither loaded nor listed, true if
+    /// available. A kernel with built-in modules may lack a list of them.
     answered: BTreeMap<String, bool>,
 }
 
 impl Modules {
-    /// Reads the lists below `root`, for the `wanted` modules.
+    /// Reads the module lists below `root`, for the `wanted` modules.
     pub(super) fn read(root: &Path, wanted: &[Module]) -> Self {
         let text = |path: &Path| fs::read_to_string(path).ok();
         let mut loaded = text(&root.join("proc/modules")).map_or_else(BTreeSet::new, |list| {
@@ -50,7 +50,7 @@ impl Modules {
         }
     }
 
-    /// Asks about wanted modules that are neither loaded nor listed.
+    /// Queries the kernel for wanted modules that are neither loaded nor listed.
     pub(super) fn ask(
         &mut self,
         wanted: &[Module],
@@ -68,8 +68,8 @@ impl Modules {
     }
 }
 
-/// Asks the kernel for modules by their function, and omits those without a question for them.
-/// Nothing is written, and no module that an answer would load has a file.
+/// Queries the kernel for modules by their function. Omits modules that no query can detect. Writes
+/// nothing, and does not make the kernel load a module file.
 pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     let mut answers = BTreeMap::new();
     if names.contains(&"nf_tables")
@@ -98,8 +98,8 @@ pub(super) fn ask_kernel(names: &[&str]) -> BTreeMap<String, bool> {
     answers
 }
 
-/// Returns the nf_tables modules that the kernel lacks in a family; `None` if the kernel gives no
-/// answer.
+/// Returns the nf_tables modules that the kernel lacks in a family, or `None` if the kernel does
+/// not respond.
 fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     let mut missing = BTreeSet::new();
     for (of, family) in [(IpFamily::V4, Family::Ip), (IpFamily::V6, Family::Ip6)] {
@@ -116,7 +116,7 @@ fn missing_of_nftables() -> Option<BTreeSet<&'static str>> {
     Some(missing)
 }
 
-/// Parses a line: `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...` is `ip_vs`.
+/// Parses a line of a module list: `kernel/net/netfilter/ipvs/ip_vs.ko.xz: ...` is `ip_vs`.
 fn module_of(line: &str) -> Option<String> {
     let path = line.split(':').next()?;
     let file = path.rsplit('/').next()?;
@@ -124,8 +124,8 @@ fn module_of(line: &str) -> Option<String> {
     Some(name.replace('-', "_"))
 }
 
-/// Judges the modules that a mode wants. `is_read` is true if the kernel could be read for the
-/// mode.
+/// Returns findings about the modules that a mode needs. `is_read` is true if the kernel's state
+/// for the mode could be read.
 pub(super) fn judge(wanted: &[Module], modules: &Modules, is_read: bool) -> Vec<Finding> {
     let (mut loaded, mut loadable) = (Vec::new(), Vec::new());
     let (mut unknown, mut findings) = (Vec::new(), Vec::new());
@@ -223,7 +223,7 @@ mod tests {
         );
     }
 
-    /// The case: a pod on a kernel with everything built in, and an empty `modules.builtin`.
+    /// Test scenario: a pod on a kernel with every module built in, and an empty `modules.builtin`.
     #[test]
     fn the_kernel_knows_better_than_lists() {
         let wanted = [
@@ -243,7 +243,7 @@ mod tests {
         fs::write(root.join("proc/sys/kernel/osrelease"), "6.1\n").unwrap();
         fs::write(lists.join("modules.dep"), "").unwrap();
         let empty = Modules::read(&root, &wanted);
-        // Some module with a file of its own.
+        // An unrelated module that has a file.
         fs::write(lists.join("modules.dep"), "kernel/drivers/net/dummy.ko:\n").unwrap();
         let mut other = Modules::read(&root, &wanted);
         fs::remove_dir_all(&root).unwrap();

@@ -8,7 +8,7 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "other proxies";
 
-/// Links that identify other programs which serve, or may serve, Services; each with its text.
+/// Links of other programs that serve Services, or may serve them, each with its message.
 const KNOWN: [(&str, &str); 4] = [
     (
         "cilium_host",
@@ -32,16 +32,16 @@ const KNOWN: [(&str, &str); 4] = [
     ),
 ];
 
-/// A virtual server that is no kube-proxy's by any evidence.
+/// A virtual server that no kube-proxy created.
 pub(super) struct Foreign {
-    /// Name, such as `192.0.2.1:80/TCP`.
+    /// Address, port and protocol, such as `192.0.2.1:80/TCP`.
     pub(super) name: String,
-    /// Service port that wants this address and port.
+    /// Service port that needs this address and port.
     pub(super) wanted_by: Option<String>,
 }
 
-/// Judges the facts. `foreign` are virtual servers of other programs. `unread` is state that may
-/// contain more of them.
+/// Returns findings about other proxies. `foreign` are virtual servers of other programs. `unread`
+/// is state that may contain further ones.
 pub(super) fn judge(
     links: &BTreeSet<String>,
     foreign: &[Foreign],
@@ -51,7 +51,8 @@ pub(super) fn judge(
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let known = KNOWN.iter().filter(|(link, _)| links.contains(*link));
-    // Rules take over its address just as its own rules do.
+    // In other modes, the proxy's rules take the address of this link just as the link's own rules
+    // do.
     let known = known.filter(|(link, _)| *link != "nodelocaldns" || mode == "ipvs");
     findings.extend(known.map(|(_, message)| Finding::warn(NAME, *message)));
     let taken = foreign

@@ -1,4 +1,4 @@
-//! Checks the two backends of iptables: the one in use, and rules in the other.
+//! Checks the two backends of iptables: the chosen one, and rules in the other backend.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "iptables";
 
-/// Judges the facts. `chosen` is the backend that this mode would write to, or the error of the
-/// choice. It is `None` if the mode needs no backend.
+/// Returns findings about the backends. `chosen` is the backend that this mode would write to, or
+/// the error of the choice. It is `None` if the mode needs no backend.
 pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -> Vec<Finding> {
     let mut ours: BTreeMap<Backend, usize> = BTreeMap::new();
     let mut kubelets: Vec<Backend> = Vec::new();
@@ -23,7 +23,8 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
         if chain == "KUBE-KUBELET-CANARY" {
             kubelets.push(*backend);
         } else if is_kubelets(chain) {
-            // A kube-proxy fills one of these chains, too, so it is no evidence of who made it.
+            // kube-proxy also fills one of kubelet's chains, so such a chain does not show which
+            // program created it.
         } else if chain.starts_with("KUBE-") {
             *ours.entry(*backend).or_default() += 1;
         }
@@ -64,7 +65,7 @@ pub(super) fn judge(chosen: Option<&Result<Backend, String>>, traces: &Traces) -
     findings
 }
 
-/// Reports entries of nft in the tables that this mode writes by iptables.
+/// Reports entries of nft in the tables that this mode writes with iptables.
 pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     let mut findings = Vec::new();
     for family in IpFamily::ALL {
@@ -114,14 +115,14 @@ pub(super) fn beside_nft(iptables: &Iptables) -> Vec<Finding> {
     findings
 }
 
-/// Reports whether a mode has a chain of this name.
+/// Reports whether this chain belongs to a mode.
 fn is_of_a_mode(taken: &TakenChain) -> bool {
     let table = taken.table.rsplit(' ').next().and_then(Table::find);
     let mut modes = footprints::ALL.iter();
     table.is_some_and(|table| modes.any(|mode| mode.has_chain(table, &taken.chain)))
 }
 
-/// Reports a table that packets bypass. Without nat, no Service is served.
+/// Reports a dormant table, which packets bypass. With a dormant nat table, no Service is served.
 fn switched_off(table: DormantTable) -> Option<Finding> {
     let message = table.to_string();
     match table.name {

@@ -1,11 +1,11 @@
-//! The node's routes, from `/proc/net/route` and `/proc/net/ipv6_route`. The first has the main
-//! table, the second all tables.
+//! Reads the node's routes from `/proc/net/route` and `/proc/net/ipv6_route`. The first file has
+//! the main table, the second all tables.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// A route.
+/// A route of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) net: IpNet,
@@ -14,7 +14,7 @@ pub(super) struct Route {
 
 /// Parses the IPv4 routes, without default routes.
 pub(super) fn v4(text: &str) -> Vec<Route> {
-    // Numbers are in network byte order, and printed as a number of the host.
+    // An address is in network byte order, but printed as a number of the host.
     let number = |field: Option<&str>| {
         let number = u32::from_str_radix(field?, 16).ok()?;
         Some(Ipv4Addr::from(number.to_ne_bytes()))
@@ -58,7 +58,8 @@ pub(super) fn v6(text: &str) -> Vec<Route> {
 mod tests {
     use super::*;
 
-    /// The text is `cat /proc/net/route` on an amd64 with `ip route add 10.96.0.0/12 dev eth1`.
+    /// The text is the output of `cat /proc/net/route` on an amd64 machine after `ip route add
+    /// 10.96.0.0/12 dev eth1`.
     #[test]
     fn routes_are_read() {
         let text = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\

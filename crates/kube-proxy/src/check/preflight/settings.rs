@@ -1,4 +1,4 @@
-//! Checks kernel settings: their values, the wanted values, and the right to write them.
+//! Checks kernel settings: their current and needed values, and the right to write them.
 
 use modes::sysctl::row::Need;
 use modes::sysctl::setting::Setting;
@@ -7,17 +7,17 @@ use crate::check::finding::{Finding, some};
 
 const NAME: &str = "settings";
 
-/// A setting whose value differs from the wanted one.
+/// A setting whose value differs from the needed one.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) setting: Setting,
     pub(super) need: Need,
-    /// True if this process may write it.
+    /// True if this process may write the setting.
     pub(super) is_writable: bool,
 }
 
-/// Judges the facts. `has_served` is true if this mode has served here before, and so goes on in
-/// any case.
+/// Returns findings about kernel settings. `has_served` is true if this mode has served here
+/// before. Such a mode continues to serve in any case.
 pub(super) fn judge(pending: &[Pending], has_served: bool) -> Vec<Finding> {
     if pending.is_empty() {
         return vec![Finding::ok(NAME, "all are as they are to be")];

@@ -1,4 +1,4 @@
-//! Arguments before they are read as flags.
+//! Processes arguments before they are parsed as flags.
 
 use std::ffi::OsString;
 
@@ -8,14 +8,14 @@ use flags::words::word as word_of;
 
 use crate::config::question::{AnswerOptions, Output, Question};
 
-/// The flag that asks as `plan` does.
+/// Flag with the same effect as the subcommand `plan`.
 const DRY_RUN: &str = "--dry-run";
 
 /// Replaces `_` by `-` in the names of flags.
 pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsString> {
     let mut is_value = false;
     arguments.into_iter().map(move |argument| {
-        // No flag follows `--`.
+        // Arguments after `--` are not flags.
         is_value |= argument == "--";
         if is_value {
             argument
@@ -25,16 +25,16 @@ pub(super) fn normalised(arguments: Vec<OsString>) -> impl Iterator<Item = OsStr
     })
 }
 
-/// The arguments of a question, before the flags are read.
+/// Arguments of a command about a start, before the flags are parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Leading {
-    /// The question in front of the flags.
+    /// The command: a subcommand before the flags, or `--dry-run`.
     pub(super) question: Option<Question>,
-    /// `-o` and `--timeout`, if something is asked.
+    /// Values of `-o` and `--timeout`, if a command is present.
     pub(super) answer: AnswerOptions,
 }
 
-/// An option of an answer.
+/// An option of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AnswerOption {
     Output,
@@ -51,7 +51,7 @@ impl AnswerOption {
     }
 }
 
-/// Splits arguments into the options of an answer, with their values, and all others.
+/// Splits arguments into output options, with their values, and all other arguments.
 fn split_options(
     arguments: impl Iterator<Item = OsString>,
 ) -> (Vec<(AnswerOption, String)>, Vec<OsString>) {
@@ -76,8 +76,8 @@ fn split_options(
     (options, others)
 }
 
-/// Takes the question and the options of its answer out of a command line. A question is one of
-/// the subcommands, or `--dry-run`.
+/// Removes the command and its output options from a command line. A command is a subcommand or
+/// `--dry-run`.
 pub(super) fn take_question(arguments: &mut Vec<OsString>) -> Result<Leading, UnusableFlag> {
     let word = arguments.get(1).and_then(|word| word.to_str());
     let question = word.and_then(Question::of);
@@ -102,13 +102,13 @@ pub(super) fn take_question(arguments: &mut Vec<OsString>) -> Result<Leading, Un
     Ok(Leading { question, answer })
 }
 
-/// Returns true if a command line asks a question, even one with mistakes.
+/// Returns true if a command line has a command about a start. The command line may contain errors.
 pub(super) fn asks(arguments: &[OsString]) -> bool {
     let word = arguments.get(1).and_then(|word| word.to_str());
     word.and_then(Question::of).is_some() || is_dry_run(arguments)
 }
 
-/// Returns true if a question has flags of the daemon.
+/// Returns true if the command has flags of the daemon.
 pub(super) fn has_flags(arguments: &[OsString]) -> bool {
     let (_, others) = split_options(arguments.iter().skip(2).cloned());
     !others.is_empty()
@@ -123,7 +123,8 @@ fn is_dry_run(arguments: &[OsString]) -> bool {
         if value.is_empty() {
             return Some(true);
         }
-        // An invalid value counts as true: the command line then ends as a wrong question does.
+        // An invalid value counts as true: the process then reports the error and ends, as after an
+        // invalid command.
         value
             .strip_prefix('=')
             .map(|value| go::bool(value) != Ok(false))

@@ -1,5 +1,6 @@
-//! Flags of the daemon for a question without flags. In the daemon's container they are those of
-//! process 1. In a shell with the variables of a unit file they are in `KUBE_PROXY_ARGS`.
+//! Finds the daemon's flags for a command without flags, such as `kube-proxy check`. In the
+//! daemon's container, they are the flags of process 1. In a shell with the variables of a unit
+//! file, they are in `KUBE_PROXY_ARGS`.
 
 use std::env;
 use std::ffi::OsString;
@@ -12,32 +13,32 @@ use super::CommandLineError;
 use super::arguments::{has_flags, take_question};
 use crate::config::question::Question;
 
-/// The variable with the flags in the units of distributions.
+/// The variable with the flags in unit files of distributions.
 const VARIABLE: &str = "KUBE_PROXY_ARGS";
 
-/// A command line with flags.
+/// A command line to which the daemon's flags were added.
 #[derive(Debug, PartialEq, Eq)]
 pub struct CompletedArguments {
-    /// The whole command line, the program's name first.
+    /// The whole command line. The first argument is the program's name.
     pub arguments: Vec<OsString>,
-    /// The origin of flags that were not given, for the operator.
+    /// Origin of the added flags, for the operator.
     pub note: Option<String>,
 }
 
-/// Places with the flags of the daemon.
+/// Possible origins of the daemon's flags.
 #[derive(Debug, Default)]
 struct FlagOrigins {
-    /// `KUBE_PROXY_ARGS`.
+    /// Value of `KUBE_PROXY_ARGS`.
     variable: Option<String>,
-    /// The command line of process 1, if that is another process of this program.
+    /// The command line of process 1, if that process runs this program.
     first: Option<Vec<OsString>>,
 }
 
-/// Adds the flags of the daemon to a question without flags.
+/// Adds the flags of the daemon to a command without flags.
 ///
 /// # Errors
 ///
-/// No place has flags: [`CommandLineError::NoFlags`].
+/// No origin has flags: [`CommandLineError::NoFlags`].
 pub fn completed(arguments: Vec<OsString>) -> Result<CompletedArguments, CommandLineError> {
     complete(arguments, || FlagOrigins {
         variable: env::var(VARIABLE).ok(),
@@ -62,7 +63,7 @@ fn complete(
             note: None,
         });
     }
-    // An invalid form is reported first: flags would not make it valid.
+    // An invalid subcommand or option is reported first: flags would not make it valid.
     take_question(&mut arguments.clone())?;
     let FlagOrigins { variable, first } = origins();
     let (flags, note) = match (variable, first) {
@@ -88,13 +89,13 @@ fn complete(
     })
 }
 
-/// Returns true if a command line runs the daemon: it has flags alone.
+/// Returns true if a command line runs the daemon: all its arguments are flags.
 fn is_daemons(line: &[OsString]) -> bool {
     let is_flag = |argument: &OsString| argument.to_string_lossy().starts_with('-');
     line.len() == 1 || line.get(1).is_some_and(is_flag)
 }
 
-/// Returns the command line of process 1, if it runs this program file.
+/// Returns the command line of process 1, if that process runs this program's file.
 fn first(proc: &Path) -> Option<Vec<OsString>> {
     if std::process::id() == 1 {
         return None;

@@ -1,5 +1,5 @@
-//! All of the command line as one tree: the daemon's flags and every subcommand. Help, completions,
-//! man pages and suggestions come from it.
+//! The whole command line as one tree: the daemon's flags and every subcommand. Help, completions,
+//! man pages and suggestions are generated from it.
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};
@@ -10,14 +10,14 @@ use crate::config::question::{Output, Question};
 
 /// Name of the program.
 pub(super) const PROGRAM: &str = "kube-proxy";
-/// Subcommand that prints a script for a shell.
+/// Name of the subcommand that prints a completion script.
 pub(super) const COMPLETION: &str = "completion";
-/// Subcommand that prints the version.
+/// Name of the subcommand that prints the version.
 pub(super) const VERSION: &str = "version";
-/// Argument of `completion`.
+/// Name of the argument of `completion`.
 const SHELL: &str = "shell";
 
-/// Shells with completions.
+/// Shells with completions, by their names.
 const SHELLS: [(&str, Shell); 3] = [
     ("bash", Shell::Bash),
     ("zsh", Shell::Zsh),
@@ -55,7 +55,7 @@ pub fn tree() -> Command {
         .subcommand(Command::new(VERSION).about("Print the version, as --version does"))
 }
 
-/// Returns the completion script that `matches` of the subcommand `completion` asks for.
+/// Returns the completion script that the subcommand `completion` requests in `matches`.
 pub(super) fn completion(matches: &clap::ArgMatches) -> String {
     let name = matches.get_one::<String>(SHELL).map(String::as_str);
     let mut shells = SHELLS.iter();
@@ -66,7 +66,7 @@ pub(super) fn completion(matches: &clap::ArgMatches) -> String {
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// Returns the help of a question, in its long form.
+/// Returns the long help of a command about a start.
 pub(super) fn question_help(question: Question) -> String {
     let mut tree = tree();
     tree.build();

@@ -1,4 +1,4 @@
-//! A command line as Go would print it, for the log and for `/flagz`.
+//! Formats a command line as Go would print it, for the log and for `/flagz`.
 
 use std::ffi::{OsStr, OsString};
 
@@ -17,8 +17,8 @@ pub fn as_typed<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Ve
         .collect()
 }
 
-/// Returns the flags of a valid command line, without their dashes, sorted, with their values as Go
-/// prints them.
+/// Returns the flags of a valid command line, sorted, without their dashes. The values are
+/// formatted as Go prints them.
 pub fn values<A: Into<OsString>>(arguments: impl IntoIterator<Item = A>) -> Vec<(String, String)> {
     let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
     let mut command = Flags::command();

@@ -1,7 +1,7 @@
 //! Watches the configuration file.
 //!
-//! Watches its folder, because a mounted ConfigMap changes by a symbolic link beside the file, and
-//! editors rename files.
+//! The watch covers the file's folder. A mounted ConfigMap changes through a symbolic link next to
+//! the file, and editors rename files.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use tracing::{info, warn};
 use crate::config::Configuration;
 use crate::config::options::Options;
 
-/// Quiet time after a change before the file is read, because one save is several changes.
+/// Delay between a change and reading the file, because one save causes several changes.
 const SETTLE_TIME: Duration = Duration::from_millis(200);
 
-/// Waits until `file` differs from `used`, and returns the new content. A file that cannot be read
-/// or used is logged as a warning, and `used` stays. If the file cannot be watched, logs a warning
-/// and never returns.
+/// Waits until `file` differs from `used`, and returns the new content. If the file is unreadable
+/// or invalid, logs a warning and keeps `used`. If the file cannot be watched, logs a warning and
+/// never returns.
 ///
 /// `reread` reads the file in the same way as for `used`.
 pub async fn changed<E: Display>(
@@ -60,7 +60,7 @@ fn watch(file: &Path, changes: Arc<Notify>) -> notify::Result<notify::Recommende
         .parent()
         .map_or_else(|| PathBuf::from("/"), Path::to_path_buf);
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reading the file is an event as well.
+        // Reading the file also causes an event, which must be ignored.
         if !event.is_ok_and(|event| event.kind.is_access() && !is_written(event.kind)) {
             changes.notify_one();
         }

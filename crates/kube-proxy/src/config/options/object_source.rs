@@ -8,17 +8,17 @@ use flags::gates::{Gates, STREAMED_LISTS};
 use flags::unusable::UnusableFlag;
 use flags::{Flags, PROTOBUF};
 
-/// Requirement for the own Node object.
+/// Requirement for this node's Node object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnNode {
-    /// It must exist.
+    /// The Node must exist.
     Needed,
-    /// It may be missing.
+    /// The Node may be missing.
     Optional,
 }
 
 impl OwnNode {
-    /// Returns the requirement of a source: a folder of manifests need not have a Node.
+    /// Returns the requirement of a source. A folder of manifests need not contain a Node.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Manifests(_) => Self::Optional,
@@ -27,17 +27,17 @@ impl OwnNode {
     }
 }
 
-/// Kinds that a source delivers beside those that every mode needs.
+/// Optional kinds of objects of a source, besides the kinds that every mode needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SideKinds {
-    /// No kind that a start waits for.
+    /// No optional kind that a start waits for.
     Nothing,
-    /// ServiceCIDRs.
+    /// ServiceCIDRs, which a start waits for.
     ServiceCidrs,
 }
 
 impl SideKinds {
-    /// Returns the kinds of a source. A folder of manifests delivers all kinds at once.
+    /// Returns the optional kinds of a source. A folder of manifests delivers all kinds together.
     pub(crate) fn of(source: &Settings) -> Self {
         match source {
             Settings::Api(api) if api.service_cidrs == ServiceCidrs::NotWatched => Self::Nothing,

@@ -15,20 +15,21 @@ use flags::unusable::UnusableFlag;
 pub struct Process {
     /// Name of this node, in lower case.
     pub node_name: String,
-    /// True if the process exits once the privileged work is done.
+    /// True if the process exits after the work that needs privileges.
     pub init_only: bool,
     /// Value for `/proc/self/oom_score_adj`, -1000 to 1000.
     pub oom_score_adj: i16,
-    /// Shortest time between the end of a sync and the start of the next, at most the longest.
+    /// Shortest time between the end of a sync and the start of the next. It does not exceed the
+    /// longest sync period.
     pub min_sync_period: Duration,
     /// Feature gates.
     pub gates: Gates,
-    /// Networks that external and load-balancer addresses of Services must belong to; `None` for
-    /// any.
+    /// Networks that must contain external and load-balancer addresses of Services, or `None` for
+    /// any network.
     pub allowed_external: Option<Vec<IpNet>>,
-    /// File to follow, `--config`.
+    /// Configuration file to follow (`--config`).
     pub configuration_file: Option<PathBuf>,
-    /// File with the configuration that this pod was prepared for, `--prepared-config`.
+    /// File with the configuration for which this pod was prepared (`--prepared-config`).
     pub prepared_configuration: Option<PathBuf>,
 }
 

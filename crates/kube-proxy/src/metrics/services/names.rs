@@ -1,4 +1,4 @@
-//! Finds the Service port behind an address. Used only if single Services are counted.
+//! Finds the Service port behind an address. Used only if the metrics count single Services.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,20 +10,21 @@ use proxy::{
 use service_counters::At;
 use service_counters::places::{Place, is_of_node, places};
 
-/// Service ports by the places where they are served.
+/// Service ports, indexed by the address and port where they are served.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     at: HashMap<Place, Claims>,
     services: HashMap<NamespacedName, Vec<(Place, Arc<Owner>)>>,
-    /// Addresses that serve NodePorts, as far as they are known.
+    /// Addresses that serve NodePorts, for each family where they are known.
     node: HashMap<IpFamily, NodePorts>,
 }
 
-/// Owners that claim one address and port, nearly always one. The first by age and name has it.
+/// Service ports that claim one address and port. Most addresses have only one. The first by age
+/// and name has the address.
 type Claims = Vec<Arc<Owner>>;
 
 impl Names {
-    /// Takes in changed Services.
+    /// Updates the index with changed Services.
     pub(crate) fn note(&mut self, model: &Model, changes: &Changes) {
         for name in &changes.services {
             for (place, owner) in self.services.remove(name).unwrap_or_default() {
@@ -47,7 +48,7 @@ impl Names {
         self.node.insert(family, node_ports.clone());
     }
 
-    /// Returns the Service port at an address; `None` for another program's virtual server.
+    /// Returns the Service port at an address, or `None` for another program's virtual server.
     pub(crate) fn find(&self, at: &At) -> Option<&ServicePortName> {
         let on_node = || {
             let place = Place::NodePort(at.port, at.protocol);

@@ -14,22 +14,23 @@ const DETAILS: [(&str, Detail); 3] = [
 /// Detail of the metrics of single Services.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
-    /// None, and no counter is read or kept for them. Each Service port has several series on each
-    /// node, which takes a large Prometheus on a thousand nodes.
+    /// No metrics, and no counter is read or kept for them. With metrics, each Service port has
+    /// several series on each node, which a thousand nodes multiply into a large Prometheus.
     #[default]
     None,
-    /// Service ports.
+    /// Metrics of Service ports.
     Ports,
-    /// Service ports and their endpoints.
+    /// Metrics of Service ports and their endpoints.
     Endpoints,
 }
 
 /// Options of the metrics of single Services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// Detail.
+    /// Detail of the metrics.
     pub detail: Detail,
-    /// Largest number of Service ports and of endpoints: those with the most connections.
+    /// Largest number of reported Service ports, and of reported endpoints. The entries with the
+    /// most connections are reported.
     pub most: usize,
 }
 

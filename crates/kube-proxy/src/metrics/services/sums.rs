@@ -1,33 +1,33 @@
-//! Sums that never fall. A Service port has counters at each of its addresses. If an address is
-//! removed, or its kernel entry is made again, a plain sum would fall. A scraper would take that
-//! for a restart at 0, and the whole sum for new traffic.
+//! Sums of counters that never fall. A Service port has a counter at each of its addresses. If an
+//! address is removed, or its kernel entry is created again, a plain sum would fall. A scraper
+//! would treat the lower sum as a restart from 0 and count all of it as new traffic.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use service_counters::{At, Count, Listener};
 
-/// Place of a counter.
+/// Address or listening port that has a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
-    /// An address.
+    /// A service address and port.
     At(At),
     /// A listening port of this process.
     Listener(Listener),
 }
 
-/// Sum of the counters at several places.
+/// Sum of the counters of several sources.
 #[derive(Debug, Default)]
 pub(crate) struct Sum {
-    /// Counts at places that are gone, or started again.
+    /// Counts of sources that were removed or restarted.
     past: Count,
     last: HashMap<Source, Count>,
-    /// True if the last read had a count.
+    /// True if the last read found a count.
     is_told: bool,
 }
 
 impl Sum {
-    /// Takes in the counts of all current places.
+    /// Updates the sum with the counts of all current sources.
     pub(crate) fn update(&mut self, counts: &[(Source, Count)]) {
         let counts: HashMap<Source, Count> = counts.iter().copied().collect();
         for (source, last) in &self.last {
@@ -49,13 +49,13 @@ impl Sum {
         self.is_told = true;
     }
 
-    /// Reports whether the sum exceeds the current counts. If so, it must be kept, or the reported
+    /// Reports whether the sum exceeds the current counts. Such a sum must be kept, or the reported
     /// value would fall.
     fn has_past(&self) -> bool {
         self.past != Count::default()
     }
 
-    /// Returns the sum; `None` if the last read had no count.
+    /// Returns the sum, or `None` if the last read found no count.
     pub(crate) fn told(&self) -> Option<Count> {
         self.is_told.then(|| self.count())
     }
@@ -69,8 +69,8 @@ impl Sum {
     }
 }
 
-/// Updates all sums with the current counts. Sums without a current count are kept, but not
-/// reported, if they would fall on their return.
+/// Updates all sums with the current counts. A sum without a current count is not reported. It is
+/// kept if it would otherwise fall when the count returns.
 pub(crate) fn update<K: Clone + Eq + Hash>(
     sums: &mut HashMap<K, Sum>,
     counted: &HashMap<K, Vec<(Source, Count)>>,
@@ -114,7 +114,7 @@ mod tests {
         let mut sum = Sum::default();
         sum.update(&[(at(1), count(10, 1)), (at(2), count(5, 2))]);
         assert_eq!(sum.count(), count(15, 3));
-        // One place is gone, and the other was made again.
+        // One source was removed, and the other was created again.
         sum.update(&[(at(1), count(1, 1))]);
         assert_eq!(sum.count(), count(16, 1));
         sum.update(&[(at(1), count(3, 0)), (at(2), count(1, 1))]);
